@@ -1,0 +1,455 @@
+"""CFL-GP: clients grouped by their gradients on common models (Kim, Kim, de Veciana, ICML 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from fedjax_cluster import clustering, cohorts, parallel, tree
+from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.local import dataset_loss, server_key
+from fedjax_cluster.server import Weighting, init_optimizer, share_layers, truncate, update_clusters
+from fedjax_cluster.types import (
+    ClientData,
+    ClusteredAlgorithm,
+    Cohort,
+    Costs,
+    LocalUpdate,
+    Model,
+    Population,
+    PyTree,
+    RoundInfo,
+    Selection,
+    State,
+)
+
+# Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
+LARGEST_GRAM = 2048
+
+
+class Clients(NamedTuple):
+    weights: Array  # f32[M, K], one-hot
+    present: Array  # bool[M]
+    profile: Array  # f32[M, K, d̂]: block k is the running mean of the client's updates at model k
+    updates: Array  # i32[M, K]: earlier updates of each block
+
+
+class Server(NamedTuple):
+    optimizer: PyTree
+    grams: Array  # f32[K, M, M]: inner products of each block over clients; [K, 0, 0] for many clients
+    block: Array  # i32[], the model to query in the next clustering round
+    unchanged: Array  # i32[], rounds since the assignment last changed
+    stopped: Array  # bool[], clustering has ended for good
+    coordinates: Array  # i32[d̂], random coordinates of the profile; empty for all
+
+
+def cfl_gp(
+    model: Model,
+    *,
+    clusters: int | Literal["auto"],
+    local: LocalUpdate,
+    server: optax.GradientTransformation | None = None,
+    every: int = 2,
+    beta: float | Literal["mean"] = "mean",
+    cluster_until: int | None = None,
+    stop_after: int | None = None,
+    compression: float = 1.0,
+    profile_layers: Sequence[str] = (),
+    decimals: int | None = None,
+    shared_layers: Sequence[str] = (),
+    weighting: Weighting = "uniform",
+    participation: float = 1.0,
+    cluster_cohort: bool = False,
+    max_clusters: int = 8,
+    pilot_rounds: int = 20,
+) -> ClusteredAlgorithm:
+    """Clustered federated learning by gradient-based partitioning (Algorithms 1, 4 and 5).
+
+    Every P-th round one model k̃ (round robin) is queried by all clients: g_{c,k̃} ← (1−β) g_{c,k̃} + β Δθ_c(θ_k̃);
+    the profiles [g_{c,1} … g_{c,K}] are projected on their top-K left singular vectors, grouped by k-means, and
+    the groups named for the largest overlap with the old ones.
+
+    Args:
+      model: what is trained.
+      clusters: K, or "auto": estimated from the profiles of a pilot of `pilot_rounds` rounds with `max_clusters`
+        models (App. G).
+      local: `sgd(1.0, batch_size=b, steps=1)` with `server=optax.sgd(γ)` is gradient averaging (Algorithm 1); more
+        steps are model averaging (Algorithm 4).
+      server: any optax transformation of minus the mean change; None is plain averaging.
+      every: P; clustering happens in rounds t with t mod P = 1 mod P.
+      beta: "mean" for the cumulative mean, β = 1/(earlier updates of the block + 1); or a constant (1.0 is the
+        ablation of F.1).
+      cluster_until: T_cl; no clustering from this round on.
+      stop_after: clustering ends for good once the assignment has not changed for this many rounds.
+      compression: d/d̂; above 1 the profile keeps d̂ random coordinates, drawn once (App. E.1).
+      profile_layers: parameter paths that the profile is made of, such as `["output"]` (App. E.2).
+      decimals: digits after the decimal point that a client sends (App. E.1, Table 7).
+      shared_layers: parameter paths averaged over all clients after every update (F.6, F.7).
+      weighting: "uniform" as in the paper's code, or "examples".
+      participation: share of the clients in a round; clustering rounds take everybody all the same, unless
+      cluster_cohort: only the cohort is embedded and clustered, the others keep their cluster.
+      max_clusters: number of models of the pilot.
+      pilot_rounds: length of the pilot.
+
+    Returns:
+      A ClusteredAlgorithm.
+
+    Raises:
+      ValueError: a parameter out of range.
+    """
+    _check(clusters, every, beta, compression, decimals, stop_after, max_clusters, pilot_rounds)
+    cohorts.cohort_size(participation, 1)
+    optimizer = optax.sgd(1.0) if server is None else server
+
+    # ------------------------------------------------------------------------------------- init
+
+    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        if clusters != "auto":
+            return init_with(rng_key, population, clusters), averaging.initial_info(clusters)
+        pilot_key = jax.random.fold_in(rng_key, 1)
+        most = min(max_clusters, int(averaging.present_clients(population).sum()))
+        state = init_with(rng_key, population, most)
+        costs = Costs()
+        advance = jax.jit(step)
+        for number in range(pilot_rounds):
+            cohort = parallel.everyone(population)
+            state, info = advance(jax.random.fold_in(pilot_key, number), state, cohort)
+            costs = jax.tree.map(jnp.add, costs, info.costs)
+        found = estimate_clusters(pilot_key, state, most).num_clusters
+        return init_with(rng_key, population, found), averaging.initial_info(found, costs)
+
+    def init_with(rng_key: Array, population: Population, num_clusters: int) -> State:
+        averaging.check_clusters(num_clusters, population)
+        models = averaging.init_clusters(rng_key, model, population.info, num_clusters)
+        models = averaging.tie_layers(models, shared_layers)
+        present = averaging.present_clients(population)
+        assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
+        coordinates = draw_coordinates(coordinate_key, models.params)
+        width = len(coordinates) or profile_size(models.params)
+        capacity, side = len(present), len(present) if len(present) <= LARGEST_GRAM else 0
+        clients = Clients(
+            averaging.one_hot(equal_groups(assignment_key, present, num_clusters), num_clusters),
+            present,
+            jnp.zeros((capacity, num_clusters, width)),
+            jnp.zeros((capacity, num_clusters), jnp.int32),
+        )
+        own = Server(
+            optimizer=init_optimizer(optimizer, models),
+            grams=jnp.zeros((num_clusters, side, side)),
+            block=jnp.zeros((), jnp.int32),
+            unchanged=jnp.zeros((), jnp.int32),
+            stopped=jnp.asarray(False),
+            coordinates=coordinates,
+        )
+        return State(models, clients, own, jnp.zeros((), jnp.int32))
+
+    def profile_leaves(params: PyTree) -> list:
+        chosen = tree.match(params, profile_layers) if profile_layers else jax.tree.map(lambda _: True, params)
+        return [leaf for leaf, pick in zip(jax.tree.leaves(params), jax.tree.leaves(chosen), strict=True) if pick]
+
+    def profile_size(stacked_params: PyTree) -> int:
+        return tree.size(profile_leaves(stacked_params)) // len(jax.tree.leaves(stacked_params)[0])
+
+    def draw_coordinates(rng_key: Array, stacked_params: PyTree) -> Array:
+        size = profile_size(stacked_params)
+        kept = max(1, round(size / compression))
+        if kept >= size:
+            return jnp.zeros(0, jnp.int32)
+        return jnp.sort(jax.random.choice(rng_key, size, (kept,), replace=False)).astype(jnp.int32)
+
+    # ------------------------------------------------------------------------------------- rounds
+
+    def clustering_round(state: State) -> Array:
+        due = state.round % every == 1 % every
+        if cluster_until is not None:
+            due = due & (state.round < cluster_until)
+        return due & ~state.server.stopped
+
+    def select(rng_key: Array, state: State) -> Selection:
+        present = state.clients.present
+        if participation == 1 or cluster_cohort:
+            return cohorts.uniform(rng_key, present, participation)
+        part = cohorts.uniform(rng_key, present, participation)
+        mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
+        return cohorts.in_place(jnp.where(clustering_round(state), present, mask))
+
+    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        num_clusters = state.clusters.active.shape[0]
+        due = clustering_round(state)
+        carry = (state, averaging.initial_info(num_clusters))
+        carry = parallel.run_if(due, lambda carry: cluster_and_train(rng_key, carry[0], cohort), carry)
+        state, info = parallel.run_if(~due, lambda carry: train(rng_key, carry[0], cohort), carry)
+        own = state.server
+        clustered = jnp.any(state.clients.updates > 0)
+        unchanged = jnp.where((info.num_changed > 0) | ~clustered, 0, own.unchanged + 1)
+        stopped = own.stopped if stop_after is None else own.stopped | (unchanged >= stop_after)
+        own = own._replace(unchanged=unchanged, stopped=stopped)
+        return state._replace(server=own, round=state.round + 1), info
+
+    def train_one(rng_key: Array, state: State, slot: Array, client: parallel.Client):
+        result = averaging.train_client(rng_key, local, model, state.clusters, slot, client)
+        return result._replace(delta=truncate(result.delta, decimals))
+
+    def update_models(state: State, reduced: parallel.Reduced) -> State:
+        models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, reduced)
+        if shared_layers:
+            models = share_layers(models, shared_layers, reduced.count)
+        return state._replace(clusters=models, server=state.server._replace(optimizer=optimizer_state))
+
+    def train(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        num_clusters = state.clusters.active.shape[0]
+        slot = slots(state, cohort)
+        mapped = parallel.for_each_client(
+            lambda client, slot: (slot, train_one(rng_key, state, slot, client)),
+            cohort,
+            slot,
+            num_slots=num_clusters,
+            reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
+            collect=lambda output: averaging.report(output[1]),
+        )
+        participants = jnp.sum(cohort.mask.astype(jnp.float32))
+        steps = jnp.sum(mapped.collected.num_steps.astype(jnp.float32))
+        info = averaging.round_info(
+            slot,
+            mapped.collected,
+            cohort.mask,
+            mapped.accepted,
+            num_clusters,
+            jnp.zeros((), jnp.int32),
+            Costs(participants, participants, steps),
+        )
+        return update_models(state, mapped.reduced), info
+
+    def cluster_and_train(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        num_clusters = state.clusters.active.shape[0]
+        block = state.server.block
+        slot = slots(state, cohort)
+
+        def client_round(client: parallel.Client, slot: Array):
+            own = train_one(rng_key, state, slot, client)
+            # Members of the queried cluster have computed this very update already.
+            queried = lax.cond(slot == block, lambda: own.delta, lambda: train_one(rng_key, state, block, client).delta)
+            return slot, own, compress(queried, state.server.coordinates)
+
+        mapped = parallel.for_each_client(
+            client_round,
+            cohort,
+            slot,
+            num_slots=num_clusters,
+            reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
+            collect=lambda output: (averaging.report(output[1]), output[2]),
+        )
+        reports, columns = mapped.collected
+        clients, grams = fold_in_block(state, cohort, columns, mapped.accepted)
+        old = averaging.labels(clients.weights)
+        clustered = clients.present
+        if cluster_cohort:
+            ones = jnp.ones_like(cohort.mask)
+            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
+        new = cluster_clients(server_key(rng_key), clients, grams, clustered, old)
+        changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
+
+        participants = jnp.sum(cohort.mask.astype(jnp.float32))
+        others = cohort.mask & (slot != block)
+        steps = reports.num_steps.astype(jnp.float32)
+        extra = jnp.sum(others.astype(jnp.float32))
+        share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
+        info = averaging.round_info(
+            slot,
+            reports,
+            cohort.mask,
+            mapped.accepted,
+            num_clusters,
+            changed,
+            Costs(
+                models_down=participants + extra,
+                models_up=participants + share * extra,
+                gradient_evaluations=jnp.sum(steps) + jnp.sum(jnp.where(others, steps, 0.0)),
+            ),
+        )
+        state = update_models(state, mapped.reduced)
+        own = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
+        clients = clients._replace(weights=averaging.one_hot(new, num_clusters))
+        return state._replace(clients=clients, server=own), info
+
+    def slots(state: State, cohort: Cohort) -> Array:
+        own = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
+        return jnp.maximum(own, 0)
+
+    def compress(delta: PyTree, coordinates: Array) -> Array:
+        vector = tree.ravel(profile_leaves(delta))
+        return vector[coordinates] if len(coordinates) else vector
+
+    def fold_in_block(state: State, cohort: Cohort, columns: Array, accepted: Array) -> tuple[Clients, Array]:
+        """Updates block k̃ of the cohort's profiles, and its Gram matrix."""
+        clients, own = state.clients, state.server
+        block = own.block
+        # Indexing with a traced number would be a gather and a scatter, row by row; the block is one slice.
+        profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
+        old = parallel.gather_rows(cohort, profile)
+        earlier = parallel.gather_rows(cohort, clients.updates[:, block])
+        rate = 1 / (earlier + 1).astype(jnp.float32) if beta == "mean" else jnp.full(earlier.shape, beta)
+        # A client's very first update fills its block; there is nothing to keep of an empty one.
+        rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
+        new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
+        rows = parallel.scatter_rows(cohort, profile, new)
+        updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
+        clients = clients._replace(
+            profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
+            updates=clients.updates.at[:, block].set(updates),
+        )
+        grams = own.grams
+        if grams.shape[1]:
+            grams = grams.at[block].set(parallel.gram(rows, cohort.mapping))
+        return clients, grams
+
+    def cluster_clients(rng_key: Array, clients: Clients, grams: Array, mask: Array, old: Array) -> Array:
+        num_clusters = clients.weights.shape[1]
+        embed_key, kmeans_key = jax.random.split(rng_key)
+        features, _ = embed(embed_key, clients, grams, mask, num_clusters)
+        found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+        named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+        return jnp.where(mask, named, old)
+
+    # ------------------------------------------------------------------------------------- newcomers
+
+    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
+        # Without a profile the newcomer starts where the least training loss is; the next clustering decides.
+        slot, _ = averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client))
+        num_clusters, width = state.clients.profile.shape[1:]
+        row = Clients(
+            averaging.one_hot(slot, num_clusters),
+            jnp.asarray(True),
+            jnp.zeros((num_clusters, width)),
+            jnp.zeros(num_clusters, jnp.int32),
+        )
+        own = state.server._replace(unchanged=jnp.zeros((), jnp.int32), stopped=jnp.asarray(False))
+        return state._replace(clients=tree.scatter(state.clients, index, row), server=own)
+
+    config: dict[str, Any] = averaging.describe(
+        local,
+        clusters=clusters,
+        every=every,
+        beta=beta,
+        cluster_until=cluster_until,
+        stop_after=stop_after,
+        compression=compression,
+        profile_layers=list(profile_layers),
+        decimals=decimals,
+        shared_layers=list(shared_layers),
+        weighting=weighting,
+        participation=participation,
+        cluster_cohort=cluster_cohort,
+        max_clusters=max_clusters if clusters == "auto" else None,
+        pilot_rounds=pilot_rounds if clusters == "auto" else None,
+    )
+    return ClusteredAlgorithm("cfl_gp", config, model, init, select, step, averaging.personalize_by_label, admit)
+
+
+def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
+    """i32[M]: a random division of the present clients into groups of equal size; −1 for the absent."""
+    score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
+    rank = jnp.argsort(jnp.argsort(score)).astype(jnp.int32)
+    return jnp.where(present, rank % num_groups, -1)
+
+
+def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
+    """Projects the profiles on their top singular vectors: g'_c = Uᵀ g_c.
+
+    The Gram matrix of the profiles is the sum of the blocks'; its eigenpairs (λ, V) give the features V·√λ.
+
+    Args:
+      rng_key: starts the subspace iteration that replaces the Gram matrix for many clients.
+      clients: profiles and their numbers of updates.
+      grams: f32[K, M, M], or [K, 0, 0].
+      mask: bool[M], clients to embed.
+      rank: number of singular vectors.
+
+    Returns:
+      (features f32[M, rank], singular values f32[rank]).
+    """
+    filled = (clients.updates > 0) & mask[:, None]  # [M, K]
+    share = filled.astype(jnp.float32)
+    share = share / jnp.maximum(share.sum(0, keepdims=True), 1.0)
+    if grams.shape[1]:
+        # A block that a client never filled takes the mean of those who did: zero would set it apart from them.
+        def impute(gram: Array, filled: Array, share: Array) -> Array:
+            weights = jnp.where(filled[:, None], jnp.eye(len(filled)), share[None, :])
+            return jnp.linalg.multi_dot([weights, gram, weights.T], precision="highest")
+
+        gram = lax.cond(
+            jnp.all(filled | ~jnp.any(filled, 0, keepdims=True) | ~mask[:, None]),
+            lambda: grams.sum(0),
+            lambda: jax.vmap(impute)(grams, filled.T, share.T).sum(0),
+        )
+        return clustering.embed_gram(gram, rank, mask=mask)
+    mean = jnp.einsum("mk,mkd->kd", share, clients.profile, precision="highest")
+    profile = jnp.where(filled[:, :, None], clients.profile, mean[None])
+    return clustering.subspace_embedding(rng_key, profile.reshape(len(mask), -1), rank, mask=mask)
+
+
+class Estimate(NamedTuple):
+    """An estimate of the number of clusters, and the ranks it came from."""
+
+    num_clusters: int
+    candidates: tuple[int, int]  # ranks before the largest gap of the singular values, and the largest beyond it
+    singular_values: np.ndarray
+
+
+def estimate_clusters(
+    rng_key: Array, state: State, max_clusters: int, method: Literal["gap", "elbow", "silhouette"] = "silhouette"
+) -> Estimate:
+    """Estimates K from the profiles (App. G): the largest singular-value gap gives s, features in s dimensions give K.
+
+    Args:
+      rng_key: starts k-means.
+      state: a CFL-GP state after some clustering rounds.
+      max_clusters: largest K considered.
+      method: how K is read off the features, see `clustering.estimate_num_clusters`.
+    """
+    state = _fetched(state)
+    present = np.asarray(state.clients.present)
+    rank = min(int(present.sum()), 2 * max_clusters)
+    features, values = client_features(state, rank)
+    first = int(clustering.largest_gaps(values, 1)[0])
+    # To keep more directions than the first gap does, one looks beyond it.
+    second = first + int(clustering.largest_gaps(values[first:], 1)[0])
+    chosen = jnp.asarray(np.asarray(features)[present][:, :first])
+    found = clustering.estimate_num_clusters(rng_key, chosen, min(max_clusters, len(chosen)), method=method)
+    return Estimate(found, (first, second), np.asarray(values))
+
+
+def client_features(state: State, rank: int) -> tuple[Array, Array]:
+    """The clients' features [M, rank] and singular values [rank] of a CFL-GP state, for pictures."""
+    state = _fetched(state)
+    return embed(jax.random.key(0), state.clients, state.server.grams, state.clients.present, rank)
+
+
+def _fetched(state: State) -> State:
+    """The parts that an embedding needs, on one device (see `averaging.present_clients`)."""
+    clients, grams = state.clients, state.server.grams
+    if grams.shape[1]:
+        # The Gram matrices stand for the profiles, which are large.
+        clients = clients._replace(profile=jnp.zeros((len(clients.present), 0, 0)))
+    clients, grams = jax.tree.map(jnp.asarray, jax.device_get((clients, grams)))
+    return state._replace(clients=clients, server=state.server._replace(grams=grams))
+
+
+def _check(clusters, every, beta, compression, decimals, stop_after, max_clusters, pilot_rounds) -> None:
+    if clusters != "auto" and (not isinstance(clusters, int) or clusters < 1):
+        raise ValueError(f"clusters is {clusters!r}; it must be a number, 1 or more, or 'auto'")
+    smallest = {"every": (every, 1), "max_clusters": (max_clusters, 2), "pilot_rounds": (pilot_rounds, 2)}
+    smallest["stop_after"] = (1 if stop_after is None else stop_after, 1)
+    smallest["decimals"] = (0 if decimals is None else decimals, 0)
+    smallest["compression"] = (compression, 1)
+    for name, (value, least) in smallest.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if beta != "mean" and not 0 < beta <= 1:
+        raise ValueError(f"beta is {beta!r}; it must be 'mean' or a number above 0 and up to 1")

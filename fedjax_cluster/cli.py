@@ -1,0 +1,177 @@
+"""The command line: `fedjax-cluster COMMAND`."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+PROG = "fedjax-cluster"
+USAGE = f"""usage: {PROG} COMMAND [...]
+
+commands:
+  run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
+  compare METHOD... [flags]   several methods, over seeds, on the same federations
+  resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
+  reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
+  list                        methods, scenarios, data sets, models and recipes
+
+`{PROG} COMMAND --help` lists a command's flags."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0 done, 2 a user's mistake, 130 interrupted, 1 anything else."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
+    try:
+        _prepare_jax()
+        command(arguments[1:])
+    except ValueError as error:
+        return _mistake(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _mistake(message: str) -> int:
+    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _prepare_jax() -> None:
+    """One CPU device per core, before JAX starts."""
+    from fedjax_cluster import parallel
+
+    parallel.use_all_cores()
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+
+def _run(arguments: list[str]) -> None:
+    from fedjax_cluster.experiments import flags, runs
+
+    method, rest = _leading_names(arguments, at_most=1)
+    config, own = flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
+    run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
+    result = runs.run(config, run_dir=run_dir)
+    _show(result, run_dir)
+
+
+def _resume(arguments: list[str]) -> None:
+    from fedjax_cluster.experiments import flags, runs
+
+    names, rest = _leading_names(arguments, at_most=1)
+    if not names and "--help" not in rest and "-h" not in rest:
+        raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
+    own = flags.parse_fields(ResumeFlags, rest, f"{PROG} resume RUN_DIR", "Takes up an interrupted run.")
+    result = runs.resume(names[0], own.rounds)
+    _show(result, pathlib.Path(names[0]))
+
+
+def _compare(arguments: list[str]) -> None:
+    from fedjax_cluster.experiments import flags, runs
+    from fedjax_cluster.report import plots, tables
+
+    methods, rest = _leading_names(arguments)
+    if "--help" in rest or "-h" in rest:
+        methods = methods or ["cfl-gp"]
+    configs, own = flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
+    if own["seeds"] < 1:
+        raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
+    directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
+    first = next(iter(configs.values())).seed
+    outcomes = runs.compare(configs, seeds=range(first, first + own["seeds"]), run_dir=directory, done=_announce)
+    table = tables.comparison_table(outcomes)
+    table.print()
+    table.write(directory / "comparison.md", directory / "comparison.csv")
+    figure = plots.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
+    plots.save(figure, directory / "learning_curves.png")
+    print(f"left in {directory}")
+
+
+def _reproduce(arguments: list[str]) -> None:
+    from fedjax_cluster.experiments import flags, recipes
+
+    names, rest = _leading_names(arguments, at_most=1)
+    own = flags.parse_fields(ReproduceFlags, rest, f"{PROG} reproduce RECIPE", recipes.overview())
+    if not names:
+        raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(recipes.RECIPES)}")
+    directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
+    recipes.reproduce(names[0], quick=own.quick, seeds=own.seeds, directory=directory)
+
+
+def _list(arguments: list[str]) -> None:
+    from fedjax_cluster.report import catalogue
+
+    if arguments:
+        raise ValueError(f"list takes no arguments, but got {' '.join(arguments)}")
+    catalogue.show()
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "run": _run,
+    "compare": _compare,
+    "resume": _resume,
+    "reproduce": _reproduce,
+    "list": _list,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeFlags:
+    rounds: int | None = None
+    """communication rounds in all; more than the run had extends it"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceFlags:
+    quick: bool = False
+    """a smaller version, in a minute or two"""
+    seeds: int | None = None
+    """runs per cell (default: the recipe's)"""
+    run_dir: str | None = None
+    """where to leave the runs, table and figure (default: runs/RECIPE)"""
+
+
+def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[list[str], list[str]]:
+    """The words before the first flag, and the rest."""
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    if at_most is not None and count > at_most:
+        raise ValueError(f"unexpected {arguments[at_most]!r}; flags start with --")
+    return arguments[:count], arguments[count:]
+
+
+def _new_directory(name: str) -> pathlib.Path:
+    """runs/NAME, or runs/NAME-2 and so on where there is one already."""
+    base = pathlib.Path("runs") / name.replace("_", "-")
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def _show(result: Any, run_dir: pathlib.Path) -> None:
+    from fedjax_cluster.report import run_page, tables
+
+    run_page.write_plots(run_dir, result)
+    tables.summary_table(result.summary, run_dir).print()
+
+
+def _announce(label: str, seed: int, result: Any) -> None:
+    accuracy, agreement = result.summary["accuracy"], result.summary["adjusted_rand_index"]
+    figure = f"test loss {result.summary['test_loss']:.4f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+    print(f"{label} seed {seed}: {figure}, ARI {agreement:.2f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Clustering: arrays in, arrays out."""
+
+from fedjax_cluster.clustering import scores
+from fedjax_cluster.clustering.bipartition import (
+    Bipartition,
+    cross_similarity_bound,
+    largest_safe_noise,
+    noise_alignment,
+    optimal_bipartition,
+    separation_gap,
+)
+from fedjax_cluster.clustering.interactions import gaussian_rewards, interaction_affinity, update_interactions
+from fedjax_cluster.clustering.kmeans import KMeans, kmeans
+from fedjax_cluster.clustering.linkage import Dendrogram, agglomerative, cut_dendrogram, dendrogram
+from fedjax_cluster.clustering.matching import match_labels
+from fedjax_cluster.clustering.model_selection import elbow, estimate_num_clusters, largest_gaps
+from fedjax_cluster.clustering.similarity import block_gram, cosine_from_gram, cosine_similarity
+from fedjax_cluster.clustering.spectral import (
+    Embedding,
+    embed_gram,
+    profile_embedding,
+    spectral_clustering,
+    subspace_embedding,
+)
+from fedjax_cluster.clustering.subspaces import (
+    classwise_angles,
+    data_dissimilarity,
+    gradient_angles,
+    principal_vectors,
+    proximity,
+)
+
+__all__ = [
+    "Bipartition",
+    "Dendrogram",
+    "Embedding",
+    "KMeans",
+    "agglomerative",
+    "block_gram",
+    "classwise_angles",
+    "cosine_from_gram",
+    "cosine_similarity",
+    "cross_similarity_bound",
+    "cut_dendrogram",
+    "data_dissimilarity",
+    "dendrogram",
+    "elbow",
+    "embed_gram",
+    "estimate_num_clusters",
+    "gaussian_rewards",
+    "gradient_angles",
+    "interaction_affinity",
+    "kmeans",
+    "largest_gaps",
+    "largest_safe_noise",
+    "match_labels",
+    "noise_alignment",
+    "optimal_bipartition",
+    "principal_vectors",
+    "profile_embedding",
+    "proximity",
+    "scores",
+    "separation_gap",
+    "spectral_clustering",
+    "subspace_embedding",
+    "update_interactions",
+]

@@ -1,0 +1,162 @@
+"""What the clustering functions ask of their input; shapes always, values where they are known.
+
+Inside `jit` the values of an array are unknown, so only its shape is checked there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+
+_HOST_SIZE = 2**22  # numbers
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """True where the values of all arrays can be looked at from Python."""
+    return all(not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True) for array in arrays)
+
+
+def floats(array: Any, name: str, *ndims: int) -> Array:
+    """`array` as float32 with one of the given numbers of axes."""
+    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    if array.ndim not in ndims:
+        wanted = " or ".join(str(ndim) for ndim in ndims)
+        raise ValueError(f"{name} has shape {array.shape}; it must have {wanted} axes: reshape it.")
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise ValueError(f"{name} has dtype {array.dtype}; it must hold real numbers: convert it to float32.")
+    return jnp.asarray(array.astype(np.float32))
+
+
+def square(array: Any, name: str) -> Array:
+    """`array` as a float32 matrix [M, M]."""
+    array = floats(array, name, 2)
+    if array.shape[0] != array.shape[1]:
+        raise ValueError(f"{name} has shape {array.shape}; it must be square: one row and column per client.")
+    if array.shape[0] == 0:
+        raise ValueError(f"{name} is empty; there must be at least one client.")
+    return array
+
+
+def labels(array: Any, name: str, length: int | None = None) -> Array:
+    """`array` as i32[M] labels; -1 stands for a client without one."""
+    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    if array.ndim != 1 or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} has shape {array.shape} and dtype {array.dtype}; labels are integers of shape [M]: "
+            "give one label per client."
+        )
+    if length is not None and array.shape[0] != length:
+        raise ValueError(f"{name} has {array.shape[0]} labels for {length} clients: give one per client.")
+    return jnp.asarray(array.astype(np.int32))
+
+
+def client_mask(mask: Any, length: int) -> Array:
+    """`mask` as bool[M]; None means every client."""
+    if mask is None:
+        return jnp.asarray(np.ones(length, bool))
+    mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    if mask.shape != (length,) or mask.dtype != bool:
+        raise ValueError(
+            f"mask has shape {mask.shape} and dtype {mask.dtype}; it must be bool of shape ({length},): "
+            "True for each client that counts."
+        )
+    return jnp.asarray(mask)
+
+
+def labelled(mask: Array, labels: Array) -> Array:
+    """bool[M]: clients that count and have a label."""
+    if is_concrete(mask, labels):
+        return jnp.asarray(np.asarray(mask) & (np.asarray(labels) >= 0))
+    return mask & (labels >= 0)
+
+
+def holds(condition: Callable[..., Any], *arrays: Any) -> bool:
+    """Whether a condition on arrays is met, True where it cannot be known yet.
+
+    Small arrays are looked at in NumPy, which compiles nothing; large ones stay on their device.
+    """
+    if not is_concrete(*arrays):
+        return True
+    if sum(array.size for array in arrays) <= _HOST_SIZE:
+        arrays = tuple(map(np.asarray, arrays))
+    return bool(condition(*arrays))
+
+
+def finite(array: Array, name: str, mask: Array | None = None) -> None:
+    """Raises where a row of a client that counts holds NaN or infinity."""
+    if mask is None:
+        mask = client_mask(None, array.shape[0])
+    if not holds(_rows_are_finite, array, mask):
+        raise ValueError(
+            f"{name} holds NaN or infinite values in the rows of clients that count; distances to them "
+            "do not exist: leave those clients out with mask, or repair the values."
+        )
+
+
+def _rows_are_finite(array: Any, mask: Any) -> Any:
+    xp = jnp if isinstance(array, jax.Array) else np
+    return (xp.isfinite(array).all(axis=tuple(range(1, array.ndim))) | ~mask).all()
+
+
+def finite_matrix(matrix: Array, name: str, mask: Array) -> None:
+    """Raises where an entry between two clients that count is NaN or infinite."""
+    if not holds(_entries_are_finite, matrix, mask):
+        raise ValueError(
+            f"{name} holds NaN or infinite values between clients that count: leave those clients out with "
+            "mask, or repair the values."
+        )
+
+
+def _entries_are_finite(matrix: Any, mask: Any) -> Any:
+    xp = jnp if isinstance(matrix, jax.Array) else np
+    return (xp.isfinite(matrix) | ~mask[:, None] | ~mask[None, :]).all()
+
+
+def symmetric_matrix(matrix: Array, name: str, mask: Array) -> None:
+    """Raises where entries ij and ji of clients that count differ by more than rounding."""
+    if not holds(_is_symmetric, matrix, mask):
+        raise ValueError(f"{name} is not symmetric: average it with its transpose, or pass another matrix.")
+
+
+def _is_symmetric(matrix: Any, mask: Any) -> Any:
+    xp = jnp if isinstance(matrix, jax.Array) else np
+    known = xp.where(mask[:, None] & mask[None, :], matrix, xp.float32(0.0))
+    return (xp.abs(known - known.T) <= 1e-4 * xp.abs(known).max(initial=0.0)).all()
+
+
+def count(value: Any, name: str, minimum: int = 1) -> int:
+    """`value` as a Python int of at least `minimum`; it decides a shape, so it cannot be traced."""
+    try:
+        number = operator.index(value)
+    except (TypeError, jax.errors.ConcretizationTypeError) as error:
+        raise ValueError(
+            f"{name} is {value!r}; it decides a shape, so it must be a Python int: under jit make it static."
+        ) from error
+    if number < minimum:
+        raise ValueError(f"{name} is {number}; it must be at least {minimum}.")
+    return number
+
+
+def num_clusters(k: Any, mask: Array, name: str = "k") -> int:
+    """`k` as a Python int with 1 <= k <= clients that count."""
+    number = count(k, name)
+    valid = int(np.asarray(mask).sum()) if is_concrete(mask) else mask.shape[0]
+    if number > valid:
+        raise ValueError(
+            f"{name} is {number}, but only {valid} clients count; a cluster would stay empty: "
+            f"ask for at most {valid} clusters."
+        )
+    return number
+
+
+def choice(value: Any, name: str, allowed: tuple[str, ...]) -> None:
+    """Raises where `value` is none of the allowed names."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")

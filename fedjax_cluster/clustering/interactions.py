@@ -1,0 +1,179 @@
+"""Interactions of clients from their losses: rewards, the interaction matrix, and its affinity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+
+
+def gaussian_rewards(losses: Any, mask: Any = None) -> Array:
+    r"""How near each client's losses lie to the cohort's, on average over the local steps.
+
+    .. math:: \omega_k = \frac{1}{S} \sum_s \exp\!\Big( -\frac{(l_k^s - m^s)^2}{2 (\sigma^s)^2} \Big)
+
+    with the cohort's mean m^s and (n-1)-variance (σ^s)² at each step. Equal losses, and a single client, give
+    reward 1.
+
+    Args:
+        losses: f32[C, S], the loss of each client at each local step.
+        mask: bool[C], clients that take part, or bool[C, S], steps that each client took; None means all.
+
+    Returns:
+        f32[C] in (0, 1]; 0 for clients without a step.
+
+    Raises:
+        ValueError: wrong shapes, or non-finite losses that count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [round(float(reward), 4) for reward in gaussian_rewards(jnp.array([[1.0], [2.0], [3.0]]))]
+        [0.6065, 1.0, 0.6065]
+
+    References:
+        FedGWC, Section 4.1, Eq. 1.
+    """
+    losses = checks.floats(losses, "losses", 2)
+    mask = jnp.asarray(np.ones(losses.shape, bool) if mask is None else mask)
+    if mask.shape == losses.shape[:1]:
+        mask = jnp.broadcast_to(mask[:, None], losses.shape)
+    if mask.shape != losses.shape or mask.dtype != bool:
+        raise ValueError(
+            f"mask has shape {mask.shape} and dtype {mask.dtype}; losses of shape {losses.shape} need a bool "
+            "per client or per client and step."
+        )
+    if not checks.holds(lambda losses, mask: ((abs(losses) < float("inf")) | ~mask).all(), losses, mask):
+        raise ValueError("losses that count are NaN or infinite: leave those clients out with mask.")
+    return _gaussian_rewards(losses, mask)
+
+
+@jax.jit
+def _gaussian_rewards(losses: Array, mask: Array) -> Array:
+    # Measured from the least loss, equal losses are exactly 0, and so is their variance.
+    least = jnp.where(mask, losses, jnp.inf).min(axis=0)
+    losses = jnp.where(mask, losses - least[None, :], 0.0)
+    number = mask.sum(axis=0).astype(jnp.float32)
+    mean = losses.sum(axis=0) / jnp.maximum(number, 1.0)
+    squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)
+    variance = squared.sum(axis=0) / jnp.maximum(number - 1.0, 1.0)
+    spread = jnp.where(variance > 0.0, variance, 1.0)
+    reward = jnp.where(mask, jnp.exp(-0.5 * squared / spread[None, :]), 0.0)
+    return reward.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1).astype(jnp.float32)
+
+
+def update_interactions(interactions: Any, rewards: Any, index: Any, mask: Any, rate: Any) -> Array:
+    r"""Moves the interactions of a cohort's pairs towards its rewards.
+
+    .. math:: P_{kj} \leftarrow (1 - \alpha) P_{kj} + \alpha\, \omega_k \quad\text{for } k, j
+              \text{ both in the cohort}
+
+    Args:
+        interactions: f32[M, M], P.
+        rewards: f32[C], ω of the cohort's clients.
+        index: i32[C], which clients these are, each once; M (or any index outside 0..M-1) is padding.
+        mask: bool[C], clients of the cohort that count; None means all.
+        rate: α in [0, 1], f32[] or, for a rate per pair, f32[C, C].
+
+    Returns:
+        f32[M, M], the new P; entries of pairs that did not meet are unchanged.
+
+    Raises:
+        ValueError: shapes that do not fit, a rate outside [0, 1], or non-finite rewards that count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rewards, index = jnp.array([1.0, 0.5]), jnp.array([2, 0])
+        >>> update_interactions(jnp.zeros((3, 3)), rewards, index, None, 0.5).tolist()
+        [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]]
+
+    References:
+        FedGWC, Section 4.2, Eq. 3.
+    """
+    interactions = checks.square(interactions, "interactions")
+    rewards = checks.floats(rewards, "rewards", 1)
+    index = checks.labels(index, "index", rewards.shape[0])
+    mask = checks.client_mask(mask, rewards.shape[0])
+    rate = checks.floats(rate, "rate", 0, 2)
+    if rate.ndim == 2 and rate.shape != 2 * rewards.shape:
+        raise ValueError(
+            f"rate has shape {rate.shape}; {rewards.shape[0]} clients need a number or a square matrix of "
+            f"shape {2 * rewards.shape}."
+        )
+    if not checks.holds(lambda rate: ((rate >= 0.0) & (rate <= 1.0)).all(), rate):
+        raise ValueError("rate holds values outside [0, 1]; the new P would leave the range of rewards.")
+    checks.finite(rewards, "rewards", mask)
+    return _update_interactions(interactions, rewards, index, mask, rate)
+
+
+@jax.jit
+def _update_interactions(interactions: Array, rewards: Array, index: Array, mask: Array, rate: Array) -> Array:
+    num_clients = interactions.shape[0]
+    known = mask & (index >= 0) & (index < num_clients)
+    # A negative index would wrap around to the last clients; beyond the end it is dropped.
+    index = jnp.where(known, index, num_clients)
+    rewards = jnp.where(known, rewards, 0.0)
+    old = interactions.at[index[:, None], index[None, :]].get(mode="fill", fill_value=0.0)
+    new = old + rate * (rewards[:, None] - old)
+    return interactions.at[index[:, None], index[None, :]].set(new, mode="drop")
+
+
+def interaction_affinity(interactions: Any, beta: Any, mask: Any = None) -> Array:
+    r"""Affinity of clients that are perceived alike by all others.
+
+    .. math:: W_{kj} = \exp(-\beta \| v_k^j - v_j^k \|^2)
+
+    where v_k^j is row k of P without its entries k and j. In closed form the squared distance is
+    ‖P_k − P_j‖² − (P_kk − P_jk)² − (P_kj − P_jj)², one matrix product.
+
+    Args:
+        interactions: f32[M, M], P.
+        beta: β > 0, the spread of the kernel.
+        mask: bool[M], clients that count, say those of one cluster; the entries of the others take no part.
+            None means all.
+
+    Returns:
+        f32[M, M] in [0, 1], symmetric, with diagonal 1; rows and columns of masked-out clients are 0.
+
+    Raises:
+        ValueError: wrong shapes, β not positive, or non-finite interactions that count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> interactions = jnp.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0], [0.0, 0.0, 9.0]])
+        >>> round(float(interaction_affinity(interactions, 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
+        0.3679
+
+    References:
+        FedGWC, Section 4.2, Eq. 4.
+    """
+    interactions = checks.square(interactions, "interactions")
+    mask = checks.client_mask(mask, interactions.shape[0])
+    beta = checks.floats(beta, "beta", 0)
+    if not checks.holds(lambda beta: beta > 0.0, beta):
+        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive.")
+    checks.finite_matrix(interactions, "interactions", mask)
+    return _interaction_affinity(interactions, beta, mask)
+
+
+@jax.jit
+def _interaction_affinity(interactions: Array, beta: Array, mask: Array) -> Array:
+    pairs = mask[:, None] & mask[None, :]
+    entries = jnp.where(pairs, interactions, 0.0)
+    # The distances do not change when a column moves, and the closer to 0 the less digits cancel in them.
+    number = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    entries = jnp.where(pairs, entries - (entries.sum(axis=0) / number)[None, :], 0.0)
+    squared_norm = jnp.square(entries).sum(axis=1)
+    gram = jnp.matmul(entries, entries.T, precision=lax.Precision.HIGHEST)
+    own = jnp.diagonal(entries)
+    at_k = jnp.square(own[:, None] - entries.T)  # (P_kk − P_jk)², in row k and column j
+    squared = squared_norm[:, None] + squared_norm[None, :] - 2.0 * gram - at_k - at_k.T
+    affinity = jnp.exp(-beta * jnp.maximum(squared, 0.0))
+    row, column = jnp.indices(gram.shape, sparse=True)
+    # A matrix product rounds ij and ji differently.
+    affinity = jnp.where(row > column, affinity, affinity.T)
+    return jnp.where(pairs, jnp.where(row == column, 1.0, affinity), 0.0)

@@ -1,0 +1,196 @@
+"""K-means under fixed shapes: k-means++ seeding, several restarts in one program, no empty cluster."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+
+
+class KMeans(NamedTuple):
+    """A clustering of points."""
+
+    labels: Array  # i32[M], -1 where masked out
+    centers: Array  # f32[k, r], the mean of each cluster
+    inertia: Array  # f32[], sum of squared distances to the own centre
+
+
+def kmeans(
+    rng_key: Array,
+    points: Any,
+    k: int,
+    num_restarts: int = 10,
+    max_iterations: int = 100,
+    mask: Any = None,
+) -> KMeans:
+    r"""Clusters points around k means.
+
+    .. math:: \min_{z, h} \sum_c \| x_c - h_{z_c} \|^2
+
+    Lloyd's iteration from greedy k-means++ seeds; of all restarts the one with the least inertia wins. No
+    cluster is empty: one that would be takes the point that lies farthest from its own centre, also among
+    duplicate points. Adding masked-out points does not change the clustering of the others.
+
+    Args:
+        rng_key: a JAX random key.
+        points: f32[M, r], one row per client, in any unit.
+        k: number of clusters, static.
+        num_restarts: how many seedings are tried, static.
+        max_iterations: bound on Lloyd's iterations of one restart, static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        `KMeans(labels i32[M], centers f32[k, r], inertia f32[])`. Masked-out clients get label -1. Where the
+        mask is traced and holds fewer than k clients, some clusters stay empty and their centres are
+        arbitrary.
+
+    Raises:
+        ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> points = jnp.array([[0.0], [0.1], [5.0], [5.1]])
+        >>> result = kmeans(jax.random.key(0), points, 2)
+        >>> bool(result.labels[0] == result.labels[1]) and bool(result.labels[0] != result.labels[2])
+        True
+        >>> round(float(result.inertia), 3)
+        0.01
+
+    References:
+        CFL-GP, Algorithm 3, line 2, and Eq. 13; Arthur and Vassilvitskii (2007) for the seeding.
+    """
+    points = checks.floats(points, "points", 2)
+    mask = checks.client_mask(mask, points.shape[0])
+    k = checks.num_clusters(k, mask)
+    checks.count(num_restarts, "num_restarts")
+    checks.count(max_iterations, "max_iterations")
+    checks.finite(points, "points", mask)
+    return kmeans_in_slots(rng_key, points, mask, k, slots=k, num_restarts=num_restarts, max_iterations=max_iterations)
+
+
+@partial(jax.jit, static_argnames=("slots", "num_restarts", "max_iterations"))
+def kmeans_in_slots(
+    rng_key: Array,
+    points: Array,
+    mask: Array,
+    k: Array | int,
+    *,
+    slots: int,
+    num_restarts: int,
+    max_iterations: int,
+) -> KMeans:
+    """`kmeans` without checks, where k <= slots may be traced: one program for every number of clusters."""
+    lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
+    highest = jnp.where(mask[:, None], points, -jnp.inf).max(axis=0)
+    # Squared distances lose the points' last digits far from the origin and underflow for tiny ones. The
+    # bounding box is free of both and does not depend on the order of the points.
+    origin = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
+    centred = jnp.where(mask[:, None], points - origin[None, :], 0.0)
+    extent = jnp.abs(centred).max(initial=0.0)
+    scale = jnp.where(extent > 0.0, extent, 1.0)
+    unit = centred / scale
+    active = jnp.arange(slots, dtype=jnp.int32) < k
+
+    seeds = _seeds(rng_key, unit, mask, k, slots, num_restarts)
+    runs = jax.vmap(lambda centers: _lloyd(unit, mask, active, centers, max_iterations))(seeds)
+    best = jax.tree.map(lambda leaf: leaf[jnp.argmin(runs.inertia)], runs)
+    return KMeans(
+        labels=jnp.where(mask, best.labels, -1),
+        centers=best.centers * scale + origin[None, :],
+        inertia=best.inertia * scale * scale,
+    )
+
+
+def _squared_distances(points: Array, centers: Array) -> Array:
+    """f32[M, k], by direct differences: exact where |x|² + |c|² − 2xc cancels."""
+    return jnp.square(points[:, None, :] - centers[None, :, :]).sum(axis=-1)
+
+
+def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: int, num_restarts: int) -> Array:
+    """Greedy k-means++, f32[restarts, slots, r]: of a few points drawn by squared distance the best is taken."""
+    num_trials = 2 + int(math.log(slots))
+    # The n-th point that counts takes the n-th row of draws, whatever stands between: a masked array is
+    # clustered like the subset it stands for.
+    position = jnp.maximum(jnp.cumsum(mask, dtype=jnp.int32) - 1, 0)
+
+    def add(slot: Array, closest: Array, noise: Array) -> tuple[Array, Array]:
+        # The first seed is any point that counts. So is one for which no point is left off the seeds.
+        anywhere = (slot == 0) | (closest.max() == 0.0)
+        weights = jnp.where(anywhere, mask.astype(jnp.float32), closest)
+        candidates = points[jnp.argmax(jnp.log(weights)[:, None] + noise[position], axis=0)]
+        closer = jnp.minimum(closest[:, None], _squared_distances(points, candidates))
+        best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=0)))
+        return candidates[best], closer[:, best]
+
+    def add_to_all(slot: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        centers, closest = state
+        # The points come first, so that more of them do not change the draws of these.
+        shape = (points.shape[0], num_restarts, num_trials)
+        noise = jax.random.gumbel(jax.random.fold_in(rng_key, slot), shape, jnp.float32)
+        seed, closest = jax.vmap(add, (None, 0, 1))(slot, closest, noise)
+        return centers.at[:, slot].set(seed), closest
+
+    centers = jnp.zeros((num_restarts, slots, points.shape[1]), jnp.float32)
+    unreached = jnp.where(mask, jnp.float32(jnp.inf), 0.0)
+    closest = jnp.broadcast_to(unreached[None, :], (num_restarts, points.shape[0]))
+    return lax.fori_loop(0, k, add_to_all, (centers, closest))[0]
+
+
+def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterations: int) -> KMeans:
+    """Lloyd's iteration until no point changes its cluster."""
+    slots = active.shape[0]
+
+    def assign(centers: Array) -> Array:
+        distances = jnp.where(active[None, :], _squared_distances(points, centers), jnp.inf)
+        nearest = jnp.argmin(distances, axis=1).astype(jnp.int32)
+        return _fill_empty(jnp.where(mask, nearest, slots), distances.min(axis=1), mask, active)
+
+    def means(labels: Array, centers: Array) -> Array:
+        members = jax.nn.one_hot(labels, slots, dtype=jnp.float32)
+        size = members.sum(axis=0)
+        total = jnp.matmul(members.T, points, precision=lax.Precision.HIGHEST)
+        return jnp.where(size[:, None] > 0.0, total / jnp.maximum(size, 1.0)[:, None], centers)
+
+    def unfinished(state: tuple[Array, Array, Array, Array]) -> Array:
+        _, _, iteration, changed = state
+        return changed & (iteration < max_iterations)
+
+    def iterate(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        old_labels, centers, iteration, _ = state
+        labels = assign(centers)
+        return labels, means(labels, centers), iteration + 1, (labels != old_labels).any()
+
+    nobody = jnp.full(points.shape[0], -1, jnp.int32)
+    state = (nobody, centers, jnp.int32(0), jnp.bool_(True))
+    labels, centers, _, _ = lax.while_loop(unfinished, iterate, state)
+    own = centers[jnp.minimum(labels, slots - 1)]
+    inertia = jnp.where(mask, jnp.square(points - own).sum(axis=1), 0.0).sum()
+    return KMeans(labels, centers, inertia)
+
+
+def _fill_empty(labels: Array, closest: Array, mask: Array, active: Array) -> Array:
+    """Gives each empty cluster the point farthest from its centre, out of a cluster with two or more."""
+    slots = active.shape[0]
+
+    def vacancies(labels: Array) -> tuple[Array, Array]:
+        size = jax.nn.one_hot(labels, slots, dtype=jnp.int32).sum(axis=0, dtype=jnp.int32)
+        movable = mask & (size[jnp.minimum(labels, slots - 1)] > 1)
+        return active & (size == 0), movable
+
+    def unfilled(state: tuple[Array, Array]) -> Array:
+        empty, movable = vacancies(state[0])
+        return empty.any() & movable.any()
+
+    def fill(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        labels, closest = state
+        empty, movable = vacancies(labels)
+        point = jnp.argmax(jnp.where(movable, closest, -1.0))
+        return labels.at[point].set(jnp.argmax(empty).astype(jnp.int32)), closest.at[point].set(0.0)
+
+    return lax.while_loop(unfilled, fill, (labels, closest))[0]

@@ -1,0 +1,272 @@
+"""Agglomerative clustering: the tree of merges once, every cut of it for nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.cluster.hierarchy
+import scipy.spatial.distance
+from jax import Array, lax
+from jax.core import Tracer
+
+from fedjax_cluster.clustering import checks
+
+LINKAGES = ("average", "single", "complete")
+
+# Beyond this many clients SciPy takes over where the distances are known outside jit.
+_DEVICE_LIMIT = 1024
+
+
+class Dendrogram(NamedTuple):
+    """The tree of merges; a cluster goes by its smallest client."""
+
+    merges: Array  # i32[M-1, 2], the cluster that is kept and the one that joins it; M where there is none
+    heights: Array  # f32[M-1], distance of the two, ascending; infinite where there is none
+    mask: Array  # bool[M], clients that count
+
+
+def agglomerative(
+    distance: Any,
+    threshold: Any = None,
+    num_clusters: Any = None,
+    linkage: str = "average",
+    mask: Any = None,
+) -> Array:
+    r"""Merges the two closest clusters as long as their distance is at most a threshold.
+
+    .. math:: d(A, B) = \operatorname{mean}, \min \text{ or } \max \text{ of } d_{ij} \text{ over } i \in A, j \in B
+
+    Args:
+        distance: f32[M, M], symmetric; the diagonal is ignored.
+        threshold: merge while the distance is <= this; in the distances' unit.
+        num_clusters: or merge until so many clusters are left. Give one of the two.
+        linkage: "average", "single" or "complete", static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        i32[M] labels, numbered in the order of their first clients; -1 where masked out.
+
+    Raises:
+        ValueError: wrong shapes, both or neither of threshold and num_clusters, num_clusters outside 1..number
+            of clients that count, an unknown linkage, or distances not finite or not symmetric.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> distance = jnp.abs(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
+        >>> agglomerative(distance, threshold=1.0).tolist()
+        [0, 0, 1]
+        >>> agglomerative(distance, threshold=4.5, linkage="average").tolist()
+        [0, 0, 0]
+
+    References:
+        FLAG, Section 3 and Algorithm 3.
+    """
+    _one_of(threshold, num_clusters)
+    return cut_dendrogram(dendrogram(distance, linkage, mask), threshold, num_clusters)
+
+
+def dendrogram(distance: Any, linkage: str = "average", mask: Any = None) -> Dendrogram:
+    r"""The whole tree of merges, from which `cut_dendrogram` reads the clusters at any threshold.
+
+    .. math:: d(A \cup B, C) = \frac{|A| d(A, C) + |B| d(B, C)}{|A| + |B|}, \quad \min, \quad\text{or } \max
+
+    Up to 1024 clients, and under jit, it is computed in JAX; larger known matrices go to SciPy.
+
+    Args:
+        distance: f32[M, M], symmetric; the diagonal is ignored.
+        linkage: "average", "single" or "complete", static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        `Dendrogram(merges i32[M-1, 2], heights f32[M-1], mask bool[M])`; heights are distances.
+
+    Raises:
+        ValueError: wrong shapes, an unknown linkage, or distances not finite or not symmetric.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
+        >>> tree = dendrogram(distance)
+        >>> tree.merges.tolist(), tree.heights.tolist()
+        ([[0, 1], [0, 2]], [1.0, 4.5])
+
+    References:
+        FLAG, Section 3; Müllner (2011) for the algorithm with nearest-neighbour bounds.
+    """
+    distance = checks.square(distance, "distance")
+    mask = checks.client_mask(mask, distance.shape[0])
+    checks.choice(linkage, "linkage", LINKAGES)
+    checks.finite_matrix(distance, "distance", mask)
+    checks.symmetric_matrix(distance, "distance", mask)
+    if distance.shape[0] > _DEVICE_LIMIT and checks.is_concrete(distance, mask):
+        return _host_dendrogram(np.asarray(distance), np.asarray(mask), linkage)
+    return _dendrogram(distance, mask, linkage)
+
+
+def cut_dendrogram(tree: Dendrogram, threshold: Any = None, num_clusters: Any = None) -> Array:
+    r"""The clusters of a tree at one height, or where so many are left.
+
+    Args:
+        tree: a `Dendrogram` of M clients.
+        threshold: all merges at distances <= this are made; it may be traced.
+        num_clusters: or all merges but the last num_clusters - 1; it may be traced. Give one of the two.
+
+    Returns:
+        i32[M] labels, numbered in the order of their first clients; -1 where masked out.
+
+    Raises:
+        ValueError: both or neither of threshold and num_clusters, a threshold that is NaN, or num_clusters
+            outside 1..number of clients that count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tree = dendrogram(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
+        >>> [cut_dendrogram(tree, threshold).tolist() for threshold in (0.5, 1.0, 4.5)]
+        [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
+
+    References:
+        FLAG, Algorithm 3.
+    """
+    _one_of(threshold, num_clusters)
+    if threshold is not None:
+        threshold = checks.floats(threshold, "threshold", 0)
+        if not checks.holds(lambda threshold: threshold == threshold, threshold):
+            raise ValueError("threshold is NaN; it must be a distance.")
+        num_merges = (tree.heights <= threshold).sum(dtype=jnp.int32)
+    else:
+        if not isinstance(num_clusters, Tracer):
+            num_clusters = checks.num_clusters(num_clusters, tree.mask, "num_clusters")
+        num_merges = tree.mask.sum(dtype=jnp.int32) - jnp.asarray(num_clusters, jnp.int32)
+    return _cut(tree, num_merges)
+
+
+@jax.jit
+def _cut(tree: Dendrogram, num_merges: Array) -> Array:
+    num_clients = tree.mask.shape[0]
+    made = jnp.arange(tree.heights.shape[0], dtype=jnp.int32) < num_merges
+    joining = jnp.where(made, tree.merges[:, 1], num_clients)
+    client = jnp.arange(num_clients, dtype=jnp.int32)
+    parent = client.at[joining].set(tree.merges[:, 0], mode="drop")
+    for _ in range(max(num_clients - 1, 1).bit_length()):
+        parent = parent[parent]
+    is_first = (parent == client) & tree.mask
+    number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    return jnp.where(tree.mask, number[parent], -1)
+
+
+class _Pair(NamedTuple):
+    """The cluster with the lowest bound and the one nearest to it, read ahead."""
+
+    cluster: Array  # i32[]
+    other: Array  # i32[]
+    nearest: Array  # f32[], their distance
+    row: Array  # f32[M], distances of the first
+    other_row: Array  # f32[M], distances of the second
+
+
+class _Merging(NamedTuple):
+    distance: Array  # f32[M, M] between clusters; infinite to clusters that have joined another
+    bound: Array  # f32[M], no other cluster is nearer than this
+    size: Array  # f32[M], clients in the cluster
+    merges: Array  # i32[M, 2]; the last entry stays unused, so that a single client has an array too
+    heights: Array  # f32[M]
+    step: Array  # i32[], merges so far
+    pair: _Pair
+
+
+@partial(jax.jit, static_argnames="linkage")
+def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
+    """Merges by lower bounds on each cluster's nearest distance, which a merge can only raise."""
+    num_clients = distance.shape[0]
+    index = jnp.arange(num_clients, dtype=jnp.int32)
+    pairs = mask[:, None] & mask[None, :] & (index[:, None] != index[None, :])
+    distance = jnp.where(pairs, distance, jnp.inf)
+    num_merges = jnp.maximum(mask.sum(dtype=jnp.int32) - 1, 0)
+
+    def first_minimum(values: Array) -> tuple[Array, Array]:
+        least = values.min()
+        return least, jnp.where(values == least, index, num_clients).min()
+
+    def look(distance: Array, bound: Array) -> _Pair:
+        _, cluster = first_minimum(bound)
+        nearest, other = first_minimum(distance[cluster])
+        return _Pair(cluster, other, nearest, distance[cluster], distance[other])
+
+    def advance(state: _Merging) -> _Merging:
+        pair = state.pair
+        holds = pair.nearest <= state.bound[pair.cluster]
+        size, other_size = state.size[pair.cluster], state.size[pair.other]
+        if linkage == "average":
+            merged = (size * pair.row + other_size * pair.other_row) / (size + other_size)
+        else:
+            merged = (jnp.minimum if linkage == "single" else jnp.maximum)(pair.row, pair.other_row)
+        merged = jnp.where((index == pair.cluster) | (index == pair.other), jnp.inf, merged)
+        keep, join = jnp.minimum(pair.cluster, pair.other), jnp.maximum(pair.cluster, pair.other)
+        # Where the bound was too low it is raised, and the matrix is written as it was: under a conditional
+        # it would be copied at every step, and so it would if the rows were read where they are written.
+        keep_row = jnp.where(keep == pair.cluster, pair.row, pair.other_row)
+        join_row = jnp.where(keep == pair.cluster, pair.other_row, pair.row)
+        distance = state.distance
+        for client, row in (
+            (join, jnp.where(holds, jnp.inf, join_row)),
+            (keep, jnp.where(holds, merged, keep_row)),
+        ):
+            distance = lax.dynamic_update_slice(distance, row[None, :], (client, jnp.int32(0)))
+            distance = lax.dynamic_update_slice(distance, row[:, None], (jnp.int32(0), client))
+        merged_bound = state.bound.at[join].set(jnp.inf).at[keep].set(merged.min())
+        bound = jnp.where(holds, merged_bound, state.bound.at[pair.cluster].set(pair.nearest))
+        step = jnp.where(holds, state.step, num_clients)
+        return _Merging(
+            distance=distance,
+            bound=bound,
+            size=state.size.at[keep].set(jnp.where(holds, size + other_size, state.size[keep])),
+            merges=state.merges.at[step].set(jnp.stack([keep, join]), mode="drop"),
+            heights=state.heights.at[step].set(pair.nearest, mode="drop"),
+            step=state.step + holds.astype(jnp.int32),
+            pair=look(distance, bound),
+        )
+
+    bound = distance.min(axis=1)
+    state = _Merging(
+        distance=distance,
+        bound=bound,
+        size=jnp.ones(num_clients, jnp.float32),
+        merges=jnp.full((num_clients, 2), num_clients, jnp.int32),
+        heights=jnp.full(num_clients, jnp.inf, jnp.float32),
+        step=jnp.int32(0),
+        pair=look(distance, bound),
+    )
+    state = lax.while_loop(lambda state: state.step < num_merges, advance, state)
+    # Means of equal distances can round below their operands; a cut needs ascending heights.
+    return Dendrogram(state.merges[:-1], lax.cummax(state.heights)[:-1], mask)
+
+
+def _host_dendrogram(distance: np.ndarray, mask: np.ndarray, linkage: str) -> Dendrogram:
+    clients = np.flatnonzero(mask)
+    merges = np.full((len(mask) - 1, 2), len(mask), np.int32)
+    heights = np.full(len(mask) - 1, np.inf, np.float32)
+    if len(clients) > 1:
+        square = distance[np.ix_(clients, clients)].astype(np.float64)
+        square = 0.5 * (square + square.T)
+        np.fill_diagonal(square, 0.0)
+        condensed = scipy.spatial.distance.squareform(square, checks=False)
+        tree = scipy.cluster.hierarchy.linkage(condensed, linkage)
+        smallest = list(clients)
+        for step, (a, b) in enumerate(tree[:, :2].astype(int)):
+            pair = sorted((smallest[a], smallest[b]))
+            merges[step] = pair
+            smallest.append(pair[0])
+        heights[: len(tree)] = tree[:, 2]
+    return Dendrogram(jnp.asarray(merges), jnp.asarray(heights), jnp.asarray(mask))
+
+
+def _one_of(threshold: Any, num_clusters: Any) -> None:
+    if (threshold is None) == (num_clusters is None):
+        raise ValueError(
+            f"threshold is {threshold} and num_clusters is {num_clusters}; one of them says where merging "
+            "stops: give exactly one."
+        )

@@ -1,0 +1,63 @@
+"""Renaming clusters so that they keep their names from one clustering to the next."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+
+
+def match_labels(new: Any, old: Any, k: int, mask: Any = None) -> Array:
+    r"""Renames new clusters for the largest overlap with the old ones.
+
+    .. math:: \hat\psi = \arg\max_\psi | \{ c : \psi(z_c) = k_c \} |
+
+    over the permutations ψ of k names: an assignment problem on the contingency table. Among equal overlaps
+    the renaming that keeps most names wins, so equal clusterings are never renamed.
+
+    Args:
+        new: i32[M] in -1..k-1, the clustering to rename; -1 stays -1.
+        old: i32[M] in -1..k-1; a client that is -1 in either has no say.
+        k: number of names, static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        i32[M], the new clustering under its new names; masked-out clients get -1.
+
+    Raises:
+        ValueError: wrong shapes, k < 1, or labels outside -1..k-1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> old, new = jnp.array([0, 0, 1, 1, 2]), jnp.array([2, 2, 0, 0, 0])
+        >>> match_labels(new, old, 3).tolist()
+        [0, 0, 1, 1, 1]
+
+    References:
+        CFL-GP, Algorithm 3, lines 3–4, and Appendix B.2.2.
+    """
+    new = checks.labels(new, "new")
+    old = checks.labels(old, "old", new.shape[0])
+    k = checks.count(k, "k")
+    mask = checks.client_mask(mask, new.shape[0])
+    for array, name in ((new, "new"), (old, "old")):
+        if not checks.holds(lambda labels, mask: ((labels < k) & (labels >= -1) | ~mask).all(), array, mask):
+            raise ValueError(f"{name} holds labels outside -1..{k - 1}; k is {k}: give a k above the largest label.")
+    return _match_labels(new, old, mask, k)
+
+
+@partial(jax.jit, static_argnames="k")
+def _match_labels(new: Array, old: Array, mask: Array, k: int) -> Array:
+    rows = jnp.where(mask[:, None], jax.nn.one_hot(new, k, dtype=jnp.float32), 0.0)
+    overlap = jnp.matmul(rows.T, jax.nn.one_hot(old, k, dtype=jnp.float32), precision=lax.Precision.HIGHEST)
+    # Kept names are worth k at most, one more client in agreement is worth k + 1.
+    value = overlap * (k + 1.0) + jnp.eye(k, dtype=jnp.float32)
+    name_of_row, name_of_column = optax.assignment.hungarian_algorithm(-value.astype(float))
+    renamed = jnp.zeros(k, jnp.int32).at[name_of_row].set(name_of_column.astype(jnp.int32))
+    return jnp.where(mask & (new >= 0), renamed[jnp.clip(new, 0, k - 1)], -1)

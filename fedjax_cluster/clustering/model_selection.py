@@ -1,0 +1,208 @@
+"""How many clusters there are, where nobody said."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks, scores
+from fedjax_cluster.clustering.kmeans import KMeans, kmeans_in_slots
+
+METHODS = ("gap", "elbow", "silhouette")
+
+
+def largest_gaps(singular_values: Any, count: int) -> Array:
+    r"""Candidate ranks, the one before the largest gap between singular values first.
+
+    .. math:: s_1 = \arg\max_s \, (\sigma_s - \sigma_{s+1})
+
+    Args:
+        singular_values: f32[n], descending, in any unit.
+        count: how many candidates, static; at most n - 1.
+
+    Returns:
+        i32[count] ranks s in 1..n-1 in the order of their gaps; of equal gaps the smaller rank comes first.
+
+    Raises:
+        ValueError: wrong shapes, count outside 1..n-1, or values not finite or not descending.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> largest_gaps(jnp.array([9.0, 8.5, 4.0, 3.8, 1.0]), 2).tolist()
+        [2, 4]
+
+    References:
+        CFL-GP, Appendix G: on eight rotations of MNIST the first candidate is 4, the second 8.
+    """
+    values = checks.floats(singular_values, "singular_values", 1)
+    count = checks.count(count, "count")
+    if count >= values.shape[0]:
+        raise ValueError(
+            f"count is {count}, but {values.shape[0]} singular values have only {values.shape[0] - 1} gaps: "
+            "ask for fewer or compute more singular values."
+        )
+    checks.finite(values, "singular_values")
+    if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):
+        raise ValueError("singular_values are not in descending order: sort them.")
+    return jnp.argsort(values[1:] - values[:-1])[:count].astype(jnp.int32) + 1
+
+
+def elbow(x: Any, y: Any) -> Array:
+    r"""The point of a curve that lies farthest from the chord between its ends.
+
+    .. math:: \arg\max_i \Big| y_i - y_1 - \frac{y_n - y_1}{x_n - x_1} (x_i - x_1) \Big|
+
+    Args:
+        x: f32[n], from the simplest choice to the richest (numbers of clusters, falling thresholds).
+        y: f32[n], what it brings (inertia, accuracy), in any unit.
+
+    Returns:
+        i32[] index; of equally far points the first, so a straight line gives 0.
+
+    Raises:
+        ValueError: wrong shapes, no points, equal ends on the x axis, or non-finite values.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> int(elbow(jnp.arange(1, 6), jnp.array([10.0, 4.0, 1.0, 0.8, 0.6])))
+        2
+
+    References:
+        FLAG, Section 5.2; CFL-GP, Appendix G.
+    """
+    x, y = checks.floats(x, "x", 1), checks.floats(y, "y", 1)
+    if x.shape != y.shape or x.shape[0] == 0:
+        raise ValueError(f"x has {x.shape[0]} points and y has {y.shape[0]}: give as many of both, at least one.")
+    checks.finite(x, "x")
+    checks.finite(y, "y")
+    if x.shape[0] > 1 and not checks.holds(lambda x: x[0] != x[-1], x):
+        raise ValueError(f"x begins and ends at {float(x[0])}; the chord is vertical: give x in order.")
+    return _elbow(x, y)
+
+
+@jax.jit
+def _elbow(x: Array, y: Array) -> Array:
+    run = x[-1] - x[0]
+    chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / jnp.where(run == 0.0, 1.0, run)
+    distance = jnp.abs(y - chord)
+    # Points that differ by rounding alone are equally far.
+    tolerance = 1e-5 * (y.max() - y.min())
+    return jnp.argmax(distance >= distance.max() - tolerance).astype(jnp.int32)
+
+
+def estimate_num_clusters(rng_key: Array, values: Any, max_clusters: int, method: str = "gap", mask: Any = None) -> int:
+    r"""Number of clusters from singular values or from features.
+
+    Singular values f32[n] give the rank before their largest gap, σ_s − σ_{s+1} (method "gap" only); it is the
+    number of directions, from which the number of clusters is then found on features of that rank.
+    Features f32[M, s] give
+
+    - "gap": the gap statistic, the least k with Gap(k) >= Gap(k*) − s_{k*} where k* has the largest gap,
+      against uniform points in the box of the principal axes,
+    - "elbow": the k whose inertia lies farthest from the chord of the curve (1..max_clusters),
+    - "silhouette": the k >= 2 with the largest mean silhouette.
+
+    Only "gap" can answer 1 where features show no clusters.
+
+    Args:
+        rng_key: a JAX random key, for k-means and the reference points.
+        values: f32[n] singular values in descending order, or f32[M, s] features.
+        max_clusters: the largest answer; at most the number of clients that count.
+        method: "gap", "elbow" or "silhouette".
+        mask: bool[M], clients that count, for features; None means all.
+
+    Returns:
+        int in 1..max_clusters. Runs outside jit.
+
+    Raises:
+        ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> estimate_num_clusters(jax.random.key(0), jnp.array([9.0, 8.8, 8.5, 2.0, 1.8]), 4)
+        3
+        >>> features = jnp.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
+        >>> estimate_num_clusters(jax.random.key(0), features, 4, method="silhouette")
+        2
+
+    References:
+        CFL-GP, Appendix G; Tibshirani, Walther and Hastie (2001) for the gap statistic, Dudoit and Fridlyand
+        (2002) for the comparison with the largest gap: the first paper's, with k + 1, often stops at 1 where
+        two clusters explain no more than one.
+    """
+    checks.choice(method, "method", METHODS)
+    values = checks.floats(values, "values", 1, 2)
+    if not checks.is_concrete(values):
+        raise ValueError("values are traced, but the answer is a Python int: call this outside jit.")
+    if values.ndim == 1:
+        if method != "gap":
+            raise ValueError(f"method is {method!r}, but singular values only have gaps: give features f32[M, s].")
+        limit = checks.count(max_clusters, "max_clusters")
+        return int(largest_gaps(values[: limit + 1], 1)[0])
+    mask = checks.client_mask(mask, values.shape[0])
+    limit = checks.num_clusters(max_clusters, mask, "max_clusters")
+    checks.finite(values, "values", mask)
+    if limit == 1:
+        return 1
+    if method == "gap":
+        return _gap_statistic(*jax.device_get(_gap_curves(rng_key, values, mask, limit)))
+    runs = _kmeans_curve(rng_key, values, mask, limit, 10)
+    if method == "elbow":
+        return 1 + int(elbow(jnp.arange(1, limit + 1), runs.inertia))
+    return 2 + int(_silhouette_curve(values, runs.labels, mask, limit).argmax())
+
+
+@partial(jax.jit, static_argnames=("limit", "num_restarts"))
+def _kmeans_curve(rng_key: Array, points: Array, mask: Array, limit: int, num_restarts: int) -> KMeans:
+    """k-means for k = 1..limit, stacked."""
+
+    def cluster(k: Array) -> KMeans:
+        key = jax.random.fold_in(rng_key, k)
+        return kmeans_in_slots(key, points, mask, k, slots=limit, num_restarts=num_restarts, max_iterations=100)
+
+    return lax.map(cluster, jnp.arange(1, limit + 1, dtype=jnp.int32))
+
+
+@partial(jax.jit, static_argnames="limit")
+def _silhouette_curve(points: Array, labels: Array, mask: Array, limit: int) -> Array:
+    return lax.map(lambda row: scores.silhouette(points, row, mask=mask, num_labels=limit), labels[1:])
+
+
+@partial(jax.jit, static_argnames=("limit", "num_references"))
+def _gap_curves(
+    rng_key: Array, points: Array, mask: Array, limit: int, num_references: int = 20
+) -> tuple[Array, Array]:
+    """Inertia for k = 1..limit of the points, f32[limit], and of reference points, f32[B, limit]."""
+    number = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    centre = jnp.where(mask[:, None], points, 0.0).sum(axis=0) / number
+    centred = jnp.where(mask[:, None], points - centre[None, :], 0.0)
+    _, _, axes = jnp.linalg.svd(centred, full_matrices=False)
+    rotated = jnp.matmul(centred, axes.T, precision=lax.Precision.HIGHEST)
+    lowest = jnp.where(mask[:, None], rotated, jnp.inf).min(axis=0)
+    highest = jnp.where(mask[:, None], rotated, -jnp.inf).max(axis=0)
+
+    def reference(key: Array) -> Array:
+        return lowest[None, :] + jax.random.uniform(key, rotated.shape, jnp.float32) * (highest - lowest)[None, :]
+
+    keys = jax.random.split(rng_key, num_references + 1)
+    sets = jnp.concatenate([rotated[None], jax.vmap(reference)(keys[1:])])
+    curves = lax.map(lambda args: _kmeans_curve(*args, mask, limit, 5).inertia, (keys, sets))
+    return curves[0], curves[1:]
+
+
+def _gap_statistic(inertia: np.ndarray, references: np.ndarray) -> int:
+    """The least k whose Gap(k) = mean log W*_k − log W_k is within a standard error of the largest."""
+    if inertia[0] <= 0.0:
+        return 1
+    # Points that coincide have inertia 0; rounding leaves no smaller share of the whole than this.
+    logarithm = np.log(np.maximum(inertia, 1e-10 * inertia[0]))
+    reference = np.log(np.maximum(references, 1e-10 * references[:, :1]))
+    gap = reference.mean(axis=0) - logarithm
+    error = reference.std(axis=0) * np.sqrt(1.0 + 1.0 / len(references))
+    best = np.argmax(gap)
+    return int(np.argmax(gap >= gap[best] - error[best])) + 1

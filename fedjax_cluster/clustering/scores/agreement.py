@@ -1,0 +1,191 @@
+"""Scores of a clustering against known groups.
+
+Clients with label -1 in either clustering are left out, and so are masked-out clients. Labels may be any
+non-negative integers: pairs of labels are counted as runs of a sorted list, in O(M log M) and without a
+bound on the labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.scores.runs import run_index
+
+# Above this many clients the number of pairs no longer fits into int32.
+_EXACT_PAIRS_LIMIT = 46_340
+
+
+class _Contingency(NamedTuple):
+    """The cells of the contingency table that are not empty, at most one per client."""
+
+    num_clients: Array  # i32[]
+    cells: Array  # i32[M], sizes of C_k ∩ G_j; 0 beyond the last
+    row: Array  # i32[M], which C_k a cell belongs to
+    rows: Array  # i32[M], sizes of C_k
+    columns: Array  # i32[M], sizes of G_j
+
+
+def adjusted_rand_index(labels_a: Any, labels_b: Any, *, mask: Any = None) -> Array:
+    r"""Agreement of two clusterings on pairs of clients, 0 in expectation for random ones.
+
+    .. math:: \mathrm{ARI} = \frac{S_{ab} - S_a S_b / T}{(S_a + S_b)/2 - S_a S_b / T}
+
+    with the pairs together in both (S_ab), in a (S_a), in b (S_b), of all T = M(M-1)/2.
+
+    Args:
+        labels_a: i32[M], a clustering; -1 leaves a client out.
+        labels_b: i32[M], the other one, or the true groups.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[] in [-1, 1]; exactly 1 for equal partitions (also where every client is alone, or all are
+        together), below 1 for all others; NaN without clients.
+
+    Raises:
+        ValueError: shapes or dtypes that are not labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(adjusted_rand_index(jnp.array([0, 0, 1, 1]), jnp.array([5, 5, 3, 3])))
+        1.0
+
+    References:
+        Hubert and Arabie (1985); CFL-GP, Section 5.
+    """
+    return _adjusted_rand_index(*_two_labels(labels_a, labels_b, mask))
+
+
+@jax.jit
+def _adjusted_rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
+    table = _contingency(labels_a, labels_b, mask)
+    both, in_a, in_b = (_pairs(size) for size in (table.cells, table.rows, table.columns))
+    both, in_a, in_b = (pairs.astype(jnp.float32) for pairs in (both, in_a, in_b))
+    total = _all_pairs(table.num_clients)
+    expected = in_a * (in_b / jnp.maximum(total, 1.0))
+    spread = 0.5 * (in_a + in_b) - expected
+    score = (both - expected) / jnp.where(spread > 0.0, spread, 1.0)
+    return _unless_equal(score, table)
+
+
+def rand_index(labels_a: Any, labels_b: Any, *, mask: Any = None) -> Array:
+    r"""Share of pairs of clients on which two clusterings agree.
+
+    .. math:: R = (a + b) / \binom{M}{2}
+
+    with a pairs together in both and b pairs apart in both.
+
+    Args:
+        labels_a: i32[M], a clustering; -1 leaves a client out.
+        labels_b: i32[M], the other one, or the true groups.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[] in [0, 1]; exactly 1 for equal partitions; NaN without clients.
+
+    Raises:
+        ValueError: shapes or dtypes that are not labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> round(float(rand_index(jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 0, 0]))), 4)
+        0.3333
+
+    References:
+        Rand (1971); FedGWC, Appendix E.2.1.
+    """
+    return _rand_index(*_two_labels(labels_a, labels_b, mask))
+
+
+@jax.jit
+def _rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
+    table = _contingency(labels_a, labels_b, mask)
+    both, in_a, in_b = (_pairs(size) for size in (table.cells, table.rows, table.columns))
+    disagreements = ((in_a - both) + (in_b - both)).astype(jnp.float32)
+    score = 1.0 - disagreements / jnp.maximum(_all_pairs(table.num_clients), 1.0)
+    return _unless_equal(score, table)
+
+
+def purity(labels: Any, groups: Any, *, mask: Any = None) -> Array:
+    r"""Share of clients that are in the majority group of their cluster.
+
+    .. math:: \frac{1}{M} \sum_k \max_j | C_k \cap G_j |
+
+    Args:
+        labels: i32[M], the clustering C; -1 leaves a client out.
+        groups: i32[M], the true groups G.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[] in (0, 1]; NaN without clients.
+
+    Raises:
+        ValueError: shapes or dtypes that are not labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(purity(jnp.array([0, 0, 0, 1]), jnp.array([0, 0, 1, 1])))
+        0.75
+
+    References:
+        Gradient-and-loss CFL, Section IV.
+    """
+    return _purity(*_two_labels(labels, groups, mask))
+
+
+@jax.jit
+def _purity(labels: Array, groups: Array, mask: Array) -> Array:
+    table = _contingency(labels, groups, mask)
+    majority = jax.ops.segment_max(table.cells, table.row, labels.shape[0])
+    agreeing = jnp.maximum(majority, 0).sum().astype(jnp.float32)
+    return agreeing / table.num_clients.astype(jnp.float32)
+
+
+def _two_labels(labels_a: Any, labels_b: Any, mask: Any) -> tuple[Array, Array, Array]:
+    labels_a = checks.labels(labels_a, "the first clustering")
+    labels_b = checks.labels(labels_b, "the second clustering", labels_a.shape[0])
+    mask = checks.client_mask(mask, labels_a.shape[0])
+    return labels_a, labels_b, checks.labelled(checks.labelled(mask, labels_a), labels_b)
+
+
+def _contingency(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
+    """Counts equal pairs of labels as runs of the sorted list."""
+    length = labels_a.shape[0]
+    last = jnp.iinfo(jnp.int32).max
+    keys = jnp.where(mask, labels_a, last), jnp.where(mask, labels_b, last)
+    a, b, members = lax.sort((*keys, mask.astype(jnp.int32)), num_keys=2)
+    b_alone, b_members = lax.sort((keys[1], mask.astype(jnp.int32)), num_keys=1)
+    row, cell, column = run_index(a), run_index(a, b), run_index(b_alone)
+    return _Contingency(
+        num_clients=members.sum(dtype=jnp.int32),
+        cells=jax.ops.segment_sum(members, cell, length),
+        row=jnp.zeros(length, jnp.int32).at[cell].set(row),
+        rows=jax.ops.segment_sum(members, row, length),
+        columns=jax.ops.segment_sum(b_members, column, length),
+    )
+
+
+def _pairs(size: Array) -> Array:
+    """Σ n(n-1)/2, exact as long as it fits."""
+    if size.shape[0] > _EXACT_PAIRS_LIMIT:
+        size = size.astype(jnp.float32)
+        return (0.5 * size * (size - 1.0)).sum()
+    return (size * (size - 1) // 2).sum()
+
+
+def _all_pairs(num_clients: Array) -> Array:
+    number = num_clients.astype(jnp.float32)
+    return 0.5 * number * (number - 1.0)
+
+
+def _unless_equal(score: Array, table: _Contingency) -> Array:
+    """Exactly 1 where no cell divides a row or a column, which rounding must not hide or feign."""
+    num_cells, num_rows, num_columns = ((size > 0).sum() for size in (table.cells, table.rows, table.columns))
+    equal = (num_cells == num_rows) & (num_cells == num_columns)
+    below_one = jnp.float32(1.0) - jnp.finfo(jnp.float32).epsneg
+    score = jnp.where(equal, 1.0, jnp.minimum(score, below_one))
+    return jnp.where(table.num_clients > 0, score, jnp.nan)

@@ -1,0 +1,264 @@
+"""Scores of a clustering by how far apart its clusters lie.
+
+Clients with label -1 and masked-out clients are left out. Labels may be any non-negative integers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.scores.runs import run_index
+
+
+def silhouette(features: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None) -> Array:
+    r"""Mean over clients of how much closer the own cluster is than the next one.
+
+    .. math:: s_i = \frac{b_i - a_i}{\max(a_i, b_i)}
+
+    with a_i the mean distance to the others of the own cluster and b_i the least mean distance to another
+    cluster. A client that is alone in its cluster has s_i = 0.
+
+    Args:
+        features: f32[M, f], one row per client, in any unit.
+        labels: i32[M], the clustering; -1 leaves a client out.
+        mask: bool[M], clients that count; None means all.
+        num_labels: upper bound on the number of different labels, static; None means M. A tight one saves
+            time for many clients.
+
+    Returns:
+        f32[] in [-1, 1]; NaN for a single cluster.
+
+    Raises:
+        ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
+        >>> round(float(silhouette(features, jnp.array([0, 0, 1, 1]))), 4)
+        0.8997
+
+    References:
+        Rousseeuw (1987); FedGWC, Appendix E.1.
+    """
+    return _silhouette(*_features_and_labels(features, labels, mask, num_labels))
+
+
+@partial(jax.jit, static_argnames="bound")
+def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Array:
+    cluster, size = _dense_labels(labels, mask, bound)
+    features = _normalised(features, mask)
+    distances = jnp.where(mask[:, None] & mask[None, :], _distances(features, features), 0.0)
+    total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
+    size = size.astype(jnp.float32)
+    own = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
+    own_size = jnp.where(own, size[:, None], 0.0).sum(axis=0)
+    within = jnp.where(own, total, 0.0).sum(axis=0) / jnp.maximum(own_size - 1.0, 1.0)
+    others = (size[:, None] > 0.0) & ~own
+    between = jnp.where(others, total / jnp.maximum(size, 1.0)[:, None], jnp.inf).min(axis=0)
+    larger = jnp.maximum(within, between)
+    score = (between - within) / jnp.where(larger > 0.0, larger, 1.0)
+    counted = mask & (own_size > 1.0) & jnp.isfinite(between)
+    mean = jnp.where(counted, score, 0.0).sum() / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    return jnp.where((size > 0.0).sum() > 1, mean, jnp.nan)
+
+
+def davies_bouldin(features: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None) -> Array:
+    r"""Mean over clusters of the worst ratio of their widths to the distance between them.
+
+    .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
+
+    with S_i the mean distance of cluster i to its centroid c_i. Less is better; below 1 the clusters count
+    as well separated.
+
+    Args:
+        features: f32[M, f], one row per client, in any unit.
+        labels: i32[M], the clustering; -1 leaves a client out.
+        mask: bool[M], clients that count; None means all.
+        num_labels: upper bound on the number of different labels, static; None means M. A tight one saves
+            time for many clients.
+
+    Returns:
+        f32[] >= 0; NaN for a single cluster, infinite where two centroids coincide.
+
+    Raises:
+        ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
+        >>> round(float(davies_bouldin(features, jnp.array([0, 0, 1, 1]))), 4)
+        0.1
+
+    References:
+        Davies and Bouldin (1979); FedGWC, Appendix E.2.
+    """
+    return _davies_bouldin(*_features_and_labels(features, labels, mask, num_labels))
+
+
+@partial(jax.jit, static_argnames="bound")
+def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> Array:
+    cluster, size = _dense_labels(labels, mask, bound)
+    features = _normalised(features, mask)
+    size = size.astype(jnp.float32)
+    safe_size = jnp.maximum(size, 1.0)
+    centroids = jax.ops.segment_sum(features, cluster, bound) / safe_size[:, None]
+    offset = features - centroids[jnp.minimum(cluster, bound - 1)]
+    to_centroid = jnp.where(mask, jnp.sqrt(jnp.square(offset).sum(axis=1)), 0.0)
+    width = jax.ops.segment_sum(to_centroid, cluster, bound) / safe_size
+    apart = _distances(centroids, centroids)
+    used = size > 0.0
+    pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
+    # Centroids are rounded means of numbers up to 1: closer than this they are the same.
+    coincide = apart <= 1e-6
+    ratio = jnp.where(coincide, jnp.inf, (width[:, None] + width[None, :]) / jnp.where(coincide, 1.0, apart))
+    worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
+    num_clusters = used.sum()
+    mean = jnp.where(used, worst, 0.0).sum() / jnp.maximum(num_clusters, 1).astype(jnp.float32)
+    return jnp.where(num_clusters > 1, mean, jnp.nan)
+
+
+def wasserstein_adjusted_silhouette(
+    class_counts: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None
+) -> Array:
+    r"""Silhouette of the clients' class imbalance: which classes are frequent does not matter.
+
+    The distance of two clients is
+
+    .. math:: \frac{1}{C} \Big( \sum_i | x_{(i)}^k - x_{(i)}^j |^2 \Big)^{1/2}
+
+    between their class frequencies in descending order; the factor 1/C cancels in the score.
+
+    Args:
+        class_counts: f32[M, L], examples of each class (or their frequencies: rows are normalised). Clients
+            without examples are left out.
+        labels: i32[M], the clustering; -1 leaves a client out.
+        mask: bool[M], clients that count; None means all.
+        num_labels: upper bound on the number of different labels, static; None means M.
+
+    Returns:
+        f32[] in [-1, 1]; NaN for a single cluster.
+
+    Raises:
+        ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
+        >>> round(float(wasserstein_adjusted_silhouette(counts, jnp.array([0, 0, 1, 1]))), 4)
+        1.0
+
+    References:
+        FedGWC, Section 6, Eq. 7.
+    """
+    return _adjusted_silhouette(*_counts_and_labels(class_counts, labels, mask, num_labels))
+
+
+@partial(jax.jit, static_argnames="bound")
+def _adjusted_silhouette(counts: Array, labels: Array, mask: Array, bound: int) -> Array:
+    frequencies, mask = _ranked_frequencies(counts, mask)
+    return _silhouette(frequencies, labels, mask, bound)
+
+
+def wasserstein_adjusted_davies_bouldin(
+    class_counts: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None
+) -> Array:
+    r"""Davies–Bouldin index of the clients' class imbalance: which classes are frequent does not matter.
+
+    .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
+
+    on the class frequencies of each client in descending order.
+
+    Args:
+        class_counts: f32[M, L], examples of each class (or their frequencies: rows are normalised). Clients
+            without examples are left out.
+        labels: i32[M], the clustering; -1 leaves a client out.
+        mask: bool[M], clients that count; None means all.
+        num_labels: upper bound on the number of different labels, static; None means M.
+
+    Returns:
+        f32[] >= 0; NaN for a single cluster, infinite where two centroids coincide.
+
+    Raises:
+        ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
+        >>> round(float(wasserstein_adjusted_davies_bouldin(counts, jnp.array([0, 0, 1, 1]))), 4)
+        0.0
+
+    References:
+        FedGWC, Section 6, Eq. 7, and Appendix E.2.
+    """
+    return _adjusted_davies_bouldin(*_counts_and_labels(class_counts, labels, mask, num_labels))
+
+
+@partial(jax.jit, static_argnames="bound")
+def _adjusted_davies_bouldin(counts: Array, labels: Array, mask: Array, bound: int) -> Array:
+    frequencies, mask = _ranked_frequencies(counts, mask)
+    return _davies_bouldin(frequencies, labels, mask, bound)
+
+
+def _features_and_labels(
+    features: Any, labels: Any, mask: Any, num_labels: int | None
+) -> tuple[Array, Array, Array, int]:
+    features = checks.floats(features, "features", 2)
+    labels = checks.labels(labels, "labels", features.shape[0])
+    mask = checks.labelled(checks.client_mask(mask, features.shape[0]), labels)
+    checks.finite(features, "features", mask)
+    if num_labels is None:
+        return features, labels, mask, features.shape[0]
+    bound = checks.count(num_labels, "num_labels")
+    if checks.is_concrete(labels, mask):
+        different = len(np.unique(np.asarray(labels)[np.asarray(mask)]))
+        if different > bound:
+            raise ValueError(
+                f"num_labels is {bound}, but there are {different} different labels: raise it or leave it out."
+            )
+    return features, labels, mask, bound
+
+
+def _counts_and_labels(
+    class_counts: Any, labels: Any, mask: Any, num_labels: int | None
+) -> tuple[Array, Array, Array, int]:
+    counts, labels, mask, bound = _features_and_labels(class_counts, labels, mask, num_labels)
+    if not checks.holds(lambda counts, mask: ((counts >= 0.0) | ~mask[:, None]).all(), counts, mask):
+        raise ValueError("class_counts holds negative values; it counts examples: give counts or frequencies.")
+    return counts, labels, mask, bound
+
+
+def _ranked_frequencies(counts: Array, mask: Array) -> tuple[Array, Array]:
+    """Class frequencies in descending order, and the clients that have any."""
+    total = counts.sum(axis=1)
+    frequencies = counts / jnp.where(total > 0.0, total, 1.0)[:, None]
+    return -jnp.sort(-frequencies, axis=1), mask & (total > 0.0)
+
+
+def _dense_labels(labels: Array, mask: Array, bound: int) -> tuple[Array, Array]:
+    """Labels 0..bound-1 (bound where masked out) and the sizes of the clusters."""
+    keys = jnp.where(mask, labels, jnp.iinfo(jnp.int32).max)
+    order = jnp.argsort(keys)
+    cluster = jnp.zeros(labels.shape[0], jnp.int32).at[order].set(run_index(keys[order]))
+    cluster = jnp.where(mask, cluster, bound)
+    return cluster, jax.ops.segment_sum(mask.astype(jnp.int32), cluster, bound)
+
+
+def _normalised(features: Array, mask: Array) -> Array:
+    """Moves the bounding box to the origin and scales it to 1: the scores do not change, rounding does."""
+    lowest = jnp.where(mask[:, None], features, jnp.inf).min(axis=0)
+    highest = jnp.where(mask[:, None], features, -jnp.inf).max(axis=0)
+    centre = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
+    centred = jnp.where(mask[:, None], features - centre[None, :], 0.0)
+    extent = jnp.abs(centred).max(initial=0.0)
+    return centred / jnp.where(extent > 0.0, extent, 1.0)
+
+
+def _distances(a: Array, b: Array) -> Array:
+    return jnp.sqrt(jnp.square(a[:, None, :] - b[None, :, :]).sum(axis=-1))

@@ -1,0 +1,286 @@
+"""Leading singular directions of client profiles, and spectral clustering of an affinity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.kmeans import kmeans_in_slots
+from fedjax_cluster.clustering.similarity import block_gram
+
+METHODS = ("auto", "eigh", "subspace")
+
+# Beyond this many clients a full eigendecomposition costs more than the few leading directions are worth.
+_EIGH_LIMIT = 512
+_OVERSAMPLING = 8
+_DEPTH = 8
+
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class Embedding(NamedTuple):
+    """Clients in the space of the leading singular vectors."""
+
+    features: Array  # f32[M, rank]; 0 where masked out
+    singular_values: Array  # f32[rank], descending
+
+
+def profile_embedding(profile: Any, rank: int, mask: Any = None, method: str = "auto") -> Embedding:
+    r"""Projects client profiles on their leading singular vectors.
+
+    .. math:: G = \sum_i \sigma_i u_i v_i^\top, \qquad g'_c = \hat U^\top g_c = (\sigma_i v_{ic})_{i \le s}
+
+    with the profiles as the columns of G. The directions v and σ² come from the Gram matrix GᵀG, so singular
+    values below about 3·10⁻⁴ of the largest are noise; `subspace_embedding` resolves smaller ones.
+
+    Args:
+        profile: f32[M, D], one row per client (Gᵀ).
+        rank: s, the number of leading singular vectors, static; at most min(M, D).
+        mask: bool[M], clients that count; None means all.
+        method: "eigh", "subspace", or "auto" as in `embed_gram`, static.
+
+    Returns:
+        `Embedding(features f32[M, rank], singular_values f32[rank])`, both in the profile's unit; each column
+        of features has its largest entry positive. Masked-out clients have features 0.
+
+    Raises:
+        ValueError: wrong shapes, rank outside 1..min(M, D), an unknown method, or non-finite profiles.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> features, singular_values = profile_embedding(profile, 2)
+        >>> singular_values.round(4).tolist()
+        [3.0, 2.0]
+        >>> jnp.abs(features).round(4).tolist()
+        [[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
+
+    References:
+        CFL-GP, Algorithm 3, line 1, and Eq. 12.
+    """
+    profile = checks.floats(profile, "profile", 2)
+    mask = checks.client_mask(mask, profile.shape[0])
+    rank = _rank(rank, min(profile.shape))
+    checks.choice(method, "method", METHODS)
+    checks.finite(profile, "profile", mask)
+    return embed_gram(block_gram(profile), rank, mask, method)
+
+
+def embed_gram(gram: Any, rank: int, mask: Any = None, method: str = "auto") -> Embedding:
+    r"""`profile_embedding` from the inner products of the profiles.
+
+    .. math:: A = V \Lambda V^\top, \qquad g' = V_s \Lambda_s^{1/2}, \qquad \sigma = \Lambda^{1/2}
+
+    Args:
+        gram: f32[M, M], the inner products of all pairs, as `block_gram` gives them.
+        rank: s, the number of leading directions, static; at most M.
+        mask: bool[M], clients that count; rows and columns of the others may hold anything.
+        method: static. "eigh" decomposes all of A in O(M³). "subspace" finds the leading directions in a
+            block Krylov space in O(M²·rank), from a fixed start: equal inputs give equal features. "auto"
+            takes the first up to 512 clients.
+
+    Returns:
+        `Embedding(features f32[M, rank], singular_values f32[rank])`, in the profile's unit; each column of
+        features has its largest entry positive. Masked-out clients have features 0.
+
+    Raises:
+        ValueError: wrong shapes, rank outside 1..M, an unknown method, or entries not finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> embed_gram(jnp.diag(jnp.array([9.0, 4.0, 1.0])), 2).singular_values.round(4).tolist()
+        [3.0, 2.0]
+
+    References:
+        CFL-GP, Algorithm 3, line 1, Eq. 12, and Appendix D (computation cost of spectral clustering).
+    """
+    gram = checks.square(gram, "gram")
+    mask = checks.client_mask(mask, gram.shape[0])
+    rank = _rank(rank, gram.shape[0])
+    checks.choice(method, "method", METHODS)
+    checks.finite_matrix(gram, "gram", mask)
+    return _embed_gram(gram, mask, rank, method)
+
+
+@partial(jax.jit, static_argnames=("rank", "method"))
+def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
+    gram = jnp.where(mask[:, None] & mask[None, :], gram, 0.0)
+    eigenvalues, vectors = leading_eigenpairs(gram, mask, rank, method)
+    singular_values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
+    features = _fix_signs(vectors) * singular_values[None, :]
+    return Embedding(jnp.where(mask[:, None], features, 0.0), singular_values)
+
+
+def subspace_embedding(
+    rng_key: Array, profile: Any, rank: int, mask: Any = None, depth: int = 4, oversampling: int = 8
+) -> Embedding:
+    r"""`profile_embedding` for very many clients: no M×M matrix, and small singular values resolved.
+
+    .. math:: B = \mathrm{orth}[S, GG^\top S, \dots, (GG^\top)^{q-1} S], \qquad B^\top G = U \Sigma W^\top,
+              \qquad g' = B U_s \Sigma_s
+
+    with G here in rows, f32[M, D]: a block Krylov space from a random start, O(M·D·rank·q).
+
+    Args:
+        rng_key: a JAX random key for the start.
+        profile: f32[M, D], one row per client.
+        rank: s, the number of leading singular vectors, static; at most min(M, D).
+        mask: bool[M], clients that count; None means all.
+        depth: q, how many blocks span the space, static. More resolve closer singular values.
+        oversampling: how many directions a block has beyond `rank`, static.
+
+    Returns:
+        `Embedding(features f32[M, rank], singular_values f32[rank])` as `profile_embedding` gives it, to the
+        accuracy of the Krylov space.
+
+    Raises:
+        ValueError: wrong shapes, rank outside 1..min(M, D), or non-finite profiles.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> subspace_embedding(jax.random.key(0), profile, 2).singular_values.round(4).tolist()
+        [3.0, 2.0]
+
+    References:
+        CFL-GP, Appendix D; Musco and Musco (2015) for the block Krylov space.
+    """
+    profile = checks.floats(profile, "profile", 2)
+    mask = checks.client_mask(mask, profile.shape[0])
+    rank = _rank(rank, min(profile.shape))
+    checks.count(depth, "depth")
+    checks.count(oversampling, "oversampling", minimum=0)
+    checks.finite(profile, "profile", mask)
+    return _subspace_embedding(rng_key, profile, mask, rank, depth, oversampling)
+
+
+@partial(jax.jit, static_argnames=("rank", "depth", "oversampling"))
+def _subspace_embedding(
+    rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, oversampling: int
+) -> Embedding:
+    profile = jnp.where(mask[:, None], profile, 0.0)
+    # The power of two keeps squares inside float32 and leaves every digit as it is.
+    _, exponent = jnp.frexp(jnp.abs(profile).max(initial=0.0))
+    scale = jnp.ldexp(jnp.float32(1.0), exponent)
+    profile = profile / scale
+
+    def apply(block: Array) -> Array:
+        # QR between the two products: GGᵀ alone would push small singular values below the rounding.
+        return _matmul(profile, jnp.linalg.qr(_matmul(profile.T, block))[0])
+
+    basis = _krylov_basis(apply, _start(rng_key, mask, rank + oversampling), depth)
+    # For the same reason the small SVD is that of Bᵀ G, not of its square.
+    triangle = jnp.linalg.qr(_matmul(profile.T, basis), mode="r")
+    left, singular_values, _ = jnp.linalg.svd(triangle.T, full_matrices=False)
+    features = _fix_signs(_matmul(basis, left[:, :rank])) * singular_values[None, :rank]
+    return Embedding(jnp.where(mask[:, None], features, 0.0) * scale, singular_values[:rank] * scale)
+
+
+def spectral_clustering(rng_key: Array, affinity: Any, k: int, mask: Any = None) -> Array:
+    r"""Clusters the nodes of a weighted graph by the algorithm of Ng, Jordan and Weiss.
+
+    .. math:: L = D^{-1/2} W D^{-1/2}, \quad W_{ii} = 0, \quad D_{ii} = \sum_j W_{ij}
+
+    The k leading eigenvectors of L are the columns of X; the rows of X, scaled to length 1, go to k-means.
+
+    Args:
+        rng_key: a JAX random key, for k-means.
+        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
+        k: number of clusters, static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        i32[M] labels in 0..k-1, -1 where masked out; no cluster is empty.
+
+    Raises:
+        ValueError: wrong shapes, k outside 1..number of clients that count, or an affinity that is not
+            finite, not symmetric or negative.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+        >>> labels = spectral_clustering(jax.random.key(0), affinity, 2)
+        >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+        True
+
+    References:
+        FedGWC, Section 4.2 and Algorithm 1; Ng, Jordan and Weiss (2001).
+    """
+    affinity = checks.square(affinity, "affinity")
+    mask = checks.client_mask(mask, affinity.shape[0])
+    k = checks.num_clusters(k, mask)
+    checks.finite_matrix(affinity, "affinity", mask)
+    checks.symmetric_matrix(affinity, "affinity", mask)
+    if not checks.holds(lambda w, mask: ((w >= 0.0) | ~mask[:, None] | ~mask[None, :]).all(), affinity, mask):
+        raise ValueError("affinity holds negative values; degrees need weights >= 0: shift or clip it first.")
+    return _spectral_clustering(rng_key, affinity, mask, k)
+
+
+@partial(jax.jit, static_argnames="k")
+def _spectral_clustering(rng_key: Array, affinity: Array, mask: Array, k: int) -> Array:
+    num_clients = affinity.shape[0]
+    edges = mask[:, None] & mask[None, :] & ~jnp.eye(num_clients, dtype=bool)
+    weights = jnp.where(edges, affinity, 0.0)
+    degree = weights.sum(axis=1)
+    inverse_root = jnp.where(degree > 0.0, lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0)), 0.0)
+    laplacian = weights * inverse_root[:, None] * inverse_root[None, :]
+    # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
+    laplacian -= 2.0 * jnp.diag((~mask).astype(jnp.float32))
+    method = "eigh" if num_clients <= _EIGH_LIMIT else "subspace"
+    _, vectors = leading_eigenpairs(laplacian, mask, k, method)
+    norm = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = vectors / jnp.where(norm > 0.0, norm, 1.0)
+    return kmeans_in_slots(rng_key, rows, mask, k, slots=k, num_restarts=10, max_iterations=100).labels
+
+
+def _rank(rank: Any, limit: int) -> int:
+    rank = checks.count(rank, "rank")
+    if rank > limit:
+        raise ValueError(f"rank is {rank}, but there are only {limit} singular values: ask for at most {limit}.")
+    return rank
+
+
+def leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str, depth: int = _DEPTH) -> tuple[Array, Array]:
+    """The `rank` largest eigenvalues, descending, and their vectors [M, rank] of a symmetric matrix."""
+    num_clients = matrix.shape[0]
+    width = (rank + _OVERSAMPLING) * depth
+    if method == "eigh" or (method == "auto" and num_clients <= _EIGH_LIMIT) or width >= num_clients:
+        eigenvalues, vectors = jnp.linalg.eigh(matrix)
+    else:
+        start = _start(jax.random.key(0), mask, rank + _OVERSAMPLING)
+        basis = _krylov_basis(partial(_matmul, matrix), start, depth)
+        eigenvalues, rotation = jnp.linalg.eigh(_matmul(basis.T, _matmul(matrix, basis)))
+        vectors = _matmul(basis, rotation[:, -rank:])
+        eigenvalues = eigenvalues[-rank:]
+    return eigenvalues[-rank:][::-1], vectors[:, -rank:][:, ::-1]
+
+
+def _start(rng_key: Array, mask: Array, width: int) -> Array:
+    """Random columns; the n-th client that counts takes the n-th row, whatever stands between."""
+    position = jnp.maximum(jnp.cumsum(mask, dtype=jnp.int32) - 1, 0)
+    rows = jax.random.normal(rng_key, (mask.shape[0], width), jnp.float32)[position]
+    return jnp.where(mask[:, None], rows, 0.0)
+
+
+def _krylov_basis(apply: Callable[[Array], Array], start: Array, depth: int) -> Array:
+    """Orthonormal columns that span {S, AS, …, A^(depth-1) S}."""
+    block, _ = jnp.linalg.qr(start)
+    basis = block
+    for _ in range(depth - 1):
+        block = apply(block)
+        block, _ = jnp.linalg.qr(block - _matmul(basis, _matmul(basis.T, block)))
+        basis = jnp.concatenate([basis, block], axis=1)
+    # Where A has low rank, later blocks are rounding noise and no longer orthogonal to the first ones.
+    return jnp.linalg.qr(basis)[0]
+
+
+def _fix_signs(vectors: Array) -> Array:
+    """Each column with its largest entry positive: the sign of an eigenvector is otherwise the solver's."""
+    largest = jnp.take_along_axis(vectors, jnp.argmax(jnp.abs(vectors), axis=0)[None, :], axis=0)
+    return vectors * jnp.where(largest < 0.0, -1.0, 1.0)

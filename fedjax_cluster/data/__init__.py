@@ -1,0 +1,5 @@
+"""Data: sources of examples, and scenarios that divide them among clients."""
+
+from fedjax_cluster.data import scenarios
+from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
+from fedjax_cluster.data.validation import check_federation

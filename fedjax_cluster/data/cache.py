@@ -1,0 +1,88 @@
+"""Decoded data sets on disk, memory-mapped, so that a second start costs a tenth of a second.
+
+One entry is two files: the images as `.npy`, which can be mapped, and a small `.npz` with the labels and the
+checksum of the images. Each is written beside its place and moved there, the `.npz` last; a reader that finds
+a pair that does not agree takes it for absent. Nothing here fails loudly: without a cache all works, slower.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+
+def directory() -> Path:
+    """Where entries lie: `FEDJAX_CLUSTER_CACHE`, else `XDG_CACHE_HOME` or `~/.cache`, read at call time."""
+    if chosen := os.environ.get("FEDJAX_CLUSTER_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedjax_cluster"
+
+
+def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """The images and labels kept under `key`.
+
+    Args:
+      key: file name without an ending.
+
+    Returns:
+      Images (memory-mapped, read-only) and labels; None where the entry is absent, damaged or unreadable.
+    """
+    images_file, labels_file = _files(key)
+    try:
+        images = np.load(images_file, mmap_mode="r", allow_pickle=False)
+        with np.load(labels_file, allow_pickle=False) as kept:
+            labels, checksum = kept["labels"], int(kept["checksum"])
+        intact = len(images) == len(labels) and _checksum(images) == checksum
+    except Exception:
+        # A damaged file can raise nearly anything from the depths of zip and npy parsing, and whatever it
+        # was, the answer is the same: decode again.
+        return None
+    labels.flags.writeable = False
+    return (images, labels) if intact else None
+
+
+def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
+    """Keep `images` and `labels` under `key`, replacing what was there; whole or not at all.
+
+    Args:
+      key: file name without an ending.
+      images: [N, ...].
+      labels: [N].
+
+    Returns:
+      Whether it was kept; False where the directory cannot be written or the disk is full.
+    """
+    images_file, labels_file = _files(key)
+    checksum = _checksum(images)
+    try:
+        images_file.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(images_file, lambda file: np.save(file, images))
+        _write_whole(labels_file, lambda file: np.savez(file, labels=labels, checksum=checksum))
+    except OSError:
+        return False
+    return True
+
+
+def _checksum(images: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(images).data)
+
+
+def _files(key: str) -> tuple[Path, Path]:
+    return directory() / f"{key}.npy", directory() / f"{key}.npz"
+
+
+def _write_whole(path: Path, save: Callable[[IO[bytes]], Any]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            save(file)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

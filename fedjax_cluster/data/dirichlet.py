@@ -1,0 +1,135 @@
+"""Label skew after Dirichlet: row numbers in, row numbers out, as in `partition`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_cluster.data.partition import Rows
+
+
+def by_class(
+    rng: np.random.Generator,
+    labels: np.ndarray,
+    clients: int,
+    alpha: float,
+    min_examples: int,
+    owners: np.ndarray | None = None,
+) -> Rows:
+    """Each class shared out among its owners in proportions drawn from Dirichlet(α, …, α): sizes vary freely.
+
+    A client left with fewer than `min_examples` rows takes random ones from those that have most among the
+    clients that own the same classes.
+
+    Args:
+      rng: NumPy generator.
+      labels: int[rows], from 0 on.
+      clients: M.
+      alpha: α ≥ 0; at 0 a class goes to a single client, at infinity all its owners get the same.
+      min_examples: smallest size of a client.
+      owners: bool[M, classes], which clients take part in which class; default is all in all.
+
+    Returns:
+      A division of all rows of owned classes.
+
+    Raises:
+      ValueError: clients that own the same classes have too few rows together.
+    """
+    if owners is None:
+        owners = np.ones((clients, int(labels.max()) + 1), bool)
+    pieces: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    for label in np.flatnonzero(owners.any(axis=0)):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        takers = np.flatnonzero(owners[:, label])
+        shares = _draw(rng, alpha, np.ones(len(takers)))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for client, piece in zip(takers, np.split(members, cuts), strict=True):
+            pieces[client].append(piece)
+    rows = [rng.permutation(np.concatenate(parts)) for parts in pieces]
+
+    _, alike = np.unique(owners, axis=0, return_inverse=True)
+    for kind in range(alike.max() + 1):
+        _feed_the_poor(rows, np.flatnonzero(alike == kind), min_examples)
+    return rows
+
+
+def _feed_the_poor(rows: Rows, members: np.ndarray, min_examples: int) -> None:
+    sizes = np.array([len(rows[client]) for client in members])
+    if sizes.sum() < min_examples * len(members):
+        raise ValueError(
+            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: ask for fewer "
+            f"clients, or for a smaller `min_examples`."
+        )
+    for poor in np.flatnonzero(sizes < min_examples):
+        while sizes[poor] < min_examples:
+            rich = int(np.argmax(sizes))
+            count = min(min_examples - sizes[poor], max((sizes[rich] - min_examples) // 2, 1))
+            giver, taker = members[rich], members[poor]
+            rows[taker] = np.concatenate([rows[taker], rows[giver][:count]])
+            rows[giver] = rows[giver][count:]
+            sizes[poor] += count
+            sizes[rich] -= count
+
+
+def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, alpha: float | np.ndarray) -> Rows:
+    """Each client draws its rows class by class with probabilities from Dirichlet(α·p): sizes are given.
+
+    p are the frequencies of the classes (Hsu et al. 2019). Clients draw one after the other without putting
+    back, those with the largest α first because they need every class, otherwise in random order. Once a class
+    is used up, a client's other classes are scaled up, so the last ones take what is left.
+
+    Args:
+      rng: NumPy generator.
+      labels: int[rows], from 0 on.
+      sizes: int[M], together no more than there are rows.
+      alpha: α ≥ 0, one for all or f64[M]; at 0 a client has a single class, drawn among those with enough rows
+        left; at infinity the mixture of all.
+
+    Returns:
+      A division.
+    """
+    _, labels = np.unique(labels, return_inverse=True)
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
+    left = np.array([len(pool) for pool in pools])
+    frequencies = left / left.sum()
+    alphas = np.broadcast_to(np.asarray(alpha, float), len(sizes))
+
+    order = rng.permutation(len(sizes))
+    rows: Rows = [np.empty(0, np.int64)] * len(sizes)
+    for client in order[np.argsort(-alphas[order], kind="stable")]:
+        size = int(sizes[client])
+        if alphas[client] == 0:
+            shares = _draw(rng, 0.0, np.where(left >= min(size, left.max()), left, 0))
+        else:
+            shares = _draw(rng, float(alphas[client]), frequencies)
+        counts = _draw_counts(rng, shares, size, left)
+        rows[client] = np.concatenate([pool[n - c : n] for pool, n, c in zip(pools, left, counts, strict=True)])
+        left = left - counts
+    return rows
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises ValueError unless the Dirichlet concentration is from 0 to infinity."""
+    if not alpha >= 0:
+        raise ValueError(
+            f"alpha={alpha!r} is not a Dirichlet concentration: choose 0 (one class per client) to infinity (all "
+            f"clients alike)."
+        )
+
+
+def _draw_counts(rng: np.random.Generator, shares: np.ndarray, size: int, left: np.ndarray) -> np.ndarray:
+    counts = np.zeros_like(left)
+    while missing := size - counts.sum():
+        available = left - counts
+        weights = np.where(available > 0, shares, 0.0)
+        if weights.sum() < 1e-9:  # what the client wanted is used up
+            weights = available.astype(float)
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), available)
+    return counts
+
+
+def _draw(rng: np.random.Generator, alpha: float, base: np.ndarray) -> np.ndarray:
+    """One draw from Dirichlet(alpha · base), with its limits at 0 and at infinity."""
+    mean = base / base.sum()
+    if alpha == 0:
+        return np.eye(len(base))[rng.choice(len(base), p=mean)]
+    return mean if np.isinf(alpha) else rng.dirichlet(alpha * base)

@@ -1,0 +1,83 @@
+"""Rotation of images about their centre, for many images at once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import sparse
+
+_IMAGES_AT_ONCE = 1024
+
+
+def rotate(images: np.ndarray, angle: float) -> np.ndarray:
+    """Images turned counter-clockwise about their centre.
+
+    Right angles move pixels exactly. Any other angle interpolates bilinearly between the four neighbouring
+    pixels, with zeros outside of the image, and rounds where the dtype is an integer; the shape is kept.
+
+    Args:
+      images: [N, H, W] or [N, H, W, channels], any real dtype.
+      angle: degrees.
+
+    Returns:
+      The same shape and dtype; a new array.
+
+    Raises:
+      ValueError: a right angle would exchange the sides of images that are not square.
+
+    >>> rotate(np.array([[[1, 2], [3, 4]]], np.uint8), 90)
+    array([[[2, 4],
+            [1, 3]]], dtype=uint8)
+    """
+    if images.ndim not in (3, 4):
+        raise ValueError(
+            f"Only images [N, H, W] or [N, H, W, channels] can be rotated, but the array is "
+            f"{list(images.shape)}: choose a scenario that does not rotate, or reshape the examples."
+        )
+    quarters, rest = divmod(angle % 360.0, 90.0)
+    if rest == 0.0:
+        if quarters % 2 and images.shape[1] != images.shape[2]:
+            raise ValueError(
+                f"Images of {images.shape[1]} × {images.shape[2]} pixels change their shape when they are "
+                f"turned by {angle:g} degrees: crop or pad them to squares, or use 0 and 180 degrees only."
+            )
+        return np.array(np.rot90(images, int(quarters), axes=(1, 2)), order="C")
+    return _interpolate(images, angle)
+
+
+def _interpolate(images: np.ndarray, angle: float) -> np.ndarray:
+    count, height, width = images.shape[:3]
+    operator = _rotation_matrix(height, width, angle)
+    columns = images.reshape(count, height * width, math.prod(images.shape[3:]))
+    rotated = np.empty(columns.shape, images.dtype)
+    whole_numbers = np.issubdtype(images.dtype, np.integer)
+    for start in range(0, count, _IMAGES_AT_ONCE):
+        block = columns[start : start + _IMAGES_AT_ONCE]
+        pixels_first = np.ascontiguousarray(block.transpose(1, 0, 2), dtype=np.float32)
+        values = operator @ pixels_first.reshape(height * width, -1)
+        if whole_numbers:
+            np.rint(values, out=values)
+        rotated[start : start + _IMAGES_AT_ONCE] = values.reshape(pixels_first.shape).transpose(1, 0, 2)
+    return rotated.reshape(images.shape)
+
+
+def _rotation_matrix(height: int, width: int, angle: float) -> sparse.csr_array:
+    """[H·W, H·W]: each row holds the up to four weights of the pixels that an output pixel is made of."""
+    radians = math.radians(angle)
+    row, column = np.mgrid[:height, :width].reshape(2, -1)
+    down, right = row - (height - 1) / 2, column - (width - 1) / 2
+    source_column = math.cos(radians) * right - math.sin(radians) * down + (width - 1) / 2
+    source_row = math.sin(radians) * right + math.cos(radians) * down + (height - 1) / 2
+    top, left = np.floor(source_row).astype(int), np.floor(source_column).astype(int)
+
+    targets, sources, weights = [], [], []
+    for corner_row in (top, top + 1):
+        for corner_column in (left, left + 1):
+            weight = (1 - np.abs(source_row - corner_row)) * (1 - np.abs(source_column - corner_column))
+            inside = (corner_row >= 0) & (corner_row < height) & (corner_column >= 0) & (corner_column < width)
+            targets.append(np.flatnonzero(inside))
+            sources.append((corner_row * width + corner_column)[inside])
+            weights.append(weight[inside].astype(np.float32))
+    entries = (np.concatenate(weights), (np.concatenate(targets), np.concatenate(sources)))
+    return sparse.csr_array(entries, shape=(height * width, height * width))

@@ -1,0 +1,230 @@
+"""Scenarios in which clients differ in which labels they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedjax_cluster.data import partition
+from fedjax_cluster.data.dirichlet import by_class, by_client, check_alpha
+from fedjax_cluster.data.validation import check_examples
+from fedjax_cluster.types import Examples, Federation
+
+_LEVELS = ("homogeneous", "heterogeneous", "extreme")
+
+
+def dirichlet(
+    examples: Examples,
+    *,
+    clients: int,
+    alpha: float = 0.5,
+    client_sizes: Literal["free", "equal"] = "free",
+    min_examples: int = 10,
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Label proportions that differ from client to client, without groups.
+
+    With free sizes each class is shared out among the clients by Dirichlet(α, …, α): labels and amounts differ.
+    With equal sizes each client draws its class proportions from Dirichlet(α·p), p the frequencies of the
+    classes (Hsu et al. 2019; Sec. 9 of FLAG, Sec. 5 of FedGWC): only labels differ.
+
+    Args:
+      examples: labelled.
+      clients: M.
+      alpha: concentration α ≥ 0. At 0 a client has one class (equal sizes, as long as there are examples of it)
+        or a class has one client (free sizes); at infinity all clients are alike.
+      client_sizes: `free` or `equal`.
+      min_examples: with free sizes, the smallest number of examples of a client, training and test together; a
+        client with fewer takes random ones from the largest. At least 2.
+      seed: decides who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together, on average where sizes are free; default is all
+        there are.
+
+    Returns:
+      A Federation whose `group` is None.
+
+    Raises:
+      ValueError: too few examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> dirichlet(digits(), clients=5, alpha=0.1, client_sizes="equal").train.num_examples
+    array([252, 252, 251, 251, 251], dtype=int32)
+    """
+    check_examples(examples)
+    check_alpha(alpha)
+    deal, divide = partition.streams(seed, 2)
+    labels = np.asarray(examples.y)
+    sizes = partition.client_sizes(len(labels), clients, examples_per_client)
+    if client_sizes == "equal":
+        rows = by_client(deal, labels, sizes, alpha)
+    elif client_sizes == "free":
+        _check_minimum(min_examples)
+        used = deal.permutation(len(labels))[: sizes.sum()]
+        rows = [used[part] for part in by_class(deal, labels[used], clients, alpha, min_examples)]
+    else:
+        raise ValueError(f"client_sizes={client_sizes!r} is unknown: choose 'free' or 'equal'.")
+    return partition.federate(examples.x, examples.y, rows, rng=divide, test_fraction=test_fraction, info=examples.info)
+
+
+def heterogeneity_levels(
+    examples: Examples,
+    *,
+    clients: int,
+    shares: Sequence[float] = (0.1, 0.9, 0.0),
+    alphas: Sequence[float] = (1000.0, 0.05, 0.0),
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Homogeneous, heterogeneous and extreme clients in one federation (Table 3 of FedGWC).
+
+    Args:
+      examples: labelled.
+      clients: M.
+      shares: share of the clients at each level; the paper's (10, 90, 0) of 100 clients, or (40, 30, 30).
+      alphas: the levels' α of `dirichlet` with equal client sizes; 0 gives one class per client.
+      seed: decides who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together; default is four fifths of an equal share, so that
+        those who draw last still find the classes they want.
+
+    Returns:
+      A Federation with `group` i32[M], numbered over the levels that have clients.
+
+    Raises:
+      ValueError: too few examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> federation = heterogeneity_levels(digits(), clients=10, shares=(4, 0, 6))
+    >>> federation.group, federation.info.group_names
+    (array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1], dtype=int32), ('homogeneous', 'extreme'))
+    """
+    check_examples(examples)
+    if len(shares) != 3 or len(alphas) != 3:
+        raise ValueError(f"There are three levels ({', '.join(_LEVELS)}): give three shares and three alphas.")
+    for alpha in alphas:
+        check_alpha(alpha)
+    # NOTE: text and captions of the paper disagree on the middle level, 0.5 or 0.05; ours is 0.05.
+    counts = partition.share_clients(clients, shares, "levels")
+    if examples_per_client is None:
+        examples_per_client = max(int(0.8 * len(examples.y) / clients), 2)
+    sizes = partition.client_sizes(len(examples.y), clients, examples_per_client)
+    deal, divide = partition.streams(seed, 2)
+    present = np.flatnonzero(counts)
+    return partition.federate(
+        examples.x,
+        examples.y,
+        by_client(deal, np.asarray(examples.y), sizes, np.repeat(np.asarray(alphas, float), counts)),
+        rng=divide,
+        test_fraction=test_fraction,
+        info=examples.info._replace(group_names=tuple(_LEVELS[level] for level in present)),
+        group=np.repeat(np.arange(len(present)), counts[present]).astype(np.int32),
+    )
+
+
+def label_groups(
+    examples: Examples,
+    *,
+    clients: int,
+    rho: float = 0.2,
+    alpha: float = 1.0,
+    num_groups: int = 5,
+    overlap: Literal["auto", "never", "random"] = "auto",
+    min_examples: int = 10,
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Groups of clients with the same few labels, of which each holds a different amount (Sec. 5 of FLAG).
+
+    Each group owns a share ρ of the labels; the examples of a label are shared out among all clients of the
+    groups that own it, in proportions drawn from Dirichlet(α′, …, α′).
+
+    Args:
+      examples: labelled.
+      clients: M, in equal groups of neighbours.
+      rho: ρ in (0, 1], rounded to whole labels, at least one.
+      alpha: α′ of the amounts; the smaller, the more they differ.
+      num_groups: the paper does not give it.
+      overlap: `never` keeps the groups' labels apart; `random` draws distinct label sets, which may share labels;
+        `auto` keeps them apart where there are labels enough.
+      min_examples: smallest number of examples of a client, training and test together; a client with fewer
+        takes random ones from the largest of its group. At least 2.
+      seed: decides the groups' labels, who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together, on average; default is all there are.
+
+    Returns:
+      A Federation with `group` i32[M]; a group's name lists its labels.
+
+    Raises:
+      ValueError: not enough labels or examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> label_groups(digits(), clients=10).info.group_names
+    ('labels 4 9', 'labels 7 8', 'labels 3 5', 'labels 0 1', 'labels 2 6')
+    """
+    check_examples(examples)
+    check_alpha(alpha)
+    _check_minimum(min_examples)
+    group = partition.assign_groups(clients, num_groups)
+    choose, deal, divide = partition.streams(seed, 3)
+    owned = _choose_labels(choose, examples.info.num_classes, rho, num_groups, overlap)
+
+    labels = np.asarray(examples.y)
+    used = deal.permutation(np.flatnonzero(np.isin(labels, np.flatnonzero(owned.any(axis=0)))))
+    used = used[: partition.client_sizes(len(used), clients, examples_per_client).sum()]
+    rows = by_class(deal, labels[used], clients, alpha, min_examples, owned[group])
+    names = tuple(f"labels {' '.join(map(str, np.flatnonzero(of_group)))}" for of_group in owned)
+    return partition.federate(
+        examples.x,
+        examples.y,
+        [used[part] for part in rows],
+        rng=divide,
+        test_fraction=test_fraction,
+        info=examples.info._replace(group_names=names),
+        group=group,
+    )
+
+
+def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_groups: int, overlap: str) -> np.ndarray:
+    """bool[groups, classes]: which labels each group owns."""
+    if not 0 < rho <= 1:
+        raise ValueError(f"rho={rho!r} is not a share of the labels: choose a number above 0, at most 1.")
+    if overlap not in ("auto", "never", "random"):
+        raise ValueError(f"overlap={overlap!r} is unknown: choose 'auto', 'never' or 'random'.")
+    count = max(round(rho * num_classes), 1)
+    apart = count * num_groups <= num_classes
+    if overlap == "never" and not apart:
+        raise ValueError(
+            f"{num_groups} groups with {count} labels each need {count * num_groups} labels, but there are "
+            f"{num_classes}: choose a smaller rho, fewer groups, or overlap='random'."
+        )
+    owned = np.zeros((num_groups, num_classes), bool)
+    if apart and overlap != "random":
+        owned[np.repeat(np.arange(num_groups), count), rng.permutation(num_classes)[: count * num_groups]] = True
+        return owned
+    seen = set()
+    for _ in range(1000 * num_groups):
+        labels = tuple(sorted(rng.choice(num_classes, count, replace=False).tolist()))
+        if labels not in seen:
+            owned[len(seen), labels] = True
+            seen.add(labels)
+        if len(seen) == num_groups:
+            return owned
+    raise ValueError(
+        f"There are not {num_groups} different sets of {count} among {num_classes} labels: choose another rho, or "
+        f"fewer groups."
+    )
+
+
+def _check_minimum(min_examples: int) -> None:
+    if not min_examples >= 2:
+        raise ValueError(
+            f"min_examples={min_examples!r} is too small: a client needs an example to train on and one to test on."
+        )

@@ -1,0 +1,177 @@
+"""Scenarios in which the same image has different labels in different groups of clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_cluster.data import partition
+from fedjax_cluster.data.validation import check_examples
+from fedjax_cluster.types import Examples, Federation
+
+
+def label_swap(
+    examples: Examples,
+    *,
+    clients: int,
+    num_groups: int = 4,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Each group of clients exchanges two labels (the label-swap problem, Sec. VI of CFL, Figs. 5–7).
+
+    Args:
+      examples: labelled.
+      clients: M, in equal groups of neighbours; the examples are dealt out at random.
+      num_groups: number of groups; ignored where `pairs` are given.
+      pairs: for each group the two labels that it exchanges, such as ((1, 7), (3, 5)); default draws them, all
+        labels different where there are enough.
+      seed: decides the pairs, who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together; default is all there are, in equal shares.
+
+    Returns:
+      A Federation with `group` i32[M]; a group's name says what it exchanges.
+
+    Raises:
+      ValueError: pairs that are no two labels or occur twice, too few examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> federation = label_swap(digits(), clients=20, pairs=((1, 7), (3, 5)))
+    >>> federation.info.group_names
+    ('1↔7', '3↔5')
+    """
+    check_examples(examples)
+    classes = examples.info.num_classes
+    (choose,) = partition.streams(seed, 1)
+    chosen = _draw_pairs(choose, classes, num_groups) if pairs is None else [tuple(pair) for pair in pairs]
+    for pair in chosen:
+        if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= label < classes for label in pair):
+            raise ValueError(f"The pair {pair} is not two different labels between 0 and {classes - 1}.")
+    if not chosen or len({frozenset(pair) for pair in chosen}) < len(chosen):
+        raise ValueError(f"pairs={tuple(chosen)} must hold at least one pair, and none twice.")
+    tables = np.tile(np.arange(classes), (len(chosen), 1))
+    for table, (one, other) in zip(tables, chosen, strict=True):
+        table[[one, other]] = other, one
+    names = tuple(f"{one}↔{other}" for one, other in chosen)
+    return _federate(examples, clients, tables, names, seed, test_fraction, examples_per_client)
+
+
+def label_permutation(
+    examples: Examples,
+    *,
+    clients: int,
+    num_groups: int = 4,
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Each group of clients permutes all labels in its own way (Sec. VI of CFL, Fig. 8).
+
+    Args:
+      examples: labelled.
+      clients: M, in equal groups of neighbours; the examples are dealt out at random.
+      num_groups: number of different random permutations.
+      seed: decides the permutations, who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together; default is all there are, in equal shares.
+
+    Returns:
+      A Federation with `group` i32[M].
+
+    Raises:
+      ValueError: fewer permutations than groups, too few examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> label_permutation(digits(), clients=20).info.group_names[0]
+    'permutation 0'
+    """
+    check_examples(examples)
+    classes = examples.info.num_classes
+    if num_groups > math.factorial(min(classes, 12)):
+        raise ValueError(f"{classes} labels cannot be permuted in {num_groups} different ways: ask for fewer groups.")
+    (choose,) = partition.streams(seed, 1)
+    tables: dict[bytes, np.ndarray] = {}
+    while len(tables) < num_groups:
+        permutation = choose.permutation(classes)
+        tables[permutation.tobytes()] = permutation
+    names = tuple(f"permutation {number}" for number in range(num_groups))
+    stacked = np.array(list(tables.values())).reshape(-1, classes)
+    return _federate(examples, clients, stacked, names, seed, test_fraction, examples_per_client)
+
+
+def label_shift(
+    examples: Examples,
+    *,
+    clients: int,
+    shifts: Sequence[int] = (0, 5),
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """Each group of clients adds a number to all labels, modulo the number of classes (F.7 of CFL-GP).
+
+    Args:
+      examples: labelled.
+      clients: M, in equal groups of neighbours; the examples are dealt out at random.
+      shifts: for each group what it adds.
+      seed: decides who gets which example, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: training and test examples together; default is all there are, in equal shares.
+
+    Returns:
+      A Federation with `group` i32[M].
+
+    Raises:
+      ValueError: shifts that amount to the same, too few examples, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> label_shift(digits(), clients=4).group
+    array([0, 0, 1, 1], dtype=int32)
+    """
+    check_examples(examples)
+    classes = examples.info.num_classes
+    if not shifts or len({shift % classes for shift in shifts}) < len(shifts):
+        raise ValueError(
+            f"shifts={tuple(shifts)} must be at least one number, and different ones modulo the {classes} classes."
+        )
+    tables = (np.arange(classes) + np.asarray(shifts)[:, None]) % classes
+    names = tuple(f"y+{shift}" for shift in shifts)
+    return _federate(examples, clients, tables, names, seed, test_fraction, examples_per_client)
+
+
+def _federate(
+    examples: Examples,
+    clients: int,
+    tables: np.ndarray,
+    names: tuple[str, ...],
+    seed: int,
+    test_fraction: float,
+    examples_per_client: int | None,
+) -> Federation:
+    group = partition.assign_groups(clients, len(tables))
+    _, deal, divide = partition.streams(seed, 3)
+    federation = partition.federate(
+        examples.x,
+        examples.y,
+        partition.deal(deal, len(examples.y), clients, examples_per_client),
+        rng=divide,
+        test_fraction=test_fraction,
+        info=examples.info._replace(group_names=names),
+        group=group,
+    )
+    return partition.relabel(federation, tables[group])
+
+
+def _draw_pairs(rng: np.random.Generator, classes: int, count: int) -> list[tuple[int, int]]:
+    if not 1 <= count <= classes * (classes - 1) // 2:
+        raise ValueError(f"{classes} labels do not make {count} different pairs: ask for fewer groups.")
+    if 2 * count <= classes:
+        drawn = np.sort(rng.permutation(classes)[: 2 * count].reshape(-1, 2), axis=1)
+        return [(int(one), int(other)) for one, other in drawn]
+    first, second = np.triu_indices(classes, 1)
+    return [(int(first[i]), int(second[i])) for i in rng.choice(len(first), count, replace=False)]

@@ -1,0 +1,69 @@
+"""Scenarios whose clients are there by nature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_cluster.data import partition
+from fedjax_cluster.data.validation import check_examples
+from fedjax_cluster.types import Examples, Federation
+
+
+def users(
+    examples: Examples,
+    *,
+    user_ids: Any,
+    clients: int | None = None,
+    min_examples: int = 2,
+    seed: int = 0,
+    test_fraction: float = 0.3,
+    examples_per_client: int | None = None,
+) -> Federation:
+    """One client for each user of a data set with a user-id column (FEMNIST, Landmarks-User, iNaturalist-User).
+
+    Args:
+      examples: any.
+      user_ids: [N], of any type that can be sorted; the user of each example.
+      clients: M users drawn at random among those with examples enough; default is all of them.
+      min_examples: users with fewer are left out; at least 2.
+      seed: decides which users and examples take part, and who is tested on which.
+      test_fraction: share of a client's examples that it is tested on.
+      examples_per_client: at most so many examples of a user, drawn at random; default is all.
+
+    Returns:
+      A Federation with clients in the order of their ids, and no `group`.
+
+    Raises:
+      ValueError: ids that do not match the examples, fewer such users than clients, or an argument out of range.
+
+    >>> from fedjax_cluster.data import digits
+    >>> users(digits(), user_ids=np.arange(1797) % 100, clients=7).train.x.shape
+    (7, 13, 8, 8)
+    """
+    check_examples(examples, labelled=False)
+    ids = np.asarray(user_ids)
+    if ids.shape != (len(examples.y),):
+        raise ValueError(
+            f"user_ids has the shape {list(ids.shape)}, but there are {len(examples.y)} examples: give one for each."
+        )
+    for name, number in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
+        if number is not None and not number >= 2:
+            raise ValueError(f"{name}={number!r} is too small: a client needs one to train on and one to test on.")
+    choose, deal, divide = partition.streams(seed, 3)
+    _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    of_user = partition.divide(np.argsort(user, kind="stable"), counts)
+    eligible = np.flatnonzero(counts >= min_examples)
+    if clients is not None:
+        partition.check_clients(clients)
+        if clients > len(eligible):
+            raise ValueError(
+                f"There are {len(eligible)} users with {min_examples} examples or more, fewer than {clients} clients: "
+                f"ask for fewer clients, or for a smaller `min_examples`."
+            )
+        eligible = np.sort(choose.permutation(eligible)[:clients])
+    elif len(eligible) == 0:
+        raise ValueError(f"No user has {min_examples} examples: choose a smaller `min_examples`.")
+    rows = partition.limit(deal, [of_user[number] for number in eligible], examples_per_client)
+    return partition.federate(examples.x, examples.y, rows, rng=divide, test_fraction=test_fraction, info=examples.info)

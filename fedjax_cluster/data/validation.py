@@ -1,0 +1,173 @@
+"""What data must fulfil before any computation starts; every complaint names the place and the remedy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
+
+
+def check_federation(federation: Federation, num_clusters: int | None = None) -> None:
+    """Raise where a federation cannot be trained on.
+
+    Args:
+      federation: x [M, N, ...], y [M, N, ...] and num_examples int[M] in `train`, `test` and `validation`
+        (the latter may be None), `group` int[M] or None.
+      num_clusters: K, or None where a method finds the number.
+
+    Raises:
+      ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length;
+        num_examples beyond the rows; NaN or infinity; labels that are not whole numbers in
+        [0, num_classes); inputs of another shape than `info.input_shape`.
+
+    >>> from fedjax_cluster.data import scenarios, digits
+    >>> check_federation(scenarios.rotated(digits(), clients=8), num_clusters=9)
+    Traceback (most recent call last):
+    ...
+    ValueError: 8 clients cannot fill 9 clusters: ask for at most 8 clusters, or for more clients.
+    """
+    parts = {"train": federation.train, "test": federation.test, "validation": federation.validation}
+    clients = None
+    for name, data in parts.items():
+        if data is None:
+            continue
+        _check_part(name, data, federation.info)
+        clients = len(data.x) if clients is None else clients
+        if len(data.x) != clients:
+            raise ValueError(
+                f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: every part holds the "
+                f"same clients in the same order."
+            )
+    assert clients is not None
+    if federation.group is not None and np.shape(federation.group) != (clients,):
+        raise ValueError(
+            f"`group` has the shape {list(np.shape(federation.group))}, but there are {clients} clients: give "
+            f"one number per client, or None where the true groups are unknown."
+        )
+    if num_clusters is not None:
+        check_num_clusters(num_clusters, clients)
+
+
+def check_num_clusters(num_clusters: int, clients: int) -> None:
+    """Raises ValueError unless 1 ≤ K ≤ M."""
+    if num_clusters < 1:
+        raise ValueError(f"{num_clusters} clusters cannot hold any client: ask for at least 1.")
+    if num_clusters > clients:
+        raise ValueError(
+            f"{clients} clients cannot fill {num_clusters} clusters: ask for at most {clients} clusters, or for "
+            f"more clients."
+        )
+
+
+def check_examples(examples: Examples, *, labelled: bool = True) -> None:
+    """Raise where a source cannot be divided among clients.
+
+    Args:
+      examples: x [N, ...] and y [N, ...].
+      labelled: whether whole-number labels are needed.
+
+    Raises:
+      ValueError: not `Examples`, none at all, unequal x and y, NaN or infinity, or labels out of range.
+    """
+    if not isinstance(examples, Examples):
+        raise ValueError(
+            f"A scenario starts from examples, but was given a {type(examples).__name__}: pass fc.data.digits(), "
+            f"fc.data.tfds(name) or fc.data.from_arrays(x, y) without client ids."
+        )
+    x, y = np.asarray(examples.x), np.asarray(examples.y)
+    check_lengths(x, y)
+    check_finite("x", x)
+    if examples.info.task == "classification" or labelled:
+        check_labels(y, examples.info.num_classes)
+    else:
+        check_finite("y", y)
+
+
+def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
+    """Raises ValueError unless x and y have as many rows, and at least one."""
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise ValueError(
+            f"x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but the first axis of both counts "
+            f"the examples: give one y for each x."
+        )
+    if len(x) == 0:
+        raise ValueError("There are no examples at all: x and y are empty.")
+
+
+def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
+    """Raises ValueError where floating-point values hold NaN or infinity, and says where the first one is."""
+    if not np.issubdtype(values.dtype, np.number) and values.dtype != bool:
+        raise ValueError(f"{name} has the dtype {values.dtype}, but a model computes with numbers.")
+    # A sum is not finite as soon as one value is not, and needs no array of booleans.
+    if not np.issubdtype(values.dtype, np.inexact):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):
+            return
+    bad = ~np.isfinite(values)
+    if bad.any():
+        first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
+        raise ValueError(
+            f"{name} holds NaN or infinity, first in {owner} {first} ({int(bad.sum())} such values in all): "
+            f"clean or drop these examples."
+        )
+
+
+def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
+    """Raises ValueError unless labels are whole numbers in [0, num_classes)."""
+    where = f" of {owner}" if owner else ""
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"The labels{where} have the dtype {labels.dtype}, but classes are whole numbers from 0 on: convert "
+            f"them, for instance with np.unique(labels, return_inverse=True)[1]."
+        )
+    if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
+        raise ValueError(
+            f"The labels{where} lie between {labels.min()} and {labels.max()}, but with {num_classes} classes "
+            f"they must lie between 0 and {num_classes - 1}: correct the labels or the number of classes."
+        )
+
+
+def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
+    x, y, counts = (np.asarray(array) for array in data)
+    if x.ndim < 2 or y.ndim < 2 or x.shape[:2] != y.shape[:2]:
+        raise ValueError(
+            f"In {name!r}, x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but both start with "
+            f"clients and rows: give one y for each x."
+        )
+    clients, rows = x.shape[:2]
+    if clients == 0:
+        raise ValueError(f"{name!r} has no clients at all.")
+    if x.shape[2:] != tuple(info.input_shape):
+        raise ValueError(
+            f"In {name!r}, one input has the shape {list(x.shape[2:])}, but `info.input_shape` says "
+            f"{list(info.input_shape)}: correct one of them."
+        )
+    _check_counts(name, counts, clients, rows)
+    check_finite(f"x of {name!r}", x, "client")
+    if info.task == "classification":
+        filled = np.arange(rows) < counts[:, None]
+        check_labels(y[filled], info.num_classes, repr(name))
+    else:
+        check_finite(f"y of {name!r}", y, "client")
+
+
+def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> None:
+    if counts.shape != (clients,) or not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError(
+            f"`num_examples` of {name!r} is {counts.dtype} of shape {list(counts.shape)}, but must hold one "
+            f"whole number for each of the {clients} clients."
+        )
+    if (counts < 1).any():
+        empty = np.flatnonzero(counts < 1)
+        listed = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
+        raise ValueError(
+            f"{len(empty)} of {clients} clients have no example in {name!r}: client {listed}. Leave them out, or "
+            f"divide the data so that each gets some."
+        )
+    if (counts > rows).any():
+        client = int(np.argmax(counts > rows))
+        raise ValueError(
+            f"Client {client} is said to have {counts[client]} examples in {name!r}, but there are {rows} rows: "
+            f"correct `num_examples`."
+        )

@@ -1,0 +1,210 @@
+"""What a recipe is: a named list of runs with a paper's values, and how it is carried out."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_cluster import tree
+from fedjax_cluster.checkpoints import write_json
+from fedjax_cluster.experiments.config import RunConfig, build_model
+from fedjax_cluster.experiments.runs import Outcome, compare
+from fedjax_cluster.result import SimulationResult
+from fedjax_cluster.types import DatasetInfo
+
+# Local steps of own-weight models on two cores; recipes' minutes are stated at this rate.
+FLOPS_PER_SECOND = 6e10
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One entry of a paper's table: a configuration, run over the seeds, and the printed values.
+
+    Attributes:
+      row: usually the method.
+      column: usually what varies.
+      config: the run; its seed is replaced.
+      paper: metric -> (mean, standard deviation or NaN) as printed; empty where the paper has no figure.
+    """
+
+    row: str
+    column: str
+    config: RunConfig
+    paper: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """An experiment of a paper.
+
+    Attributes:
+      name: on the command line.
+      title: what it reproduces, with the table's or figure's number.
+      reading: what the paper leaves open and how it was read; what differs.
+      cells: the runs.
+      metrics: name in the summary -> (heading, factor): what the table shows.
+      seeds: runs per cell.
+      quick: the cells of the smaller version, run with one seed.
+      measure: further figures of a run from its result, added to its summary.
+      figure: draws the cells and their outcomes, given by (row, column).
+    """
+
+    name: str
+    title: str
+    reading: str
+    cells: tuple[Cell, ...]
+    metrics: Mapping[str, tuple[str, float]]
+    seeds: int
+    quick: tuple[Cell, ...]
+    figure: Callable[[Sequence[Cell], Mapping[tuple[str, str], Outcome]], Figure]
+    measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all training in the recipe."""
+        return self.seeds * sum(run_flops(cell.config) for cell in self.cells)
+
+    @property
+    def minutes(self) -> float:
+        """Expected minutes on two cores, ten seconds of compilation a cell included."""
+        return round(self.flops / FLOPS_PER_SECOND / 60 + len(self.cells) / 6, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One metric of one cell, ours beside the paper's."""
+
+    row: str
+    column: str
+    metric: str
+    ours: float
+    ours_std: float
+    paper: float
+    paper_std: float
+
+
+def run_flops(config: RunConfig) -> float:
+    """Training FLOPs of a run: 6 · parameters · examples per step of dense layers, and the method's own passes.
+
+    CFL-GP queries each client once more in every P-th round for as long as it clusters; IFCA adds K forward passes,
+    a third of a step each. Convolutions reuse their weights and count more; recipes with them say so.
+    """
+    size, classes = {"digits": (64, 10), "mnist": (784, 10), "fashion_mnist": (784, 10)}.get(
+        config.dataset.split("+")[0], (1, 1)
+    )
+    if config.scenario == "linear_regression":
+        size, classes = 1, 0
+    task = "classification" if classes else "regression"
+    info = DatasetInfo(config.dataset, (size,), classes, task)
+    parameters = tree.size(jax.eval_shape(lambda key: build_model(config).init(key, info), jax.random.key(0)).params)
+    steps = config.local_steps or 1
+    own = config.rounds * config.clients * config.participation * steps * config.batch_size * 6.0 * parameters
+    if config.method == "cfl_gp":
+        every = config.method_options.get("every", 2)
+        stop = config.method_options.get("stop_after")
+        share = 1.0 if stop is None else min(1.0, 1.5 * stop / config.rounds)
+        return own * (1 + share / every)
+    if config.method == "ifca":
+        return own * (1 + int(config.clusters) / 3)
+    return own
+
+
+def reproduce(
+    recipe: Recipe, *, quick: bool = False, seeds: int | None = None, directory: pathlib.Path
+) -> tuple[list[Row], dict[tuple[str, str], Outcome]]:
+    """Carries a recipe out: runs, table beside the paper's, figure; all left in `directory`.
+
+    Raises:
+      ValueError: fewer than one seed, or a directory that holds other runs.
+    """
+    from fedjax_cluster.report import plots, tables
+
+    count = seeds if seeds is not None else (1 if quick else recipe.seeds)
+    if count < 1:
+        raise ValueError(f"seeds is {count}; at least one run is needed")
+    cells = recipe.quick if quick else recipe.cells
+    print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
+    if not quick:
+        print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)
+    outcomes = {}
+    for cell in cells:
+        outcomes[cell.row, cell.column] = _run_cell(recipe, cell, count, directory / "runs")
+    rows = [row for cell in cells for row in _rows(recipe, cell, outcomes[cell.row, cell.column])]
+    table = tables.recipe_table(recipe.title, rows)
+    table.print()
+    table.write(directory / "table.md", directory / "table.csv")
+    write_json(directory / "table.json", [dataclasses.asdict(row) for row in rows])
+    plots.save(recipe.figure(cells, outcomes), directory / "figure.png")
+    print(f"left in {directory}")
+    return rows, outcomes
+
+
+def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -> Outcome:
+    label = f"{cell.row} {cell.column}".strip()
+
+    def note(label: str, seed: int, result: SimulationResult) -> None:
+        result.summary.update(recipe.measure(result))
+        figures = [
+            f"{heading} {factor * value:.4g}"
+            for name, (heading, factor) in recipe.metrics.items()
+            if (value := result.summary.get(name)) is not None
+        ]
+        print(f"{label}, seed {seed}: {', '.join(figures)}", file=sys.stderr)
+
+    (outcome,) = compare({label: cell.config}, seeds=range(count), done=note)
+    for seed, summary in enumerate(outcome.summaries):
+        write_json(directory / f"{label.replace(' ', '-').replace('/', '-')}-seed{seed}.json", summary)
+    return outcome
+
+
+def _rows(recipe: Recipe, cell: Cell, outcome: Outcome) -> list[Row]:
+    rows = []
+    for name, (heading, factor) in recipe.metrics.items():
+        paper, paper_std = cell.paper.get(name, (np.nan, np.nan))
+        rows.append(
+            Row(
+                cell.row,
+                cell.column,
+                heading,
+                factor * outcome.mean(name),
+                factor * outcome.std(name),
+                paper,
+                paper_std,
+            )
+        )
+    return rows
+
+
+def grid(
+    base: RunConfig,
+    rows: Mapping[str, Mapping[str, Any]],
+    columns: Mapping[str, Mapping[str, Any]],
+    paper: Mapping[str, Sequence[Mapping[str, tuple[float, float]]]] | None = None,
+) -> tuple[Cell, ...]:
+    """Cells of a table: `base` with a row's and a column's changes; options are merged, not replaced."""
+    cells = []
+    for row, row_changes in rows.items():
+        for number, (column, column_changes) in enumerate(columns.items()):
+            config = changed(changed(base, row_changes), column_changes)
+            printed = {} if paper is None or row not in paper else paper[row][number]
+            cells.append(Cell(row, column, config, printed))
+    return tuple(cells)
+
+
+def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """A configuration with changes; mappings of options are merged."""
+    merged = {
+        name: {**getattr(config, name), **value} if name.endswith("_options") else value
+        for name, value in changes.items()
+    }
+    if merged.get("method", config.method) != config.method:
+        # Another method's options mean nothing to this one.
+        merged["method_options"] = dict(changes.get("method_options", {}))
+    return dataclasses.replace(config, **merged)

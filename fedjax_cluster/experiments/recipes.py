@@ -1,0 +1,24 @@
+"""The recipes by name."""
+
+from __future__ import annotations
+
+import pathlib
+
+from fedjax_cluster.experiments import recipe
+from fedjax_cluster.experiments.cfl_gp_recipes import CFL_GP_RECIPES
+from fedjax_cluster.experiments.config import known_name
+from fedjax_cluster.experiments.recipe import Recipe
+
+RECIPES: dict[str, Recipe] = {own.name: own for own in CFL_GP_RECIPES}
+
+
+def overview() -> str:
+    """The recipes in one text, for the command line's help."""
+    lines = [f"{name}: {own.title} ({own.flops:.0e} FLOPs, {own.minutes:g} min)" for name, own in RECIPES.items()]
+    return "An experiment of a paper, our figures beside theirs.\n\n" + "\n\n".join(lines)
+
+
+def reproduce(name: str, *, quick: bool, seeds: int | None, directory: pathlib.Path) -> None:
+    """Carries out the recipe of a name."""
+    spelled = {key.replace("-", "_"): own for key, own in RECIPES.items()}
+    recipe.reproduce(spelled[known_name("recipe", name, spelled)], quick=quick, seeds=seeds, directory=directory)

@@ -1,0 +1,98 @@
+"""Flax layers over this package's kernels, and what the models share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as linen
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster.nn.convolution import convolution
+from fedjax_cluster.nn.initializers import Scheme, layer_init
+from fedjax_cluster.nn.windows import Padding, pair
+
+
+class Conv(linen.Module):
+    """Two-dimensional convolution with the parameters and the meaning of `flax.linen.Conv`.
+
+    Fast with own weights per client; see `fedjax_cluster.nn.convolution`.
+
+    Args:
+      features: output channels.
+      kernel_size: one number or (height, width).
+      strides, padding, kernel_dilation, feature_group_count: as in `convolution`.
+      use_bias: whether there is a bias.
+      kernel_init, bias_init: initialisers `(rng_key, shape, dtype) -> Array`; Flax's defaults.
+
+    >>> import jax
+    >>> variables = Conv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 5, 5, 2)))
+    >>> jax.tree.map(jnp.shape, variables["params"])
+    {'bias': (8,), 'kernel': (3, 3, 2, 8)}
+    """
+
+    features: int
+    kernel_size: int | Sequence[int]
+    strides: int | Sequence[int] = 1
+    padding: Padding = "SAME"
+    kernel_dilation: int | Sequence[int] = 1
+    feature_group_count: int = 1
+    use_bias: bool = True
+    kernel_init: Any = linen.initializers.lecun_normal()
+    bias_init: Any = linen.initializers.zeros
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        """x f32[N, H, W, C] → f32[N, H', W', features]."""
+        channels = x.shape[-1] // self.feature_group_count
+        shape = (*pair(self.kernel_size, "kernel_size"), channels, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
+        return convolution(
+            x,
+            kernel,
+            bias,
+            strides=self.strides,
+            padding=self.padding,
+            kernel_dilation=self.kernel_dilation,
+            feature_group_count=self.feature_group_count,
+        )
+
+
+def conv(x: Array, features: int, size: tuple[int, int], scheme: Scheme, name: str, **options: Any) -> Array:
+    """A convolution called `name` that starts by `scheme`; for use inside a compact module."""
+    fan_in = math.prod(size) * x.shape[-1] // options.get("feature_group_count", 1)
+    start = layer_init(scheme, fan_in)
+    return Conv(features, size, kernel_init=start.kernel, bias_init=start.bias, name=name, **options)(x)
+
+
+def dense(x: Array, features: int, scheme: Scheme, name: str) -> Array:
+    """A dense layer called `name` that starts by `scheme`; for use inside a compact module."""
+    start = layer_init(scheme, x.shape[-1])
+    return linen.Dense(features, kernel_init=start.kernel, bias_init=start.bias, name=name)(x)
+
+
+def batch_norm(x: Array, train: bool, name: str) -> Array:
+    """Batch normalisation called `name`, with PyTorch's momentum and epsilon; for use inside a compact module."""
+    return linen.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, name=name)(x)
+
+
+def images(x: Array) -> Array:
+    """Images [N, H, W] or [N, H, W, C] as f32[N, H, W, C]."""
+    if x.ndim not in (3, 4):
+        raise ValueError(f"inputs have shape {x.shape}; a convolutional model takes [N, H, W] or [N, H, W, C]")
+    return (x if x.ndim == 4 else x[..., None]).astype(jnp.float32)
+
+
+def flat(x: Array) -> Array:
+    """Rows of any shape as f32[N, features]."""
+    return x.reshape(x.shape[0], -1).astype(jnp.float32)
+
+
+def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes as a tuple; ValueError if one is below 1."""
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{name} is {tuple(sizes)}; sizes must be at least 1")
+    return tuple(sizes)

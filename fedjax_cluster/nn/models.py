@@ -1,0 +1,244 @@
+"""The papers' linear, dense and convolutional models.
+
+Layers are named `hidden_0`, `conv_0`, ..., `output`, so that a path such as "output/kernel" selects the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as linen
+from jax import Array
+
+from fedjax_cluster.nn.initializers import Scheme, check_scheme, layer_init, uniform
+from fedjax_cluster.nn.layers import check_sizes, conv, dense, flat, images
+from fedjax_cluster.nn.losses import LossName
+from fedjax_cluster.nn.pooling import max_pool
+from fedjax_cluster.nn.wrapping import Normalize, from_flax
+from fedjax_cluster.types import Model
+
+
+def linear(
+    *,
+    init: Scheme = "torch",
+    init_scale: float | None = None,
+    kernel_init: Any = None,
+    use_bias: bool = True,
+    zero_bias: bool = False,
+    loss: LossName = "auto",
+    normalize: Normalize | None = None,
+    num_outputs: int | None = None,
+) -> Model:
+    """A linear model x·W + b of the flattened input; its only layer is `output`.
+
+    The linear regression of CFL-GP (Appendix F.4) is `linear(init_scale=0.8, zero_bias=True)`, and 1.6.
+
+    Args:
+      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
+      init_scale: kernel from U(±init_scale) instead.
+      kernel_init: another initialiser `(rng_key, shape, dtype) -> Array` of the kernel.
+      use_bias: False leaves b out.
+      zero_bias: start from b = 0.
+      loss, normalize, num_outputs: as in `from_flax`.
+
+    Returns:
+      A `Model`.
+
+    Raises:
+      ValueError: an unknown `init` or `loss`, or both `init_scale` and `kernel_init`.
+
+    >>> import jax
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> model = linear(init_scale=0.8, zero_bias=True)
+    >>> params, _ = model.init(jax.random.key(0), DatasetInfo("line", (2,), 0, "regression"))
+    >>> params["output"]["kernel"].shape, params["output"]["bias"]
+    ((2, 1), Array([0.], dtype=float32))
+    """
+    check_scheme(init)
+    if init_scale is not None and kernel_init is not None:
+        raise ValueError("init_scale and kernel_init both say how the kernel starts; give one of them")
+    kernel_init = uniform(init_scale) if init_scale is not None else kernel_init
+
+    def build(outputs: int) -> linen.Module:
+        return Linear(outputs, init, kernel_init, use_bias, zero_bias)
+
+    return from_flax(build, loss=loss, normalize=normalize, num_outputs=num_outputs)
+
+
+def mlp(
+    hidden: Sequence[int] = (200,),
+    *,
+    init: Scheme = "torch",
+    loss: LossName = "auto",
+    normalize: Normalize | None = None,
+    num_outputs: int | None = None,
+) -> Model:
+    """A multilayer perceptron with ReLU: `hidden_0`, ..., `output`.
+
+    The default is the 784-200-10 of CFL-GP (Section 5) on 28×28 images of ten classes.
+
+    Args:
+      hidden: sizes of the hidden layers.
+      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
+      loss, normalize, num_outputs: as in `from_flax`.
+
+    Returns:
+      A `Model`.
+
+    Raises:
+      ValueError: an unknown `init` or `loss`, or a size below 1.
+
+    >>> import jax
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> params, _ = mlp().init(jax.random.key(0), DatasetInfo("digits", (28, 28), 10))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    159010
+    """
+    check_scheme(init)
+    sizes = check_sizes("hidden", hidden)
+    return from_flax(lambda outputs: Mlp(sizes, outputs, init), loss=loss, normalize=normalize, num_outputs=num_outputs)
+
+
+def cnn(
+    channels: Sequence[int] = (32, 64),
+    *,
+    kernel_size: int = 5,
+    dense: Sequence[int] = (512,),
+    padding: str = "SAME",
+    init: Scheme = "torch",
+    loss: LossName = "auto",
+    normalize: Normalize | None = None,
+    num_outputs: int | None = None,
+) -> Model:
+    """A convolutional network: (convolution, ReLU, 2×2 max pooling) per entry of `channels`, then dense layers.
+
+    The default is that of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`.
+
+    Args:
+      channels: output channels of each convolution.
+      kernel_size: side of the kernels.
+      dense: sizes of the dense layers before the output; () for none.
+      padding: "SAME" or "VALID".
+      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
+      loss, normalize, num_outputs: as in `from_flax`.
+
+    Returns:
+      A `Model` of images [N, H, W] or [N, H, W, C].
+
+    Raises:
+      ValueError: an unknown `init` or `loss`, or a size below 1; in `init`, images too small for the layers.
+
+    >>> import jax
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> params, _ = cnn().init(jax.random.key(0), DatasetInfo("digits", (28, 28), 10))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    1663370
+    """
+    check_scheme(init)
+    convolutions, hidden = check_sizes("channels", channels), check_sizes("dense", dense)
+    (size,) = check_sizes("kernel_size", (kernel_size,))
+    return from_flax(
+        lambda outputs: Cnn(convolutions, size, padding, hidden, outputs, init),
+        loss=loss,
+        normalize=normalize,
+        num_outputs=num_outputs,
+    )
+
+
+def lenet5(
+    *,
+    padding: str = "VALID",
+    init: Scheme = "torch",
+    loss: LossName = "auto",
+    normalize: Normalize | None = None,
+    num_outputs: int | None = None,
+) -> Model:
+    """LeNet-5 in the form of the federated codes: ReLU and max pooling, 6 and 16 channels, dense 120 and 84.
+
+    FLAG trains it (Section 6). LeCun's own has tanh and trained subsampling.
+
+    Args:
+      padding: of both convolutions; "VALID" leaves 4×4×16 features of a 28×28 image.
+      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
+      loss, normalize, num_outputs: as in `from_flax`.
+
+    Returns:
+      A `Model` of images [N, H, W] or [N, H, W, C].
+
+    Raises:
+      ValueError: an unknown `init` or `loss`; in `init`, images too small for the layers.
+
+    >>> import jax
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> params, _ = lenet5().init(jax.random.key(0), DatasetInfo("digits", (28, 28), 10))
+    >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+    44426
+    """
+    check_scheme(init)
+    return from_flax(
+        lambda outputs: Cnn((6, 16), 5, padding, (120, 84), outputs, init),
+        loss=loss,
+        normalize=normalize,
+        num_outputs=num_outputs,
+    )
+
+
+class Linear(linen.Module):
+    """x·W + b of the flattened input."""
+
+    num_outputs: int
+    scheme: Scheme
+    kernel_init: Any
+    use_bias: bool
+    zero_bias: bool
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        x = flat(x)
+        start = layer_init(self.scheme, x.shape[-1])
+        return linen.Dense(
+            self.num_outputs,
+            use_bias=self.use_bias,
+            kernel_init=self.kernel_init or start.kernel,
+            bias_init=linen.initializers.zeros if self.zero_bias else start.bias,
+            name="output",
+        )(x)
+
+
+class Mlp(linen.Module):
+    """Dense layers with ReLU between them."""
+
+    hidden: tuple[int, ...]
+    num_outputs: int
+    scheme: Scheme
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        return _dense_layers(flat(x), self.hidden, self.num_outputs, self.scheme)
+
+
+class Cnn(linen.Module):
+    """Convolutions with 2×2 max pooling and ReLU, then dense layers."""
+
+    channels: tuple[int, ...]
+    kernel_size: int
+    padding: str
+    hidden: tuple[int, ...]
+    num_outputs: int
+    scheme: Scheme
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        x, size = images(x), (self.kernel_size, self.kernel_size)
+        for i, features in enumerate(self.channels):
+            x = conv(x, features, size, self.scheme, f"conv_{i}", padding=self.padding)
+            # ReLU and maximum commute; this way round ReLU meets a quarter of the numbers.
+            x = linen.relu(max_pool(x, (2, 2), strides=(2, 2)))
+        return _dense_layers(flat(x), self.hidden, self.num_outputs, self.scheme)
+
+
+def _dense_layers(x: Array, hidden: tuple[int, ...], num_outputs: int, scheme: Scheme) -> Array:
+    for i, features in enumerate(hidden):
+        x = linen.relu(dense(x, features, scheme, f"hidden_{i}"))
+    return dense(x, num_outputs, scheme, "output")

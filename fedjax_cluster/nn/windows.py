@@ -1,0 +1,99 @@
+"""Windows that move over images: their arguments, their sizes, and the slices of an image that they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+Pair = tuple[int, int]
+Padding = str | int | Sequence[int | Sequence[int]]
+
+
+class Window(NamedTuple):
+    """How a kernel moves over the image, height first; all static."""
+
+    strides: Pair = (1, 1)
+    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))  # may be negative: a crop
+    input_dilation: Pair = (1, 1)
+    kernel_dilation: Pair = (1, 1)
+
+
+def pair(value: int | Sequence[int], name: str) -> Pair:
+    """One positive number or two, as two; ValueError for anything else."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    if len(both) != 2 or any(not isinstance(v, int) or v < 1 for v in both):
+        raise ValueError(f"{name} is {value!r}; it must be a positive integer or two of them")
+    return both
+
+
+def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides: Pair) -> tuple[Pair, Pair]:
+    """Rows and columns to add as ((top, bottom), (left, right)); ValueError for an unknown padding."""
+    complaint = f"padding is {padding!r}; choose 'SAME', 'VALID', a number, or a number or (low, high) per dimension"
+    if isinstance(padding, str):
+        if padding.upper() not in ("SAME", "VALID"):
+            raise ValueError(complaint)
+        pads = lax.padtype_to_pads(size, span, strides, padding.upper())
+        return cast(tuple[Pair, Pair], tuple(tuple(p) for p in pads))
+    sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
+    pads = tuple((p, p) if isinstance(p, int) else tuple(p) for p in sides)
+    if len(pads) != 2 or any(len(p) != 2 for p in pads):
+        raise ValueError(complaint)
+    return cast(tuple[Pair, Pair], pads)
+
+
+def output_size(size: Sequence[int], kernel: Sequence[int], window: Window) -> Pair:
+    def along(axis: int) -> int:
+        image = (size[axis] - 1) * window.input_dilation[axis] + 1 + sum(window.padding[axis])
+        span = (kernel[axis] - 1) * window.kernel_dilation[axis] + 1
+        return (image - span) // window.strides[axis] + 1
+
+    return along(0), along(1)
+
+
+def extents(axis: int, size, kernel, out, window: Window) -> tuple[int, int, int]:
+    """Extents of image, kernel and output along one axis, each counted with its dilation or stride."""
+    return (
+        (size[axis] - 1) * window.input_dilation[axis] + 1,
+        (kernel[axis] - 1) * window.kernel_dilation[axis] + 1,
+        (out[axis] - 1) * window.strides[axis] + 1,
+    )
+
+
+def slices_by_tap(x: Array, kernel: Sequence[int], window: Window, fill: float = 0.0) -> list[Array]:
+    """For every position of the window, in row-major order, the inputs [N, H', W', C] that lie there."""
+    outputs = output_size(x.shape[1:3], kernel, window)
+    return slices(padded(x, window, fill), kernel, window.kernel_dilation, outputs, window.strides)
+
+
+def slices_by_output(x: Array, kernel: Sequence[int], window: Window) -> list[Array]:
+    """For every output position, the inputs [N, kh, kw, C] it sees."""
+    outputs = output_size(x.shape[1:3], kernel, window)
+    return slices(padded(x, window), outputs, window.strides, kernel, window.kernel_dilation)
+
+
+def padded(x: Array, window: Window, fill: float = 0.0) -> Array:
+    (top, bottom), (left, right) = window.padding
+    rows, columns = window.input_dilation
+    edges = ((0, 0, 0), (top, bottom, rows - 1), (left, right, columns - 1), (0, 0, 0))
+    return lax.pad(x, jnp.asarray(fill, x.dtype), edges)
+
+
+def slices(x: Array, starts: Sequence[int], step: Pair, shape: Sequence[int], stride: Pair) -> list[Array]:
+    return [
+        lax.slice(
+            x,
+            (0, i * step[0], j * step[1], 0),
+            (
+                x.shape[0],
+                i * step[0] + (shape[0] - 1) * stride[0] + 1,
+                j * step[1] + (shape[1] - 1) * stride[1] + 1,
+                x.shape[3],
+            ),
+            (1, *stride, 1),
+        )
+        for i in range(starts[0])
+        for j in range(starts[1])
+    ]

@@ -1,0 +1,1 @@
+"""Tables, plots and run pages: what a person looks at after a run."""

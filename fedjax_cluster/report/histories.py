@@ -1,0 +1,111 @@
+"""What a picture takes from histories: which column, and its values where all seeds have one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+AGREEMENT = "adjusted_rand_index"
+
+# Axis label and factor of the history's columns; others are shown under their own name.
+COLUMNS: dict[str, tuple[str, float]] = {
+    "accuracy": ("Test accuracy (%)", 100),
+    "accuracy_std": ("Std of accuracy (%)", 100),
+    "accuracy_worst_decile": ("Worst-decile accuracy (%)", 100),
+    "balanced_accuracy": ("Balanced accuracy (%)", 100),
+    "test_loss": ("Test loss", 1),
+    "loss": ("Training loss", 1),
+    "nmse": ("Normalized MSE (dB)", 1),
+    AGREEMENT: ("Adjusted Rand index", 1),
+    "num_clients": ("Participating clients", 1),
+    "num_clusters": ("Clusters in use", 1),
+    "num_changed": ("Clients changing cluster", 1),
+    "num_rejected": ("Rejected updates", 1),
+    "models_down": ("Models sent to clients", 1),
+    "models_up": ("Updates sent back", 1),
+    "gradient_evaluations": ("Gradient evaluations", 1),
+    "loss_evaluations": ("Loss evaluations", 1),
+}
+
+History = Mapping[str, np.ndarray]
+Seeds = Mapping[str, Sequence[History]]
+
+
+def column_label(name: str) -> tuple[str, float]:
+    """Axis label of a column, and the factor that brings its values to the label's unit.
+
+    >>> column_label("accuracy"), column_label("top_5")
+    (('Test accuracy (%)', 100), ('Top 5', 1))
+    """
+    return COLUMNS.get(name, (name.replace("_", " ").capitalize(), 1))
+
+
+def by_seed(histories: Mapping[str, History | Sequence[History]]) -> dict[str, list[History]]:
+    """Every method with the list of its seeds' histories.
+
+    Raises:
+      ValueError: no method, or a method without a round.
+    """
+    seeds = {name: [runs] if isinstance(runs, Mapping) else list(runs) for name, runs in histories.items()}
+    if not seeds:
+        raise ValueError("histories is empty; give at least one method's history")
+    for name, runs in seeds.items():
+        if not runs or any("round" not in history or not len(history["round"]) for history in runs):
+            raise ValueError(f"the history of {name} has no rounds; give a run of at least one round")
+    return seeds
+
+
+def has_values(seeds: Seeds, name: str) -> bool:
+    """Whether any history has a finite value in this column."""
+    columns = [history[name] for runs in seeds.values() for history in runs if name in history]
+    return any(bool(np.isfinite(np.asarray(column, np.float64)).any()) for column in columns)
+
+
+def chosen_metric(seeds: Seeds, metric: str | None) -> str:
+    """`metric`, or the first of accuracy, test loss and training loss that has values.
+
+    Raises:
+      ValueError: no values there.
+    """
+    for name in ("accuracy", "test_loss", "loss") if metric is None else (metric,):
+        if has_values(seeds, name):
+            return name
+    if metric is None:
+        raise ValueError("no history has an accuracy, a test loss or a training loss; name a column as `metric`")
+    names = sorted({name for runs in seeds.values() for history in runs for name in history} - {"round"})
+    known = [name for name in names if has_values(seeds, name)]
+    raise ValueError(f"no history has a value of '{metric}'; choose one of {', '.join(known)}")
+
+
+def evaluated(runs: Sequence[History], name: str, method: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rounds at which all seeds have a value, and the values.
+
+    Args:
+      runs: one history a seed; those without any value are left out.
+      name: the column.
+      method: for the message.
+
+    Returns:
+      (rounds [n], values [seeds, n]); n is 0 where no seed has a value.
+
+    Raises:
+      ValueError: the seeds have values, but no round in common.
+
+    >>> history = {"round": np.arange(3.0), "accuracy": np.asarray([np.nan, 0.5, 0.75])}
+    >>> evaluated([history], "accuracy", "ifca")
+    (array([1., 2.]), array([[0.5 , 0.75]]))
+    """
+    known = []
+    for history in runs:
+        column = np.asarray(history.get(name, ()), np.float64)
+        finite = np.isfinite(column)
+        if finite.any():
+            known.append((np.asarray(history["round"], np.float64)[finite], column[finite]))
+    if not known:
+        return np.zeros(0), np.zeros((1, 0))
+    rounds = functools.reduce(np.intersect1d, [seed[0] for seed in known])
+    if not len(rounds):
+        raise ValueError(f"the seeds of {method} have '{name}' in no common round; run them with the same `eval_every`")
+    return rounds, np.stack([values[np.isin(at, rounds)] for at, values in known])

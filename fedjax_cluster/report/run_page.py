@@ -1,0 +1,64 @@
+"""The pictures that a run leaves in its directory."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_cluster.algorithms.cfl_gp import client_features
+from fedjax_cluster.report import cluster_plots, plots
+from fedjax_cluster.result import SimulationResult
+from fedjax_cluster.run_directory import read_config, read_history
+
+# Beyond the last gap that one looks for.
+FEWEST_SINGULAR_VALUES = 8
+
+
+def write_plots(directory: str | pathlib.Path, result: SimulationResult | None = None) -> list[pathlib.Path]:
+    """Draws all that applies to a run into `directory`/plots.
+
+    `learning_curves.png` always; `group_by_cluster.png` where true groups are known; for CFL-GP
+    `client_features.png` and `singular_values.png`.
+
+    Args:
+      directory: the run directory.
+      result: the run; None draws what config.json and metrics.csv suffice for, the learning curves.
+
+    Returns:
+      The files written.
+
+    Raises:
+      ValueError: without a result, `directory` is no run directory or has no metrics yet.
+    """
+    directory = pathlib.Path(directory)
+    figures = _saved_figures(directory) if result is None else _figures(result)
+    return [plots.save(figure, directory / "plots" / f"{name}.png") for name, figure in figures.items()]
+
+
+def _saved_figures(directory: pathlib.Path) -> dict[str, Figure]:
+    config = read_config(directory)
+    name = config["identity"]["algorithm"] if config else directory.name
+    return {"learning_curves": plots.learning_curves({name: read_history(directory)})}
+
+
+def _figures(result: SimulationResult) -> dict[str, Figure]:
+    federation = result.federation
+    # Clients without examples are in no cluster and have no features.
+    present = np.asarray(federation.train.num_examples) > 0
+    labels = result.labels[present]
+    group = None if federation.group is None else np.asarray(federation.group)[present]
+    names = federation.info.group_names
+    figures = {"learning_curves": plots.learning_curves({result.algorithm.name: result.history})}
+    if group is not None and (group >= 0).any():
+        figures["group_by_cluster"] = cluster_plots.group_by_cluster(group, labels, names)
+    if result.algorithm.name == "cfl_gp" and np.asarray(result.state.clients.updates).any():
+        _, clusters, width = result.state.clients.profile.shape
+        rank = min(int(present.sum()), clusters * width, max(2 * clusters, FEWEST_SINGULAR_VALUES))
+        features, values = (np.asarray(part) for part in client_features(result.state, rank))
+        # K-means sees the first K features; two make a picture.
+        shown = features[: len(present)][present][:, : max(clusters, 2)]
+        figures["client_features"] = cluster_plots.client_features(shown, group, labels, names)
+        figures["singular_values"] = plots.singular_values(values, chosen=min(clusters, rank))
+    return figures

@@ -1,0 +1,143 @@
+"""One look for all pictures: sizes for a paper's columns, colours that colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import matplotlib.style
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+# Inches: one column of a two-column paper, and both.
+SINGLE, DOUBLE = 3.35, 6.9
+SCREEN_DPI, FILE_DPI = 200, 300
+FONT_POINTS = 7.0
+LINE_INCHES = 1.35 * FONT_POINTS / 72  # a line of a legend
+
+# Okabe and Ito's palette; wine stands for its yellow, which vanishes on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+NEUTRAL = "#555555"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
+
+STYLE: dict[str, Any] = {
+    "font.size": FONT_POINTS,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "xtick.labelsize": FONT_POINTS,
+    "ytick.labelsize": FONT_POINTS,
+    "legend.fontsize": FONT_POINTS,
+    "legend.frameon": False,
+    "legend.borderaxespad": 0.2,
+    "legend.borderpad": 0.2,
+    "legend.columnspacing": 1.2,
+    "legend.handlelength": 2.2,
+    "legend.handletextpad": 0.5,
+    "legend.labelspacing": 0.3,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "lines.markeredgewidth": 0.6,
+    "errorbar.capsize": 1.8,
+    "pdf.fonttype": 42,
+}
+
+
+class Picture(Figure):
+    """A Figure that a notebook shows by itself, although pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        with style():
+            self.savefig(buffer, format="png", dpi=self.dpi)
+        return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """The project's style, whatever style the caller has set; afterwards matplotlib is as before."""
+    with matplotlib.style.context(["default", STYLE]):
+        yield
+
+
+def new_figure(width: float, height: float) -> Picture:
+    """An empty figure of `width` × `height` inches with constrained layout."""
+    return Picture(figsize=(width, height), dpi=SCREEN_DPI, layout="constrained")
+
+
+def line_look(index: int) -> dict[str, Any]:
+    """Colour, marker and line style of the index-th line; no two of the first 24 share two of the three."""
+    return {
+        "color": COLORS[index % len(COLORS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
+    }
+
+
+def categorical_colors(count: int) -> list[str]:
+    """`count` colours for things in no order; beyond the palette's eight, evenly spaced ones of viridis.
+
+    >>> categorical_colors(2)
+    ['#0072B2', '#D55E00']
+    """
+    if count <= len(COLORS):
+        return list(COLORS[:count])
+    return [to_hex(color) for color in colormaps["viridis"](np.linspace(0, 1, count))]
+
+
+def wrapped(text: str, width: int) -> str:
+    """Breaks a label into lines of at most `width` characters where it has spaces."""
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
+
+
+def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, lines: bool = True) -> None:
+    """A legend over the whole figure, read row by row, in as many columns as fit; it makes the figure higher.
+
+    Args:
+      figure: whose panels are all drawn.
+      handles: artists.
+      labels: as many texts; none draws nothing.
+      lines: the handles are lines; otherwise single markers, which need less room.
+    """
+    if not labels:
+        return
+    labels = [wrapped(label, 40) for label in labels]
+    handle_length = 2.2 if lines else 1.0
+    room = figure.get_figwidth() * 72 / FONT_POINTS
+    fitting = [n for n in range(1, len(labels) + 1) if _width_in_em(labels, n, handle_length) < room]
+    rows = -(-len(labels) // max(fitting, default=1))
+    # The fewest columns for these rows fill them evenly: five entries are 3 + 2, not 4 + 1.
+    columns = min((n for n in fitting if n * rows >= len(labels)), default=1)
+    # Matplotlib fills column by column.
+    order = [index for column in range(columns) for index in range(column, len(labels), columns)]
+    figure.legend(
+        [handles[index] for index in order],
+        [labels[index] for index in order],
+        loc="outside upper center",
+        ncols=columns,
+        handlelength=handle_length,
+    )
+    lines_of_text = rows * max(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + lines_of_text * LINE_INCHES)
+
+
+def _width_in_em(labels: Sequence[str], columns: int, handle_length: float) -> float:
+    """Estimated width of a legend; a character takes 0.56 em on average."""
+    longest = [max(len(line) for label in labels[n::columns] for line in label.split("\n")) for n in range(columns)]
+    return sum(0.56 * length + handle_length + 0.5 for length in longest) + 1.2 * (columns - 1) + 1

@@ -1,0 +1,322 @@
+"""Tables: of a run, of methods side by side, of ours beside a paper's; on a console, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import rich.table
+from rich import box
+from rich.console import Console
+from rich.text import Text
+
+from fedjax_cluster.checkpoints import atomic_file
+from fedjax_cluster.report.rows import PaperRow, Spread, check_rows, is_known, method_name, spread
+
+NOTHING = "–"
+
+
+class Runs(Protocol):
+    """One method's runs over the seeds."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
+
+
+class Number(NamedTuple):
+    """A number with its standard deviation, if it has one, and how it is shown.
+
+    >>> Number(87.249, 0.21, decimals=1).text(), Number(0.5, decimals=1, signed=True).text()
+    ('87.2 ± 0.2', '+0.5')
+    """
+
+    mean: float
+    std: float | None = None
+    decimals: int = 0
+    signed: bool = False
+
+    def text(self) -> str:
+        shown = f"{self.mean:{'+' if self.signed else ''},.{self.decimals}f}"
+        if not float(shown.replace(",", "")):
+            shown = shown.lstrip("+-")
+        return shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
+
+
+class Column(NamedTuple):
+    """A heading; whether its numbers have a standard deviation, which then stands apart in CSV."""
+
+    name: str
+    deviation: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table that can be shown in several ways.
+
+    Attributes:
+      title: above it; "" for none.
+      columns: the headings; none is shown where all are "".
+      rows: a cell per column: text, a Number, or None, which is shown as "–".
+      note: beneath it; "" for none.
+
+    >>> print(Table("", (Column("method"), Column("ARI", True)), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
+    | method | ARI |
+    | :-- | --: |
+    | IFCA | 0.90 ± 0.10 |
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str | Number | None, ...], ...]
+    note: str = ""
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table, by default on the standard output."""
+        shown = rich.table.Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            show_header=any(column.name for column in self.columns),
+            padding=(0, 1, 0, 0),
+        )
+        console = console or Console()
+        between = 2 * len(self.columns) - 1
+        widths = self._widths(console.width - between)
+        for index, (column, width) in enumerate(zip(self.columns, widths, strict=True)):
+            shown.add_column(Text(column.name), justify=self._side(index), vertical="bottom", width=width)
+        for row in self._texts():
+            shown.add_row(*map(Text, row))
+        # Where even the narrowest columns do not fit, lines that wrap lose nothing; cropped ones would.
+        shown.width = sum(widths) + between
+        if self.title:
+            console.print(Text(self.title, "bold"))
+        console.print(shown, crop=False, soft_wrap=shown.width > console.width)
+        if self.note:
+            console.print(Text(self.note, "italic"))
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [[column.name for column in self.columns]]
+        lines.append([":--" if self._side(index) == "left" else "--:" for index in range(len(self.columns))])
+        lines += self._texts()
+        body = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+        return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
+
+    def csv(self) -> str:
+        """The same as comma-separated values: numbers unrounded, deviations in columns of their own, None empty."""
+        names: list[str] = []
+        rows: list[list[str]] = [[] for _ in self.rows]
+        for index, column in enumerate(self.columns):
+            names += [column.name, f"{column.name} std"] if column.deviation else [column.name]
+            for row, cells in zip(rows, self.rows, strict=True):
+                row += _unrounded(cells[index], column.deviation)
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
+        return buffer.getvalue()
+
+    def write(self, *paths: str | pathlib.Path) -> None:
+        """Writes the table to files ending in .md or .csv; each is whole or not there.
+
+        Raises:
+          ValueError: another ending.
+        """
+        ways: dict[str, Callable[[], str]] = {".md": self.markdown, ".csv": self.csv}
+        targets = [pathlib.Path(path) for path in paths]
+        for path in targets:
+            if path.suffix not in ways:
+                raise ValueError(f"cannot write a table to '{path.name}'; its name must end in {' or '.join(ways)}")
+        for path in targets:
+            with atomic_file(path) as beside:
+                beside.write_text(ways[path.suffix](), encoding="utf-8")
+
+    def _texts(self) -> list[list[str]]:
+        return [
+            [NOTHING if cell is None else cell.text() if isinstance(cell, Number) else cell for cell in row]
+            for row in self.rows
+        ]
+
+    def _widths(self, limit: int) -> list[int]:
+        """Characters of each column within `limit`: texts and headings may be broken between words, numbers not."""
+        widest, narrowest = [], []
+        for index, column in enumerate(self.columns):
+            cells = [row[index] for row in self._texts()]
+            whole = [column.name, *cells]
+            parts = column.name.split() + (cells if self._side(index) == "right" else " ".join(cells).split())
+            widest.append(max(map(len, whole)))
+            narrowest.append(max(map(len, parts), default=0))
+        while sum(widest) > limit and widest != narrowest:
+            spare = [most - least for most, least in zip(widest, narrowest, strict=True)]
+            widest[spare.index(max(spare))] -= 1
+        return widest
+
+    def _side(self, index: int) -> Literal["left", "right"]:
+        return "left" if all(isinstance(row[index], str) for row in self.rows) else "right"
+
+
+def comparison_table(runs: Sequence[Runs]) -> Table:
+    """Methods side by side: accuracy, ARI, clusters, rounds, models sent and speed; means over the seeds.
+
+    Args:
+      runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
+        test loss takes its place.
+
+    Returns:
+      A table with a row for each method.
+
+    Raises:
+      ValueError: no runs, or a method without a summary.
+    """
+    if not runs:
+        raise ValueError("there are no runs to compare; give those of one method at least")
+    if empty := [method.label for method in runs if not method.summaries]:
+        raise ValueError(f"{empty[0]} has no summaries; give one for each seed")
+    every = [summary for method in runs for summary in method.summaries]
+    accuracy = any(is_known(summary.get("accuracy")) for summary in every)
+
+    def column(read: Callable[[Mapping[str, Any]], float | None], decimals: int, deviation: bool = False):
+        found = [spread([read(summary) for summary in method.summaries]) for method in runs]
+        if not deviation:
+            found = [value and Spread(value.mean) for value in found]
+            # Whole numbers in all rows need no point.
+            decimals = decimals if any(value and value.mean % 1 for value in found) else 0
+        return [value and Number(*value, decimals=decimals) for value in found]
+
+    quality = ("accuracy", 100, 1) if accuracy else ("test_loss", 1, 4)
+    columns = {
+        Column("test accuracy (%)" if accuracy else "test loss", True): column(
+            lambda s: _scaled(s.get(quality[0]), quality[1]), quality[2], True
+        ),
+        Column("ARI", True): column(lambda s: s.get("adjusted_rand_index"), 2, True),
+        Column("clusters"): column(lambda s: s.get("num_clusters"), 1),
+        Column("clusters final after round"): column(lambda s: s.get("first_round_of_final_clustering"), 1),
+        Column("models down per client"): column(lambda s: _per_client(s, "models_down"), 1),
+        Column("models up per client"): column(lambda s: _per_client(s, "models_up"), 1),
+        Column("client rounds per second"): column(lambda s: round(s.get("client_rounds_per_second") or 0) or None, 0),
+    }
+    names = [method_name(method.label) for method in runs]
+    seeds = {len(method.summaries) for method in runs}
+    note = "" if seeds == {1} else f"mean ± standard deviation over {' or '.join(map(str, sorted(seeds)))} seeds"
+    return Table("", (Column("method"), *columns), tuple(zip(names, *columns.values(), strict=True)), note)
+
+
+def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
+    """Ours beside the paper's values, and the difference.
+
+    Args:
+      title: what is reproduced.
+      rows: one number each. Rows of one metric stand together, with as many digits as its values need.
+
+    Returns:
+      A table with a row for each of `rows`.
+
+    Raises:
+      ValueError: no rows, or not a single value.
+    """
+    check_rows(rows)
+    lines = []
+    for metric in dict.fromkeys(row.metric for row in rows):
+        own = [row for row in rows if row.metric == metric]
+        decimals = _decimals(own)
+        for row in own:
+            ours, paper = _number(row.ours, row.ours_std, decimals), _number(row.paper, row.paper_std, decimals)
+            difference = Number(row.ours - row.paper, None, decimals, True) if ours and paper else None
+            lines.append((metric, row.column, method_name(row.row), ours, paper, difference))
+    columns = (
+        Column("metric"),
+        Column("setting"),
+        Column("method"),
+        Column("ours", True),
+        Column("paper", True),
+        Column("difference"),
+    )
+    return Table(title, columns, tuple(lines))
+
+
+def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | None = None) -> Table:
+    """One run in some ten lines; what it has no figure of is left out.
+
+    Args:
+      summary: what summary.json holds.
+      directory: where the run was left.
+
+    Returns:
+      A table of two columns without headings.
+    """
+
+    def known(name: str) -> float | None:
+        value = summary.get(name)
+        return value if is_known(value) else None
+
+    def line(template: str, *names: str, factor: float = 1.0) -> str | None:
+        """The template filled with figures; None where one is missing."""
+        values = [_scaled(known(name), factor) for name in names]
+        return None if None in values else template.format(*values)
+
+    accuracy = line("{:.1f} %", "accuracy", factor=100)
+    spread_text = line(
+        "± {:.1f} over clients, worst decile {:.1f} %", "accuracy_std", "accuracy_worst_decile", factor=100
+    )
+    agreement = line("{:.2f}", "adjusted_rand_index")
+    if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
+        agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
+    clients = known("clients")
+    sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
+    lines = {
+        "test accuracy": accuracy and " ".join(part for part in (accuracy, spread_text) if part),
+        "balanced accuracy": line("{:.1f} %", "balanced_accuracy", factor=100),
+        "test loss": line("{:.4g}", "test_loss"),
+        "adjusted Rand index": agreement,
+        "clusters": line("{:.0f}", "num_clusters"),
+        "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
+        "rejected updates": line("{:,.0f}", "num_rejected") if known("num_rejected") else None,
+        "models per client": f"{sent[0]:,.1f} down, {sent[1]:,.1f} up" if None not in sent else None,
+        "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "megabytes_down", "megabytes_up"),
+        "mini-batches": line("{:,.0f} gradients, {:,.0f} losses", "gradient_evaluations", "loss_evaluations"),
+        "speed": line("{:,.0f} client-rounds per second", "client_rounds_per_second"),
+        "time": line("{:.1f} s compiling, {:.1f} s running", "compile_seconds", "run_seconds"),
+        "left in": None if directory is None else str(directory),
+    }
+    title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
+    if clients is not None:
+        title += (
+            f": {clients:.0f} clients, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
+        )
+    rows = tuple((name, text) for name, text in lines.items() if text)
+    return Table(title, (Column(""), Column("")), rows)
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return factor * value if is_known(value) else None
+
+
+def _per_client(summary: Mapping[str, Any], name: str) -> float | None:
+    return _scaled(summary.get(name), 1 / summary["clients"]) if summary.get("clients") else None
+
+
+def _number(mean: float, std: float, decimals: int) -> Number | None:
+    return Number(mean, std if is_known(std) else None, decimals) if is_known(mean) else None
+
+
+def _decimals(rows: Sequence[PaperRow]) -> int:
+    """Digits after the point: none for whole numbers, three for small ones, else two."""
+    values = [value for row in rows for value in (row.ours, row.paper) if is_known(value)]
+    if not any(value % 1 for value in values):
+        return 0
+    largest = max(abs(value) for value in values)
+    return 3 if largest < 0.9 else 2 if largest < 1000 else 1
+
+
+def _unrounded(cell: str | Number | None, deviation: bool) -> list[str]:
+    if isinstance(cell, Number):
+        mean = f"{cell.mean:.9g}"
+        return [mean, "" if cell.std is None else f"{cell.std:.9g}"] if deviation else [mean]
+    return [cell or "", ""] if deviation else [cell or ""]

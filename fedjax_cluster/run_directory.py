@@ -1,0 +1,143 @@
+"""The directory that a run leaves: config.json, metrics.csv, summary.json, checkpoints/, plots/."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_cluster.checkpoints import Checkpoints, atomic_file, check_writable, write_json
+from fedjax_cluster.types import ClusteredAlgorithm, Federation, State
+
+
+class RunDirectory:
+    """One run's directory; refuses that of another experiment before anything is computed."""
+
+    def __init__(
+        self,
+        path: str | pathlib.Path,
+        algorithm: ClusteredAlgorithm,
+        federation: Federation,
+        seed: int,
+        eval_every: int,
+        config: Mapping[str, Any] | None,
+    ):
+        self.path = pathlib.Path(path)
+        check_writable(self.path)
+        self._identity = {
+            "algorithm": algorithm.name,
+            "algorithm_config": dict(algorithm.config),
+            "scenario": federation.info.name,
+            "clients": len(federation.train.num_examples),
+            "seed": seed,
+            "eval_every": eval_every,
+            "data": fingerprint(federation),
+        }
+        known = read_config(self.path, missing_ok=True)
+        if known is not None:
+            _check_same(self.path, known["identity"], json.loads(json.dumps(self._identity)))
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
+        self._config = config
+
+    def open(self) -> None:
+        """Makes the directory; called once nothing can be refused any more."""
+        if not (self.path / "config.json").exists():
+            write_json(self.path / "config.json", {"identity": self._identity, "experiment": self._config})
+        self._checkpoints = Checkpoints(self.path / "checkpoints")
+
+    def restore(self, like: State) -> tuple[State, dict[str, np.ndarray]] | None:
+        """The newest checkpoint's state and history; None for a fresh run."""
+        latest = self._checkpoints.latest()
+        return None if latest is None else self._checkpoints.restore(latest, like)
+
+    def save(self, state: State, history: dict[str, np.ndarray]) -> None:
+        self._checkpoints.save(int(state.round), state, history)
+        write_history(self.path / "metrics.csv", history)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.path / "summary.json", dict(summary))
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary.json of a run that has ended before; None where there is none."""
+        try:
+            return json.loads((self.path / "summary.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+
+def read_config(path: pathlib.Path, *, missing_ok: bool = False) -> dict[str, Any] | None:
+    """The config.json of a run directory.
+
+    Raises:
+      ValueError: there is none, or it cannot be read.
+    """
+    try:
+        return json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        if missing_ok:
+            return None
+        raise ValueError(f"{path} is not a run directory: it has no config.json") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"cannot read {path / 'config.json'}: {error}") from error
+
+
+def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The metrics.csv of a run directory as columns; an empty cell is NaN."""
+    try:
+        with (path / "metrics.csv").open(newline="") as file:
+            rows = list(csv.reader(file))
+    except FileNotFoundError:
+        raise ValueError(f"{path} has no metrics.csv yet; the run has not reached its first checkpoint") from None
+    if len(rows) < 2:
+        raise ValueError(f"{path / 'metrics.csv'} holds no round yet")
+    columns = zip(*rows[1:], strict=True)
+    return {
+        name: np.asarray([float(cell) if cell else np.nan for cell in column])
+        for name, column in zip(rows[0], columns, strict=True)
+    }
+
+
+def write_history(path: pathlib.Path, history: dict[str, np.ndarray]) -> None:
+    """Writes one row a round; whole numbers without a point, NaN as an empty cell."""
+    with atomic_file(path) as beside, beside.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(history)
+        for row in zip(*history.values(), strict=True):
+            writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
+
+
+def fingerprint(federation: Federation) -> int:
+    """A checksum of all arrays of a federation."""
+    total = 0
+    for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
+        total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
+    return total
+
+
+def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    different = [
+        f"{key} is {known.get(key)} there and {wanted[key]} here"
+        for key in wanted
+        if known.get(key) != wanted[key] and key != "algorithm_config"
+    ]
+    old, new = known.get("algorithm_config", {}), wanted["algorithm_config"]
+    if known.get("algorithm") == wanted["algorithm"]:
+        different += [
+            f"{key} is {old.get(key)} there and {new.get(key)} here"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key)
+        ]
+    if different:
+        raise ValueError(
+            f"the run directory {path} belongs to another experiment: {'; '.join(different)}; choose another directory"
+        )

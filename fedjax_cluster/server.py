@@ -1,0 +1,91 @@
+"""What the server does with the clients' changes: mean per cluster, optimiser step, shared layers, compression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedjax_cluster import tree
+from fedjax_cluster.parallel import Reduced
+from fedjax_cluster.types import Clusters, PyTree
+
+Weighting = Literal["examples", "uniform"]
+
+
+def client_weight(weighting: Weighting, num_examples: Array) -> Array:
+    """f32[]: a client's weight in its cluster's mean."""
+    return num_examples.astype(jnp.float32) if weighting == "examples" else jnp.ones(())
+
+
+def weighted_mean(reduced: Reduced) -> PyTree:
+    """Σ weight·value / Σ weight per cluster; zeros for a cluster without clients."""
+    return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / jnp.maximum(reduced.weight, 1e-30), 0.0))
+
+
+def init_optimizer(optimizer: optax.GradientTransformation, clusters: Clusters) -> PyTree:
+    """One optimiser state per cluster, leaves [K, ...]."""
+    return jax.vmap(optimizer.init)(clusters.params)
+
+
+def update_clusters(
+    optimizer: optax.GradientTransformation, optimizer_state: PyTree, clusters: Clusters, reduced: Reduced
+) -> tuple[Clusters, PyTree]:
+    """Takes one optimiser step per cluster on minus its clients' mean change; clusters without clients stay.
+
+    θ_k ← θ_k + optimizer(−mean_k Δθ); `optax.sgd(1.0)` is plain averaging.
+
+    Args:
+      optimizer: any optax transformation.
+      optimizer_state: leaves [K, ...], from `init_optimizer`.
+      clusters: the K models.
+      reduced: sums of {"delta": Δθ, "stats": batch-norm statistics} over the cohort.
+    """
+    mean = weighted_mean(reduced)
+    updates, new_state = jax.vmap(optimizer.update)(
+        jax.tree.map(jnp.negative, mean["delta"]), optimizer_state, clusters.params
+    )
+    occupied = reduced.weight > 0
+    params = tree.where(occupied, optax.apply_updates(clusters.params, updates), clusters.params)
+    stats = tree.where(occupied, mean["stats"], clusters.stats)
+    return clusters._replace(params=params, stats=stats), tree.where(occupied, new_state, optimizer_state)
+
+
+def share_layers(clusters: Clusters, patterns: Sequence[str], num_clients: Array) -> Clusters:
+    """Averages chosen layers over all clients: over the clusters, weighted by their clients.
+
+    θ_shared = Σ_k n_k θ_k / Σ_k n_k, written to every active cluster; statistics of a chosen layer follow it.
+
+    Args:
+      clusters: the K models.
+      patterns: parameter paths as in `tree.match`, such as `["!output"]`.
+      num_clients: i32[K] or f32[K].
+    """
+    weight = num_clients.astype(jnp.float32)
+    weight = weight / jnp.maximum(weight.sum(), 1.0)
+
+    def share(leaf: Array) -> Array:
+        mean = jnp.tensordot(weight, leaf, axes=1, precision="highest")
+        return jnp.where(weight.sum() > 0, jnp.broadcast_to(mean, leaf.shape), leaf)
+
+    def shared(leaves: PyTree, chosen: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf, pick: share(leaf) if pick else leaf, leaves, chosen)
+
+    params = shared(clusters.params, tree.match(clusters.params, patterns))
+    stats = shared(clusters.stats, tree.match(clusters.stats, patterns, strict=False))
+    return clusters._replace(params=params, stats=stats)
+
+
+def truncate(values: PyTree, decimals: int | None) -> PyTree:
+    """Keeps `decimals` digits after the decimal point, towards zero (CFL-GP, App. E.1); None keeps all.
+
+    >>> truncate(jnp.asarray([0.129, -0.129]), 2).tolist()
+    [0.11999999731779099, -0.11999999731779099]
+    """
+    if decimals is None:
+        return values
+    return jax.tree.map(lambda leaf: jnp.trunc(leaf * 10.0**decimals) / 10.0**decimals, values)

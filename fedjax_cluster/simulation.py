@@ -1,0 +1,339 @@
+"""The round loop: rounds run inside XLA until the next evaluation, event, or about one second has passed."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster import clustering, parallel
+from fedjax_cluster.algorithms.averaging import labels
+from fedjax_cluster.data import check_federation
+from fedjax_cluster.metrics import evaluate_clients, federation_figures
+from fedjax_cluster.progress import Interrupt, Progress
+from fedjax_cluster.result import SimulationResult, summarize
+from fedjax_cluster.run_directory import RunDirectory
+from fedjax_cluster.types import (
+    ClientData,
+    ClientMapping,
+    ClusteredAlgorithm,
+    Costs,
+    Federation,
+    Model,
+    Population,
+    RoundInfo,
+    State,
+)
+
+# A segment's length follows the clock; this bounds the buffer of its reports.
+LONGEST_SEGMENT = 1024
+SEGMENT_SECONDS = 1.0
+CHECKPOINT_SECONDS = 60.0
+# The order of metrics.csv; XLA returns them by name.
+REPORTED = ("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "adjusted_rand_index", *Costs._fields)
+
+
+class Streams(NamedTuple):
+    """Separate randomness for each purpose, all from one seed; the data have the scenario's own."""
+
+    initialization: Array
+    cohorts: Array
+    local: Array
+    evaluation: Array
+
+
+class Evaluation(NamedTuple):
+    """What a callback sees after each evaluation."""
+
+    round: int  # rounds done
+    state: State
+    figures: Mapping[str, float]  # the federation's metrics and the last round's report
+
+
+def streams(seed: int) -> Streams:
+    """The random streams of one seed.
+
+    >>> len(streams(0))
+    4
+    """
+    return Streams(*jax.random.split(jax.random.key(seed), 4))
+
+
+def simulate(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    seed: int = 0,
+    eval_every: int = 10,
+    eval_clients: int | None = None,
+    metrics: Sequence[Callable[..., dict[str, Array]]] = (),
+    callbacks: Sequence[Callable[[Evaluation], None]] = (),
+    run_dir: str | pathlib.Path | None = None,
+    mapping: ClientMapping | None = None,
+    progress: bool | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> SimulationResult:
+    """Runs a method on a federation.
+
+    Args:
+      algorithm: from `fedjax_cluster.algorithms`.
+      federation: from `fedjax_cluster.data`.
+      rounds: communication rounds in all; more than a finished run had extends it.
+      seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
+      eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
+      eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
+      metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client.
+      callbacks: called with an `Evaluation` after each evaluation.
+      run_dir: leaves config.json, metrics.csv, summary.json and checkpoints there; a directory of the same run is
+        taken up where it stopped.
+      mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
+      progress: shows a progress bar; None shows it on a terminal.
+      config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
+
+    Returns:
+      A SimulationResult with the final state and one row of history a round.
+
+    Raises:
+      ValueError: the federation cannot be used, a number is out of range, or run_dir holds another experiment.
+      KeyboardInterrupt: after a checkpoint, where there is a run_dir.
+    """
+    _check_numbers(rounds=rounds, eval_every=eval_every, eval_clients=eval_clients)
+    clusters = algorithm.config.get("clusters")
+    check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
+    algorithm = _with_metrics(algorithm, metrics)
+    directory = None if run_dir is None else RunDirectory(run_dir, algorithm, federation, seed, eval_every, config)
+    mapping = parallel.client_mapping() if mapping is None else mapping
+    keys = streams(seed)
+
+    train = parallel.place_population(federation.train, federation.info, mapping)
+    test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping)
+    group = _groups(federation, train)
+    state, info = algorithm.init(keys.initialization, train)
+    state = parallel.place_state(state, mapping)
+    history: dict[str, np.ndarray] = {}
+    if directory is not None:
+        directory.open()
+        if (restored := directory.restore(state)) is not None:
+            state, history = restored
+    done = int(state.round)
+    if done >= rounds:
+        assert directory is not None
+        summary = directory.read_summary() or summarize(algorithm, federation, state, history, seed, 0.0, config)
+        directory.close()
+        return SimulationResult(algorithm, federation, state, history, summary, keys.evaluation, mapping)
+
+    longest = min(eval_every, rounds, LONGEST_SEGMENT)
+    started = time.perf_counter()
+    run_segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step, longest=longest)
+    evaluate = functools.partial(_evaluate, model=algorithm.model, personalize=algorithm.personalize)
+    state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
+    jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
+    compile_seconds = time.perf_counter() - started
+
+    saved_at, length = time.monotonic(), 1
+    figures: dict[str, float] = {}
+    with Progress(algorithm.name, rounds, done, enabled=progress) as bar, Interrupt() as interrupt:
+        while done < rounds and not interrupt.wanted:
+            stop = min(rounds, done + length, (done // eval_every + 1) * eval_every)
+            started = time.perf_counter()
+            state, reports = run_segment(keys, state, train, group, info, jnp.asarray(stop, jnp.int32))
+            reached = int(state.round)
+            elapsed = time.perf_counter() - started
+            rows = _history_rows(reports, done, reached, elapsed)
+            if done == 0:
+                rows = _add_initial_costs(rows, info)
+            length = max(1, min(longest, int((reached - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
+            done = reached
+            evaluated = done % eval_every == 0 or done == rounds
+            if evaluated:
+                figures = federation_figures(jax.device_get(evaluate(keys.evaluation, state, train, test.data)))
+                rows = _add_figures(rows, figures)
+            history = _append(history, rows)
+            latest = {**figures, **_last(history)}
+            bar.update(done, latest, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9))
+            if evaluated:
+                for callback in callbacks:
+                    callback(Evaluation(done, state, latest))
+            if directory is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                directory.save(state, history)
+                saved_at = time.monotonic()
+    summary = summarize(algorithm, federation, state, history, seed, compile_seconds, config)
+    if directory is not None:
+        directory.save(state, history)
+        directory.write_summary(summary)
+        directory.close()
+    if interrupt.wanted:
+        raise KeyboardInterrupt
+    return SimulationResult(algorithm, federation, state, history, summary, keys.evaluation, mapping)
+
+
+# --------------------------------------------------------------------------------------- compiled parts
+
+
+@functools.partial(jax.jit, static_argnames=("select", "step", "longest"), donate_argnames="state")
+def _run_segment(
+    keys: Streams,
+    state: State,
+    train: Population,
+    group: Array | None,
+    blank: RoundInfo,
+    stop: Array,
+    *,
+    select: Callable,
+    step: Callable,
+    longest: int,
+) -> tuple[State, dict[str, Array]]:
+    """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split."""
+    start = state.round
+
+    def one_round(state: State) -> tuple[State, dict[str, Array]]:
+        number = state.round
+        selection = select(jax.random.fold_in(keys.cohorts, number), state)
+        cohort = parallel.gather_cohort(train, selection)
+        state, info = step(jax.random.fold_in(keys.local, number), state, cohort)
+        return state, _report(info, state, _agreement(state, group))
+
+    def unfinished(carry):
+        state, _, event = carry
+        return (state.round < stop) & ~event
+
+    def advance(carry):
+        state, buffer, _ = carry
+        position = state.round - start
+        state, row = one_round(state)
+        event = row.pop("event")
+        buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
+        return state, buffer, event
+
+    row = _report(blank, state, jnp.zeros(()))
+    del row["event"]
+    buffer = jax.tree.map(lambda leaf: jnp.zeros((longest, *leaf.shape), leaf.dtype), row)
+    state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
+    return parallel.constrain_state(state, train.mapping), buffer
+
+
+@functools.partial(jax.jit, static_argnames=("model", "personalize"))
+def _evaluate(
+    key: Array, state: State, train: Population, test: ClientData, *, model: Model, personalize: Callable
+) -> dict[str, Array]:
+    return evaluate_clients(model, personalize, key, state, train, test)
+
+
+def _agreement(state: State, group: Array | None) -> Array:
+    """Adjusted Rand index of the clusters with the true groups; NaN where there are none."""
+    if group is None:
+        return jnp.asarray(jnp.nan)
+    assigned = labels(state.clients.weights)
+    valid = state.clients.present & (assigned >= 0) & (group >= 0)
+    score = clustering.scores.adjusted_rand_index(assigned, group, mask=valid)
+    return jnp.where(jnp.any(valid), score, jnp.nan)
+
+
+def _report(info: RoundInfo, state: State, agreement: Array) -> dict[str, Array]:
+    """The scalars of a round that go into the history."""
+    count = info.num_clients.astype(jnp.float32)
+    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.maximum(jnp.sum(count), 1.0)
+    return {
+        "loss": loss,
+        "num_clients": jnp.sum(info.num_clients),
+        "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
+        "num_changed": info.num_changed,
+        "num_rejected": info.num_rejected,
+        "adjusted_rand_index": agreement,
+        **info.costs._asdict(),
+        "event": info.event,
+    }
+
+
+def _occupied(state: State) -> Array:
+    """bool[K]: clusters that hold a client."""
+    assigned = labels(state.clients.weights)
+    slots = state.clusters.active.shape[0]
+    return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
+
+
+# ------------------------------------------------------------------------------------------- placement
+
+
+def _groups(federation: Federation, train: Population) -> Array | None:
+    if federation.group is None:
+        return None
+    padded = np.full(len(train.data.num_examples), -1, np.int32)
+    padded[: len(federation.group)] = federation.group
+    return parallel.replicate(train.mapping, jnp.asarray(padded))
+
+
+def _evaluated(test: ClientData, eval_clients: int | None, seed: int) -> ClientData:
+    """The test rows of the clients to evaluate; the others' are masked."""
+    count = len(test.num_examples)
+    if eval_clients is None or eval_clients >= count:
+        return test
+    chosen = np.random.default_rng(seed).choice(count, eval_clients, replace=False)
+    keep = np.isin(np.arange(count), chosen)
+    return test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
+
+
+# --------------------------------------------------------------------------------------------- history
+
+
+def _history_rows(reports: dict[str, Array], start: int, stop: int, seconds: float) -> dict[str, np.ndarray]:
+    rows = {name: np.asarray(reports[name])[: stop - start].astype(np.float64) for name in REPORTED}
+    rows = {"round": np.arange(start, stop, dtype=np.float64), **rows}
+    rows["seconds"] = np.full(stop - start, seconds / (stop - start))
+    return rows
+
+
+def _add_initial_costs(rows: dict[str, np.ndarray], info: RoundInfo) -> dict[str, np.ndarray]:
+    """What `init` cost, a pilot say, is counted in the first round."""
+    for name, cost in info.costs._asdict().items():
+        rows[name][0] += float(cost)
+    return rows
+
+
+def _add_figures(rows: dict[str, np.ndarray], figures: dict[str, float]) -> dict[str, np.ndarray]:
+    """Puts an evaluation's figures on the last row; the rows before it have none."""
+    for name, value in figures.items():
+        rows[name] = np.full(len(rows["round"]), np.nan)
+        rows[name][-1] = value
+    return rows
+
+
+def _append(history: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    before, after = (len(part.get("round", ())) for part in (history, rows))
+    blank = functools.partial(np.full, fill_value=np.nan)
+    names = [*history, *(name for name in rows if name not in history)]
+    return {name: np.concatenate([history.get(name, blank(before)), rows.get(name, blank(after))]) for name in names}
+
+
+def _last(history: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(history[name][-1]) for name in ("loss", "adjusted_rand_index", "num_clusters")}
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _check_numbers(*, rounds: int, eval_every: int, eval_clients: int | None) -> None:
+    for name, value in (("rounds", rounds), ("eval_every", eval_every), ("eval_clients", eval_clients)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _with_metrics(algorithm: ClusteredAlgorithm, extra: Sequence[Callable]) -> ClusteredAlgorithm:
+    if not extra:
+        return algorithm
+    own = algorithm.model.metrics
+
+    def measure(predictions, y, mask):
+        return functools.reduce(
+            lambda found, fn: {**found, **fn(predictions, y, mask)}, extra, own(predictions, y, mask)
+        )
+
+    return algorithm._replace(model=algorithm.model._replace(metrics=measure))

@@ -1,0 +1,243 @@
+"""What CFL-GP has besides Algorithm 1: compression, weight sharing, partial participation, unknown K, real images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import data, local, nn, parallel
+from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
+from fedjax_cluster.algorithms.cfl_gp import client_features, equal_groups, estimate_clusters
+from fedjax_cluster.simulation import simulate, streams
+from tests.federations import blobs
+
+GRADIENT = {"local": local.sgd(1.0, batch_size=None, steps=1), "server": optax.sgd(0.3)}
+
+
+def method(**options):
+    return cfl_gp(nn.linear(), **{"clusters": 3, **GRADIENT, **options})
+
+
+def run(rounds=7, federation=None, **options):
+    return simulate(method(**options), blobs(clients=9, groups=3) if federation is None else federation, rounds=rounds)
+
+
+@pytest.mark.parametrize("clients", [8, 9, 11])
+def test_clients_start_in_equal_groups(clients):
+    present = jnp.arange(12) < clients
+    label = np.asarray(equal_groups(jax.random.key(0), present, 3))
+    sizes = np.bincount(label[:clients])
+    assert sizes.max() - sizes.min() <= 1
+    assert (label[clients:] == -1).all()
+    other = np.asarray(equal_groups(jax.random.key(1), present, 3))
+    assert (label != other).any()
+
+
+def test_models_start_independently_and_equal_for_all_methods():
+    population = parallel.place_population(blobs().train, blobs().info, parallel.client_mapping("scan"))
+    algorithms = [method(), ifca(nn.linear(), clusters=2, **GRADIENT), fedavg(nn.linear(), **GRADIENT)]
+    kernels = [
+        np.asarray(own.init(streams(0).initialization, population)[0].clusters.params["output"]["kernel"])
+        for own in algorithms
+    ]
+    assert not np.allclose(kernels[0][0], kernels[0][1])
+    np.testing.assert_array_equal(kernels[0][:2], kernels[1])
+    np.testing.assert_array_equal(kernels[0][:1], kernels[2])
+
+
+def test_random_coordinates_are_those_of_the_whole_profile():
+    whole, part = run(), run(compression=3.0)
+    coordinates = np.asarray(part.state.server.coordinates)
+    assert len(coordinates) == 7
+    assert len(set(coordinates.tolist())) == 7
+    if whole.labels.tolist() == part.labels.tolist():
+        np.testing.assert_allclose(
+            part.state.clients.profile, whole.state.clients.profile[..., coordinates], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_profile_of_chosen_layers():
+    result = run(profile_layers=["output/bias"])
+    assert result.state.clients.profile.shape[-1] == 3
+    whole = run()
+    if whole.labels.tolist() == result.labels.tolist():
+        np.testing.assert_allclose(
+            result.state.clients.profile, whole.state.clients.profile[..., :3], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_truncation_to_no_decimals_stops_all_learning():
+    """Table 7, n_d = 0: every entry of the gradient is below 1, so that nothing at all is sent."""
+    federation = blobs(clients=9, groups=3)
+    federation = federation._replace(
+        train=federation.train._replace(x=federation.train.x / 10),
+        test=federation.test._replace(x=federation.test.x / 10),
+    )
+    result = run(federation=federation, decimals=0)
+    population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
+    start = method().init(streams(0).initialization, population)[0]
+    for before, after in zip(
+        jax.tree.leaves(start.clusters.params), jax.tree.leaves(result.state.clusters.params), strict=True
+    ):
+        np.testing.assert_array_equal(before, after)
+    digits = run(federation=federation, decimals=2, beta=1.0).state.clients.profile
+    np.testing.assert_allclose(np.asarray(digits) * 100, np.round(np.asarray(digits) * 100), atol=1e-4)
+
+
+def test_beta_one_keeps_the_latest_update_only():
+    """F.1's ablation against the cumulative mean: with one cluster both take the same path of models."""
+    latest, mean = run(clusters=1, beta=1.0, rounds=4), run(clusters=1, rounds=4)
+    first = run(clusters=1, rounds=2).state.clients.profile
+    np.testing.assert_allclose(
+        mean.state.clients.profile, (first + latest.state.clients.profile) / 2, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_array_equal(latest.state.clients.updates, mean.state.clients.updates)
+
+
+def test_shared_layers_are_equal_in_all_clusters_and_own_layers_are_not():
+    algorithm = cfl_gp(
+        nn.mlp(hidden=(4,)), clusters=3, shared_layers=["!output"], profile_layers=["output"], **GRADIENT
+    )
+    params = simulate(algorithm, blobs(clients=9, groups=3), rounds=4).state.clusters.params
+    kernel = np.asarray(params["hidden_0"]["kernel"])
+    np.testing.assert_allclose(kernel[0], kernel[1], rtol=1e-5)
+    np.testing.assert_allclose(kernel[0], kernel[2], rtol=1e-5)
+    assert not np.allclose(params["output"]["kernel"][0], params["output"]["kernel"][1])
+
+
+def test_everybody_takes_part_in_clustering_rounds_unless_told_otherwise():
+    everybody = run(participation=0.4, rounds=6).history["num_clients"]
+    assert everybody.tolist() == [4, 9, 4, 9, 4, 9]
+    cohort = run(participation=0.4, rounds=6, cluster_cohort=True).history["num_clients"]
+    assert cohort.tolist() == [4] * 6
+
+
+def test_only_the_cohort_changes_cluster_when_only_it_is_clustered():
+    algorithm = method(participation=0.4, cluster_cohort=True, every=1)
+    federation = blobs(clients=10, groups=2)
+    population = parallel.place_population(
+        federation.train, federation.info, parallel.client_mapping("scan", devices=jax.devices()[:1])
+    )
+    state, _ = algorithm.init(streams(0).initialization, population)
+    for number in range(4):
+        selection = algorithm.select(jax.random.key(number), state)
+        cohort = parallel.gather_cohort(population, selection)
+        new, _ = algorithm.step(jax.random.key(100 + number), state, cohort)
+        outside = np.setdiff1d(np.arange(10), np.asarray(selection.index))
+        np.testing.assert_array_equal(
+            np.asarray(new.clients.weights)[outside], np.asarray(state.clients.weights)[outside]
+        )
+        filled = np.asarray(new.clients.updates - state.clients.updates)
+        assert filled[outside].sum() == 0
+        assert filled.sum() == int(selection.mask.sum())
+        state = new
+
+
+def test_a_block_never_filled_does_not_count_as_zero():
+    """Two groups told apart by block 0; in block 1 half of each group was never queried."""
+    state = run(clusters=2, federation=blobs(clients=8, groups=2)).state
+    rng = np.random.default_rng(0)
+    group = np.arange(8) % 2
+    profile = rng.normal(size=(8, 2, 21)).astype(np.float32) * 0.01
+    profile[:, 0, 0] += np.where(group == 0, 1, -1)
+    profile[:, 1, 1] += 20
+    filled = np.arange(8) < 4
+    profile[~filled, 1] = 0
+    updates = np.stack([np.ones(8), filled], 1).astype(np.int32)
+    grams = np.einsum("mkd,nkd->kmn", profile, profile)
+    clients = state.clients._replace(
+        profile=jnp.asarray(profile), updates=jnp.asarray(updates), present=jnp.ones(8, bool)
+    )
+    state = state._replace(clients=clients, server=state.server._replace(grams=jnp.asarray(grams)))
+    features = np.asarray(client_features(state, 2)[0])
+    within = np.linalg.norm(features[group == 0] - features[group == 0].mean(0), axis=1).max()
+    assert within < 0.2
+    assert np.linalg.norm(features[group == 0].mean(0) - features[group == 1].mean(0)) > 1.5
+    imputed = np.where(updates[:, :, None] > 0, profile, profile[filled].mean(0)[None])
+    imputed[:, 0] = profile[:, 0]
+    _, values, _ = np.linalg.svd(imputed.reshape(8, -1))
+    np.testing.assert_allclose(client_features(state, 2)[1], values[:2], rtol=1e-3)
+
+
+def test_many_clients_are_embedded_without_a_gram_matrix(monkeypatch):
+    import importlib
+
+    module = importlib.import_module("fedjax_cluster.algorithms.cfl_gp")
+    small = run()
+    monkeypatch.setattr(module, "LARGEST_GRAM", 4)
+    large = run()
+    assert large.state.server.grams.shape == (3, 0, 0)
+    assert small.labels.tolist() == large.labels.tolist()
+    np.testing.assert_allclose(client_features(small.state, 3)[1], client_features(large.state, 3)[1], rtol=1e-3)
+
+
+def test_unknown_number_of_clusters_is_estimated_by_a_pilot():
+    """Two groups are found; the pilot's models are forgotten, its transmissions counted in the first round."""
+    federation = data.scenarios.rotated(data.digits(), clients=8, angles=(0, 180), seed=0)
+    algorithm = cfl_gp(
+        nn.mlp(),
+        clusters="auto",
+        max_clusters=4,
+        pilot_rounds=8,
+        local=local.sgd(1.0, batch_size=64, steps=1),
+        server=optax.sgd(0.1),
+    )
+    result = simulate(algorithm, federation, rounds=4)
+    assert result.state.clusters.active.shape == (2,)
+    assert result.summary["adjusted_rand_index"] == 1.0
+    assert result.history["models_down"][0] >= 8 * 9
+
+
+# ------------------------------------------------------------------------------------------ real images
+
+ANGLES = (0, 15, 90, 105, 180, 195, 270, 285)
+
+
+def mnist(clients, seed=0, examples_per_client=None, angles=ANGLES, groups="pairs"):
+    try:
+        examples = data.tfds("mnist")
+    except data.DatasetNotFoundError:
+        pytest.skip("MNIST is not there; set TFDS_DATA_DIR to run this on real images")
+    return data.scenarios.rotated(
+        examples, clients=clients, angles=angles, groups=groups, seed=seed, examples_per_client=examples_per_client
+    )
+
+
+PAPER = {"local": local.sgd(1.0, batch_size=64, steps=1), "server": optax.sgd(0.1)}
+
+
+@pytest.mark.parametrize("clients", [16, 64])
+def test_rotated_mnist_is_clustered_in_the_first_clustering_round(clients):
+    """Sec. 5.2: eight angles, K = 4, b = 64, all images; ARI 1.0 at t = 1 and from then on."""
+    result = simulate(cfl_gp(nn.mlp(), clusters=4, **PAPER), mnist(clients), rounds=6)
+    assert result.history["adjusted_rand_index"][1:].tolist() == [1.0] * 5
+
+
+@pytest.mark.slow
+def test_rotated_mnist_reaches_table_10():
+    """C = 16: 87.2 % (CFL-GP) and 58.3 % (one model) after 200 rounds; one seed, so within a point."""
+    federation = mnist(16)
+    ours = simulate(cfl_gp(nn.mlp(), clusters=4, stop_after=20, **PAPER), federation, rounds=200, eval_every=100)
+    assert ours.summary["accuracy"] == pytest.approx(0.872, abs=0.01)
+    assert ours.summary["adjusted_rand_index"] == 1.0
+    one = simulate(fedavg(nn.mlp(), weighting="uniform", **PAPER), federation, rounds=200, eval_every=100)
+    assert one.summary["accuracy"] == pytest.approx(0.583, abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_number_of_clusters_on_rotated_mnist():
+    """App. G: the largest gap of the singular values gives 4, the next 8."""
+    result = simulate(cfl_gp(nn.mlp(), clusters=4, every=1, **PAPER), mnist(64), rounds=20)
+    found = estimate_clusters(jax.random.key(0), result.state, 10)
+    assert found.num_clusters == 4
+    assert found.candidates == (4, 8)
+
+
+@pytest.mark.slow
+def test_compression_by_a_thousand_keeps_the_clusters():
+    """Fig. 4: 80 clients, four angles."""
+    federation = mnist(80, examples_per_client=500, angles=(0, 90, 180, 270), groups="angles")
+    own = local.sgd(1.0, batch_size=100, steps=1)
+    algorithm = cfl_gp(nn.mlp(), clusters=4, compression=1000.0, every=1, local=own, server=optax.sgd(0.1))
+    assert simulate(algorithm, federation, rounds=11).summary["adjusted_rand_index"] == 1.0

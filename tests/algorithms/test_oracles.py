@@ -1,0 +1,78 @@
+"""The methods against plain NumPy versions written from the papers."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
+from fedjax_cluster.simulation import simulate, streams
+from tests.federations import as_lists, blobs
+from tests.reference import federated
+
+ROUNDS = 9
+
+
+def models_of(state):
+    params = state.clusters.params["output"]
+    return [
+        (kernel.astype(np.float64), bias.astype(np.float64))
+        for kernel, bias in zip(np.asarray(params["kernel"]), np.asarray(params["bias"]), strict=True)
+    ]
+
+
+def start_of(algorithm, federation, seed=0):
+    population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
+    state, _ = jax.device_get(algorithm.init(streams(seed).initialization, population))
+    return state
+
+
+def assert_models_equal(ours, theirs):
+    for own, other in zip(ours, theirs, strict=True):
+        for part, expected in zip(own, other, strict=True):
+            np.testing.assert_allclose(part, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_fedavg_weighs_by_examples(steps):
+    federation = blobs()
+    algorithm = fedavg(nn.linear(), local=local.sgd(0.3, batch_size=None, steps=steps))
+    start = models_of(start_of(algorithm, federation))
+    result = simulate(algorithm, federation, rounds=ROUNDS)
+    expected = federated.fedavg(start[0], as_lists(federation), rate=0.3, steps=steps, rounds=ROUNDS)
+    assert_models_equal(models_of(result.state), [expected])
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_ifca_joins_the_least_loss(steps):
+    federation = blobs(clients=9, groups=3)
+    algorithm = ifca(nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=None, steps=steps))
+    start = models_of(start_of(algorithm, federation))
+    result = simulate(algorithm, federation, rounds=ROUNDS)
+    models, chosen = federated.ifca(start, as_lists(federation), rate=0.3, steps=steps, rounds=ROUNDS)
+    assert result.labels.tolist() == chosen.tolist()
+    assert_models_equal(models_of(result.state), models)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 2), (3, 2), (1, 1), (2, 3)])
+def test_cfl_gp_is_algorithm_1_and_4(steps, every):
+    federation = blobs(clients=9, groups=3)
+    if steps == 1:
+        own, server = local.sgd(1.0, batch_size=None, steps=1), optax.sgd(0.3)
+        scale = 0.3
+    else:
+        own, server, scale = local.sgd(0.3, batch_size=None, steps=steps), None, 1.0
+    algorithm = cfl_gp(nn.linear(), clusters=3, local=own, server=server, every=every)
+    start = start_of(algorithm, federation)
+    assignment = np.argmax(start.clients.weights, -1)[:9]
+    result = simulate(algorithm, federation, rounds=ROUNDS)
+    models, chosen, profile = federated.cfl_gp(
+        models_of(start), assignment, as_lists(federation), rate=0.3, steps=steps, rounds=ROUNDS, every=every
+    )
+    assert result.labels.tolist() == chosen.tolist()
+    assert_models_equal(models_of(result.state), models)
+    # Parameters are ravelled bias first, as the tree orders them; the oracle puts the kernel first.
+    ours = scale * np.asarray(result.state.clients.profile)[:9]
+    ours = np.concatenate([ours[..., 3:], ours[..., :3]], -1)
+    np.testing.assert_allclose(ours, profile, rtol=1e-3, atol=1e-5)

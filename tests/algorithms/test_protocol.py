@@ -1,0 +1,216 @@
+"""Every registered method through the same protocol (design: shapes, one compilation, mishaps, devices)."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import local, nn, parallel, simulation
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.simulation import simulate, streams
+from tests.federations import blobs
+
+METHODS = sorted(REGISTRY)
+SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
+
+
+@functools.cache
+def build(name, *, clusters=2, participation=1.0):
+    factory = REGISTRY[name]
+    arguments = {"clusters": clusters} if "clusters" in inspect.signature(factory).parameters else {}
+    own = local.sgd(0.2, batch_size=4, steps=2)
+    return factory(nn.mlp(hidden=(5,)), local=own, participation=participation, **arguments)
+
+
+def started(name, federation, mapping=SCAN, **options):
+    algorithm = build(name, **options)
+    population = parallel.place_population(federation.train, federation.info, mapping)
+    state, info = algorithm.init(streams(0).initialization, population)
+    return algorithm, population, state, info
+
+
+def one_step(algorithm, population, state, number=0):
+    selection = algorithm.select(jax.random.fold_in(streams(0).cohorts, number), state)
+    cohort = parallel.gather_cohort(population, selection)
+    return algorithm.step(jax.random.fold_in(streams(0).local, number), state, cohort)
+
+
+def signature(tree):
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_argument_names_and_order(name):
+    algorithm = build(name)
+    expected = {
+        "init": ["rng_key", "population"],
+        "select": ["rng_key", "state"],
+        "step": ["rng_key", "state", "cohort"],
+        "personalize": ["rng_key", "state", "client", "index"],
+        "admit": ["rng_key", "state", "client", "index"],
+    }
+    for part, names in expected.items():
+        function = getattr(algorithm, part)
+        if function is not None:
+            assert list(inspect.signature(function).parameters) == names
+    assert algorithm.name == name
+    assert {"weights", "present"} <= set(started(name, blobs())[2].clients._fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_state_and_report_keep_their_shapes(name, participation):
+    algorithm, population, state, info = started(name, blobs(), participation=participation)
+    for number in range(3):
+        new, report = jax.jit(lambda s, n=number: one_step(algorithm, population, s, n))(state)
+        assert signature(new) == signature(state)
+        assert signature(report) == signature(info)
+        assert int(new.round) == number + 1
+        state = new
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_selection_is_valid_first_and_unique(name, participation):
+    algorithm, _, state, _ = started(name, blobs(clients=10), participation=participation)
+    for number in range(4):
+        index, mask, _ = algorithm.select(jax.random.key(number), state._replace(round=jnp.asarray(number)))
+        index, mask = np.asarray(index), np.asarray(mask)
+        assert len(set(index[mask])) == mask.sum() > 0
+        assert (index[~mask] == 10).all()
+        if len(index) < 10:
+            assert mask.tolist() == sorted(mask, reverse=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_step_compiles_once(name):
+    before = simulation._run_segment._cache_size()
+    result = simulate(build.__wrapped__(name), blobs(), rounds=11, eval_every=3)
+    assert simulation._run_segment._cache_size() == before + 1
+    assert len(result.history["round"]) == 11
+
+
+@functools.cache
+def reference_run(name, participation):
+    return simulate(build(name, participation=participation), blobs(clients=7), rounds=6, mapping=SCAN)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("strategy", "chunk", "devices"), [("vmap", None, 1), ("chunked", 3, 1), ("scan", None, 2), ("chunked", 2, 2)]
+)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_mapping_changes_nothing(name, strategy, chunk, devices, participation):
+    # Seven clients on two devices: one absent client is added, and must not change a draw.
+    federation = blobs(clients=7)
+    mapping = parallel.client_mapping(strategy, chunk, devices=jax.devices()[:devices])
+    results = [
+        reference_run(name, participation),
+        simulate(build(name, participation=participation), federation, rounds=6, mapping=mapping),
+    ]
+    assert results[0].labels.tolist() == results[1].labels.tolist()
+    for one, other in zip(*(jax.tree.leaves(result.state.clusters) for result in results), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(results[0].history["loss"], results[1].history["loss"], rtol=1e-4)
+    assert results[0].summary["models_down"] == pytest.approx(results[1].summary["models_down"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_seeds_give_equal_runs_and_segments_split_nothing(name):
+    runs = [
+        simulate(build(name), blobs(), rounds=7, seed=seed, eval_every=every)
+        for seed, every in ((3, 7), (3, 2), (4, 7))
+    ]
+    same = [np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(r.state) for r in runs[:2]), strict=True)]
+    assert all(same)
+    different = [
+        np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(r.state.clusters) for r in runs[::2]), strict=True)
+    ]
+    assert not all(different)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_client_without_finite_update_is_left_out_and_counted(name, participation):
+    federation = blobs()
+    algorithm, population, state, _ = started(name, federation, participation=participation)
+    x = population.data.x.at[2].set(jnp.nan)
+    broken = parallel.Population(population.data._replace(x=x), population.info, population.mapping)
+    rejected = 0
+    for number in range(4):
+        state, info = one_step(algorithm, broken, state, number)
+        rejected += int(info.num_rejected)
+    assert rejected >= 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
+    assert np.isfinite(np.asarray(state.clients.weights)).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_single_client(name):
+    federation = blobs(clients=1, groups=1)
+    result = simulate(build(name, clusters=1), federation, rounds=3)
+    assert result.labels.tolist() == [0]
+    assert result.summary["num_clusters"] == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_empty_cluster_keeps_its_model(name):
+    algorithm, population, state, _ = started(name, blobs())
+    slots = state.clusters.active.shape[0]
+    if slots == 1:
+        pytest.skip("a single cluster is never empty")
+    # The last cluster's model is so bad that nobody would choose it, and nobody is in it.
+    ruined = jax.tree.map(
+        lambda leaf: leaf.at[-1].set(
+            1e3 * (1 + jnp.arange(leaf[-1].size, dtype=leaf.dtype).reshape(leaf[-1].shape) % 3)
+        ),
+        state.clusters.params,
+    )
+    weights = jnp.where(state.clients.present[:, None], jax.nn.one_hot(0, slots)[None], 0.0)
+    state = state._replace(
+        clusters=state.clusters._replace(params=ruined), clients=state.clients._replace(weights=weights)
+    )
+    new, info = one_step(algorithm, population, state)
+    assert int(info.num_clients[-1]) == 0
+    assert np.isnan(info.loss[-1])
+    for before, after in zip(jax.tree.leaves(ruined), jax.tree.leaves(new.clusters.params), strict=True):
+        np.testing.assert_array_equal(before[-1], after[-1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_personalize_gives_a_mixture_and_ignores_test_rows(name):
+    algorithm, population, state, _ = started(name, blobs())
+    state, _ = one_step(algorithm, population, state)
+    client = jax.tree.map(lambda leaf: leaf[3], population.data)
+    variables, mixture = algorithm.personalize(jax.random.key(0), state, client, jnp.asarray(3))
+    assert mixture.ndim == 1
+    assert float(mixture.sum()) == pytest.approx(1.0)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(variables)} == {len(mixture)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_newcomer_joins(name):
+    federation = blobs()
+    algorithm, population, state, _ = started(name, federation)
+    if algorithm.admit is None:
+        pytest.skip("the method admits nobody during a run")
+    absent = jax.tree.map(lambda leaf: leaf.at[5].set(jnp.zeros_like(leaf[5])), state.clients)
+    client = jax.tree.map(lambda leaf: leaf[5], population.data)
+    new = algorithm.admit(jax.random.key(1), state._replace(clients=absent), client, jnp.asarray(5))
+    assert signature(new) == signature(state)
+    assert bool(new.clients.present[5])
+    assert float(new.clients.weights[5].sum()) == pytest.approx(1.0)
+    others = np.arange(8) != 5
+    np.testing.assert_array_equal(np.asarray(new.clients.weights)[others], np.asarray(absent.weights)[others])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if "clusters" in inspect.signature(REGISTRY[name]).parameters]
+)
+@pytest.mark.parametrize("clusters", [0, 9])
+def test_an_impossible_number_of_clusters_is_refused(name, clusters):
+    with pytest.raises(ValueError, match="cluster"):
+        simulate(build(name, clusters=clusters), blobs(clients=8), rounds=1)

@@ -1,0 +1,247 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_cluster.clustering as fcc
+from tests.reference import subspaces as reference
+
+N, F, L, P, M = 60, 30, 4, 3, 6
+
+
+def _client(seed, num_features=F):
+    """Class 3 is absent, class 2 has two examples, and rows beyond 50 are padding."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.concatenate([np.zeros(30, int), np.ones(18, int), [2, 2]]))
+    y = np.concatenate([y, np.full(N - 50, 3)])
+    x = (rng.random((N, num_features)) * np.linspace(3, 0.2, num_features)).astype(np.float32)
+    x[50:] = np.nan
+    return x, y
+
+
+@pytest.mark.parametrize("num_features", [F, 100])
+def test_principal_vectors_span_what_the_svd_does(num_features):
+    """More examples than features, and fewer: the Gram matrix is taken on the smaller side."""
+    for seed in range(3):
+        x, y = _client(seed, num_features)
+        vectors = np.asarray(fcc.principal_vectors(x, y, 50, L, P))
+        assert vectors.shape == (L, num_features, P)
+        assert vectors.dtype == np.float32
+        for label, number in ((0, 3), (1, 3), (2, 2)):
+            expected = reference.principal_vectors(x[:50], y[:50], label, P)
+            actual = vectors[label][:, :number]
+            np.testing.assert_allclose(actual.T @ actual, np.eye(number), atol=1e-5)
+            overlap = np.abs(actual.T @ expected)
+            np.testing.assert_allclose(overlap, np.eye(number), atol=2e-3)
+        assert (vectors[2][:, 2:] == 0.0).all()
+        assert (vectors[3] == 0.0).all()
+
+
+def test_principal_vectors_beyond_the_rank_are_zero():
+    x, y = np.random.default_rng(0).random((N, F)).astype(np.float32), np.zeros(N, int)
+    x[:] = x[:1] * np.linspace(1, 2, N, dtype=np.float32)[:, None]
+    vectors = np.asarray(fcc.principal_vectors(x, y, N, L, P))
+    np.testing.assert_allclose(np.abs(vectors[0, :, 0]), np.abs(x[0]) / np.linalg.norm(x[0]), rtol=1e-4)
+    assert (vectors[0, :, 1:] == 0.0).all()
+
+
+@pytest.mark.parametrize("num_features", [F, 100])
+def test_principal_vectors_are_orthonormal_whatever_the_spread(num_features):
+    """Third singular value 10⁻⁴ of the first: right singular vectors from a Gram matrix have lost it."""
+    rng = np.random.default_rng(0)
+    left = np.linalg.qr(rng.normal(size=(num_features, P)))[0] * np.array([1.0, 1e-2, 3e-4])[None, :]
+    x = (left @ np.linalg.qr(rng.normal(size=(N, P)))[0].T).T.astype(np.float32)
+    vectors = np.asarray(fcc.principal_vectors(x, np.zeros(N, int), N, L, P))[0]
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(P), atol=1e-5)
+    np.testing.assert_allclose(np.abs(vectors.T @ left).diagonal(), [1.0, 1e-2, 3e-4], rtol=0.05)
+
+
+def test_share_limits_the_vectors_of_each_class():
+    x, y = _client(0)
+    vectors = np.asarray(fcc.principal_vectors(x, y, 50, L, P, share=0.1))
+    lengths = np.linalg.norm(vectors, axis=1).round(3)
+    assert lengths.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
+    all_of_them = np.asarray(fcc.principal_vectors(x, y, 50, L, P))
+    np.testing.assert_allclose(vectors[0], all_of_them[0], atol=1e-5)
+    hundredth = fcc.principal_vectors(np.ones((300, 5)) + np.eye(300, 5), np.zeros(300, int), 300, 1, 5, 0.01)
+    assert int((np.abs(hundredth)[0].max(axis=0) > 0).sum()) == 3
+
+
+def test_principal_vectors_of_raw_bytes_and_small_numbers():
+    x, y = _client(1)
+    x = np.nan_to_num(x)
+    whole = np.round(x * 80).astype(np.uint8)
+    expected = np.abs(fcc.principal_vectors(whole, y, 50, L, P))
+    tiny = fcc.principal_vectors((whole * 1e-12).astype(np.float32), y, 50, L, P)
+    np.testing.assert_allclose(np.abs(tiny), expected, atol=1e-3)
+
+
+def test_principal_vectors_run_under_vmap():
+    clients = [_client(seed) for seed in range(2)]
+    x = jnp.nan_to_num(jnp.stack([x for x, _ in clients]))
+    y, number = jnp.stack([y for _, y in clients]), jnp.array([50, 0])
+    stacked = np.asarray(jax.vmap(lambda x, y, n: fcc.principal_vectors(x, y, n, L, P))(x, y, number))
+    alone = fcc.principal_vectors(*clients[0], 50, L, P)
+    np.testing.assert_allclose(np.abs(stacked[0]), np.abs(alone), atol=1e-4)
+    assert (stacked[1] == 0.0).all()
+
+
+def _subspaces(seed, dimensions):
+    """f32[M, L, F, P] with the given number of columns used, and the class counts."""
+    rng = np.random.default_rng(seed)
+    vectors = np.zeros((M, L, F, P), np.float32)
+    for client, label in np.ndindex(M, L):
+        used = dimensions[client][label]
+        vectors[client, label, :, :used] = np.linalg.qr(rng.normal(size=(F, P)))[0][:, :used]
+    return vectors, 5 * (np.array(dimensions) > 0)
+
+
+@pytest.mark.parametrize("reduction", ["smallest", "sum"])
+def test_classwise_angles_equal_scipy(reduction):
+    rng = np.random.default_rng(0)
+    dimensions = rng.integers(0, P + 1, size=(M, L))
+    vectors, counts = _subspaces(0, dimensions)
+    angles = np.asarray(fcc.classwise_angles(vectors, counts, reduction))
+    assert angles.shape == (M, M, L)
+    np.testing.assert_array_equal(angles, np.swapaxes(angles, 0, 1))
+    for i, j, c in np.ndindex(M, M, L):
+        if i == j:
+            assert angles[i, j, c] == 0.0
+            continue
+        first, second = vectors[i, c][:, : dimensions[i, c]], vectors[j, c][:, : dimensions[j, c]]
+        expected = reference.classwise_angle(first, second, counts[i, c], counts[j, c], reduction)
+        np.testing.assert_allclose(angles[i, j, c], expected, atol=0.05)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6))
+def test_classwise_angles_ignore_the_basis(seed):
+    vectors, counts = _subspaces(seed, np.full((M, L), P))
+    rng = np.random.default_rng(seed)
+    rotated = np.empty_like(vectors)
+    for client, label in np.ndindex(M, L):
+        rotated[client, label] = vectors[client, label] @ np.linalg.qr(rng.normal(size=(P, P)))[0]
+    for reduction in ("smallest", "sum"):
+        expected = fcc.classwise_angles(vectors, counts, reduction)
+        np.testing.assert_allclose(fcc.classwise_angles(rotated, counts, reduction), expected, atol=0.1)
+        np.testing.assert_allclose(fcc.classwise_angles(-vectors, counts, reduction), expected, atol=0.1)
+
+
+def test_classwise_angles_of_single_vectors():
+    vectors, counts = _subspaces(1, np.ones((M, L), int))
+    np.testing.assert_allclose(
+        fcc.classwise_angles(vectors[..., :1], counts), fcc.classwise_angles(vectors, counts), atol=0.05
+    )
+    same = np.repeat(vectors[:1], M, axis=0)
+    np.testing.assert_allclose(fcc.classwise_angles(same, counts), 0.0, atol=0.06)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
+def test_data_dissimilarity_equals_the_definition(seed, delta):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 4, size=(M, L)) ** 4
+    angles = rng.uniform(0, 180, size=(M, M, L)).astype(np.float32)
+    angles = 0.5 * (angles + np.swapaxes(angles, 0, 1))
+    angles[np.arange(M), np.arange(M)] = 0.0
+    expected = reference.data_dissimilarity(angles, counts, delta)
+    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts, delta), expected, rtol=1e-4, atol=1e-3)
+    mask = np.arange(M) < 4
+    spoiled = np.where((mask[:, None] & mask[None, :])[..., None], angles, 50.0)
+    actual = np.asarray(fcc.data_dissimilarity(spoiled, counts, delta, mask=mask))
+    expected = reference.data_dissimilarity(angles[:4, :4], counts[:4], delta)
+    np.testing.assert_allclose(actual[:4, :4], expected, rtol=1e-4, atol=1e-3)
+    assert (actual[~mask] == 0.0).all()
+
+
+def test_equal_class_sizes_weigh_one():
+    counts, angles = np.full((M, L), 7), np.full((M, M, L), 40.0, np.float32)
+    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
+    counts[:, 1:] = 0
+    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
+
+
+def test_one_example_does_not_flatten_the_weights():
+    """With ln(n + ε) one example against 600 would weigh 6·10⁶ and all other pairs the same."""
+    counts = np.array([[1], [600], [60], [600]])
+    angles = np.full((4, 4, 1), 10.0, np.float32)
+    weights = np.asarray(fcc.data_dissimilarity(angles, counts)) / 10.0
+    np.testing.assert_allclose([weights[1, 3], weights[0, 1]], [0.5, 1.5], rtol=1e-5)
+    assert weights[1, 2] > 0.55
+
+
+def test_gradient_angles_equal_the_definition():
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=(M, 40)).astype(np.float32)
+    updates[1] = 3 * updates[0]
+    updates[2] = -updates[0]
+    angles = np.asarray(fcc.gradient_angles(updates))
+    for i, j in np.ndindex(M, M):
+        expected = reference.gradient_angle(*updates[[i, j]].astype(np.float64))
+        np.testing.assert_allclose(angles[i, j], expected, atol=0.06)
+    updates[3] = 0.0
+    angles = np.asarray(fcc.gradient_angles(updates, mask=np.arange(M) != 4))
+    np.testing.assert_allclose(angles[3], [90, 90, 90, 0, 0, 90], atol=1e-4)
+    assert (angles[4] == 0.0).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 1.0]))
+def test_proximity_equals_the_definition(seed, beta):
+    rng = np.random.default_rng(seed)
+    data, gradient = (100 * (m + m.T) for m in rng.random((2, M, M)).astype(np.float32))
+    actual = np.asarray(fcc.proximity(data, gradient, beta))
+    np.testing.assert_allclose(actual, reference.proximity(data, gradient, beta), atol=1e-5)
+    assert actual.min() >= 0.0
+    assert actual.max() <= 1.0
+    mask = np.arange(M) < 4
+    spoiled = np.where(mask[:, None] & mask[None, :], data, np.nan)
+    masked = np.asarray(fcc.proximity(spoiled, gradient, beta, mask=mask))
+    expected = reference.proximity(data[:4, :4], gradient[:4, :4], beta)
+    np.testing.assert_allclose(masked[:4, :4], expected, atol=1e-5)
+    assert (masked[~mask] == 0.0).all()
+
+
+def test_proximity_of_equal_pairs_is_zero():
+    equal = np.full((M, M), 90.0, np.float32)
+    assert (np.asarray(fcc.proximity(equal, equal)) == 0.0).all()
+
+
+def test_label_groups_are_recovered_from_data_alone():
+    """Steps 1–4 of FLAG on two groups with two classes each."""
+    rng = np.random.default_rng(0)
+    group = np.arange(M) % 2
+    basis = rng.normal(size=(L, 2, F))
+    vectors, counts = [], np.zeros((M, L), int)
+    for client in range(M):
+        y = rng.integers(2, size=N) + 2 * group[client]
+        x = np.einsum("nr,nrf->nf", rng.normal(size=(N, 2)), basis[y]).astype(np.float32)
+        counts[client] = np.bincount(y, minlength=L)
+        vectors.append(fcc.principal_vectors(x, y, N, L, P))
+    data = fcc.data_dissimilarity(fcc.classwise_angles(jnp.stack(vectors), counts), counts)
+    gradient = fcc.gradient_angles(rng.normal(size=(M, 40)))
+    labels = fcc.agglomerative(fcc.proximity(data, gradient, 0.9), threshold=0.5)
+    np.testing.assert_array_equal(labels, group)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fcc.principal_vectors(np.ones((3, 2)), np.zeros(3, int), 3, 1, 3), "2 features"),
+        (lambda: fcc.principal_vectors(np.ones((3, 2)), np.zeros(3, int), 3, 0, 1), "num_classes is 0"),
+        (lambda: fcc.principal_vectors(np.ones((3, 2)), np.full(3, 4), 3, 2, 1), "outside 0..1"),
+        (lambda: fcc.principal_vectors(np.ones((3, 2)), np.zeros(3, int), 3, 1, 1, 0.0), "share is 0.0"),
+        (lambda: fcc.principal_vectors(np.full((3, 2), np.nan), np.zeros(3, int), 3, 1, 1), "NaN"),
+        (lambda: fcc.classwise_angles(np.ones((2, 1, 3, 1)), np.ones((2, 2), int)), "counts has shape"),
+        (lambda: fcc.classwise_angles(np.ones((2, 1, 3, 1)), np.ones((2, 1), int), "mean"), "reduction"),
+        (lambda: fcc.data_dissimilarity(np.ones((2, 3, 1)), np.ones((3, 1), int)), r"must be \[M, M, L\]"),
+        (lambda: fcc.data_dissimilarity(np.ones((2, 2, 1)), np.ones((2, 1), int), 2.0), "delta is 2.0"),
+        (lambda: fcc.proximity(np.ones((2, 2)), np.ones((3, 3))), "same clients"),
+        (lambda: fcc.proximity(np.ones((2, 2)), np.ones((2, 2)), -1.0), "beta is -1.0"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,172 @@
+import inspect
+
+import numpy as np
+import pytest
+
+from fedjax_cluster.data import check_federation, scenarios
+from fedjax_cluster.data.scenarios import SCENARIOS, get_scenario
+from fedjax_cluster.types import Examples, Federation
+
+DRAWN = {"linear_regression", "xor"}  # need no examples
+RENAMING = {"label_swap", "label_permutation", "label_shift"}  # change what a label means
+COUNT = 251
+
+
+def _build(name: str, examples: Examples, **arguments) -> Federation:
+    source = None if name in DRAWN else examples
+    extra = {}
+    if name == "mixed_datasets":
+        source = [examples._replace(x=examples.x.astype(np.uint16) + offset) for offset in (0, 1000)]
+        extra = {"angles": [(0, 15, 90), (0,)]}
+    elif name == "domains":
+        extra = {"noise": 0, "blur": 0}  # so that the numbers stay legible
+    elif name == "label_groups":
+        extra = {"min_examples": 2}
+    elif name == "users":
+        extra = {"user_ids": np.arange(len(examples.y)) % 12}
+    return SCENARIOS[name](source, **{"clients": 12, **extra, **arguments})
+
+
+def _source_rows(federation: Federation) -> list[np.ndarray]:
+    """The planted numbers of each client's rows: the middle pixel, which no rotation moves."""
+    return [
+        np.concatenate(
+            [part.x[client, : part.num_examples[client], 2, 2] for part in (federation.train, federation.test)]
+        )
+        for client in range(len(federation.train.x))
+    ]
+
+
+def _same(first: Federation, second: Federation) -> bool:
+    return all(
+        np.array_equal(a, b)
+        for one, other in ((first.train, second.train), (first.test, second.test))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+every = pytest.mark.parametrize("name", sorted(SCENARIOS))
+of_images = pytest.mark.parametrize("name", sorted(set(SCENARIOS) - DRAWN))
+
+
+@every
+def test_signatures_agree(name):
+    parameters = inspect.signature(SCENARIOS[name]).parameters
+    assert next(iter(parameters)) == "examples"
+    assert {"clients", "seed", "test_fraction", "examples_per_client"} <= set(parameters)
+    assert parameters["seed"].default == 0
+    assert parameters["test_fraction"].default == 0.3
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[1:])
+
+
+@every
+def test_federations_are_valid_and_of_fixed_types(name, numbered):
+    federation = _build(name, numbered(COUNT))
+    check_federation(federation, 12)
+    assert isinstance(federation.train.x, np.ndarray)
+    for part in (federation.train, federation.test):
+        assert part.num_examples.dtype == np.int32
+        assert part.y.dtype == (np.float32 if name == "linear_regression" else np.int32)
+        wanted = np.float32 if name in DRAWN else np.uint16 if name == "mixed_datasets" else np.uint8
+        assert part.x.dtype == wanted
+    if federation.group is not None:
+        assert federation.group.dtype == np.int32
+        assert len(federation.info.group_names) == federation.group.max() + 1
+
+
+@of_images
+def test_no_row_is_used_twice_and_none_is_lost(name, numbered):
+    rows = np.concatenate(_source_rows(_build(name, numbered(COUNT))))
+    wanted = np.arange(1, COUNT + 1)
+    if name == "mixed_datasets":
+        wanted = np.concatenate([wanted, wanted + 1000])
+    if name == "heterogeneity_levels":  # leaves a fifth for those who draw last
+        assert len(np.unique(rows)) == len(rows) == 12 * 16
+        assert set(rows) < set(wanted)
+    else:
+        np.testing.assert_array_equal(np.sort(rows), wanted)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCENARIOS) - DRAWN - RENAMING))
+def test_labels_stay_with_their_images(name, numbered):
+    examples = numbered(COUNT)
+    for part in _build(name, examples)[:2]:
+        for client, count in enumerate(part.num_examples):
+            numbers = (part.x[client, :count, 2, 2].astype(int) - 1) % 1000
+            np.testing.assert_array_equal(part.y[client, :count], examples.y[numbers])
+
+
+@every
+def test_seeds_decide(name, numbered):
+    examples = numbered(COUNT)
+    assert _same(_build(name, examples, seed=3), _build(name, examples, seed=3))
+    assert not _same(_build(name, examples, seed=3), _build(name, examples, seed=4))
+
+
+@every
+def test_padding_is_zero(name, numbered):
+    federation = _build(name, numbered(COUNT), clients=7)
+    for part in (federation.train, federation.test):
+        beyond = np.arange(part.x.shape[1]) >= part.num_examples[:, None]
+        assert not part.x[beyond].any()
+        assert not part.y[beyond].any()
+
+
+@of_images
+def test_examples_per_client_and_test_fraction(name, numbered):
+    federation = _build(name, numbered(COUNT), examples_per_client=16, test_fraction=0.25)
+    train, test = federation.train.num_examples, federation.test.num_examples
+    if name in ("dirichlet", "label_groups"):  # sizes are free: so many on average
+        assert (train + test).sum() == 12 * 16
+        assert np.abs(test - 0.25 * (train + test)).max() <= 0.5
+    else:
+        np.testing.assert_array_equal(train, 12)
+        np.testing.assert_array_equal(test, 4)
+
+
+@of_images
+def test_the_test_fraction_does_not_move_rows_between_clients(name, numbered):
+    examples = numbered(COUNT)
+    for first, second in zip(
+        _source_rows(_build(name, examples, test_fraction=0.2)),
+        _source_rows(_build(name, examples, test_fraction=0.6)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(np.sort(first), np.sort(second))
+
+
+@every
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clients": 0}, "clients=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"test_fraction": 1.5}, "test_fraction=1.5"),
+        ({"examples_per_client": 1}, "examples_per_client=1"),
+    ],
+)
+def test_common_arguments_are_checked(name, arguments, message, numbered):
+    with pytest.raises(ValueError, match=message):
+        _build(name, numbered(COUNT), **arguments)
+
+
+@of_images
+def test_too_few_examples(name, numbered):
+    with pytest.raises(ValueError, match=r"ask for (at most|fewer clients)"):
+        _build(name, numbered(COUNT), clients=700)
+    if name != "users":  # takes what a user has
+        with pytest.raises(ValueError, match="at most"):
+            _build(name, numbered(COUNT), examples_per_client=500)
+
+
+@pytest.mark.parametrize("name", ["mixed_datasets", "mixed-datasets", " Mixed-Datasets "])
+def test_names_take_hyphens(name):
+    assert get_scenario(name) is scenarios.mixed_datasets
+
+
+def test_unknown_scenario_names_the_closest_and_all():
+    with pytest.raises(ValueError, match=r"Did you mean rotated\? .*dirichlet.*mixture") as error:
+        get_scenario("rotatd")
+    assert all(name in str(error.value) for name in SCENARIOS)
+    with pytest.raises(ValueError, match=r"no scenario 'zzz'\. Scenarios"):
+        get_scenario("zzz")

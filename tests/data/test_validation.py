@@ -1,0 +1,130 @@
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster.data import check_federation, digits, scenarios
+from fedjax_cluster.data.validation import check_examples
+from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
+
+
+def _federation(**train) -> Federation:
+    parts = [
+        ClientData(np.zeros((4, rows, 2), np.float32), np.zeros((4, rows), np.int32), np.full(4, rows, np.int32))
+        for rows in (6, 3)
+    ]
+    info = DatasetInfo("test", (2,), 3)
+    return Federation(parts[0]._replace(**train), parts[1], None, np.zeros(4, np.int32), info)
+
+
+def _put(shape, dtype, place, value):
+    array = np.zeros(shape, dtype)
+    array[place] = value
+    return array
+
+
+def test_a_good_federation_passes():
+    check_federation(_federation(), 4)
+    check_federation(_federation()._replace(group=None))
+    check_federation(_federation(x=jnp.zeros((4, 6, 2)), y=jnp.zeros((4, 6), int)), 1)
+
+
+def test_labels_of_padding_are_nobodys_business():
+    counts = np.array([6, 6, 5, 6], np.int32)
+    check_federation(_federation(y=_put((4, 6), np.int32, (2, 5), -1), num_examples=counts))
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"num_examples": np.array([6, 0, 6, 0], np.int32)}, "2 of 4 clients have no example in 'train': client 1, 3"),
+        ({"num_examples": np.array([6, 7, 6, 6], np.int32)}, "Client 1 is said to have 7 examples .* 6 rows"),
+        ({"num_examples": np.full(3, 6, np.int32)}, "one whole number for each of the 4"),
+        ({"num_examples": np.full(4, 6.0)}, "one whole number"),
+        ({"y": np.zeros((4, 5), np.int32)}, "give one y for each x"),
+        ({"x": _put((4, 6, 2), np.float32, (2, 3, 1), np.nan)}, "x of 'train' holds NaN .* client 2"),
+        ({"x": _put((4, 6, 2), np.float32, (3, 0, 0), -np.inf)}, "first in client 3"),
+        ({"y": _put((4, 6), np.int32, (0, 1), 3)}, "between 0 and 3, but with 3 classes"),
+        ({"y": _put((4, 6), np.int32, (0, 1), -1)}, "between -1 and 0"),
+        ({"y": np.zeros((4, 6), np.float32)}, "whole numbers from 0 on"),
+        ({"x": np.zeros((4, 6, 3), np.float32)}, r"\[3\].*input_shape.*\[2\]"),
+        (
+            {"x": np.zeros((5, 6, 2)), "y": np.zeros((5, 6), int), "num_examples": np.full(5, 6)},
+            "'test' has 4 clients, but 'train' has 5",
+        ),
+        ({"x": np.zeros((0, 6, 2)), "y": np.zeros((0, 6), int), "num_examples": np.full(0, 6)}, "no clients at all"),
+    ],
+)
+def test_a_bad_federation_is_refused(train, message):
+    with pytest.raises(ValueError, match=message):
+        check_federation(_federation(**train))
+
+
+def test_every_part_is_looked_at():
+    good = _federation()
+    bad = good.test._replace(num_examples=np.array([3, 3, 0, 3], np.int32))
+    for part in ("test", "validation"):
+        with pytest.raises(ValueError, match=f"no example in '{part}': client 2"):
+            check_federation(good._replace(**{part: bad}))
+
+
+def test_opposite_infinities_do_not_hide_each_other():
+    x = _put((4, 6, 2), np.float32, (1, 0), np.inf)
+    x[1, 1] = -np.inf
+    with pytest.raises(ValueError, match="4 such values"):
+        check_federation(_federation(x=x))
+
+
+def test_large_finite_values_pass():
+    check_federation(_federation(x=np.full((4, 6, 2), 1e308)))
+
+
+def test_regression_may_have_any_finite_y():
+    info = DatasetInfo("line", (2,), 0, "regression")
+    good = _federation(y=np.full((4, 6), -7.5, np.float32))._replace(info=info)
+    check_federation(good)
+    y = _put((4, 6), np.float32, (1, 2), np.nan)
+    with pytest.raises(ValueError, match=r"y of 'train' holds NaN .* client 1"):
+        check_federation(good._replace(train=good.train._replace(y=y)))
+
+
+@pytest.mark.parametrize("group", [np.zeros(3), np.zeros((4, 1))])
+def test_group_has_one_number_per_client(group):
+    with pytest.raises(ValueError, match="`group` has the shape"):
+        check_federation(_federation()._replace(group=group))
+
+
+@pytest.mark.parametrize(("clusters", "message"), [(5, "at most 4 clusters"), (0, "at least 1"), (-2, "at least 1")])
+def test_clusters_must_fit_the_clients(clusters, message):
+    with pytest.raises(ValueError, match=message):
+        check_federation(_federation(), clusters)
+
+
+def test_seventy_thousand_images_take_no_time():
+    clients = ClientData(
+        np.zeros((70, 1000, 28, 28), np.uint8), np.zeros((70, 1000), np.int32), np.full(70, 1000, np.int32)
+    )
+    federation = Federation(clients, clients, None, None, DatasetInfo("large", (28, 28), 10))
+    start = time.perf_counter()
+    check_federation(federation)
+    assert time.perf_counter() - start < 0.5
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ("mnist", "was given a str"),
+        (Examples(np.zeros((3, 2)), np.zeros(2, int), DatasetInfo("short", (2,), 2)), "give one y for each x"),
+        (Examples(np.full((3, 2), np.nan), np.zeros(3, int), DatasetInfo("nan", (2,), 2)), "NaN"),
+        (Examples(np.zeros((3, 2)), np.array([0, 1, 2]), DatasetInfo("many", (2,), 2)), "between 0 and 1"),
+    ],
+)
+def test_bad_examples_are_refused(examples, message):
+    with pytest.raises(ValueError, match=message):
+        check_examples(examples)
+
+
+def test_a_federation_is_no_source():
+    with pytest.raises(ValueError, match="was given a Federation"):
+        scenarios.rotated(scenarios.rotated(digits(), clients=4), clients=4)

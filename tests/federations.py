@@ -1,0 +1,29 @@
+"""Small federations that tests share."""
+
+import numpy as np
+
+from fedjax_cluster.types import ClientData, DatasetInfo, Federation
+
+INFO = DatasetInfo("blobs", (6,), 3)
+
+
+def blobs(clients=8, groups=2, rows=20, seed=0, ragged=True) -> Federation:
+    """Three classes of points in six dimensions; each group of clients has its own class centres."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(groups, 3, 6)) * 2
+    group = np.arange(clients) % groups
+    y = rng.integers(0, 3, (clients, rows)).astype(np.int32)
+    x = (centres[group[:, None], y] + rng.normal(size=(clients, rows, 6))).astype(np.float32)
+    count = (rng.integers(rows // 2, rows + 1, clients) if ragged else np.full(clients, rows)).astype(np.int32)
+    padding = np.arange(rows)[None] >= count[:, None]
+    train = ClientData(np.where(padding[..., None], 0, x).astype(np.float32), np.where(padding, 0, y), count)
+    test_y = rng.integers(0, 3, (clients, 12)).astype(np.int32)
+    test_x = (centres[group[:, None], test_y] + rng.normal(size=(clients, 12, 6))).astype(np.float32)
+    test = ClientData(test_x, test_y, np.full(clients, 12, np.int32))
+    return Federation(train, test, None, group.astype(np.int32), INFO)
+
+
+def as_lists(federation: Federation):
+    """[(x, y)] per client without padding, in float64."""
+    x, y, count = federation.train
+    return [(x[i, :n].astype(np.float64), y[i, :n]) for i, n in enumerate(count)]

@@ -1,0 +1,133 @@
+"""Pooling against Flax's: the same values, the same gradients away from ties, a subgradient at ties."""
+
+import functools
+
+import flax.linen as linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_cluster.nn import avg_pool, max_pool
+
+WINDOWS = [
+    ((2, 2), (2, 2), "VALID"),  # the image's last row and column are left out
+    ((3, 3), (2, 2), "SAME"),
+    ((2, 3), (1, 2), ((1, 1), (0, 2))),
+    ((2, 2), (3, 3), "VALID"),
+    ((12, 11), (12, 11), "VALID"),  # more positions than a byte holds
+    ((2, 2), None, "VALID"),
+]
+
+
+def image(*shape):
+    return jax.random.normal(jax.random.key(0), shape, jnp.float32)
+
+
+def flax_avg_pool(*arguments):
+    with jax.numpy_dtype_promotion("standard"):  # Flax divides a float by an integer
+        return linen.avg_pool(*arguments)
+
+
+@functools.cache
+def with_derivatives(pool, arguments):
+    """Values, gradient, directional derivative, and the Hessian of a nonlinear function times a vector."""
+
+    @jax.jit
+    def run(x, direction):
+        out, pull = jax.vjp(lambda x: pool(x, *arguments), x)
+
+        def nonlinear(x):
+            return jnp.sum(pool(jnp.tanh(x), *arguments) ** 3)
+
+        return (
+            out,
+            pull(jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)),
+            jax.jvp(lambda x: pool(x, *arguments), (x,), (direction,))[1],
+            jax.grad(lambda x: jnp.vdot(jax.grad(nonlinear)(x), direction))(x),
+        )
+
+    x = image(2, 13, 11, 3)
+    return run(x, jnp.sin(x))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_max_pool_is_that_of_flax(window):
+    (out, *own), (expected, gradient, *_) = (with_derivatives(pool, window) for pool in (max_pool, linen.max_pool))
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_allclose(own[0], gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", WINDOWS[:3])
+def test_avg_pool_is_that_of_flax(window):
+    own, expected = (with_derivatives(pool, window) for pool in (avg_pool, flax_avg_pool))
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, atol=1e-5), own, expected)
+
+
+@pytest.mark.parametrize("window", WINDOWS[:3])
+def test_max_pool_to_second_order(window):
+    """Against finite differences of the gradient, which XLA's own maximum cannot be asked for."""
+    x = image(2, 13, 11, 3)
+    direction = jnp.sin(x)
+    *_, moved, curvature = with_derivatives(max_pool, window)
+    step = 1e-3
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(max_pool(jnp.tanh(x), *window) ** 3))(x)
+
+    def pooled(x):
+        return max_pool(x, *window)
+
+    for fn, derivative in ((pooled, moved), (gradient, curvature)):
+        differences = (fn(x + step * direction) - fn(x - step * direction)) / (2 * step)
+        # A step can carry another input past a maximum; only a few windows may see that.
+        assert np.mean(np.abs(differences - derivative) > 2e-2) < 0.02
+
+
+@pytest.mark.parametrize("window", [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME")])
+def test_ties_send_the_gradient_to_the_first(window):
+    x = jnp.zeros((1, 4, 4, 1))
+    out, pull = jax.vjp(lambda x: max_pool(x, *window), x)
+    weights = jnp.arange(1.0, out.size + 1).reshape(out.shape)
+    (gradient,) = pull(weights)
+    expected = np.zeros((4, 4))
+    for i in range(2):
+        for j in range(2):
+            expected[2 * i, 2 * j] = weights[0, i, j, 0]
+    np.testing.assert_array_equal(gradient[0, :, :, 0], expected)
+
+
+def test_maps_over_clients():
+    x = image(3, 2, 6, 6, 4)
+
+    def one(x):
+        return jax.value_and_grad(lambda x: jnp.sum(max_pool(x, (2, 2), (2, 2)) ** 2))(x)
+
+    expected = [one(client) for client in x]
+    for mapped in (jax.vmap(one)(x), lax.map(one, x)):
+        for i, (value, gradient) in enumerate(expected):
+            np.testing.assert_allclose(mapped[0][i], value, rtol=1e-6)
+            np.testing.assert_array_equal(mapped[1][i], gradient)
+
+
+def test_infinities_pass():
+    x = jnp.full((1, 2, 2, 1), -jnp.inf)
+    assert max_pool(x, 2, 2)[0, 0, 0, 0] == -jnp.inf
+    assert jnp.isnan(max_pool(x.at[0, 1, 0, 0].set(jnp.nan), 2, 2)[0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "complaint"),
+    [
+        ((4, 4, 1), ((2, 2),), "N, H, W, C"),
+        ((1, 4, 4, 1), ((5, 5),), "does not fit"),
+        ((1, 4, 4, 1), ((2, 2), 0), "strides"),
+        ((1, 4, 4, 1), ((2, 2, 2),), "window_shape"),
+        ((1, 4, 4, 1), ((2, 2), 2, "FULL"), "padding"),
+    ],
+)
+@pytest.mark.parametrize("pool", [max_pool, avg_pool])
+def test_mistakes_are_told(pool, shape, arguments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        pool(jnp.ones(shape), *arguments)

@@ -1,0 +1,414 @@
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from PIL import Image
+
+from fedjax_cluster.clustering import largest_gaps
+from fedjax_cluster.report import plots, style
+
+
+def lines(axes):
+    """Label -> (x, y) of the lines that have a label."""
+    shown = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    return {line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for line in shown}
+
+
+def legend_texts(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def band(axes, index=0):
+    """x, lower and upper edge of a band."""
+    vertices = axes.collections[index].get_paths()[0].vertices[:-1]
+    x = np.unique(vertices[:, 0])
+    edges = np.asarray([[vertices[vertices[:, 0] == at, 1].min(), vertices[vertices[:, 0] == at, 1].max()] for at in x])
+    return x, edges[:, 0], edges[:, 1]
+
+
+# -------------------------------------------------------------------------------------- learning curves
+
+
+def test_curve_runs_through_the_evaluated_rounds_in_percent(make_history, check_layout):
+    history = make_history(20)
+    figure = plots.learning_curves({"cfl_gp": history})
+    upper, lower = figure.axes
+    x, y = lines(upper)["CFL-GP"]
+    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_allclose(y, 100 * history["accuracy"][[4, 9, 14, 19]])
+    x, y = lines(lower)["CFL-GP"]
+    np.testing.assert_array_equal(x, np.arange(20))
+    np.testing.assert_array_equal(y, history["adjusted_rand_index"])
+    assert upper.get_ylabel() == "Test accuracy (%)"
+    assert lower.get_ylabel() == "Adjusted Rand index"
+    assert lower.get_xlabel() == "Communication round"
+    assert upper.get_xlabel() == ""
+    assert legend_texts(figure) == ["CFL-GP"]
+    assert not upper.collections, "one seed has no band"
+    low, high = lower.get_ylim()
+    assert low < 0
+    assert high > 1
+    check_layout(figure)
+
+
+def test_last_evaluation_off_the_grid_is_drawn(make_history):
+    (x, _) = lines(plots.learning_curves({"ifca": make_history(22)}).axes[0])["IFCA"]
+    np.testing.assert_array_equal(x, [4, 9, 14, 19, 21])
+
+
+def test_several_methods_share_the_panels(make_history, check_layout):
+    figure = plots.learning_curves({"cfl_gp": make_history(), "ifca": make_history(best=0.8), "β = 1": make_history()})
+    assert legend_texts(figure) == ["CFL-GP", "IFCA", "β = 1"]
+    for axes in figure.axes:
+        drawn = axes.get_lines()
+        assert len({line.get_color() for line in drawn}) == 3
+        assert len({line.get_marker() for line in drawn}) == 3
+        # The first method lies on top.
+        assert drawn[0].get_zorder() > drawn[1].get_zorder() > drawn[2].get_zorder()
+    check_layout(figure)
+
+
+def test_seeds_become_their_mean_and_a_band_of_one_deviation(make_history):
+    seeds = [make_history(20, best=best) for best in (0.7, 0.8, 0.9)]
+    upper = plots.learning_curves({"ifca": seeds}).axes[0]
+    values = 100 * np.stack([seed["accuracy"][[4, 9, 14, 19]] for seed in seeds])
+    x, y = lines(upper)["IFCA"]
+    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_allclose(y, values.mean(0))
+    x, low, high = band(upper)
+    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_allclose(low, values.mean(0) - values.std(0))
+    np.testing.assert_allclose(high, values.mean(0) + values.std(0))
+
+
+def test_band_of_the_ari_stays_at_most_one(make_history):
+    figure = plots.learning_curves({"ifca": [make_history(agreement=end) for end in (1.0, 1.0, 0.4)]})
+    _, low, high = band(figure.axes[1])
+    assert 0.8 + np.std([1.0, 1.0, 0.4]) > 1
+    np.testing.assert_allclose(high.max(), 1.0)
+    np.testing.assert_allclose(low.max(), 0.8 - np.std([1.0, 1.0, 0.4]))
+
+
+def test_seeds_of_different_length_are_compared_where_both_have_values(make_history):
+    figure = plots.learning_curves({"ifca": [make_history(20, best=1.0), make_history(10, best=1.0)]})
+    x, y = lines(figure.axes[0])["IFCA"]
+    np.testing.assert_array_equal(x, [4, 9])
+    np.testing.assert_allclose(y, [(25 + 50) / 2, (50 + 100) / 2])
+
+
+def test_seed_without_values_is_left_out(make_history):
+    empty = make_history(columns={"accuracy": np.full(20, np.nan)})
+    x, y = lines(plots.learning_curves({"ifca": [make_history(best=0.9), empty]}).axes[0])["IFCA"]
+    assert len(x) == 4
+    np.testing.assert_allclose(y[-1], 90)
+
+
+@pytest.mark.parametrize("column", [np.full(20, np.nan), None])
+def test_no_ari_no_lower_panel(make_history, column, check_layout):
+    history = make_history(columns={} if column is None else {"adjusted_rand_index": column})
+    if column is None:
+        del history["adjusted_rand_index"]
+    figure = plots.learning_curves({"ifca": history})
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "Communication round"
+    check_layout(figure)
+
+
+def test_method_without_ari_is_missing_in_the_lower_panel_only(make_history):
+    without = make_history(columns={"adjusted_rand_index": np.full(20, np.nan)})
+    figure = plots.learning_curves({"ifca": make_history(), "local_only": without})
+    assert list(lines(figure.axes[0])) == ["IFCA", "Local only"]
+    assert list(lines(figure.axes[1])) == ["IFCA"]
+    assert legend_texts(figure) == ["IFCA", "Local only"]
+
+
+def test_negative_ari_is_within_the_limits(make_history):
+    figure = plots.learning_curves({"ifca": make_history(agreement=-0.4)})
+    assert figure.axes[1].get_ylim()[0] < -0.4
+
+
+@pytest.mark.parametrize(
+    ("missing", "label"), [(("accuracy",), "Test loss"), (("accuracy", "test_loss"), "Training loss")]
+)
+def test_loss_takes_the_place_of_an_accuracy_that_is_not_there(make_history, missing, label):
+    history = make_history(columns={name: np.full(20, np.nan) for name in missing})
+    figure = plots.learning_curves({"ifca": history})
+    assert figure.axes[0].get_ylabel() == label
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "last"),
+    [("loss", "Training loss", 1.05), ("num_clusters", "Clusters in use", 4), ("top_5", "Top 5", 0.5)],
+)
+def test_any_column_can_be_drawn(make_history, metric, label, last):
+    figure = plots.learning_curves({"ifca": make_history(columns={"top_5": np.full(20, 0.5)})}, metric=metric)
+    assert figure.axes[0].get_ylabel() == label
+    np.testing.assert_allclose(lines(figure.axes[0])["IFCA"][1][-1], last)
+
+
+def test_ari_as_the_metric_is_drawn_once(make_history):
+    figure = plots.learning_curves({"ifca": make_history()}, metric="adjusted_rand_index")
+    (axes,) = figure.axes
+    assert axes.get_ylim()[1] > 1
+
+
+def test_markers_are_sparse_and_staggered(make_history):
+    figure = plots.learning_curves({"ifca": make_history(800), "cfl_gp": make_history(800)})
+    first, second = (line.get_markevery() for line in figure.axes[1].get_lines())
+    assert first[1] == second[1] == 100
+    assert first[0] != second[0]
+
+
+def test_one_round_is_a_single_point(make_history, check_layout):
+    figure = plots.learning_curves({"ifca": make_history(1)})
+    x, _ = lines(figure.axes[0])["IFCA"]
+    np.testing.assert_array_equal(x, [0])
+    check_layout(figure)
+
+
+def test_ten_methods_keep_their_legend_within_the_column(make_history, check_layout):
+    names = ["cfl_gp", "cfl", "gradient_loss", "fedgwc", "flag", "fedavg", "ifca", "pacfl", "fesem", "fedem"]
+    figure = plots.learning_curves({name: make_history() for name in names})
+    assert sorted(legend_texts(figure)) == sorted(plots.method_name(name) for name in names)
+    assert figure.get_figwidth() == style.SINGLE
+    check_layout(figure)
+
+
+def test_what_cannot_be_drawn_is_refused(make_history):
+    with pytest.raises(ValueError, match="histories is empty"):
+        plots.learning_curves({})
+    with pytest.raises(ValueError, match="the history of ifca has no rounds"):
+        plots.learning_curves({"ifca": []})
+    with pytest.raises(ValueError, match="the history of ifca has no rounds"):
+        plots.learning_curves({"ifca": {"round": np.zeros(0)}})
+    with pytest.raises(ValueError, match="no history has a value of 'f1'; choose one of accuracy, adj"):
+        plots.learning_curves({"ifca": make_history()}, metric="f1")
+    with pytest.raises(ValueError, match="name a column"):
+        plots.learning_curves({"ifca": {"round": np.arange(2.0), "perplexity": np.ones(2)}})
+    odd = make_history(columns={"accuracy": np.where(np.arange(20) == 3, 0.5, np.nan)})
+    with pytest.raises(ValueError, match="the seeds of ifca have 'accuracy' in no common round"):
+        plots.learning_curves({"ifca": [make_history(), odd]})
+
+
+# ------------------------------------------------------------------------------------------------- sweep
+
+
+def test_sweep_draws_means_bands_and_the_papers_values(check_layout):
+    series = {"cfl_gp": ([87.0, 87.2, 87.3], [0.2, 0.3, 0.1]), "ifca": ([80.0, np.nan, 84.0], None)}
+    figure = plots.sweep(
+        [8, 16, 32], series, "Number of clients", "Test accuracy (%)", log_x=True, paper={"ifca": [79.3, 82.8, np.nan]}
+    )
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Number of clients", "Test accuracy (%)")
+    np.testing.assert_array_equal(lines(axes)["CFL-GP"], ([8, 16, 32], [87.0, 87.2, 87.3]))
+    np.testing.assert_array_equal(lines(axes)["IFCA"], ([8, 32], [80.0, 84.0]))
+    (published,) = [line for line in axes.get_lines() if line.get_label() == "_paper"]
+    np.testing.assert_array_equal(published.get_xydata(), [[8, 79.3], [16, 82.8]])
+    assert published.get_markerfacecolor() == "white"
+    assert published.get_color() == style.line_look(1)["color"]
+    x, low, high = band(axes)
+    np.testing.assert_array_equal(x, [8, 16, 32])
+    np.testing.assert_allclose(high - low, [0.4, 0.6, 0.2])
+    assert len(axes.collections) == 1
+    assert legend_texts(figure) == ["CFL-GP", "IFCA", "paper"]
+    check_layout(figure)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16", "32"]
+
+
+def test_sweep_over_powers_of_ten_keeps_their_labels(check_layout):
+    figure = plots.sweep([1, 10, 100, 1e3, 1e5], {"a": ([1, 1, 1, 1, 0.3], None)}, "Ratio", "ARI", log_x=True)
+    check_layout(figure)
+    assert any("10^{5}" in label.get_text() for label in figure.axes[0].get_xticklabels())
+
+
+@pytest.mark.parametrize("x", [[0.5], list(range(30)), [1, 2, 1000]])
+def test_sweep_ticks_do_not_meet(x, check_layout):
+    check_layout(plots.sweep(x, {"a": (np.ones(len(x)), None)}, "x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"series": {}}, "series is empty"),
+        ({"series": {"a": ([1.0], None)}}, r"a has values of shape \(1,\), but x has 2"),
+        ({"series": {"a": ([1.0, 2.0], [0.1])}}, r"a has values of shape \(1,\), but x has 2"),
+        ({"series": {"a": ([np.nan, np.nan], None)}}, "no series has a finite value"),
+        ({"x": [0, 1], "log_x": True}, "x holds 0, which a logarithmic axis cannot show"),
+        ({"x": [np.nan, 1]}, "finite numbers"),
+        ({"paper": {"b": [1, 2]}}, "paper names 'b', which is none of the series a"),
+        ({"paper": {"a": [1]}}, "a of the paper has values of shape"),
+    ],
+)
+def test_sweep_refuses_what_does_not_fit(change, message):
+    given = {"x": [1, 2], "series": {"a": ([1.0, 2.0], None)}, "x_label": "x", "y_label": "y", **change}
+    with pytest.raises(ValueError, match=message):
+        plots.sweep(**given)
+
+
+# -------------------------------------------------------------------------------------------------- bars
+
+
+def test_bars_start_at_zero_and_state_their_values(check_layout):
+    figure = plots.bars(["cfl_gp", "ifca", "fesem"], [0.95, 0.8, np.nan], [0.05, np.nan, np.nan], "ARI")
+    (axes,) = figure.axes
+    np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [0.95, 0.8, np.nan])
+    assert {bar.get_x() for bar in axes.patches} == {0.0}
+    assert [text.get_text() for text in axes.texts] == ["0.950", "0.800", "–"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["CFL-GP", "IFCA", "FeSEM"]
+    assert axes.yaxis_inverted(), "the first is on top"
+    assert len(axes.collections[0].get_segments()) == 1
+    check_layout(figure)
+
+
+def test_bars_may_be_negative(check_layout):
+    figure = plots.bars(["a", "b"], [-19.4, -15.8], [0.1, 0.2], "NMSE (dB)")
+    check_layout(figure)
+    assert figure.axes[0].get_xlim()[0] < -19.4
+
+
+@pytest.mark.parametrize(("names", "means"), [([], []), (["a"], [1.0, 2.0])])
+def test_bars_refuse_other_lengths(names, means):
+    with pytest.raises(ValueError, match="give as many of each"):
+        plots.bars(names, means, means, "ARI")
+
+
+def test_ours_stands_beside_the_papers_value(make_row, check_layout):
+    rows = [
+        make_row("CFL-GP", "C=8", 87.0, 86.8, ours_std=0.3, paper_std=0.35),
+        make_row("IFCA", "C=8", 80.0, 79.3, ours_std=2.0, paper_std=2.6),
+        make_row("CFL-GP", "C=16", 87.3, 87.2),
+        make_row("IFCA", "C=16", 83.0),
+    ]
+    figure = plots.bars_against_paper(rows)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "accuracy (%)"
+    assert axes.yaxis_inverted(), "the first is on top"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["C=8", "C=16"]
+    assert legend_texts(figure) == ["CFL-GP", "IFCA", "ours", "paper"]
+    points = [container.lines[0] for container in axes.containers]
+    assert [line.get_xdata()[0] for line in points] == [87.0, 86.8, 80.0, 79.3, 87.3, 87.2, 83.0]
+    filled = [to_hex(line.get_markerfacecolor()) != "#ffffff" for line in points]
+    assert filled == [True, False, True, False, True, False, True]
+    heights = [line.get_ydata()[0] for line in points]
+    assert heights == sorted(heights), "nothing lies on another, the paper beneath ours"
+    assert len(set(heights)) == len(heights)
+    (error,) = axes.containers[1].lines[2]
+    np.testing.assert_allclose(error.get_segments()[0][:, 0], [86.45, 87.15])
+    assert not axes.containers[4].has_xerr
+    check_layout(figure)
+
+
+def test_each_metric_has_a_panel(make_row, check_layout):
+    rows = [make_row("IFCA", f"C={n}", 80.0, 79.0, metric=metric) for n in (8, 16) for metric in ("accuracy", "ARI")]
+    figure = plots.bars_against_paper(rows)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["accuracy", "ARI"]
+    assert figure.get_figwidth() == style.DOUBLE
+    assert legend_texts(figure) == ["ours", "paper"], "a single method needs no entry"
+    check_layout(figure)
+
+
+def test_table_of_one_column_has_a_band_for_each_method(make_row, check_layout):
+    figure = plots.bars_against_paper([make_row("cfl_gp", "", 87.0, 86.8), make_row("ifca", "", 80.0, 79.3)])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["CFL-GP", "IFCA"]
+    assert legend_texts(figure) == ["ours", "paper"]
+    check_layout(figure)
+
+
+def test_rows_without_any_value_are_refused(make_row):
+    with pytest.raises(ValueError, match="none of the 0 rows"):
+        plots.bars_against_paper([])
+    with pytest.raises(ValueError, match="none of the 1 rows"):
+        plots.bars_against_paper([make_row("IFCA", "", np.nan)])
+
+
+# --------------------------------------------------------------------------------------- singular values
+
+
+def test_largest_gap_is_marked_where_the_clustering_finds_it(check_layout):
+    values = np.asarray([9.0, 8.5, 8.0, 7.8, 3.0, 2.9, 2.0], np.float32)
+    figure = plots.singular_values(values, chosen=4)
+    (axes,) = figure.axes
+    np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), np.arange(1, 8))
+    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), values)
+    gap = int(largest_gaps(values, 1)[0])
+    (span,) = axes.patches
+    np.testing.assert_allclose(span.get_extents().transformed(axes.transData.inverted()).intervalx, (gap, gap + 1))
+    assert legend_texts(figure) == ["largest gap, after 4", "K = 4"]
+    assert axes.get_ylim()[0] == 0
+    check_layout(figure)
+
+
+def test_later_rounds_are_darker(check_layout):
+    values = np.sort(np.random.default_rng(0).uniform(1, 2, (3, 6)))[:, ::-1]
+    figure = plots.singular_values(values, rounds=[1, 10, 20])
+    tones = [sum(line.get_color()[:3]) for line in figure.axes[0].get_lines()]
+    assert tones == sorted(tones, reverse=True)
+    assert {"round 1", "round 10", "round 20"} < set(legend_texts(figure))
+    check_layout(figure)
+
+
+@pytest.mark.parametrize("values", [[2.0], [0.0, 0.0], np.ones((2, 3))])
+def test_few_or_equal_values_can_be_drawn(values, check_layout):
+    check_layout(plots.singular_values(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([1.0, 2.0], {}, "not in descending order"),
+        ([np.nan, 1.0], {}, "finite and not negative"),
+        ([1.0, -1.0], {}, "finite and not negative"),
+        (np.ones((2, 2, 2)), {}, r"shape \(2, 2, 2\)"),
+        ([], {}, "shape"),
+        ([2.0, 1.0], {"chosen": 3}, "chosen is 3, but there are 2"),
+        ([2.0, 1.0], {"rounds": [1, 2]}, "rounds names 2 rounds for 1 rows"),
+    ],
+)
+def test_singular_values_that_cannot_be_are_refused(values, options, message):
+    with pytest.raises(ValueError, match=message):
+        plots.singular_values(values, **options)
+
+
+# -------------------------------------------------------------------------------------------------- save
+
+
+def test_saved_picture_is_one_column_at_300_dpi(make_history, tmp_path):
+    path = plots.save(plots.learning_curves({"ifca": make_history()}), tmp_path / "new" / "folder" / "curves.png")
+    assert path == tmp_path / "new" / "folder" / "curves.png"
+    with Image.open(path) as image:
+        assert image.width == int(3.35 * 300)
+    assert [file.name for file in path.parent.iterdir()] == ["curves.png"]
+
+
+@pytest.mark.parametrize(("ending", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_other_formats(make_history, tmp_path, ending, start):
+    path = plots.save(plots.learning_curves({"ifca": make_history()}), str(tmp_path / f"curves.{ending}"))
+    assert path.read_bytes().startswith(start)
+
+
+def test_unknown_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot write a figure to 'curves.bmp'; its name must end in .png"):
+        plots.save(style.new_figure(1, 1), tmp_path / "curves.bmp")
+
+
+def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"old")
+    figure = style.new_figure(1, 1)
+
+    def fail(target, **options):
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        plots.save(figure, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_drawing_leaves_matplotlib_as_it_was(make_history, tmp_path):
+    before = dict(matplotlib.rcParams.copy())
+    plots.save(plots.learning_curves({"ifca": make_history()}), tmp_path / "curves.png")
+    assert dict(matplotlib.rcParams.copy()) == before

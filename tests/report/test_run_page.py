@@ -1,0 +1,139 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_cluster.algorithms.cfl_gp import Clients, Server
+from fedjax_cluster.checkpoints import write_json
+from fedjax_cluster.report import cluster_plots, plots, run_page
+from fedjax_cluster.result import SimulationResult
+from fedjax_cluster.run_directory import write_history
+from fedjax_cluster.types import (
+    ClientData,
+    ClientMapping,
+    ClusteredAlgorithm,
+    Clusters,
+    DatasetInfo,
+    Federation,
+    Model,
+    State,
+)
+
+CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
+GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
+ALL = ["client_features.png", "group_by_cluster.png", "learning_curves.png", "singular_values.png"]
+
+
+@pytest.fixture
+def make_result(make_history):
+    """A run of 6 clients on 8 rows of capacity; client 5 has no examples and so is in no cluster."""
+
+    def make(method="cfl_gp", *, group=GROUP, clustered=True):
+        rng = np.random.default_rng(0)
+        examples = np.asarray([3, 3, 3, 3, 3, 0], np.int32)
+        present = np.pad(examples > 0, (0, CAPACITY - CLIENTS))
+        profile = np.zeros((CAPACITY, CLUSTERS, WIDTH), np.float32)
+        profile[:CLIENTS] = rng.normal(size=(2, CLUSTERS, WIDTH))[GROUP] + 0.1 * rng.normal(
+            size=(CLIENTS, CLUSTERS, WIDTH)
+        )
+        profile[~present] = 0
+        weights = np.zeros((CAPACITY, CLUSTERS), np.float32)
+        weights[np.flatnonzero(present), [1, 1, 1, 0, 0]] = 1
+        clients = Clients(
+            jnp.asarray(weights),
+            jnp.asarray(present),
+            jnp.asarray(profile * clustered),
+            jnp.asarray(np.repeat(present[:, None], CLUSTERS, 1) * clustered, jnp.int32),
+        )
+        grams = jnp.asarray(np.einsum("akd,bkd->kab", profile, profile) * clustered, jnp.float32)
+        zero = jnp.zeros((), jnp.int32)
+        server = Server((), grams, zero, zero, jnp.asarray(False), jnp.zeros(0, jnp.int32))
+        state = State(Clusters({}, {}, jnp.ones(CLUSTERS, bool)), clients, server, zero)
+        rows = ClientData(np.zeros((CLIENTS, 3, 2)), np.zeros((CLIENTS, 3), np.int32), examples)
+        federation = Federation(rows, rows, None, group, DatasetInfo("made up", (2,), 2, group_names=("left", "right")))
+        nothing = lambda *_: None  # noqa: E731
+        algorithm = ClusteredAlgorithm(method, {}, Model(*[nothing] * 5), *[nothing] * 4)
+        return SimulationResult(algorithm, federation, state, make_history(), {}, jnp.zeros(()), ClientMapping("scan"))
+
+    return make
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Name of each picture -> what it was asked to show."""
+    calls = {}
+
+    def spy(module, name):
+        draw = getattr(module, name)
+
+        def note(*args, **kwargs):
+            calls[name] = (args, kwargs)
+            return draw(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, note)
+
+    for module, name in (
+        (plots, "learning_curves"),
+        (plots, "singular_values"),
+        (cluster_plots, "client_features"),
+        (cluster_plots, "group_by_cluster"),
+    ):
+        spy(module, name)
+    return calls
+
+
+def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
+    written = run_page.write_plots(tmp_path, make_result())
+    assert sorted(path.name for path in written) == ALL
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ALL, "and nothing is left half written"
+    for path in written:
+        with Image.open(path) as image:
+            image.verify()
+    # The client without examples, and the rows beyond the federation, are not shown.
+    (features, group, labels, names), _ = given["client_features"]
+    assert features.shape == (5, CLUSTERS)
+    np.testing.assert_array_equal(group, [0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(labels, [1, 1, 1, 0, 0])
+    assert names == ("left", "right")
+    assert np.linalg.norm(features[0] - features[1]) < 0.5 * np.linalg.norm(features[0] - features[3])
+    (group, labels, _), _ = given["group_by_cluster"]
+    assert len(group) == len(labels) == 5
+
+
+def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given):
+    result = make_result()
+    run_page.write_plots(tmp_path, result)
+    (values,), options = given["singular_values"]
+    profile = np.asarray(result.state.clients.profile).reshape(CAPACITY, -1)
+    np.testing.assert_allclose(values, np.linalg.svd(profile, compute_uv=False)[:5], rtol=1e-3, atol=1e-3)
+    assert options == {"chosen": CLUSTERS}
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"method": "ifca"}, ["group_by_cluster.png", "learning_curves.png"]),
+        ({"method": "ifca", "group": None}, ["learning_curves.png"]),
+        ({"group": None}, ["client_features.png", "learning_curves.png", "singular_values.png"]),
+        ({"group": np.full(CLIENTS, -1)}, ["client_features.png", "learning_curves.png", "singular_values.png"]),
+        ({"clustered": False}, ["group_by_cluster.png", "learning_curves.png"]),
+    ],
+)
+def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
+    assert sorted(path.name for path in run_page.write_plots(tmp_path, make_result(**options))) == names
+
+
+def test_curves_are_drawn_from_saved_files(make_history, tmp_path, given):
+    history = make_history()
+    write_json(tmp_path / "config.json", {"identity": {"algorithm": "ifca"}, "experiment": None})
+    write_history(tmp_path / "metrics.csv", history)
+    (path,) = run_page.write_plots(str(tmp_path))
+    assert path == tmp_path / "plots" / "learning_curves.png"
+    (histories,), _ = given["learning_curves"]
+    np.testing.assert_allclose(histories["ifca"]["accuracy"], history["accuracy"], rtol=1e-6)
+
+
+def test_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not a run directory"):
+        run_page.write_plots(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedjax_cluster.report import plots, style
+
+
+def test_style_leaves_the_callers_settings_alone():
+    with matplotlib.rc_context({"font.size": 23.0, "axes.grid": False, "lines.linewidth": 9.0}):
+        before = dict(matplotlib.rcParams.copy())
+        with style.style():
+            assert matplotlib.rcParams["axes.grid"]
+            assert matplotlib.rcParams["font.size"] == style.FONT_POINTS
+        assert dict(matplotlib.rcParams.copy()) == before
+
+
+def test_style_is_the_same_whatever_the_caller_has_set(make_history):
+    with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 23.0}):
+        figure = plots.learning_curves({"ifca": make_history()})
+    axes = figure.axes[0]
+    assert axes.get_facecolor() == (1, 1, 1, 1)
+    assert axes.yaxis.label.get_fontsize() == 7.5
+
+
+def test_style_is_restored_after_an_error():
+    before = dict(matplotlib.rcParams.copy())
+    with pytest.raises(RuntimeError), style.style():
+        raise RuntimeError
+    assert dict(matplotlib.rcParams.copy()) == before
+
+
+def test_importing_and_drawing_needs_no_pyplot_and_changes_no_settings():
+    program = """
+import sys, matplotlib
+before = dict(matplotlib.rcParams.copy())
+from fedjax_cluster.report import cluster_plots, plots
+plots.learning_curves({"ifca": {"round": [0, 1], "loss": [2.0, 1.0]}})
+cluster_plots.group_by_cluster([0, 1], [0, 1])
+assert "matplotlib.pyplot" not in sys.modules
+assert dict(matplotlib.rcParams.copy()) == before
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_figure_is_of_the_asked_size_and_lays_itself_out():
+    figure = style.new_figure(3.35, 2.0)
+    assert isinstance(figure, Figure)
+    np.testing.assert_allclose(figure.get_size_inches(), (3.35, 2.0))
+    assert figure.dpi >= 200
+    assert figure.get_layout_engine().__class__.__name__ == "ConstrainedLayoutEngine"
+
+
+def test_notebook_shows_the_figure_by_itself(make_history):
+    formatters = pytest.importorskip("IPython.core.formatters")
+    shown, _ = formatters.DisplayFormatter().format(plots.learning_curves({"ifca": make_history()}))
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
+def test_lines_differ_in_more_than_their_colour():
+    looks = [style.line_look(index) for index in range(24)]
+    for first in range(24):
+        for second in range(first):
+            same = [looks[first][key] == looks[second][key] for key in ("color", "marker", "linestyle")]
+            assert sum(same) < 2, (first, second)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 30])
+def test_categories_have_colours_of_their_own(count):
+    colors = style.categorical_colors(count)
+    assert len(set(colors)) == count
+
+
+def test_palette_keeps_its_distances_without_colour_vision():
+    """Simulated after Viénot, Brettel and Mollon (1999): no two of the palette fall together for a dichromat."""
+    to_linear = lambda c: np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)  # noqa: E731
+    rgb = np.asarray([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in style.COLORS])
+    protanope = np.asarray([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
+    deuteranope = np.asarray([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
+    for matrix in (np.eye(3), protanope, deuteranope):
+        seen = np.clip(to_linear(rgb) @ matrix.T, 0, 1) ** (1 / 2.2)
+        distance = np.linalg.norm(seen[:, None] - seen[None], axis=-1) + np.eye(len(seen)) * 9
+        assert distance.min() > 0.14
+
+
+def test_legend_reads_row_by_row_in_as_many_columns_as_fit(check_layout):
+    names = ["one", "two", "three", "four with a longer name", "five", "six", "seven"]
+    with style.style():
+        figure = style.new_figure(style.SINGLE, 2.0)
+        axes = figure.subplots()
+        lines = [axes.plot([0, 1], [0, 1], label=name)[0] for name in names]
+        style.legend_above(figure, lines, names)
+    (legend,) = figure.legends
+    columns = legend._ncols
+    assert 1 < columns < len(names)
+    check_layout(figure)
+    renderer = figure.canvas.get_renderer()
+    place = {text.get_text(): text.get_window_extent(renderer) for text in legend.get_texts()}
+    assert sorted(names, key=lambda name: (-round(place[name].y1 / 9), place[name].x0)) == names
+    assert figure.get_figheight() > 2.0
+
+
+def test_no_labels_no_legend():
+    figure = style.new_figure(style.SINGLE, 2.0)
+    style.legend_above(figure, [], [])
+    assert not figure.legends
+
+
+def test_long_label_is_wrapped():
+    assert style.wrapped("mini-batch of 64 examples", 12) == "mini-batch\nof 64\nexamples"
+    assert style.wrapped("", 12) == ""

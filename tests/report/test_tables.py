@@ -1,0 +1,266 @@
+import csv
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedjax_cluster.report import tables
+from fedjax_cluster.report.tables import Column, Number, Table
+
+SUMMARY = {
+    "algorithm": "cfl_gp",
+    "scenario": "digits",
+    "clients": 16,
+    "rounds": 100,
+    "seed": 3,
+    "accuracy": 0.8916,
+    "accuracy_std": 0.0517,
+    "accuracy_worst_decile": 0.8088,
+    "balanced_accuracy": 0.8953,
+    "test_loss": 0.8595,
+    "adjusted_rand_index": 1.0,
+    "num_clusters": 4,
+    "first_round_of_final_clustering": 7,
+    "first_round_of_ideal_agreement": 1,
+    "num_rejected": 0,
+    "client_rounds_per_second": 3504.6,
+    "compile_seconds": 16.45,
+    "run_seconds": 0.457,
+    "models_down": 2200.0,
+    "models_up": 1600.0,
+    "megabytes_down": 132.03,
+    "megabytes_up": 96.06,
+    "gradient_evaluations": 2199.0,
+    "loss_evaluations": 12800.0,
+}
+
+
+def runs(label, *changes):
+    return SimpleNamespace(label=label, summaries=[{**SUMMARY, **change} for change in changes])
+
+
+def printed(table, width=80):
+    console = Console(width=width, file=io.StringIO())
+    table.print(console)
+    return console.file.getvalue()
+
+
+def read_csv(table):
+    return list(csv.DictReader(io.StringIO(table.csv())))
+
+
+# ------------------------------------------------------------------------------------------- comparison
+
+
+def test_comparison_shows_means_over_the_seeds():
+    table = tables.comparison_table(
+        [
+            runs("cfl_gp", {"accuracy": 0.87}, {"accuracy": 0.89}),
+            runs(
+                "ifca",
+                {"accuracy": 0.80, "adjusted_rand_index": 0.5, "num_clusters": 3, "models_down": 6400},
+                {"accuracy": 0.80, "adjusted_rand_index": 1.0, "num_clusters": 4, "models_down": 6400},
+            ),
+        ]
+    )
+    assert table.markdown().splitlines() == [
+        "| method | test accuracy (%) | ARI | clusters | clusters final after round | models down per client "
+        "| models up per client | client rounds per second |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: |",
+        "| CFL-GP | 88.0 ± 1.0 | 1.00 ± 0.00 | 4.0 | 7 | 137.5 | 100 | 3,505 |",
+        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.25 | 3.5 | 7 | 400.0 | 100 | 3,505 |",
+        "",
+        "mean ± standard deviation over 2 seeds",
+    ]
+
+
+def test_one_seed_has_no_deviation():
+    table = tables.comparison_table([runs("fedavg", {})])
+    assert "| FedAvg | 89.2 | 1.00 | 4 | 7 | 137.5 | 100 | 3,505 |" in table.markdown()
+    assert table.note == ""
+
+
+def test_regression_is_compared_by_its_loss():
+    table = tables.comparison_table([runs("cfl_gp", {"accuracy": None, "test_loss": 0.04125})])
+    assert table.columns[1].name == "test loss"
+    assert "| CFL-GP | 0.0413 | 1.00 |" in table.markdown()
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_what_is_missing_is_a_dash_and_an_empty_cell(missing):
+    table = tables.comparison_table(
+        [
+            runs("ifca", {}),
+            runs("local_only", dict.fromkeys(("accuracy", "adjusted_rand_index", "models_up"), missing)),
+        ]
+    )
+    line = next(line for line in table.markdown().splitlines() if "Local only" in line)
+    assert line == "| Local only | – | – | 4 | 7 | 137.5 | – | 3,505 |"
+    row = read_csv(table)[1]
+    assert row["test accuracy (%)"] == row["test accuracy (%) std"] == row["ARI"] == row["models up per client"] == ""
+
+
+def test_seed_without_a_figure_is_left_out_of_the_mean():
+    table = tables.comparison_table([runs("ifca", {"accuracy": 0.8}, {"accuracy": None}, {"accuracy": 0.9})])
+    assert "85.0 ± 5.0" in table.markdown()
+
+
+def test_comparison_as_csv_holds_unrounded_numbers():
+    (row,) = read_csv(tables.comparison_table([runs("cfl_gp", {"accuracy": 0.871234}, {"accuracy": 0.891234})]))
+    np.testing.assert_allclose(float(row["test accuracy (%)"]), 88.1234)
+    np.testing.assert_allclose(float(row["test accuracy (%) std"]), 1.0)
+    assert row["method"] == "CFL-GP"
+
+
+def test_comparison_fits_a_terminal_of_eighty_characters():
+    text = printed(tables.comparison_table([runs(name, {}, {}) for name in ("cfl_gp", "gradient_loss", "per_fedavg")]))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "89.2 ± 0.0" in text
+    assert "3,505" in text
+    assert "…" not in text
+
+
+def test_narrow_console_loses_nothing():
+    text = printed(tables.comparison_table([runs("cfl_gp", {}, {})]), width=40)
+    assert "3,505" in text
+    assert "…" not in text
+
+
+def test_comparison_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="no runs to compare"):
+        tables.comparison_table([])
+    with pytest.raises(ValueError, match="ifca has no summaries"):
+        tables.comparison_table([runs("ifca")])
+
+
+# ------------------------------------------------------------------------------------------------ recipe
+
+
+def test_recipe_puts_ours_beside_the_paper(make_row):
+    table = tables.recipe_table(
+        "Table 10",
+        [
+            make_row("CFL-GP", "C=8", 87.034, 86.8, ours_std=0.3, paper_std=0.35),
+            make_row("CFL-GP", "C=8", 1.0, 1.0, metric="ARI", ours_std=0.0),
+            make_row("IFCA", "C=8", 79.0, 79.3),
+            make_row("IFCA", "C=8", 0.875, metric="ARI"),
+            make_row("IFCA", "C=16", np.nan, 82.8),
+            make_row("IFCA", "C=16", 3.0, 5.0, metric="first round"),
+        ],
+    )
+    assert table.title == "Table 10"
+    assert table.markdown().splitlines()[2:] == [
+        "| metric | setting | method | ours | paper | difference |",
+        "| :-- | :-- | :-- | --: | --: | --: |",
+        "| accuracy (%) | C=8 | CFL-GP | 87.03 ± 0.30 | 86.80 ± 0.35 | +0.23 |",
+        "| accuracy (%) | C=8 | IFCA | 79.00 | 79.30 | -0.30 |",
+        "| accuracy (%) | C=16 | IFCA | – | 82.80 | – |",
+        "| ARI | C=8 | CFL-GP | 1.00 ± 0.00 | 1.00 | 0.00 |",
+        "| ARI | C=8 | IFCA | 0.88 | – | – |",
+        "| first round | C=16 | IFCA | 3 | 5 | -2 |",
+    ]
+    first = read_csv(table)[0]
+    assert (first["ours"], first["ours std"], first["paper"], first["paper std"]) == ("87.034", "0.3", "86.8", "0.35")
+    np.testing.assert_allclose(float(first["difference"]), 0.234)
+    assert max(map(len, printed(table).splitlines())) <= 80
+
+
+def test_small_losses_keep_three_digits(make_row):
+    text = tables.recipe_table("", [make_row("CFL-GP", "", 0.0412, 0.04, metric="test loss")]).markdown()
+    assert "| 0.041 | 0.040 | +0.001 |" in text
+
+
+def test_recipe_without_values_is_refused(make_row):
+    with pytest.raises(ValueError, match="none of the 1 rows has a value"):
+        tables.recipe_table("Table 10", [make_row("IFCA", "C=8", np.nan)])
+
+
+# ----------------------------------------------------------------------------------------------- summary
+
+
+def test_summary_is_short_and_complete():
+    lines = [line.rstrip() for line in printed(tables.summary_table(SUMMARY, "runs/cfl-gp")).splitlines()]
+    assert lines == [
+        "CFL-GP on digits: 16 clients, 100 rounds, seed 3",
+        "test accuracy        89.2 % ± 5.2 over clients, worst decile 80.9 %",
+        "balanced accuracy    89.5 %",
+        "test loss            0.8595",
+        "adjusted Rand index  1.00, first after round 1",
+        "clusters             4",
+        "final clustering     after round 7",
+        "models per client    137.5 down, 100.0 up",
+        "traffic              132.0 MB down, 96.1 MB up",
+        "mini-batches         2,199 gradients, 12,800 losses",
+        "speed                3,505 client-rounds per second",
+        "time                 16.4 s compiling, 0.5 s running",
+        "left in              runs/cfl-gp",
+    ]
+
+
+def test_summary_leaves_out_what_there_is_not():
+    missing = dict.fromkeys(
+        ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "first_round_of_ideal_agreement")
+    )
+    text = tables.summary_table({**SUMMARY, **missing, "adjusted_rand_index": float("nan")}).markdown()
+    for word in ("accuracy", "Rand", "left in", "rejected", "None", "nan"):
+        assert word not in text
+    assert "| test loss | 0.8595 |" in text
+
+
+@pytest.mark.parametrize(
+    ("agreement", "ideal", "shown"),
+    [(0.666, 5, "0.67 (1.00 first after round 5)"), (0.666, None, "0.67"), (1.0, 0, "1.00, first after round 0")],
+)
+def test_summary_tells_when_the_clusters_were_right(agreement, ideal, shown):
+    summary = {**SUMMARY, "adjusted_rand_index": agreement, "first_round_of_ideal_agreement": ideal}
+    assert f"| adjusted Rand index | {shown} |" in tables.summary_table(summary).markdown()
+
+
+def test_summary_tells_of_rejected_updates():
+    assert "| rejected updates | 12 |" in tables.summary_table({**SUMMARY, "num_rejected": 12}).markdown()
+
+
+def test_summary_of_nothing_can_be_printed():
+    assert "unknown data" in printed(tables.summary_table({}))
+
+
+# -------------------------------------------------------------------------------------------------- form
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (Number(1234.5, decimals=1), "1,234.5"),
+        (Number(-0.004, decimals=2), "0.00"),
+        (Number(0.004, decimals=2, signed=True), "0.00"),
+        (Number(-0.5, 0.25, 2), "-0.50 ± 0.25"),
+        (Number(3.0, signed=True), "+3"),
+    ],
+)
+def test_number_as_text(number, text):
+    assert number.text() == text
+
+
+def test_markup_and_bars_in_names_are_only_text():
+    table = Table("[red]title[/red]", (Column("a"), Column("b")), (("[bold]x|y", Number(1.0)),), "[note]")
+    text = printed(table)
+    for part in ("[red]title[/red]", "[bold]x|y", "[note]"):
+        assert part in text
+    assert "| [bold]x\\|y | 1 |" in table.markdown()
+
+
+def test_table_is_written_in_both_forms(tmp_path):
+    table = Table("", (Column("method"), Column("ARI", True)), (("β, first", Number(0.5, 0.1, 2)),))
+    table.write(tmp_path / "new" / "table.md", str(tmp_path / "new" / "table.csv"))
+    assert (tmp_path / "new" / "table.md").read_text(encoding="utf-8") == table.markdown()
+    assert (tmp_path / "new" / "table.csv").read_bytes().decode() == 'method,ARI,ARI std\n"β, first",0.5,0.1\n'
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["table.csv", "table.md"]
+
+
+def test_other_endings_are_refused_before_anything_is_written(tmp_path):
+    table = Table("", (Column("a"),), (("x",),))
+    with pytest.raises(ValueError, match=r"cannot write a table to 'table.txt'; its name must end in .md or .csv"):
+        table.write(tmp_path / "table.md", tmp_path / "table.txt")
+    assert not list(tmp_path.iterdir())

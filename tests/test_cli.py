@@ -1,0 +1,201 @@
+"""The command line as a user meets it: the main job, one-line errors with status 2, the files it leaves."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_cluster import cli
+from fedjax_cluster.experiments import flags
+from fedjax_cluster.experiments.recipes import RECIPES
+
+MAIN = [sys.executable, "-m", "fedjax_cluster.cli"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # The command prepares JAX itself; here the tests have done it.
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+
+
+def mistake(capsys, *words):
+    assert cli.main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("fedjax-cluster: ")
+    return captured.err
+
+
+def test_the_main_job_reaches_its_figures():
+    """README's first command: CFL-GP on digits, 16 clients, 4 rotations, 100 rounds."""
+    done = subprocess.run([*MAIN, "run"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    with open("runs/cfl-gp-rotated/summary.json") as file:
+        summary = json.load(file)
+    assert (summary["clients"], summary["rounds"], summary["num_clusters"]) == (16, 100, 4)
+    assert summary["adjusted_rand_index"] == 1.0
+    assert summary["accuracy"] >= 0.85
+    pictures = {"learning_curves.png", "client_features.png", "singular_values.png", "group_by_cluster.png"}
+    assert pictures <= set(os.listdir("runs/cfl-gp-rotated/plots"))
+    assert "accuracy" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--clusters", "0"], "clusters is 0"),
+        (["run", "--clients", "3"], "only 3 clients"),
+        (["run", "--participation", "1.5"], "participation is 1.5"),
+        (["run", "--scenario", "rotatd"], "did you mean rotated?"),
+        (["run", "nothing"], "unknown method 'nothing'"),
+        (["run", "--model", "transformer"], "unknown model"),
+        (["run", "--dataset", "cifar10"], "TFDS_DATA_DIR"),
+        (["run", "--dataset", "no_such_set"], "no_such_set"),
+        (["run", "--clients", "x"], "--clients"),
+        (["run", "--bogus", "1"], "--bogus"),
+        (["run", "--kappa", "0.3"], "but to mixture"),
+        (["run", "--batch-size", "0"], "batch_size is 0"),
+        (["run", "--learning-rate", "nan"], "learning_rate is nan"),
+        (["run", "--learning-rate", "-1"], "learning_rate is -1"),
+        (["run", "--test-fraction", "2"], "test_fraction is 2"),
+        (["run", "--local-steps", "2", "--local-epochs", "1"], "choose one"),
+        (["run", "--stop-after", "0"], "stop_after is 0"),
+        (["run", "--beta", "2"], "beta is 2"),
+        (["run", "--compression", "0.5"], "compression is 0.5"),
+        (["run", "--profile-layers", "conv_7"], "hidden_0/kernel"),
+        (["run", "ifca", "--clusters", "auto"], "needs a number"),
+        (["run", "--clients", "5000"], "1797 examples are too few"),
+        (["run", "--eval-every", "0"], "eval_every is 0"),
+        (["run", "fedavg", "surplus"], "unexpected 'surplus'"),
+        (["resume"], "needs a run directory"),
+        (["resume", "nowhere"], "not a run directory"),
+        (["compare"], "one or more methods"),
+        (["compare", "ifca", "ifca"], "named twice"),
+        (["compare", "ifca", "--seeds", "0"], "seeds is 0"),
+        (["reproduce"], "cfl-gp-table10"),
+        (["reproduce", "table99"], "unknown recipe"),
+        (["reproduce", "cfl-gp-table10", "--seeds", "0"], "seeds is 0"),
+        (["list", "all"], "takes no arguments"),
+        (["dance"], "unknown command"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_status_2(capsys, monkeypatch, tmp_path, words, message):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "empty"))
+    assert message in mistake(capsys, *words)
+    assert not os.path.exists("runs")
+
+
+def test_an_unwritable_run_directory_is_refused(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in mistake(capsys, "run", "--run-dir", str(tmp_path / "file" / "run"))
+
+
+def test_a_directory_of_another_configuration_is_refused(capsys):
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]
+    assert cli.main(words) == 0
+    assert cli.main(words) == 0
+    assert "belongs to another experiment" in mistake(capsys, *words, "--batch-size", "8")
+    assert "belongs to another experiment" in mistake(capsys, *words, "--seed", "1")
+
+
+def test_resume_extends(capsys):
+    assert cli.main(["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]) == 0
+    assert cli.main(["resume", "own", "--rounds", "3"]) == 0
+    assert "rounds is 1" in mistake(capsys, "resume", "own", "--rounds", "1")
+    with open("own/summary.json") as file:
+        assert json.load(file)["rounds"] == 3
+
+
+def test_names_with_hyphens_and_underscores():
+    for method, scenario in (("cfl-gp", "mixed-datasets"), ("cfl_gp", "mixed_datasets")):
+        config, _ = flags.parse_run(method, ["--scenario", scenario], "run")
+        assert (config.method, config.scenario) == ("cfl_gp", "mixed_datasets")
+
+
+def test_every_option_of_a_method_is_a_flag():
+    words = "--every 3 --beta 0.5 --cluster-until 9 --stop-after 4 --compression 10 --profile-layers output"
+    words += " --decimals 3 --shared-layers !output --weighting examples --cluster-cohort --angles 0 15"
+    config, _ = flags.parse_run("cfl-gp", words.split(), "run")
+    assert config.method_options["profile_layers"] == ["output"]
+    assert config.method_options["cluster_cohort"] is True
+    assert config.method_options["decimals"] == 3
+    assert config.scenario_options == {"angles": [0.0, 15.0]}
+    assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])
+def test_help_names_the_flags(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command.split(), "--help"])
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    expected = {"resume": "--rounds", "reproduce": "cfl-gp-table10"}.get(command.split()[0], "--angles")
+    assert expected in shown
+
+
+def test_compare_prints_one_table_and_leaves_it(capsys):
+    words = [
+        "compare",
+        "fedavg",
+        "ifca",
+        "--clients",
+        "4",
+        "--clusters",
+        "2",
+        "--rounds",
+        "3",
+        "--seeds",
+        "2",
+        "--score-on",
+        "batch",
+    ]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "FedAvg" in shown
+    assert "IFCA" in shown
+    assert {"comparison.md", "comparison.csv", "learning_curves.png", "ifca-seed1"} <= set(os.listdir("runs/compare"))
+    with open("runs/compare/ifca-seed1/config.json") as file:
+        assert json.load(file)["experiment"]["method_options"]["score_on"] == "batch"
+
+
+def test_list_names_everything(capsys):
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("cfl-gp", "mixed-datasets", "lenet5", "digits", *RECIPES))
+
+
+def test_ctrl_c_ends_with_130():
+    code = "import os, signal, sys, threading; from fedjax_cluster import cli\n"
+    code += "threading.Timer(12, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+    code += "sys.exit(cli.main('run fedavg --rounds 100000000 --run-dir own'.split()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 130
+    assert done.stderr.strip().endswith("interrupted")
+    assert os.path.exists("own/checkpoints")
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_recipes_are_affordable_and_stated(name):
+    """At most 30 minutes on two cores, and 500 examples per client unless the figure varies the clients."""
+    recipe = RECIPES[name]
+    assert recipe.minutes <= 30
+    assert recipe.reading
+    assert recipe.quick
+    for cell in recipe.cells:
+        full_data = "000 images are divided" in recipe.reading or "000 images divided" in recipe.reading
+        assert full_data or (cell.config.examples_per_client or 501) <= 500
+
+
+def test_quick_recipe_leaves_table_and_figure(capsys):
+    assert cli.main(["reproduce", "cfl-gp-linear-regression", "--quick", "--run-dir", "out"]) == 0
+    assert {"table.md", "table.csv", "table.json", "figure.png", "runs"} <= set(os.listdir("out"))
+    with open("out/table.json") as file:
+        rows = json.load(file)
+    ours = {row["row"]: row["ours"] for row in rows if row["metric"] == "ARI"}
+    assert ours["CFL-GP"] > ours["Global"]
+    assert np.isfinite(ours["IFCA"])

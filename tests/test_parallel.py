@@ -1,0 +1,203 @@
+"""The client mapping: equal to a plain loop under every strategy, and no larger collective than the cohort."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
+
+from fedjax_cluster import parallel
+from fedjax_cluster.parallel import Contribution
+from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
+
+INFO = DatasetInfo("rows", (3,), 2)
+STRATEGIES = [
+    ("scan", None, 1),
+    ("vmap", None, 1),
+    ("chunked", 3, 1),
+    ("scan", None, 2),
+    ("chunked", 2, 2),
+    ("vmap", None, 2),
+]
+
+
+def population(clients, mapping, rows=4, seed=0):
+    rng = np.random.default_rng(seed)
+    data = ClientData(
+        rng.normal(size=(clients, rows, 3)).astype(np.float32),
+        rng.integers(0, 2, (clients, rows)).astype(np.int32),
+        rng.integers(1, rows + 1, clients).astype(np.int32),
+    )
+    return data, parallel.place_population(data, INFO, mapping)
+
+
+def mapping_of(strategy, chunk, devices):
+    return parallel.client_mapping(strategy, chunk, devices=jax.devices()[:devices])
+
+
+@pytest.mark.parametrize(("strategy", "chunk", "devices"), STRATEGIES)
+@pytest.mark.parametrize("chosen", [[4, 0, 6], [5], [0, 1, 2, 3, 4, 5, 6]])
+def test_equals_a_plain_loop(strategy, chunk, devices, chosen):
+    mapping = mapping_of(strategy, chunk, devices)
+    data, all_clients = population(7, mapping)
+    bad = 6  # its value is infinite: left out of the sums and counted
+    index = jnp.asarray([*chosen, *[7] * (4 - len(chosen) % 4)], jnp.int32)[: max(4, len(chosen))]
+    if len(chosen) == 7:
+        index = jnp.arange(len(all_clients.data.num_examples), dtype=jnp.int32)
+    mask = index < 7
+
+    def fn(client, scale):
+        value = client.data.x.sum() * scale
+        return client.index, jnp.where(client.index == bad, jnp.inf, value)
+
+    def run(all_clients, index, mask):
+        cohort = parallel.gather_cohort(all_clients, Selection(index, mask))
+        scale = jnp.arange(len(cohort.index), dtype=jnp.float32) + 1
+        return (
+            cohort,
+            scale,
+            parallel.for_each_client(
+                fn,
+                cohort,
+                scale,
+                num_slots=3,
+                reduce=lambda out: Contribution(out[0] % 3, (1 + out[0]).astype(jnp.float32), {"v": out[1][None]}),
+                collect=lambda out: out[0],
+            ),
+        )
+
+    cohort, scale, mapped = jax.jit(run)(all_clients, index, mask)
+    total, weight, count = np.zeros(3), np.zeros(3), np.zeros(3)
+    for row, client in enumerate(np.asarray(cohort.index)):
+        if client >= 7:
+            assert int(mapped.collected[row]) == 0
+            assert not mapped.accepted[row]
+            continue
+        assert int(mapped.collected[row]) == client
+        assert bool(mapped.accepted[row]) == (client != bad)
+        if client != bad:
+            total[client % 3] += (1 + client) * data.x[client].sum() * float(scale[row])
+            weight[client % 3] += 1 + client
+            count[client % 3] += 1
+    assert sorted(np.asarray(cohort.index)[np.asarray(cohort.mask)]) == sorted(chosen)
+    np.testing.assert_allclose(mapped.reduced.total["v"][:, 0], total, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mapped.reduced.weight, weight)
+    np.testing.assert_array_equal(mapped.reduced.count, count)
+    assert int(mapped.reduced.num_rejected) == (bad in chosen)
+
+
+@pytest.mark.parametrize(("strategy", "chunk", "devices"), STRATEGIES)
+def test_a_client_may_contribute_to_several_slots(strategy, chunk, devices):
+    mapping = mapping_of(strategy, chunk, devices)
+    data, all_clients = population(4, mapping)
+    mapped = parallel.for_each_client(
+        lambda client: client.data.x.sum(),
+        parallel.everyone(all_clients),
+        num_slots=2,
+        reduce=lambda total: Contribution(jnp.asarray([0, 1]), jnp.asarray([1.0, 2.0]), jnp.stack([total, -total])),
+    )
+    expected = np.asarray([data.x.sum(), -2 * data.x.sum()])
+    np.testing.assert_allclose(mapped.reduced.total, expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped.reduced.weight, [4, 8])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(6)), st.integers(1, 5), st.sampled_from([1, 2]))
+def test_gather_then_scatter_is_the_identity_on_the_cohort(order, size, devices):
+    mapping = mapping_of("scan", None, devices)
+    data, all_clients = population(6, mapping)
+    index = jnp.asarray([*order[:size], 6][: min(size + 1, 5)], jnp.int32)
+    cohort = parallel.gather_cohort(all_clients, Selection(index, index < 6))
+    for row, client in enumerate(np.asarray(cohort.index)):
+        expected = data.x[client] if client < 6 else np.zeros_like(data.x[0])
+        np.testing.assert_array_equal(cohort.data.x[row], expected)
+    rows = parallel.place_rows(mapping, jnp.zeros((6, 2)))
+    written = np.asarray(parallel.scatter_rows(cohort, rows, jnp.ones((len(cohort.index), 2))))
+    assert (written[:, 0] == np.isin(np.arange(6), order[:size])).all()
+
+
+def test_a_smaller_cohort_is_dealt_out_evenly():
+    mapping = mapping_of("scan", None, 2)
+    _, all_clients = population(10, mapping)
+    index = jnp.asarray([3, 1, 4, 9, 10, 10], jnp.int32)
+    cohort = parallel.gather_cohort(all_clients, Selection(index, index < 10))
+    assert np.asarray(cohort.mask).reshape(2, -1).sum(1).tolist() == [2, 2]
+
+
+def test_masked_clients_cost_nothing_under_scan():
+    _, all_clients = population(4, mapping_of("scan", None, 1))
+    cohort = parallel.everyone(all_clients)
+    mask = jnp.asarray([True, False, True, False])
+    cohort = Cohort(cohort.index, mask, cohort.data, None, cohort.mapping)
+    seen = []
+
+    def fn(client):
+        jax.debug.callback(lambda index: seen.append(int(index)), client.index)
+        return client.index
+
+    parallel.for_each_client(fn, cohort, collect=lambda index: index)
+    jax.effects_barrier()
+    assert sorted(seen) == [0, 2]
+
+
+def test_run_if_is_a_condition():
+    for condition in (True, False):
+        out = jax.jit(lambda c: parallel.run_if(c, lambda x: x + 1, jnp.zeros(3)))(jnp.asarray(condition))
+        np.testing.assert_array_equal(out, np.full(3, float(condition)))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("width", [4, 5])
+def test_gram_equals_numpy(devices, width):
+    mapping = mapping_of("scan", None, devices)
+    rows = np.random.default_rng(0).normal(size=(6, width)).astype(np.float32)
+    ours = jax.jit(lambda rows: parallel.gram(rows, mapping))(parallel.place_rows(mapping, rows))
+    np.testing.assert_allclose(ours, rows @ rows.T, rtol=1e-5, atol=1e-6)
+
+
+def test_collectives_are_no_larger_than_the_cohort():
+    """On two devices: a cohort is gathered by a reduce-scatter of its rows; training itself sums models only."""
+    mapping = mapping_of("scan", None, 2)
+    _, all_clients = population(16, mapping, rows=50)
+
+    def run(all_clients, index, mask):
+        cohort = parallel.gather_cohort(all_clients, Selection(index, mask))
+        return parallel.for_each_client(
+            lambda client: client.data.x.sum((0,)),
+            cohort,
+            reduce=lambda total: Contribution(jnp.zeros((), jnp.int32), jnp.ones(()), total),
+        ).reduced
+
+    index = jnp.asarray([3, 5, 8, 1], jnp.int32)
+    text = jax.jit(run).lower(all_clients, index, index < 16).compile().as_text()
+    sizes = []
+    for line in text.splitlines():
+        if re.search(r"= .*\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(-start)?\(", line):
+            shapes = re.findall(r"\w+\[([\d,]*)\]", line.split("=")[1].split("(")[0] + line.split("=")[1])
+            sizes.append(max(int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes))
+    assert sizes
+    assert max(sizes) <= 4 * 50 * 3
+
+
+def test_wrong_numbers_are_refused():
+    with pytest.raises(ValueError, match="strategy is 'loop'"):
+        parallel.client_mapping("loop")
+    with pytest.raises(ValueError, match="chunk_size is 0"):
+        parallel.client_mapping("chunked", 0)
+    mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,))
+    assert PartitionSpec("clients") == parallel.row_sharding(mapping_of("scan", None, 2)).spec
+    mapping = parallel.ClientMapping("scan", None, mesh)
+    _, odd = population(3, parallel.client_mapping("scan", devices=jax.devices()[:1]))
+    cohort = parallel.everyone(odd)
+    with pytest.raises(ValueError, match="cannot be divided among 2 devices"):
+        parallel.for_each_client(lambda client: client, Cohort(cohort.index, cohort.mask, cohort.data, None, mapping))
+
+
+def test_automatic_chunks_follow_memory():
+    one = (jnp.zeros((100, 10)),)
+    bound = parallel.bytes_per_client(lambda x: (x @ x.T).sum(), one)
+    assert 100 * 100 * 4 <= bound <= 4 * 100 * 100 * 4

@@ -1,0 +1,82 @@
+"""Aggregation, server optimiser, shared layers, truncation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import server, tree
+from fedjax_cluster.parallel import Reduced
+from fedjax_cluster.types import Clusters
+
+
+def clusters(seed=0):
+    rng = np.random.default_rng(seed)
+    params = {
+        "hidden_0": {"kernel": jnp.asarray(rng.normal(size=(3, 2, 2)), jnp.float32)},
+        "output": {"bias": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)},
+    }
+    stats = {"norm": {"mean": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)}}
+    return Clusters(params, stats, jnp.ones(3, bool))
+
+
+def reduced(models, weight=(2.0, 0.0, 4.0)):
+    weight = jnp.asarray(weight)
+    total = {
+        "delta": jax.tree.map(lambda leaf: tree.scale_rows(leaf * 0 + 1, weight), models.params),
+        "stats": models.stats,
+    }
+    return Reduced(total, weight, jnp.asarray([1, 0, 2]), jnp.zeros((), jnp.int32))
+
+
+def test_mean_change_is_added_and_empty_clusters_stay():
+    models = clusters()
+    new, _ = server.update_clusters(
+        optax.sgd(1.0), server.init_optimizer(optax.sgd(1.0), models), models, reduced(models)
+    )
+    for before, after in zip(jax.tree.leaves(models.params), jax.tree.leaves(new.params), strict=True):
+        np.testing.assert_allclose(after[0], before[0] + 1, rtol=1e-6)
+        np.testing.assert_array_equal(after[1], before[1])
+        np.testing.assert_allclose(after[2], before[2] + 1, rtol=1e-6)
+    np.testing.assert_array_equal(new.stats["norm"]["mean"][1], models.stats["norm"]["mean"][1])
+    np.testing.assert_allclose(new.stats["norm"]["mean"][2], models.stats["norm"]["mean"][2] / 4, rtol=1e-6)
+
+
+def test_heavy_ball_momentum_per_cluster():
+    """FedAvgM: v ← 0.9 v + Δ, θ ← θ + v; an empty cluster's momentum rests too."""
+    optimizer, models = optax.sgd(1.0, momentum=0.9), clusters()
+    state = server.init_optimizer(optimizer, models)
+    start = models.params["output"]["bias"]
+    for _ in range(3):
+        models, state = server.update_clusters(optimizer, state, models, reduced(models))
+    np.testing.assert_allclose(models.params["output"]["bias"][0], start[0] + 1 + 1.9 + 2.71, rtol=1e-5)
+    np.testing.assert_array_equal(models.params["output"]["bias"][1], start[1])
+
+
+def test_shared_layers_are_the_mean_over_clients():
+    models = clusters()
+    new = server.share_layers(models, ["hidden_0"], jnp.asarray([1, 0, 3]))
+    kernel = models.params["hidden_0"]["kernel"]
+    expected = (kernel[0] + 3 * kernel[2]) / 4
+    for row in new.params["hidden_0"]["kernel"]:
+        np.testing.assert_allclose(row, expected, rtol=1e-6)
+    np.testing.assert_array_equal(new.params["output"]["bias"], models.params["output"]["bias"])
+
+
+def test_statistics_follow_their_layer():
+    new = server.share_layers(clusters(), ["!output"], jnp.asarray([1, 1, 1]))
+    mean = clusters().stats["norm"]["mean"]
+    np.testing.assert_allclose(new.stats["norm"]["mean"][1], mean.mean(0), rtol=1e-6)
+
+
+def test_an_unknown_layer_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"'conv_9'.*hidden_0/kernel"):
+        server.share_layers(clusters(), ["conv_9"], jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("decimals", "expected"), [(0, [0.0, -0.0, 1.0]), (1, [0.1, -0.1, 1.9]), (None, [0.19, -0.19, 1.99])]
+)
+def test_truncation_goes_towards_zero(decimals, expected):
+    np.testing.assert_allclose(server.truncate(jnp.asarray([0.19, -0.19, 1.99]), decimals), expected, atol=1e-6)

@@ -1,0 +1,216 @@
+"""The round loop: history, resumption, interruption, run directories."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import cfl_gp, fedavg
+from fedjax_cluster.run_directory import read_history
+from fedjax_cluster.simulation import simulate
+from tests.federations import blobs
+
+
+def method(**options):
+    return cfl_gp(nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=5, steps=2), **options)
+
+
+def assert_same_state(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_history_has_one_row_a_round_and_figures_where_evaluated():
+    result = simulate(method(), blobs(), rounds=23, eval_every=10)
+    assert result.history["round"].tolist() == list(range(23))
+    evaluated = np.flatnonzero(np.isfinite(result.history["accuracy"]))
+    assert evaluated.tolist() == [9, 19, 22]
+    assert result.summary["accuracy"] == result.history["accuracy"][-1]
+    assert (result.history["seconds"] > 0).all()
+    assert result.to_pandas().shape == (23, len(result.history) - 1)
+
+
+def test_evaluation_equals_a_loop_over_clients():
+    federation = blobs()
+    result = simulate(method(), federation, rounds=5)
+    params = jax.device_get(result.state.clusters.params["output"])
+    accuracies = []
+    for client, label in enumerate(result.labels):
+        scores = federation.test.x[client] @ params["kernel"][label] + params["bias"][label]
+        accuracies.append((scores.argmax(-1) == federation.test.y[client]).mean())
+        probability = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        np.testing.assert_allclose(result.predict(federation.test.x[client], client), probability, rtol=1e-4, atol=1e-6)
+    assert result.summary["accuracy"] == pytest.approx(np.mean(accuracies))
+    assert result.summary["accuracy_std"] == pytest.approx(np.std(accuracies))
+    assert result.summary["accuracy_worst_decile"] == pytest.approx(min(accuracies))
+
+
+def test_padding_of_the_test_rows_is_not_evaluated():
+    federation = blobs()
+    short = federation.test._replace(num_examples=np.full(8, 4, np.int32))
+    wrong = short._replace(y=np.where(np.arange(12)[None] < 4, short.y, (short.y + 1) % 3).astype(np.int32))
+    figures = [simulate(method(), federation._replace(test=test), rounds=3).summary for test in (short, wrong)]
+    assert figures[0]["accuracy"] == figures[1]["accuracy"]
+
+
+def test_costs_of_cfl_gp_follow_the_ledger():
+    """Every client trains its own model; in every second round those of other clusters query one more."""
+    result = simulate(method(), blobs(clients=8), rounds=4, eval_every=4)
+    down = result.history["models_down"]
+    assert down[0] == down[2] == 8
+    assert down[1] == 8 + 4  # equal groups at the start: half of the clients hold the queried model already
+    assert 8 <= down[3] <= 16
+    np.testing.assert_array_equal(down, result.history["models_up"])
+    np.testing.assert_array_equal(2 * down, result.history["gradient_evaluations"])
+    compressed = simulate(method(compression=7.0), blobs(clients=8), rounds=2, eval_every=2)
+    assert compressed.history["models_up"][1] == pytest.approx(8 + 4 * 3 / 21)
+    assert result.summary["megabytes_down"] == pytest.approx(down.sum() * 21 * 4 / 1e6)
+
+
+def test_clustering_stops_for_good_and_a_run_can_be_extended_without_changing_its_past(tmp_path):
+    result = simulate(method(stop_after=4), blobs(), rounds=20)
+    clustered = result.history["models_down"] > 8
+    settled = result.summary["first_round_of_final_clustering"]
+    assert bool(result.state.server.stopped)
+    assert not clustered[settled + 5 :].any()
+    short = simulate(method(stop_after=4), blobs(), rounds=11, run_dir=tmp_path / "run")
+    assert short.history["round"].size == 11
+    longer = simulate(method(stop_after=4), blobs(), rounds=20, run_dir=tmp_path / "run")
+    assert_same_state(longer.state, result.state)
+    np.testing.assert_array_equal(longer.history["loss"], result.history["loss"])
+
+
+def test_no_clustering_from_t_cl_on():
+    result = simulate(method(cluster_until=3), blobs(), rounds=8, eval_every=8)
+    assert (result.history["models_down"][3:] == 8).all()
+
+
+def test_callbacks_and_extra_metrics():
+    seen = []
+    extra = lambda predictions, y, mask: {"confidence": jnp.max(predictions, -1).mean()}  # noqa: E731
+    result = simulate(method(), blobs(), rounds=4, eval_every=2, metrics=[extra], callbacks=[seen.append])
+    assert [event.round for event in seen] == [2, 4]
+    assert 1 / 3 < seen[-1].figures["confidence"] <= 1
+    assert result.summary["confidence"] == seen[-1].figures["confidence"]
+
+
+def test_eval_clients_evaluates_that_many():
+    federation = blobs()
+    all_of_them, some = (simulate(method(), federation, rounds=2, eval_clients=count).summary for count in (8, 3))
+    assert some["accuracy"] * 36 == pytest.approx(round(some["accuracy"] * 36), abs=1e-4)
+    assert all_of_them["accuracy_std"] != some["accuracy_std"]
+
+
+def test_a_run_leaves_its_directory(tmp_path):
+    simulate(method(), blobs(), rounds=3, run_dir=tmp_path / "run")
+    assert {"config.json", "metrics.csv", "summary.json", "checkpoints"} <= set(os.listdir(tmp_path / "run"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    promised = """algorithm scenario rounds seed accuracy accuracy_std accuracy_worst_decile balanced_accuracy
+        adjusted_rand_index num_clusters first_round_of_final_clustering client_rounds_per_second compile_seconds
+        run_seconds models_down models_up"""
+    assert set(promised.split()) <= set(summary)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3
+    assert len(read_history(tmp_path / "run")["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"algorithm": "other"}, "every is 2 there and 3 here"),
+        ({"federation": blobs(seed=5)}, "data is"),
+    ],
+)
+def test_a_directory_of_another_experiment_is_refused(tmp_path, change, message):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    algorithm = method(every=3) if change.pop("algorithm", None) else method()
+    with pytest.raises(ValueError, match=message):
+        simulate(algorithm, change.pop("federation", blobs()), rounds=2, run_dir=tmp_path, **change)
+
+
+def test_a_directory_with_other_files_or_without_permission_is_refused(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty"):
+        simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to the run directory"):
+        simulate(method(), blobs(), rounds=2, run_dir=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", 0), ("eval_every", 0), ("eval_clients", 0)])
+def test_impossible_numbers_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        simulate(method(), blobs(), **{"rounds": 2, name: value})
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {root!r})
+from fedjax_cluster import parallel, simulation
+parallel.use_all_cores({devices})
+from tests.test_simulation import method, blobs
+simulation.CHECKPOINT_SECONDS = 0.0
+simulation.SEGMENT_SECONDS = 0.0
+simulation.simulate(method(), blobs(), rounds=400, eval_every=50, run_dir={run!r})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, number):
+    """Checkpoints after every round; the process dies wherever it happens to be."""
+    run = tmp_path / "run"
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    code = KILLED.format(root=root, run=str(run), devices=2)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "metrics.csv").exists() and len(read_history(run)["round"]) >= 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate()
+    assert process.returncode != 0
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in error
+        assert (run / "summary.json").exists()
+    done = len(read_history(run)["round"])
+    assert 3 <= done < 400
+    resumed = simulate(method(), blobs(), rounds=400, eval_every=50, run_dir=run)
+    whole = simulate(method(), blobs(), rounds=400, eval_every=50)
+    assert_same_state(resumed.state, whole.state)
+    for name, column in whole.history.items():
+        if name != "seconds":
+            np.testing.assert_array_equal(resumed.history[name], column)
+
+
+def test_runs_of_a_configuration_can_be_loaded_and_resumed(tmp_path):
+    from fedjax_cluster.experiments.config import RunConfig
+    from fedjax_cluster.experiments.runs import run
+
+    config = RunConfig(method="fedavg", model="linear", clients=4, rounds=3, eval_every=3)
+    first = run(config, run_dir=tmp_path / "run")
+    loaded = fc.load_run(tmp_path / "run")
+    assert_same_state(loaded.state, first.state)
+    assert loaded.summary["client_rounds_per_second"] == pytest.approx(first.summary["client_rounds_per_second"])
+    longer = fc.resume(tmp_path / "run", 5)
+    assert len(longer.history["round"]) == 5
+    with pytest.raises(ValueError, match="has done 5 already"):
+        fc.resume(tmp_path / "run", 2)
+    with pytest.raises(ValueError, match="not a run directory"):
+        fc.load_run(tmp_path / "nowhere")
+    simulate(
+        fedavg(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1)), blobs(), rounds=1, run_dir=tmp_path / "own"
+    )
+    with pytest.raises(ValueError, match="call simulate"):
+        fc.resume(tmp_path / "own")
