@@ -14,7 +14,7 @@ from jax import Array
 
 from fedjax_cluster.algorithms.averaging import labels
 from fedjax_cluster.metrics import ledger, predict
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, State
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,9 @@ class SimulationResult:
       federation: the data it ran on.
       state: final state.
       history: one row a round: `round` (0-based), `loss`, `num_clients`, `num_clusters`, `num_changed`,
-        `num_rejected`, `adjusted_rand_index`, the costs, `seconds`, and the
+        `num_rejected`, `event` (1 where the method reported one), `adjusted_rand_index`, the costs, `seconds`, and the
         metrics on test rows (NaN between evaluations).
+      events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
     """
 
@@ -35,6 +36,7 @@ class SimulationResult:
     federation: Federation
     state: State
     history: dict[str, np.ndarray]
+    events: tuple[Event, ...]
     summary: dict[str, Any]
     evaluation_key: Array
     mapping: ClientMapping

@@ -1,4 +1,4 @@
-"""The directory that a run leaves: config.json, metrics.csv, summary.json, checkpoints/, plots/."""
+"""The directory that a run leaves: config.json, metrics.csv, summary.json, checkpoints/, events/, plots/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_cluster.checkpoints import Checkpoints, atomic_file, check_writable, write_json
-from fedjax_cluster.types import ClusteredAlgorithm, Federation, State
+from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
 
 
 class RunDirectory:
@@ -60,6 +60,21 @@ class RunDirectory:
     def save(self, state: State, history: dict[str, np.ndarray]) -> None:
         self._checkpoints.save(int(state.round), state, history)
         write_history(self.path / "metrics.csv", history)
+
+    def write_event(self, event: Event) -> None:
+        """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
+        with atomic_file(self.path / "events" / f"round{event.round:+08d}.npz") as beside:
+            np.savez_compressed(beside, **event.content)
+
+    def read_events(self, done: int) -> tuple[Event, ...]:
+        """The events of the first `done` rounds, in their order."""
+        events = []
+        for path in (self.path / "events").glob("round*.npz"):
+            number = int(path.stem.removeprefix("round"))
+            if number < done:
+                with np.load(path) as content:
+                    events.append(Event(number, dict(content)))
+        return tuple(sorted(events, key=lambda event: event.round))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", dict(summary))

@@ -25,6 +25,7 @@ from fedjax_cluster.types import (
     ClientMapping,
     ClusteredAlgorithm,
     Costs,
+    Event,
     Federation,
     Model,
     Population,
@@ -37,7 +38,10 @@ LONGEST_SEGMENT = 1024
 SEGMENT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 60.0
 # The order of metrics.csv; XLA returns them by name.
-REPORTED = ("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "adjusted_rand_index", *Costs._fields)
+REPORTED = (
+    *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index"),
+    *Costs._fields,
+)
 
 
 class Streams(NamedTuple):
@@ -119,20 +123,23 @@ def simulate(
     state, info = algorithm.init(keys.initialization, train)
     state = parallel.place_state(state, mapping)
     history: dict[str, np.ndarray] = {}
+    events: tuple[Event, ...] = ()
     if directory is not None:
         directory.open()
         if (restored := directory.restore(state)) is not None:
             state, history = restored
+            events = directory.read_events(int(state.round))
     done = int(state.round)
+    if done == 0 and bool(info.event):
+        events = _harvest(algorithm, state, -1, directory)
     if done >= rounds:
         assert directory is not None
         summary = directory.read_summary() or summarize(algorithm, federation, state, history, seed, 0.0, config)
         directory.close()
-        return SimulationResult(algorithm, federation, state, history, summary, keys.evaluation, mapping)
+        return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
 
-    longest = min(eval_every, rounds, LONGEST_SEGMENT)
     started = time.perf_counter()
-    run_segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step, longest=longest)
+    run_segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
     evaluate = functools.partial(_evaluate, model=algorithm.model, personalize=algorithm.personalize)
     state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
     jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
@@ -150,8 +157,10 @@ def simulate(
             rows = _history_rows(reports, done, reached, elapsed)
             if done == 0:
                 rows = _add_initial_costs(rows, info)
-            length = max(1, min(longest, int((reached - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
+            length = max(1, min(LONGEST_SEGMENT, int((reached - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
             done = reached
+            if rows["event"][-1]:
+                events += _harvest(algorithm, state, done - 1, directory)
             evaluated = done % eval_every == 0 or done == rounds
             if evaluated:
                 figures = federation_figures(jax.device_get(evaluate(keys.evaluation, state, train, test.data)))
@@ -172,13 +181,25 @@ def simulate(
         directory.close()
     if interrupt.wanted:
         raise KeyboardInterrupt
-    return SimulationResult(algorithm, federation, state, history, summary, keys.evaluation, mapping)
+    return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
+
+
+def _harvest(
+    algorithm: ClusteredAlgorithm, state: State, number: int, directory: RunDirectory | None
+) -> tuple[Event, ...]:
+    """What the method keeps of the state after an event, in the run directory too."""
+    if algorithm.harvest is None:
+        return ()
+    event = Event(number, {name: np.asarray(value) for name, value in algorithm.harvest(jax.device_get(state)).items()})
+    if directory is not None:
+        directory.write_event(event)
+    return (event,)
 
 
 # --------------------------------------------------------------------------------------- compiled parts
 
 
-@functools.partial(jax.jit, static_argnames=("select", "step", "longest"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("select", "step"), donate_argnames="state")
 def _run_segment(
     keys: Streams,
     state: State,
@@ -189,7 +210,6 @@ def _run_segment(
     *,
     select: Callable,
     step: Callable,
-    longest: int,
 ) -> tuple[State, dict[str, Array]]:
     """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split."""
     start = state.round
@@ -209,13 +229,11 @@ def _run_segment(
         state, buffer, _ = carry
         position = state.round - start
         state, row = one_round(state)
-        event = row.pop("event")
         buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
-        return state, buffer, event
+        return state, buffer, row["event"]
 
     row = _report(blank, state, jnp.zeros(()))
-    del row["event"]
-    buffer = jax.tree.map(lambda leaf: jnp.zeros((longest, *leaf.shape), leaf.dtype), row)
+    buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
 

@@ -115,7 +115,14 @@ class RoundInfo(NamedTuple):
     num_changed: Array  # i32[], clients whose cluster changed
     num_rejected: Array  # i32[], clients left out for a non-finite update
     costs: Costs
-    event: Array  # bool[], asks the round loop to stop after this round (a split, say)
+    event: Array  # bool[], asks the round loop to stop after this round and harvest the state (a split, say)
+
+
+class Event(NamedTuple):
+    """What a method's `harvest` gave after a round whose report asked for it."""
+
+    round: int  # 0-based; −1 for `init`
+    content: Mapping[str, Any]  # numpy arrays
 
 
 class Selection(NamedTuple):
@@ -190,6 +197,7 @@ class ClusteredAlgorithm(NamedTuple):
     step:        (rng_key, state, cohort) -> (State, RoundInfo)
     personalize: (rng_key, state, client, index) -> (variables [P, ...], mixture f32[P]); training rows only
     admit:       (rng_key, state, client, index) -> State, for a client that joins; or None
+    harvest:     (state) -> mapping of arrays to keep of a state after an event; or None
     """
 
     name: str
@@ -200,3 +208,4 @@ class ClusteredAlgorithm(NamedTuple):
     step: Callable[[Array, State, Cohort], tuple[State, RoundInfo]]
     personalize: Callable[..., tuple[Variables, Array]]
     admit: Callable[..., State] | None = None
+    harvest: Callable[[State], Mapping[str, Any]] | None = None

@@ -1,5 +1,8 @@
 """Strict arithmetic in every test, and two CPU devices, so that sharded code is exercised everywhere."""
 
+import gc
+import pathlib
+
 import jax
 import pytest
 
@@ -8,9 +11,41 @@ from fedjax_cluster import parallel
 parallel.use_all_cores(2)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Compilation is most of a test's time; tests marked `optimized` get the programs that users run.
+jax.config.update("jax_disable_most_optimizations", True)
+
+# Linux allows a process 65 530 memory mappings, and a compiled program takes several: beyond, XLA dies.
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MOST_MAPPINGS = 25_000
+TESTS_BETWEEN_COUNTS = 10
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     """Keeps tests away from the user's cache of data sets."""
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def optimisations(request):
+    """Full compilation for tests marked `optimized`."""
+    if "optimized" not in request.keywords:
+        yield
+        return
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Lets go of compiled programs before they are too many."""
+    session = item.session
+    session.tests_done = getattr(session, "tests_done", 0) + 1
+    if session.tests_done % TESTS_BETWEEN_COUNTS == 0 and MAPPINGS.exists():
+        with MAPPINGS.open("rb") as lines:
+            count = sum(1 for _ in lines)
+        if count > MOST_MAPPINGS:
+            jax.clear_caches()
+            gc.collect()

@@ -80,7 +80,7 @@ def operands(case, batch=3):
     return x, kernel
 
 
-@pytest.mark.usefixtures("optimized")
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_xla(name):
     case = CASES[name]
@@ -207,7 +207,7 @@ def hessian_times_vector(conv, mode):
     return lambda kernels, v, x: MODES[mode](lambda k: network(conv, k, x))(kernels, v)
 
 
-@pytest.mark.usefixtures("optimized")
+@pytest.mark.optimized
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_times_vector(clients, mode):
     own, reference = (hessian_times_vector(conv, mode) for conv in (convolution, xla))
@@ -307,7 +307,7 @@ def convolutions(compiled):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the layout matters on CPU")
-@pytest.mark.usefixtures("optimized")
+@pytest.mark.optimized
 def test_gradients_keep_to_the_fast_layout(clients):
     """Any other layout runs some fifty times slower in a loop over clients."""
     kernels = (normal(4, 3, 3, 2, 20), normal(4, 3, 3, 20, 24, seed=1))
@@ -321,7 +321,7 @@ def test_gradients_keep_to_the_fast_layout(clients):
         assert all("b01f_01io->b01f" in line for line in found)
 
 
-@pytest.mark.usefixtures("optimized")
+@pytest.mark.optimized
 def test_own_weights_are_never_grouped():
     x, kernel = normal(5, 2, 6, 6, 3), normal(5, 3, 3, 3, 20, seed=1)
     run = jax.jit(jax.vmap(value_and_gradients(convolution)))

@@ -161,7 +161,7 @@ class FlaxCnn(linen.Module):
         return linen.Dense(10, name="output")(x)
 
 
-@pytest.mark.usefixtures("optimized")
+@pytest.mark.optimized
 def test_the_cnn_is_that_of_flax_with_its_gradients():
     own, flax = nn.cnn((4, 6), dense=(9,)), nn.from_flax(FlaxCnn())
     keys = jax.random.split(KEY, 3)

@@ -53,7 +53,8 @@ def make_result(make_history):
         federation = Federation(rows, rows, None, group, DatasetInfo("made up", (2,), 2, group_names=("left", "right")))
         nothing = lambda *_: None  # noqa: E731
         algorithm = ClusteredAlgorithm(method, {}, Model(*[nothing] * 5), *[nothing] * 4)
-        return SimulationResult(algorithm, federation, state, make_history(), {}, jnp.zeros(()), ClientMapping("scan"))
+        history, mapping = make_history(), ClientMapping("scan")
+        return SimulationResult(algorithm, federation, state, history, (), {}, jnp.zeros(()), mapping)
 
     return make
 
