@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel, tree
+from fedjax_cluster.client_loop import Client
 from fedjax_cluster.types import ClientData, Model, Population, State, Variables
 
 # Rows evaluated at once: enough for large matrix products, few enough to hold a wide layer's outputs.
@@ -39,7 +40,7 @@ def evaluate_clients(
       dict of f32[M], NaN for a client without test rows or absent.
     """
 
-    def evaluate(client: parallel.Client, test: ClientData) -> dict[str, Array]:
+    def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
         key = jax.random.fold_in(rng_key, client.index)
         predictions = predict(model, personalize, key, state, client.data, client.index, test.x)
         mask = jnp.arange(test.x.shape[0]) < test.num_examples

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import tree
+from fedjax_cluster.client_loop import Client, Contribution
 from fedjax_cluster.local import client_key, mean_of_steps
-from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import Weighting, client_weight, share_layers
 from fedjax_cluster.types import (
     ClientData,

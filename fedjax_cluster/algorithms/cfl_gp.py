@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
 from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.client_loop import Client, Reduced
 from fedjax_cluster.local import dataset_loss, server_key
 from fedjax_cluster.server import Weighting, init_optimizer, share_layers, truncate, update_clusters
 from fedjax_cluster.types import (
@@ -192,11 +193,11 @@ def cfl_gp(
         own = own._replace(unchanged=unchanged, stopped=stopped)
         return state._replace(server=own, round=state.round + 1), info
 
-    def train_one(rng_key: Array, state: State, slot: Array, client: parallel.Client):
+    def train_one(rng_key: Array, state: State, slot: Array, client: Client):
         result = averaging.train_client(rng_key, local, model, state.clusters, slot, client)
         return result._replace(delta=truncate(result.delta, decimals))
 
-    def update_models(state: State, reduced: parallel.Reduced) -> State:
+    def update_models(state: State, reduced: Reduced) -> State:
         models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, reduced)
         if shared_layers:
             models = share_layers(models, shared_layers, reduced.count)
@@ -231,7 +232,7 @@ def cfl_gp(
         block = state.server.block
         slot = slots(state, cohort)
 
-        def client_round(client: parallel.Client, slot: Array):
+        def client_round(client: Client, slot: Array):
             own = train_one(rng_key, state, slot, client)
             # Members of the queried cluster have computed this very update already.
             queried = lax.cond(slot == block, lambda: own.delta, lambda: train_one(rng_key, state, block, client).delta)

@@ -12,6 +12,7 @@ from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.client_loop import Client
 from fedjax_cluster.local import client_key, dataset_loss
 from fedjax_cluster.server import Weighting, init_optimizer, share_layers, update_clusters
 from fedjax_cluster.types import (
@@ -80,7 +81,7 @@ def ifca(
         return cohorts.uniform(rng_key, state.clients.present, participation)
 
     def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
-        def client_round(client: parallel.Client):
+        def client_round(client: Client):
             key = client_key(rng_key, client.index)
             if score_on == "all":
                 loss = lambda variables: dataset_loss(model, variables, client.data)  # noqa: E731
