@@ -15,6 +15,7 @@ commands:
   run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
   compare METHOD... [flags]   several methods, over seeds, on the same federations
   resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
+  report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   list                        methods, scenarios, data sets, models and recipes
 
@@ -98,6 +99,21 @@ def _compare(arguments: list[str]) -> None:
     print(f"left in {directory}")
 
 
+def _report(arguments: list[str]) -> None:
+    from fedjax_cluster.checkpoints import check_writable
+    from fedjax_cluster.experiments import flags
+    from fedjax_cluster.report import saved_runs
+
+    names, rest = _leading_names(arguments)
+    own = flags.parse_fields(ReportFlags, rest, f"{PROG} report RUN_DIR...", "Tables and pictures of runs, anew.")
+    if not names:
+        raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
+    directory = pathlib.Path(own.out or names[0])
+    check_writable(directory)
+    for path in saved_runs.write_report(names, directory):
+        print(f"left {path}")
+
+
 def _reproduce(arguments: list[str]) -> None:
     from fedjax_cluster.experiments import flags, recipes
 
@@ -121,6 +137,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": _run,
     "compare": _compare,
     "resume": _resume,
+    "report": _report,
     "reproduce": _reproduce,
     "list": _list,
 }
@@ -130,6 +147,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 class ResumeFlags:
     rounds: int | None = None
     """communication rounds in all; more than the run had extends it"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportFlags:
+    out: str | None = None
+    """where to leave the table and figure of several runs (default: the first directory)"""
 
 
 @dataclasses.dataclass(frozen=True)

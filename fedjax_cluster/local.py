@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedjax_cluster.types import ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
+from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
 def shuffled_rows(rng_key: Array, start: Array | int, count: int, num_rows: Array | int) -> Array:
@@ -113,6 +113,21 @@ def dataset_loss(model: Model, variables: Variables, data: ClientData, *, chunk:
     return total / jnp.maximum(data.num_examples, 1).astype(jnp.float32)
 
 
+def example_losses(model: Model, variables: Variables, data: ClientData, *, chunk: int = 256) -> Array:
+    """Loss f32[N] of each of one client's examples in inference mode, `chunk` rows at a time; 0 on padding."""
+    rows = data.x.shape[0]
+    chunk = min(chunk, rows)
+
+    def write(number: Array, losses: Array) -> Array:
+        start = jnp.minimum(number * chunk, rows - chunk)
+        x, y = (lax.dynamic_slice_in_dim(leaf, start, chunk) for leaf in (data.x, data.y))
+        outputs, _ = model.apply(variables, x, train=False)
+        return lax.dynamic_update_slice_in_dim(losses, model.loss(outputs, y), start, 0)
+
+    losses = lax.fori_loop(0, (data.num_examples + chunk - 1) // chunk, write, jnp.zeros(rows))
+    return jnp.where(jnp.arange(rows) < data.num_examples, losses, 0.0)
+
+
 def sgd(
     learning_rate: float | optax.GradientTransformation,
     *,
@@ -136,8 +151,9 @@ def sgd(
       weight_decay: weight of the penalty ½‖θ‖².
 
     Returns:
-      A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None)` gives the change Δθ, the loss of each
-      mini-batch before its step, and the number of examples; `anchor` replaces θ_start in the proximal term.
+      A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None, first=None)` gives the change Δθ, the loss
+      of each mini-batch before its step, and the number of examples; `anchor` replaces θ_start in the proximal term,
+      `first` is the first step's gradient where the caller has it already.
 
     Raises:
       ValueError: a size, rate or number of steps that cannot be.
@@ -160,19 +176,32 @@ def sgd(
             raise ValueError(f"learning_rate is {learning_rate}; it must be positive and finite")
         optimizer, rate = optax.sgd(learning_rate), float(learning_rate)
 
+    def batch_gradient(
+        keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
+    ) -> BatchGradient:
+        def loss(params):
+            return mean_loss(model, Variables(params, variables.stats), batch, train=True, rng_key=key)
+
+        batch, key = mini_batch(keys[0], data, batch_size, number), jax.random.fold_in(keys[1], number)
+        (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(variables.params)
+        return BatchGradient(value, gradient, stats)
+
     def run(
-        rng_key: Array, model: Model, variables: Variables, data: ClientData, anchor: PyTree | None = None
+        rng_key: Array,
+        model: Model,
+        variables: Variables,
+        data: ClientData,
+        anchor: PyTree | None = None,
+        first: BatchGradient | None = None,
     ) -> LocalResult:
-        batch_key, model_key = jax.random.split(rng_key)
+        keys = jax.random.split(rng_key)
         start = variables.params
         anchor = start if anchor is None else anchor
 
-        def step(number, params, stats, optimizer_state):
-            def loss(params):
-                return mean_loss(model, Variables(params, stats), batch, train=True, rng_key=key)
-
-            batch, key = mini_batch(batch_key, data, batch_size, number), jax.random.fold_in(model_key, number)
-            (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        def step(number, params, stats, optimizer_state, known=None):
+            if known is None:
+                known = batch_gradient(keys, model, Variables(params, stats), data, number)
+            value, gradient, stats = known
             if weight_decay:
                 gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, params)
             if proximal:
@@ -192,16 +221,18 @@ def sgd(
 
         if max_steps == 1:
             # θ_start + Δ − θ_start would round the change to the parameters' precision.
-            value, delta, stats, _ = step(0, start, variables.stats, optimizer.init(start))
+            value, delta, stats, _ = step(0, start, variables.stats, optimizer.init(start), first)
             return LocalResult(delta, stats, value[None], jnp.asarray(1), data.num_examples)
 
-        def advance(number, carry):
+        def advance(number, carry, known=None):
             params, stats, optimizer_state, losses = carry
-            value, updates, stats, optimizer_state = step(number, params, stats, optimizer_state)
+            value, updates, stats, optimizer_state = step(number, params, stats, optimizer_state, known)
             return optax.apply_updates(params, updates), stats, optimizer_state, losses.at[number].set(value)
 
         carry = (start, variables.stats, optimizer.init(start), jnp.zeros(max_steps))
-        params, stats, _, losses = lax.fori_loop(0, num_steps, advance, carry)
+        if first is not None:
+            carry = advance(0, carry, first)
+        params, stats, _, losses = lax.fori_loop(0 if first is None else 1, num_steps, advance, carry)
         delta = jax.tree.map(jnp.subtract, params, start)
         return LocalResult(delta, stats, losses, jnp.asarray(num_steps, jnp.int32), data.num_examples)
 
@@ -209,15 +240,20 @@ def sgd(
         batch_key, _ = jax.random.split(rng_key)
         return mean_loss(model, variables, mini_batch(batch_key, data, batch_size), train=False)[0]
 
-    config: dict[str, Any] = {
-        "learning_rate": rate,
+    def first_gradient(rng_key: Array, model: Model, variables: Variables, data: ClientData) -> BatchGradient:
+        return batch_gradient(jax.random.split(rng_key), model, variables, data, 0)
+
+    def rebuild(**changes: Any) -> LocalUpdate:
+        return sgd(changes.pop("learning_rate", learning_rate), **{**arguments, **changes})
+
+    arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "steps": steps,
         "epochs": epochs,
         "proximal": proximal,
         "weight_decay": weight_decay,
     }
-    return LocalUpdate(run, first_loss, config)
+    return LocalUpdate(run, first_loss, {"learning_rate": rate, **arguments}, first_gradient, rebuild)
 
 
 def client_key(rng_key: Array, client: Array) -> Array:

@@ -177,16 +177,28 @@ class LocalResult(NamedTuple):
     num_examples: Array  # i32[]
 
 
+class BatchGradient(NamedTuple):
+    """What a model's pass forth and back over a mini-batch gives."""
+
+    loss: Array  # f32[], mean over the mini-batch
+    gradient: PyTree  # of that mean, with respect to the parameters
+    stats: PyTree  # batch-norm statistics after the pass
+
+
 class LocalUpdate(NamedTuple):
     """What one client does.
 
-    run:        (rng_key, model, variables, data, anchor=None) -> LocalResult
-    first_loss: (rng_key, model, variables, data) -> f32[], on the mini-batch of run's first step
+    run:            (rng_key, model, variables, data, anchor=None, first=None) -> LocalResult
+    first_loss:     (rng_key, model, variables, data) -> f32[], on the mini-batch of run's first step
+    first_gradient: (rng_key, model, variables, data) -> BatchGradient of run's first step, which takes it as `first`
+    rebuild:        (**changes) -> LocalUpdate, with other arguments of its factory
     """
 
     run: Callable[..., LocalResult]
     first_loss: Callable[..., Array]
     config: Mapping[str, Any]
+    first_gradient: Callable[..., BatchGradient] | None = None
+    rebuild: Callable[..., LocalUpdate] | None = None
 
 
 class ClusteredAlgorithm(NamedTuple):

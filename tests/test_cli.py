@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -53,6 +55,8 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--participation", "1.5"], "participation is 1.5"),
         (["run", "--scenario", "rotatd"], "did you mean rotated?"),
         (["run", "nothing"], "unknown method 'nothing'"),
+        (["report"], "report needs a run directory"),
+        (["report", "nowhere"], "nowhere is not a run directory"),
         (["run", "--model", "transformer"], "unknown model"),
         (["run", "--dataset", "cifar10"], "TFDS_DATA_DIR"),
         (["run", "--dataset", "no_such_set"], "no_such_set"),
@@ -161,6 +165,12 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     assert {"comparison.md", "comparison.csv", "learning_curves.png", "ifca-seed1"} <= set(os.listdir("runs/compare"))
     with open("runs/compare/ifca-seed1/config.json") as file:
         assert json.load(file)["experiment"]["method_options"]["score_on"] == "batch"
+    os.remove("runs/compare/comparison.md")
+    assert cli.main(["report", "runs/compare"]) == 0
+    assert capsys.readouterr().out.count("IFCA") == 1
+    assert os.path.exists("runs/compare/comparison.md")
+    assert cli.main(["report", "runs/compare/ifca-seed0"]) == 0
+    assert "group_by_cluster.png" in os.listdir("runs/compare/ifca-seed0/plots")
 
 
 def test_list_names_everything(capsys):
@@ -170,13 +180,16 @@ def test_list_names_everything(capsys):
 
 
 def test_ctrl_c_ends_with_130():
-    code = "import os, signal, sys, threading; from fedjax_cluster import cli\n"
-    code += "threading.Timer(12, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
-    code += "sys.exit(cli.main('run fedavg --rounds 100000000 --run-dir own'.split()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 130
-    assert done.stderr.strip().endswith("interrupted")
-    assert os.path.exists("own/checkpoints")
+    words = [*MAIN, *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not os.path.exists("own/checkpoints") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert error.strip().endswith("interrupted")
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

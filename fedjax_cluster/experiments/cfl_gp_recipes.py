@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.algorithms.cfl_gp import client_features, estimate_clusters
+from fedjax_cluster.algorithms.gradient_profiles import client_features, estimate_clusters
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Cell, Recipe, changed, grid
 from fedjax_cluster.experiments.runs import Outcome

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.algorithms.cfl_gp import client_features
+from fedjax_cluster.algorithms.gradient_profiles import client_features
 from fedjax_cluster.report import cluster_plots, plots
 from fedjax_cluster.result import SimulationResult
 from fedjax_cluster.run_directory import read_config, read_history
@@ -19,8 +20,7 @@ FEWEST_SINGULAR_VALUES = 8
 def write_plots(directory: str | pathlib.Path, result: SimulationResult | None = None) -> list[pathlib.Path]:
     """Draws all that applies to a run into `directory`/plots.
 
-    `learning_curves.png` always; `group_by_cluster.png` where true groups are known; for CFL-GP
-    `client_features.png` and `singular_values.png`.
+    `learning_curves.png` always; `group_by_cluster.png` where true groups are known; and the method's own.
 
     Args:
       directory: the run directory.
@@ -53,12 +53,29 @@ def _figures(result: SimulationResult) -> dict[str, Figure]:
     figures = {"learning_curves": plots.learning_curves({result.algorithm.name: result.history})}
     if group is not None and (group >= 0).any():
         figures["group_by_cluster"] = cluster_plots.group_by_cluster(group, labels, names)
-    if result.algorithm.name == "cfl_gp" and np.asarray(result.state.clients.updates).any():
-        _, clusters, width = result.state.clients.profile.shape
-        rank = min(int(present.sum()), clusters * width, max(2 * clusters, FEWEST_SINGULAR_VALUES))
-        features, values = (np.asarray(part) for part in client_features(result.state, rank))
-        # K-means sees the first K features; two make a picture.
-        shown = features[: len(present)][present][:, : max(clusters, 2)]
-        figures["client_features"] = cluster_plots.client_features(shown, group, labels, names)
-        figures["singular_values"] = plots.singular_values(values, chosen=min(clusters, rank))
-    return figures
+    own = METHOD_FIGURES.get(result.algorithm.name)
+    return figures if own is None else {**figures, **own(result)}
+
+
+def _gradient_profiles(result: SimulationResult) -> dict[str, Figure]:
+    """CFL-GP's features and singular values."""
+    federation = result.federation
+    if not np.asarray(result.state.clients.updates).any():
+        return {}
+    present = np.asarray(federation.train.num_examples) > 0
+    group = None if federation.group is None else np.asarray(federation.group)[present]
+    _, clusters, width = result.state.clients.profile.shape
+    rank = min(int(present.sum()), clusters * width, max(2 * clusters, FEWEST_SINGULAR_VALUES))
+    features, values = (np.asarray(part) for part in client_features(result.state, rank))
+    # K-means sees the first K features; two make a picture.
+    shown = features[: len(present)][present][:, : max(clusters, 2)]
+    return {
+        "client_features": cluster_plots.client_features(
+            shown, group, result.labels[present], federation.info.group_names
+        ),
+        "singular_values": plots.singular_values(values, chosen=min(clusters, rank)),
+    }
+
+
+# The pictures of a method's own, from a finished run: name of the file -> figure.
+METHOD_FIGURES: dict[str, Callable[[SimulationResult], dict[str, Figure]]] = {"cfl_gp": _gradient_profiles}

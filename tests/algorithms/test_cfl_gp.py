@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
-from fedjax_cluster.algorithms.cfl_gp import client_features, equal_groups, estimate_clusters
+from fedjax_cluster.algorithms.cfl_gp import equal_groups
+from fedjax_cluster.algorithms.gradient_profiles import client_features, estimate_clusters
 from fedjax_cluster.simulation import simulate, streams
 from tests.federations import blobs
 

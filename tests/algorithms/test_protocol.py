@@ -172,6 +172,8 @@ def test_empty_cluster_keeps_its_model(name):
     slots = state.clusters.active.shape[0]
     if slots == 1:
         pytest.skip("a single cluster is never empty")
+    if name == "fedsoft":
+        pytest.skip("every cluster draws clients, by the smallest importance where none is its own")
     # The last cluster's model is so bad that nobody would choose it, and nobody is in it.
     ruined = jax.tree.map(
         lambda leaf: leaf.at[-1].set(

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.algorithms.cfl_gp import Clients, Server
+from fedjax_cluster.algorithms.cfl_gp import Server
+from fedjax_cluster.algorithms.gradient_profiles import Clients
 from fedjax_cluster.checkpoints import write_json
 from fedjax_cluster.report import cluster_plots, plots, run_page
 from fedjax_cluster.result import SimulationResult

@@ -1,0 +1,288 @@
+"""FedSoft: clients belong to several clusters at once, by the share of their data (Ruan & Joe-Wong 2022, Algorithm 1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster import cohorts, parallel, tree
+from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms.fedem import full_passes, learner_losses
+from fedjax_cluster.local import client_key, server_key
+from fedjax_cluster.server import weighted_mean
+from fedjax_cluster.types import (
+    ClientData,
+    ClusteredAlgorithm,
+    Clusters,
+    Cohort,
+    Costs,
+    LocalUpdate,
+    Model,
+    Population,
+    PyTree,
+    RoundInfo,
+    Selection,
+    State,
+    Variables,
+)
+
+
+class SoftClients(NamedTuple):
+    """What FedSoft keeps of its clients."""
+
+    weights: Array  # f32[M, K], share of the client's examples on which centre k is best; zero before the first estimate
+    present: Array  # bool[M]
+    num_examples: Array  # i32[M]
+    trained: Array  # bool[M], whether the client's own model has been trained
+    own: Variables  # leaves [M, ...], the clients' own models, which never leave them but in a mean
+
+
+def fedsoft(
+    model: Model,
+    *,
+    clusters: int,
+    local: LocalUpdate,
+    every: int = 2,
+    proximal: float = 0.1,
+    smallest_importance: float = 1e-4,
+    participation: float = 1.0,
+) -> ClusteredAlgorithm:
+    """Soft clustering with proximal local updates.
+
+    Every `every` rounds: u_ik = max(share of client i's examples with k = argmin_s ℓ(c_s; x), ε). Each round, per
+    cluster k, clients are drawn with probability ∝ u_ik·n_i; a drawn client moves its own model w_i towards
+    argmin_w f_i(w) + λ/2 Σ_k u_ik ‖w − c_k‖²; c_k ← mean of w_i over the draws of cluster k.
+
+    Args:
+      model: what is trained.
+      clusters: K.
+      local: the steps that a client takes on its proximal problem.
+      every: τ, rounds between two estimates of the importance; all clients take part in an estimate.
+      proximal: λ.
+      smallest_importance: ε.
+      participation: draws per round as a share of the clients, divided evenly among the clusters:
+        ⌈participation · M / K⌉ for each.
+
+    Returns:
+      A ClusteredAlgorithm whose `weights` f32[M, K] are the shares, and whose `personalize` gives the client's own
+      model, or the centre of its largest share as long as it was never drawn.
+
+    Raises:
+      ValueError: clusters or every below one, a negative number, participation outside (0, 1].
+    """
+    if clusters < 1:
+        raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
+    if every < 1:
+        raise ValueError(f"every is {every}; it is the rounds from one estimate to the next, at least 1")
+    if not (proximal >= 0 and math.isfinite(proximal)):
+        raise ValueError(f"proximal is {proximal}; it must be a finite number, 0 or more")
+    if not 0 < smallest_importance < 1:
+        raise ValueError(f"smallest_importance is {smallest_importance}; it must lie between 0 and 1")
+    cohorts.cohort_size(participation, 1)
+
+    def importance(shares: Array) -> Array:
+        return jnp.maximum(shares, smallest_importance)
+
+    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        averaging.check_clusters(clusters, population)
+        models = averaging.init_clusters(rng_key, model, population.info, clusters)
+        present = averaging.present_clients(population)
+        count = len(present)
+        # NOTE: the paper does not say where the clients' own models start. Means of models that started apart are no
+        # models, so all start from one, the first centre's.
+        own = tree.broadcast(averaging.cluster_variables(models, jnp.asarray(0)), count)
+        num_examples = jnp.asarray(jax.device_get(population.data.num_examples), jnp.int32)
+        clients = SoftClients(jnp.zeros((count, clusters)), present, num_examples, jnp.zeros(count, bool), own)
+        return State(models, clients, (), jnp.zeros((), jnp.int32)), averaging.initial_info(clusters)
+
+    def draws(rng_key: Array, clients: SoftClients) -> Array:
+        odds = importance(clients.weights) * clients.num_examples.astype(jnp.float32)[:, None]
+        odds = jnp.where(clients.present[:, None], odds, 0.0)
+        most = math.ceil(participation * len(clients.present) / clusters - 1e-9)
+        wanted = jnp.ceil(participation * jnp.sum(clients.present.astype(jnp.float32)) / clusters - 1e-4)
+        return draw_clients(rng_key, odds, most, wanted.astype(jnp.int32))
+
+    def estimating(state: State) -> Array:
+        return state.round % every == 0
+
+    def select(rng_key: Array, state: State) -> Selection:
+        drawn = draws(rng_key, state.clients)
+        # In a round with an estimate everybody takes part in it; who trains is then drawn by the new shares.
+        mask = jnp.where(estimating(state), state.clients.present, drawn.sum(1) > 0)
+        return cohorts.in_place(mask)._replace(weights=drawn)
+
+    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        due = estimating(state)
+        old = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
+        shares, rejected = parallel.run_if(
+            due,
+            lambda carry: estimate(state.clusters, carry[0], cohort),
+            (state.clients.weights, jnp.zeros_like(cohort.mask)),
+        )
+        clients = state.clients._replace(weights=shares)
+        redrawn = parallel.gather_rows(cohort, draws(server_key(rng_key), clients))
+        drawn = jnp.where(rejected[:, None], 0.0, jnp.where(due, redrawn, cohort.weights))
+        trained, info = train(rng_key, state._replace(clients=clients), cohort, drawn)
+        new = averaging.labels(parallel.gather_rows(cohort, shares))
+        estimated = jnp.where(due, jnp.sum(cohort.mask.astype(jnp.float32)), 0.0)
+        passes = jnp.sum(jnp.where(cohort.mask & due, full_passes(local, cohort.data), 0.0))
+        costs = info.costs._replace(
+            # Who takes part in the estimate holds the centres already.
+            models_down=clusters * jnp.where(due, estimated, info.costs.models_down),
+            loss_evaluations=clusters * passes,
+        )
+        changed = jnp.sum((cohort.mask & (new != old)).astype(jnp.int32))
+        num_rejected = info.num_rejected + jnp.sum(rejected.astype(jnp.int32))
+        return trained, info._replace(num_changed=changed, num_rejected=num_rejected, costs=costs)
+
+    def estimate(centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
+        mapped = parallel.for_each_client(
+            lambda client: best_shares(learner_losses(model, centres, client.data), client.data.num_examples),
+            cohort,
+            collect=lambda shares: shares,
+        )
+        shares = parallel.scatter_rows(cohort, shares, mapped.collected, mapped.accepted)
+        return shares, cohort.mask & ~mapped.accepted
+
+    def train(rng_key: Array, state: State, cohort: Cohort, drawn: Array) -> tuple[State, RoundInfo]:
+        mask = cohort.mask & (drawn.sum(1) > 0)
+        cohort = dataclasses.replace(cohort, mask=mask, weights=drawn)
+        rows = parallel.gather_rows(cohort, (state.clients.own, state.clients.weights))
+
+        def client_round(client: parallel.Client, own: Variables, shares: Array):
+            pull = importance(shares)
+            centre = jax.tree.map(
+                lambda leaf: jnp.tensordot(pull / pull.sum(), leaf, 1, precision="highest"), state.clusters.params
+            )
+            pulled = pull_towards(model, centre, proximal * pull.sum())
+            result = local.run(client_key(rng_key, client.index), pulled, own, client.data)
+            moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
+            return client.weights, moved, averaging.report(result)
+
+        mapped = parallel.for_each_client(
+            client_round,
+            cohort,
+            *rows,
+            num_slots=clusters,
+            reduce=lambda output: parallel.Contribution(
+                jnp.arange(clusters), output[0], tree.broadcast(output[1], clusters)
+            ),
+            collect=lambda output: output[1:],
+        )
+        moved, reports = mapped.collected
+        mean, drawn_for = weighted_mean(mapped.reduced), mapped.reduced.weight > 0
+        centres = state.clusters._replace(
+            params=tree.where(drawn_for, mean.params, state.clusters.params),
+            stats=tree.where(drawn_for, mean.stats, state.clusters.stats),
+        )
+        kept = state.clients
+        clients = kept._replace(
+            own=parallel.scatter_rows(cohort, kept.own, moved, mapped.accepted),
+            trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), mapped.accepted),
+        )
+        participants = jnp.sum(mask.astype(jnp.float32))
+        info = averaging.round_info(
+            averaging.labels(rows[1]),
+            reports,
+            mask,
+            mapped.accepted,
+            clusters,
+            jnp.zeros((), jnp.int32),
+            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32))),
+        )
+        return State(centres, clients, state.server, state.round + 1), info
+
+    def personalize(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
+        centre = averaging.cluster_variables(
+            state.clusters, jnp.maximum(averaging.labels(state.clients.weights[index]), 0)
+        )
+        own = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
+        trained = state.clients.trained[index]
+        chosen = jax.tree.map(lambda mine, theirs: jnp.where(trained, mine, theirs), own, centre)
+        return tree.broadcast(chosen, 1), jnp.ones(1)
+
+    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
+        shares = best_shares(learner_losses(model, state.clusters, client), client.num_examples)
+        centre = averaging.cluster_variables(state.clusters, jnp.argmax(shares))
+        row = SoftClients(
+            shares, jnp.asarray(True), jnp.asarray(client.num_examples, jnp.int32), jnp.asarray(False), centre
+        )
+        return state._replace(clients=tree.scatter(state.clients, index, row))
+
+    config: dict[str, Any] = averaging.describe(
+        local,
+        clusters=clusters,
+        every=every,
+        proximal=proximal,
+        smallest_importance=smallest_importance,
+        participation=participation,
+    )
+    return ClusteredAlgorithm("fedsoft", config, model, init, select, step, personalize, admit)
+
+
+def best_shares(losses: Array, num_examples: Array) -> Array:
+    """f32[K]: share of the examples on which each centre has the least loss; NaN where a loss is NaN.
+
+    Args:
+      losses: f32[K, N], of each centre on each row.
+      num_examples: i32[], rows beyond it are padding.
+
+    >>> best_shares(jnp.asarray([[0.0, 3.0, 0.0], [1.0, 2.0, 9.0]]), jnp.asarray(2)).tolist()
+    [0.5, 0.5]
+    """
+    count, rows = losses.shape
+    best = jnp.where(jnp.arange(rows) < num_examples, jnp.argmin(losses, 0), -1)
+    shares = averaging.one_hot(best, count).sum(0) / jnp.maximum(num_examples, 1).astype(jnp.float32)
+    return jnp.where(jnp.any(jnp.isnan(losses)), jnp.nan, shares)
+
+
+def draw_clients(rng_key: Array, odds: Array, most: int, wanted: Array) -> Array:
+    """How often each cluster draws each client: `wanted` independent draws per cluster, in proportion to the odds.
+
+    NOTE: drawn with replacement, so that a uniform mean over the draws is in expectation the mean weighted by u·n, as
+    the paper's analysis has it; without, a cluster smaller than its draws would have to take in others' clients.
+
+    Args:
+      rng_key: decides the draws; they do not depend on absent clients (odds of zero) after the last present one.
+      odds: f32[M, K], zero or more.
+      most: static upper bound of `wanted`.
+      wanted: i32[], draws of each cluster.
+
+    Returns:
+      f32[M, K], columns summing to `wanted`.
+    """
+    num_clients, num_clusters = odds.shape
+
+    def of_cluster(number: Array, odds: Array) -> Array:
+        point = jax.random.uniform(jax.random.fold_in(rng_key, number), (most,))
+        upper = jnp.cumsum(odds)
+        # The sum's rounding must not move a point past the last client with odds.
+        place = jnp.searchsorted(upper, point * upper[-1], side="right")
+        place = jnp.minimum(place, jnp.max(jnp.where(odds > 0, jnp.arange(num_clients), 0)))
+        counted = (jnp.arange(most) < wanted).astype(jnp.float32)
+        return jnp.zeros(num_clients).at[place].add(counted)
+
+    return jax.vmap(of_cluster, out_axes=1)(jnp.arange(num_clusters), odds.T)
+
+
+def pull_towards(model: Model, centre: PyTree, strength: Array) -> Model:
+    """The model with the gradient of strength/2 · ‖θ − centre‖² added to its loss's, whose value stays the data's.
+
+    λ/2 Σ_k u_k ‖w − c_k‖² has the gradient of λ·U/2 · ‖w − c̄‖² with U = Σ u_k and c̄ = Σ u_k c_k / U.
+    """
+
+    def apply(variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None):
+        outputs, stats = model.apply(variables, x, train=train, rng_key=rng_key)
+        squares = jax.tree.map(lambda leaf, other: jnp.sum((leaf - other) ** 2), variables.params, centre)
+        penalty = 0.5 * strength * sum(jax.tree.leaves(squares))
+        return (outputs, penalty - jax.lax.stop_gradient(penalty)), stats
+
+    def loss(outputs: tuple[Any, Array], y: Array) -> Array:
+        return model.loss(outputs[0], y) + outputs[1]
+
+    return model._replace(apply=apply, loss=loss)

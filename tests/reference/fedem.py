@@ -1,0 +1,55 @@
+"""FedEM in plain NumPy, from Marfoq et al. 2021 (Algorithm 1): softmax regression, whole local data sets as batches."""
+
+import numpy as np
+
+
+def scores(model, x):
+    weights, bias = model
+    out = x @ weights + bias
+    out = out - out.max(1, keepdims=True)
+    return np.exp(out) / np.exp(out).sum(1, keepdims=True)
+
+
+def example_losses(model, x, y):
+    return [-np.log(scores(model, x)[n, y[n]]) for n in range(len(y))]
+
+
+def expectation(prior, models, x, y):
+    """q[n][k] and π[k], example by example."""
+    losses = [example_losses(model, x, y) for model in models]
+    q = np.zeros((len(y), len(models)))
+    for n in range(len(y)):
+        raw = [prior[k] * np.exp(-losses[k][n]) for k in range(len(models))]
+        q[n] = np.asarray(raw) / sum(raw)
+    return q, q.mean(0)
+
+
+def weighted_change(model, x, y, q, rate, steps):
+    """Δθ after steps on (1/n) Σ_n q_n ℓ(θ; x_n, y_n)."""
+    weights, bias = model[0].copy(), model[1].copy()
+    for _ in range(steps):
+        error = scores((weights, bias), x)
+        error[np.arange(len(y)), y] -= 1
+        error *= q[:, None] / len(y)
+        weights, bias = weights - rate * x.T @ error, bias - rate * error.sum(0)
+    return weights - model[0], bias - model[1]
+
+
+def fedem(models, clients, *, rate, steps, rounds):
+    count = len(models)
+    mixtures = [np.full(count, 1 / count) for _ in clients]
+    total = sum(len(y) for _, y in clients)
+    for _ in range(rounds):
+        sums = [[np.zeros_like(part) for part in model] for model in models]
+        for number, (x, y) in enumerate(clients):
+            q, mixtures[number] = expectation(mixtures[number], models, x, y)
+            for k, model in enumerate(models):
+                change = weighted_change(model, x, y, q[:, k], rate, steps)
+                for place in range(2):
+                    sums[k][place] += len(y) / total * change[place]
+        models = [tuple(part + more for part, more in zip(m, s, strict=True)) for m, s in zip(models, sums, strict=True)]
+    return models, np.asarray(mixtures)
+
+
+def predictions(models, mixture, x):
+    return sum(share * scores(model, x) for share, model in zip(mixture, models, strict=True))
