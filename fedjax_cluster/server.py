@@ -14,6 +14,7 @@ from fedjax_cluster import tree
 from fedjax_cluster.client_loop import Reduced
 from fedjax_cluster.types import Clusters, PyTree
 
+Rounding = Literal["nearest", "zero"]
 Weighting = Literal["examples", "uniform"]
 
 
@@ -80,12 +81,18 @@ def share_layers(clusters: Clusters, patterns: Sequence[str], num_clients: Array
     return clusters._replace(params=params, stats=stats)
 
 
-def truncate(values: PyTree, decimals: int | None) -> PyTree:
-    """Keeps `decimals` digits after the decimal point, towards zero (CFL-GP, App. E.1); None keeps all.
+def keep_decimals(values: PyTree, decimals: int | None, rounding: Rounding = "nearest") -> PyTree:
+    """Keeps `decimals` digits after the decimal point, ⌊10ⁿ v⌉ / 10ⁿ (CFL-GP, App. E.1).
 
-    >>> truncate(jnp.asarray([0.129, -0.129]), 2).tolist()
-    [0.11999999731779099, -0.11999999731779099]
+    Args:
+      values: any leaves.
+      decimals: n; None keeps all.
+      rounding: to the "nearest" such number, or towards "zero" (truncation).
+
+    >>> [f"{float(keep_decimals(jnp.asarray(0.129), 2, rounding)):.2f}" for rounding in ("nearest", "zero")]
+    ['0.13', '0.12']
     """
     if decimals is None:
         return values
-    return jax.tree.map(lambda leaf: jnp.trunc(leaf * 10.0**decimals) / 10.0**decimals, values)
+    whole = jnp.round if rounding == "nearest" else jnp.trunc
+    return jax.tree.map(lambda leaf: whole(leaf * 10.0**decimals) / 10.0**decimals, values)

@@ -80,7 +80,7 @@ def test_full_batch_steps_equal_numpy(steps):
 
 
 def test_a_single_step_of_rate_one_is_minus_the_gradient_to_full_precision():
-    """θ + Δ − θ would lose the digits that truncation to four decimals looks at."""
+    """θ + Δ − θ would lose the digits that keeping four decimals looks at."""
     data, model = client(), nn.linear()
     start = model.init(KEY, INFO)
     huge = jax.tree.map(lambda leaf: leaf + 1000.0, start.params)

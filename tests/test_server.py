@@ -76,7 +76,16 @@ def test_an_unknown_layer_is_refused_with_the_known_ones():
 
 
 @pytest.mark.parametrize(
-    ("decimals", "expected"), [(0, [0.0, -0.0, 1.0]), (1, [0.1, -0.1, 1.9]), (None, [0.19, -0.19, 1.99])]
+    ("decimals", "rounding", "expected"),
+    [
+        (0, "zero", [0.0, -0.0, 1.0]),
+        (1, "zero", [0.1, -0.1, 1.9]),
+        (0, "nearest", [0.0, -0.0, 2.0]),
+        (1, "nearest", [0.2, -0.2, 2.0]),
+        (None, "nearest", [0.19, -0.19, 1.99]),
+    ],
 )
-def test_truncation_goes_towards_zero(decimals, expected):
-    np.testing.assert_allclose(server.truncate(jnp.asarray([0.19, -0.19, 1.99]), decimals), expected, atol=1e-6)
+def test_decimals_are_kept_to_the_nearest_or_towards_zero(decimals, rounding, expected):
+    np.testing.assert_allclose(
+        server.keep_decimals(jnp.asarray([0.19, -0.19, 1.99]), decimals, rounding), expected, atol=1e-6
+    )

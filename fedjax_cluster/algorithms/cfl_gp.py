@@ -15,7 +15,7 @@ from fedjax_cluster.algorithms import averaging
 from fedjax_cluster.algorithms.gradient_profiles import Clients, embed, estimate_clusters
 from fedjax_cluster.client_loop import Client, Reduced
 from fedjax_cluster.local import dataset_loss, server_key
-from fedjax_cluster.server import Weighting, init_optimizer, share_layers, truncate, update_clusters
+from fedjax_cluster.server import Rounding, Weighting, init_optimizer, keep_decimals, share_layers, update_clusters
 from fedjax_cluster.types import (
     ClientData,
     ClusteredAlgorithm,
@@ -56,6 +56,7 @@ def cfl_gp(
     compression: float = 1.0,
     profile_layers: Sequence[str] = (),
     decimals: int | None = None,
+    rounding: Rounding = "nearest",
     shared_layers: Sequence[str] = (),
     weighting: Weighting = "uniform",
     participation: float = 1.0,
@@ -84,6 +85,7 @@ def cfl_gp(
       compression: d/d̂; above 1 the profile keeps d̂ random coordinates, drawn once (App. E.1).
       profile_layers: parameter paths that the profile is made of, such as `["output"]` (App. E.2).
       decimals: digits after the decimal point that a client sends (App. E.1, Table 7).
+      rounding: to the "nearest" number with so many decimals, or towards "zero".
       shared_layers: parameter paths averaged over all clients after every update (F.6, F.7).
       weighting: "uniform" as in the paper's code, or "examples".
       participation: share of the clients in a round; clustering rounds take everybody all the same, unless
@@ -97,7 +99,7 @@ def cfl_gp(
     Raises:
       ValueError: a parameter out of range.
     """
-    _check(clusters, every, beta, compression, decimals, stop_after, max_clusters, pilot_rounds)
+    _check(clusters, every, beta, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds)
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
 
@@ -188,7 +190,9 @@ def cfl_gp(
 
     def train_one(rng_key: Array, state: State, slot: Array, client: Client):
         result = averaging.train_client(rng_key, local, model, state.clusters, slot, client)
-        return result._replace(delta=truncate(result.delta, decimals))
+        # NOTE: the text zeroes the digits beyond; its accuracy at two decimals (87.3 %) is that of rounding to the
+        # nearest (87.1 % on MNIST), where zeroing reaches 77.7 %.
+        return result._replace(delta=keep_decimals(result.delta, decimals, rounding))
 
     def update_models(state: State, reduced: Reduced) -> State:
         models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, reduced)
@@ -336,6 +340,7 @@ def cfl_gp(
         compression=compression,
         profile_layers=list(profile_layers),
         decimals=decimals,
+        rounding=rounding,
         shared_layers=list(shared_layers),
         weighting=weighting,
         participation=participation,
@@ -353,7 +358,7 @@ def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
     return jnp.where(present, rank % num_groups, -1)
 
 
-def _check(clusters, every, beta, compression, decimals, stop_after, max_clusters, pilot_rounds) -> None:
+def _check(clusters, every, beta, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds) -> None:
     if clusters != "auto" and (not isinstance(clusters, int) or clusters < 1):
         raise ValueError(f"clusters is {clusters!r}; it must be a number, 1 or more, or 'auto'")
     smallest = {"every": (every, 1), "max_clusters": (max_clusters, 2), "pilot_rounds": (pilot_rounds, 2)}
@@ -363,5 +368,7 @@ def _check(clusters, every, beta, compression, decimals, stop_after, max_cluster
     for name, (value, least) in smallest.items():
         if value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if rounding not in ("nearest", "zero"):
+        raise ValueError(f"rounding is {rounding!r}; it must be 'nearest' or 'zero'")
     if beta != "mean" and not 0 < beta <= 1:
         raise ValueError(f"beta is {beta!r}; it must be 'mean' or a number above 0 and up to 1")

@@ -298,9 +298,10 @@ def _table7() -> Recipe:
     cells = grid(MNIST, {"CFL-GP": base}, columns, {"CFL-GP": paper})
     return Recipe(
         name="cfl-gp-table7",
-        title="CFL-GP, Table 7: gradients truncated to n_d decimals",
+        title="CFL-GP, Table 7: gradients rounded to n_d decimals",
         reading=(
-            "All that a client sends is truncated, as the accuracy at n_d = 0 shows. 80 clients, four angles, b = 100; "
+            "All that a client sends is rounded to the nearest, as the accuracies show: zeroing the digits beyond, as "
+            "the text has it, reaches 77.7 % at n_d = 2. 80 clients, four angles, b = 100; "
             "500 examples per client where the paper has 875."
         ),
         cells=cells,
