@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 PROG = "fedjax-cluster"
+SHORTEST_COMPILATION_KEPT = 0.2  # seconds
 USAGE = f"""usage: {PROG} COMMAND [...]
 
 commands:
@@ -48,10 +50,19 @@ def _mistake(message: str) -> int:
 
 
 def _prepare_jax() -> None:
-    """One CPU device per core, before JAX starts."""
+    """One CPU device per core, before JAX starts; compiled programs are kept in the user's cache folder."""
+    import jax
+
     from fedjax_cluster import parallel
+    from fedjax_cluster.data import cache
 
     parallel.use_all_cores()
+    if jax.config.jax_compilation_cache_dir is None:
+        with contextlib.suppress(OSError):
+            folder = cache.directory() / "compiled"
+            folder.mkdir(parents=True, exist_ok=True)
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST_COMPILATION_KEPT)
 
 
 # ------------------------------------------------------------------------------------------- commands

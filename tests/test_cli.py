@@ -45,6 +45,8 @@ def test_the_main_job_reaches_its_figures():
     assert pictures <= set(os.listdir("runs/cfl-gp-rotated/plots"))
     assert "accuracy" in done.stdout
     assert "Traceback" not in done.stderr
+    kept = os.listdir(os.path.join(os.environ["FEDJAX_CLUSTER_CACHE"], "compiled"))
+    assert any(name.startswith("jit__run_segment") for name in kept)
 
 
 @pytest.mark.parametrize(
