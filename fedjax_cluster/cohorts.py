@@ -36,13 +36,14 @@ def everyone(present: Array) -> Selection:
     return in_place(present)
 
 
-def uniform(rng_key: Array, present: Array, participation: float) -> Selection:
+def uniform(rng_key: Array, present: Array, participation: float, *, first: Array | None = None) -> Selection:
     """A uniform draw without replacement of ⌈participation · present⌉ clients.
 
     Args:
       rng_key: decides the draw; a client's chance does not depend on how many absent rows follow it.
       present: bool[M].
       participation: share of the present clients, in (0, 1].
+      first: bool[M], clients who come before all others; None is nobody.
 
     Returns:
       A Selection of C = ⌈participation · M⌉ rows.
@@ -52,7 +53,10 @@ def uniform(rng_key: Array, present: Array, participation: float) -> Selection:
     if participation == 1:
         return in_place(present)
     wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
-    score = jnp.where(present, jax.random.uniform(rng_key, (capacity,)), -1.0)
+    score = jax.random.uniform(rng_key, (capacity,))
+    if first is not None:
+        score = score + first.astype(jnp.float32)
+    score = jnp.where(present, score, -1.0)
     _, index = jax.lax.top_k(score, size)
     mask = jnp.arange(size) < jnp.maximum(wanted, 1)
     if size == capacity:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -136,6 +138,7 @@ def sgd(
     epochs: int | None = None,
     proximal: float = 0.0,
     weight_decay: float = 0.0,
+    gradient: Callable[..., BatchGradient] | None = None,
 ) -> LocalUpdate:
     """Local training by stochastic gradient steps.
 
@@ -149,6 +152,8 @@ def sgd(
       epochs: E passes over the data, ⌈n_i/b⌉ mini-batches each, in a new random order each.
       proximal: weight of FedProx's term μ/2·‖θ − θ_start‖².
       weight_decay: weight of the penalty ½‖θ‖².
+      gradient: `(batch_gradient, keys, model, variables, data, step) -> BatchGradient` that a step follows instead of
+        ∇f, made of any calls `batch_gradient(keys, model, variables, data, step)` of that (Per-FedAvg).
 
     Returns:
       A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None, first=None)` gives the change Δθ, the loss
@@ -186,6 +191,8 @@ def sgd(
         (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(variables.params)
         return BatchGradient(value, gradient, stats)
 
+    step_gradient = batch_gradient if gradient is None else functools.partial(gradient, batch_gradient)
+
     def run(
         rng_key: Array,
         model: Model,
@@ -200,7 +207,7 @@ def sgd(
 
         def step(number, params, stats, optimizer_state, known=None):
             if known is None:
-                known = batch_gradient(keys, model, Variables(params, stats), data, number)
+                known = step_gradient(keys, model, Variables(params, stats), data, number)
             value, gradient, stats = known
             if weight_decay:
                 gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, params)
@@ -241,10 +248,10 @@ def sgd(
         return mean_loss(model, variables, mini_batch(batch_key, data, batch_size), train=False)[0]
 
     def first_gradient(rng_key: Array, model: Model, variables: Variables, data: ClientData) -> BatchGradient:
-        return batch_gradient(jax.random.split(rng_key), model, variables, data, 0)
+        return step_gradient(jax.random.split(rng_key), model, variables, data, 0)
 
     def rebuild(**changes: Any) -> LocalUpdate:
-        return sgd(changes.pop("learning_rate", learning_rate), **{**arguments, **changes})
+        return sgd(changes.pop("learning_rate", learning_rate), **{**arguments, "gradient": gradient, **changes})
 
     arguments: dict[str, Any] = {
         "batch_size": batch_size,

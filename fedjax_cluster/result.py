@@ -26,8 +26,8 @@ class SimulationResult:
       federation: the data it ran on.
       state: final state.
       history: one row a round: `round` (0-based), `loss`, `num_clients`, `num_clusters`, `num_changed`,
-        `num_rejected`, `event` (1 where the method reported one), `adjusted_rand_index`, the costs, `seconds`, and the
-        metrics on test rows (NaN between evaluations).
+        `num_rejected`, `event` (1 where the method reported one), `adjusted_rand_index`, `purity`, the costs,
+        `seconds`, and the metrics on test rows (NaN between evaluations).
       events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
     """
@@ -99,6 +99,7 @@ def summarize(
         if name not in last and np.isnan(column[: rounds - 1]).any()
     }
     agreement = history["adjusted_rand_index"]
+    purity = history.get("purity", np.full(rounds, np.nan))
     changed = np.flatnonzero(history["num_changed"])
     best = np.nanmax(agreement) if np.isfinite(agreement).any() else np.nan
     return {
@@ -112,10 +113,12 @@ def summarize(
         **others,
         "train_loss": float(history["loss"][-1]),
         "adjusted_rand_index": float(agreement[-1]),
+        "purity": float(purity[-1]),
         "num_clusters": int(history["num_clusters"][-1]),
         "first_round_of_final_clustering": int(changed[-1]) if len(changed) else 0,
         "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
         "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
+        "first_round_of_purity_90": _first(purity >= 0.9 - 1e-6),
         "num_rejected": int(history["num_rejected"].sum()),
         "client_rounds_per_second": float(history["num_clients"].sum() / max(history["seconds"].sum(), 1e-9)),
         "compile_seconds": compile_seconds,

@@ -39,7 +39,7 @@ SEGMENT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 60.0
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (
-    *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index"),
+    *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
     *Costs._fields,
 )
 
@@ -232,7 +232,7 @@ def _run_segment(
         buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
         return state, buffer, row["event"]
 
-    row = _report(blank, state, jnp.zeros(()))
+    row = _report(blank, state, _agreement(state, group))
     buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
@@ -245,17 +245,22 @@ def _evaluate(
     return evaluate_clients(model, personalize, key, state, train, test)
 
 
-def _agreement(state: State, group: Array | None) -> Array:
-    """Adjusted Rand index of the clusters with the true groups; NaN where there are none."""
+def _agreement(state: State, group: Array | None) -> dict[str, Array]:
+    """How well the clusters agree with the true groups; NaN where there are none."""
+    scores = {
+        "adjusted_rand_index": clustering.scores.adjusted_rand_index,
+        "purity": clustering.scores.purity,
+    }
     if group is None:
-        return jnp.asarray(jnp.nan)
+        return {name: jnp.asarray(jnp.nan) for name in scores}
     assigned = labels(state.clients.weights)
     valid = state.clients.present & (assigned >= 0) & (group >= 0)
-    score = clustering.scores.adjusted_rand_index(assigned, group, mask=valid)
-    return jnp.where(jnp.any(valid), score, jnp.nan)
+    return {
+        name: jnp.where(jnp.any(valid), score(assigned, group, mask=valid), jnp.nan) for name, score in scores.items()
+    }
 
 
-def _report(info: RoundInfo, state: State, agreement: Array) -> dict[str, Array]:
+def _report(info: RoundInfo, state: State, agreement: dict[str, Array]) -> dict[str, Array]:
     """The scalars of a round that go into the history."""
     count = info.num_clients.astype(jnp.float32)
     loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.maximum(jnp.sum(count), 1.0)
@@ -265,7 +270,7 @@ def _report(info: RoundInfo, state: State, agreement: Array) -> dict[str, Array]
         "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
         "num_changed": info.num_changed,
         "num_rejected": info.num_rejected,
-        "adjusted_rand_index": agreement,
+        **agreement,
         **info.costs._asdict(),
         "event": info.event,
     }

@@ -3,16 +3,34 @@
 from collections.abc import Callable
 
 from fedjax_cluster.algorithms.cfl_gp import cfl_gp
+from fedjax_cluster.algorithms.fairavg import fairavg
 from fedjax_cluster.algorithms.fedavg import fedavg
+from fedjax_cluster.algorithms.fedavgm import fedavgm
 from fedjax_cluster.algorithms.fedem import fedem
+from fedjax_cluster.algorithms.fedprox import fedprox
 from fedjax_cluster.algorithms.fedsoft import fedsoft
+from fedjax_cluster.algorithms.fesem import fesem
+from fedjax_cluster.algorithms.flag import flag
+from fedjax_cluster.algorithms.gradient_loss import gradient_loss
 from fedjax_cluster.algorithms.ifca import ifca
+from fedjax_cluster.algorithms.local_only import local_only
+from fedjax_cluster.algorithms.pacfl import pacfl
+from fedjax_cluster.algorithms.per_fedavg import per_fedavg
 from fedjax_cluster.types import ClusteredAlgorithm
 
 REGISTRY: dict[str, Callable[..., ClusteredAlgorithm]] = {
     "cfl_gp": cfl_gp,
+    "fairavg": fairavg,
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
     "fedem": fedem,
+    "fedprox": fedprox,
     "fedsoft": fedsoft,
+    "fesem": fesem,
+    "gradient_loss": gradient_loss,
+    "flag": flag,
     "ifca": ifca,
+    "pacfl": pacfl,
+    "local_only": local_only,
+    "per_fedavg": per_fedavg,
 }

@@ -12,7 +12,7 @@ from jax import Array
 
 from fedjax_cluster import tree
 from fedjax_cluster.client_loop import Client, Contribution
-from fedjax_cluster.local import client_key, mean_of_steps
+from fedjax_cluster.local import client_key, dataset_loss, mean_of_steps
 from fedjax_cluster.server import Weighting, client_weight, share_layers
 from fedjax_cluster.types import (
     ClientData,
@@ -145,6 +145,20 @@ def initial_info(num_clusters: int, costs: Costs | None = None) -> RoundInfo:
 def personalize_by_label(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
     """The model of the client's own cluster, alone in its mixture."""
     slot = jnp.maximum(labels(state.clients.weights[index]), 0)
+    return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
+
+
+def personalize_by_label_or_loss(
+    model: Model, state: State, client: ClientData, index: Array
+) -> tuple[Variables, Array]:
+    """The model of the client's own cluster, or of least training loss for a client that has none yet."""
+    seen = state.clients.weights[index].sum() > 0
+    least, _ = jax.lax.cond(
+        seen,
+        lambda: (jnp.zeros((), jnp.int32), jnp.zeros_like(state.clients.weights[index])),
+        lambda: least_loss_cluster(state.clusters, lambda variables: dataset_loss(model, variables, client)),
+    )
+    slot = jnp.where(seen, labels(state.clients.weights[index]), least)
     return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
 
 

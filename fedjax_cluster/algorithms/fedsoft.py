@@ -1,4 +1,4 @@
-"""FedSoft: clients belong to several clusters at once, by the share of their data (Ruan & Joe-Wong 2022, Algorithm 1)."""
+"""FedSoft: every client belongs to all clusters, by shares of its data (Ruan & Joe-Wong 2022, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedjax_cluster.types import (
 class SoftClients(NamedTuple):
     """What FedSoft keeps of its clients."""
 
-    weights: Array  # f32[M, K], share of the client's examples on which centre k is best; zero before the first estimate
+    weights: Array  # f32[M, K], shares of the examples on which centre k is best; zero before an estimate
     present: Array  # bool[M]
     num_examples: Array  # i32[M]
     trained: Array  # bool[M], whether the client's own model has been trained
@@ -125,6 +125,7 @@ def fedsoft(
             (state.clients.weights, jnp.zeros_like(cohort.mask)),
         )
         clients = state.clients._replace(weights=shares)
+        assert cohort.weights is not None  # from `select`
         redrawn = parallel.gather_rows(cohort, draws(server_key(rng_key), clients))
         drawn = jnp.where(rejected[:, None], 0.0, jnp.where(due, redrawn, cohort.weights))
         trained, info = train(rng_key, state._replace(clients=clients), cohort, drawn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -129,14 +128,7 @@ def ifca(
         return ((data.num_examples + size - 1) // size).astype(jnp.float32)
 
     def personalize(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
-        seen = state.clients.weights[index].sum() > 0
-        least, _ = jax.lax.cond(
-            seen,
-            lambda: (jnp.zeros((), jnp.int32), jnp.zeros(clusters)),
-            lambda: averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client)),
-        )
-        slot = jnp.where(seen, averaging.labels(state.clients.weights[index]), least)
-        return tree.broadcast(averaging.cluster_variables(state.clusters, slot), 1), jnp.ones(1)
+        return averaging.personalize_by_label_or_loss(model, state, client, index)
 
     def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
         slot, _ = averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client))

@@ -26,6 +26,7 @@ from fedjax_cluster.clustering.subspaces import (
     classwise_angles,
     data_dissimilarity,
     gradient_angles,
+    joint_basis,
     principal_vectors,
     proximity,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "gaussian_rewards",
     "gradient_angles",
     "interaction_affinity",
+    "joint_basis",
     "kmeans",
     "largest_gaps",
     "largest_safe_noise",

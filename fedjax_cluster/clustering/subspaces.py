@@ -21,6 +21,9 @@ _DEPTH = 4
 # Singular values below this share of the largest are rounding noise of the Gram matrix.
 _NOISE_FLOOR = 1e-5
 
+# Directions that stacked unit vectors share up to rounding.
+_DEPENDENT = 1e-4
+
 
 def principal_vectors(
     x: Any, y: Any, num_examples: Any, num_classes: int, rank: int, share: float | None = None
@@ -109,6 +112,39 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         return lax.cond(present, of_class, lambda _: nothing, label)
 
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
+
+
+def joint_basis(vectors: Any) -> Array:
+    r"""An orthonormal basis of what the principal vectors of all classes span together.
+
+    .. math:: [U_1, \dots, U_L] = Q S R^\top, \qquad Q \text{ without the columns of } s \approx 0
+
+    Vectors of different classes are not orthogonal to each other, so their angles are not principal angles.
+
+    Args:
+        vectors: f32[L, f, p], orthonormal columns or zeros, as `principal_vectors` gives them.
+
+    Returns:
+        f32[f, min(L p, f)], orthonormal columns; those beyond the span's dimension are 0.
+
+    Raises:
+        ValueError: wrong shapes, or non-finite vectors.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> vectors = jnp.array([[[1.0], [0.0], [0.0]], [[0.6], [0.8], [0.0]]])
+        >>> basis = joint_basis(vectors)
+        >>> bool(jnp.allclose(basis @ basis.T, jnp.diag(jnp.array([1.0, 1.0, 0.0])), atol=1e-6))
+        True
+
+    References:
+        PACFL (Vahidian et al. 2023), Section 3.
+    """
+    vectors = checks.floats(vectors, "vectors", 3)
+    checks.finite(vectors, "vectors")
+    stacked = jnp.swapaxes(vectors, 0, 1).reshape(vectors.shape[1], -1)
+    left, singular_values, _ = jnp.linalg.svd(stacked, full_matrices=False)
+    return jnp.where((singular_values > _DEPENDENT * singular_values[0])[None, :], left, 0.0)
 
 
 def classwise_angles(vectors: Any, counts: Any, reduction: str = "smallest") -> Array:

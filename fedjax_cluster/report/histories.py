@@ -19,6 +19,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "loss": ("Training loss", 1),
     "nmse": ("Normalized MSE (dB)", 1),
     AGREEMENT: ("Adjusted Rand index", 1),
+    "purity": ("Purity", 1),
     "num_clients": ("Participating clients", 1),
     "num_clusters": ("Clusters in use", 1),
     "num_changed": ("Clients changing cluster", 1),

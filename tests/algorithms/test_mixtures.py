@@ -58,7 +58,8 @@ def test_responsibilities_survive_losses_that_differ_by_hundreds():
     np.testing.assert_allclose(mixture, [0.5, 0.5])
 
 
-def test_fedsoft_is_the_papers_algorithm(every=2):
+def test_fedsoft_is_the_papers_algorithm():
+    every = 2
     federation = blobs(clients=CLIENTS, groups=2)
     algorithm = fedsoft(nn.linear(), clusters=2, local=OWN, every=every, proximal=0.7, smallest_importance=0.01)
     start = start_of(algorithm, federation)

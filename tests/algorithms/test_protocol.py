@@ -13,7 +13,8 @@ from fedjax_cluster.algorithms import REGISTRY, averaging
 from fedjax_cluster.simulation import simulate, streams
 from tests.federations import blobs
 
-METHODS = sorted(REGISTRY)
+# One worker takes all tests of a method, which share its compiled step.
+METHODS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(REGISTRY)]
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 
 
@@ -219,7 +220,7 @@ def test_a_newcomer_joins(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in METHODS if "clusters" in inspect.signature(REGISTRY[name]).parameters]
+    "name", [method for method in METHODS if "clusters" in inspect.signature(REGISTRY[method.values[0]]).parameters]
 )
 @pytest.mark.parametrize("clusters", [0, 9])
 def test_an_impossible_number_of_clusters_is_refused(name, clusters):

@@ -47,7 +47,9 @@ def fedem(models, clients, *, rate, steps, rounds):
                 change = weighted_change(model, x, y, q[:, k], rate, steps)
                 for place in range(2):
                     sums[k][place] += len(y) / total * change[place]
-        models = [tuple(part + more for part, more in zip(m, s, strict=True)) for m, s in zip(models, sums, strict=True)]
+        models = [
+            tuple(part + more for part, more in zip(m, s, strict=True)) for m, s in zip(models, sums, strict=True)
+        ]
     return models, np.asarray(mixtures)
 
 

@@ -1,4 +1,4 @@
-"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022 (Algorithm 1): softmax regression, whole local data sets as batches."""
+"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022 (Algorithm 1): softmax regression, whole data sets as batches."""
 
 import numpy as np
 

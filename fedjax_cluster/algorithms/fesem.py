@@ -1,0 +1,153 @@
+"""FeSEM: k-means on the clients' trained models, with the cluster models as centres (Long et al. 2023, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedjax_cluster import cohorts, parallel, tree
+from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms.cfl_gp import equal_groups
+from fedjax_cluster.client_loop import Client
+from fedjax_cluster.local import dataset_loss
+from fedjax_cluster.server import Weighting, init_optimizer, update_clusters
+from fedjax_cluster.types import (
+    ClientData,
+    ClusteredAlgorithm,
+    Clusters,
+    Cohort,
+    Costs,
+    LocalUpdate,
+    Model,
+    Population,
+    PyTree,
+    RoundInfo,
+    Selection,
+    State,
+)
+
+
+def fesem(
+    model: Model,
+    *,
+    clusters: int,
+    local: LocalUpdate,
+    server: optax.GradientTransformation | None = None,
+    layers: Sequence[str] = (),
+    weighting: Weighting = "uniform",
+    participation: float = 1.0,
+) -> ClusteredAlgorithm:
+    """Stochastic expectation maximisation over centres of models.
+
+    w_i ← local training from the centre of client i's cluster; s_i ← argmin_k ‖w_i − c_k‖²; c_k ← mean of w_i over
+    s_i = k.
+
+    The centres start as K independent models, the clients in random clusters of equal size.
+
+    Args:
+      model: what is trained.
+      clusters: K.
+      local: what a client does in a round.
+      server: any optax transformation of minus the mean of w_i − c_k; None moves the centre to the mean.
+      layers: parameter paths as in `tree.match` that the distance is measured on, such as `["output"]`; () is all.
+      weighting: "uniform" as in the paper, or "examples".
+      participation: share of the clients in a round, in (0, 1].
+
+    Returns:
+      A ClusteredAlgorithm; a centre without clients stays.
+
+    Raises:
+      ValueError: clusters below one, participation outside (0, 1]; in `init`, a pattern that matches no layer.
+
+    >>> from fedjax_cluster import local, nn
+    >>> fesem(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, epochs=1)).name
+    'fesem'
+    """
+    if clusters < 1:
+        raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
+    cohorts.cohort_size(participation, 1)
+    optimizer = optax.sgd(1.0) if server is None else server
+
+    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        averaging.check_clusters(clusters, population)
+        centres = averaging.init_clusters(rng_key, model, population.info, clusters)
+        tree.match(centres.params, layers)
+        present = averaging.present_clients(population)
+        slot = equal_groups(jax.random.fold_in(rng_key, clusters), present, clusters)
+        clients = averaging.HardClients(averaging.one_hot(slot, clusters), present)
+        state = State(centres, clients, init_optimizer(optimizer, centres), jnp.zeros((), jnp.int32))
+        return state, averaging.initial_info(clusters)
+
+    def select(rng_key: Array, state: State) -> Selection:
+        return cohorts.uniform(rng_key, state.clients.present, participation)
+
+    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        centres = state.clusters
+
+        def client_round(client: Client, old: Array):
+            result = averaging.train_client(rng_key, local, model, centres, old, client)
+            own = jax.tree.map(lambda centre, delta: centre[old] + delta, centres.params, result.delta)
+            slot = nearest_centre(centres, own, layers)
+            # Relative to the new centre, so that the mean of these takes it to the mean of the models.
+            towards = jax.tree.map(lambda model, centre: model - centre[slot], own, centres.params)
+            return slot, result._replace(delta=towards)
+
+        old = jnp.maximum(averaging.labels(parallel.gather_rows(cohort, state.clients.weights)), 0)
+        mapped = parallel.for_each_client(
+            client_round,
+            cohort,
+            old,
+            num_slots=clusters,
+            reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
+            collect=lambda output: (output[0], averaging.report(output[1])),
+        )
+        slot, reports = mapped.collected
+        models, optimizer_state = update_clusters(optimizer, state.server, centres, mapped.reduced)
+        weights = averaging.one_hot(slot, clusters)
+        clients = state.clients._replace(
+            weights=parallel.scatter_rows(cohort, state.clients.weights, weights, mapped.accepted)
+        )
+        participants = jnp.sum(cohort.mask.astype(jnp.float32))
+        info = averaging.round_info(
+            slot,
+            reports,
+            cohort.mask,
+            mapped.accepted,
+            clusters,
+            jnp.sum((mapped.accepted & (slot != old)).astype(jnp.int32)),
+            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32))),
+        )
+        return State(models, clients, optimizer_state, state.round + 1), info
+
+    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
+        # NOTE: the paper admits nobody later; a newcomer begins where its loss is least, and its first model moves it.
+        slot, _ = averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client))
+        row = averaging.HardClients(averaging.one_hot(slot, clusters), jnp.asarray(True))
+        return state._replace(clients=tree.scatter(state.clients, index, row))
+
+    config: dict[str, Any] = averaging.describe(
+        local, clusters=clusters, layers=list(layers), weighting=weighting, participation=participation
+    )
+    return ClusteredAlgorithm("fesem", config, model, init, select, step, averaging.personalize_by_label, admit)
+
+
+def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()) -> Array:
+    """The cluster i32[] whose model is nearest, argmin_k ‖w − c_k‖², over chosen layers.
+
+    Args:
+      centres: K models.
+      params: one model's parameters.
+      layers: parameter paths as in `tree.match`; () is all.
+    """
+    chosen = jax.tree.leaves(tree.match(params, layers))
+    pairs = zip(jax.tree.leaves(centres.params), jax.tree.leaves(params), chosen, strict=True)
+    parts = [
+        jnp.sum(jnp.square(centre - own[None]).reshape(centre.shape[0], -1), 1) for centre, own, pick in pairs if pick
+    ]
+    distance = jnp.sum(jnp.stack(parts), 0)
+    return jnp.argmin(jnp.where(centres.active & jnp.isfinite(distance), distance, jnp.inf)).astype(jnp.int32)

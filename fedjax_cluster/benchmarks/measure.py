@@ -1,0 +1,252 @@
+"""How a benchmark is taken: in turns, medians, FLOPs read off the program, and the product rate of the same minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+from fedjax_cluster import parallel
+from fedjax_cluster.types import ClientMapping, DatasetInfo, Model
+
+FEWEST_REPETITIONS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a suite.
+
+    Attributes:
+      what: the work.
+      size: how much of it.
+      seconds: median; NaN where only memory was measured.
+      repetitions: runs in the median, the first, which compiles, not counted.
+      flops: floating-point operations of the mathematics, whatever form it was computed in; 0 where not counted.
+      fraction: of the rate of one large matrix product, measured in turn with it; NaN where not taken.
+      peer: what the ratio is to; empty without one.
+      peer_seconds: its median, taken in turn.
+      ratio: peer's over ours: how many times faster (or, for memory, smaller) ours is.
+      at_least: what the project wants `ratio` (or else `fraction`) to be; NaN without such an aim.
+      megabytes: peak resident memory, where that is what was measured.
+      note: what else must be known to read the line.
+    """
+
+    what: str
+    size: str
+    seconds: float = math.nan
+    repetitions: int = 0
+    flops: float = 0.0
+    fraction: float = math.nan
+    peer: str = ""
+    peer_seconds: float = math.nan
+    ratio: float = math.nan
+    at_least: float = math.nan
+    megabytes: float = math.nan
+    note: str = ""
+
+
+class Bench:
+    """Takes the rows of a suite: every measurement in turn with its peers and with a matrix product."""
+
+    def __init__(self, *, smoke: bool, repetitions: int = 7):
+        self.smoke = smoke
+        self.repetitions = 1 if smoke else max(FEWEST_REPETITIONS, repetitions)
+        self.rows: list[Row] = []
+        self.rates: list[float] = []
+        self._product = matrix_product(64 if smoke else 2048)
+
+    def row(
+        self,
+        what: str,
+        size: str,
+        run: Callable[[], Any],
+        *,
+        flops: float = 0.0,
+        peers: Mapping[str, Callable[[], Any]] | None = None,
+        at_least: float = math.nan,
+        repetitions: int | None = None,
+        note: str = "",
+    ) -> Row:
+        """Times `run` and its peers in turn; the fastest peer gives the ratio."""
+        count = self.repetitions if repetitions is None or self.smoke else max(FEWEST_REPETITIONS, repetitions)
+        product, product_flops = self._product
+        runs = {"": run, **(peers or {})}
+        seconds = in_turns({**runs, "product": product} if flops else runs, count)
+        fraction = math.nan
+        if flops:
+            rate = product_flops / seconds["product"]
+            self.rates.append(rate)
+            fraction = flops / seconds[""] / rate
+        peer = min(peers, key=lambda name: seconds[name]) if peers else ""
+        if peers and len(peers) > 1:
+            slower = [f"{name} {seconds[name]:.3g} s" for name in peers if name != peer]
+            note = "; ".join([*slower, *([note] if note else [])])
+        peer_seconds = seconds[peer] if peer else math.nan
+        return self.add(
+            Row(
+                *(what, size, seconds[""], count, flops, fraction),
+                *(peer, peer_seconds, peer_seconds / seconds[""], at_least),
+                note=note,
+            )
+        )
+
+    def add(self, row: Row) -> Row:
+        self.rows.append(row)
+        print(line(row), file=sys.stderr, flush=True)
+        return row
+
+    def report(self, suite: str) -> dict[str, Any]:
+        """What goes into the results' JSON."""
+        rate = statistics.median(self.rates) / 1e9 if self.rates else None
+        rows = [{k: _plain(v) for k, v in dataclasses.asdict(row).items()} for row in self.rows]
+        return {"suite": suite, "smoke": self.smoke, **machine(), "product_gflop_per_second": rate, "rows": rows}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def line(row: Row) -> str:
+    """One row as a line of text."""
+    parts = [f"{row.what}, {row.size}:"]
+    if math.isfinite(row.seconds):
+        parts.append(f"{row.seconds:.4g} s")
+    if row.flops:
+        parts.append(f"{row.flops / row.seconds / 1e9:.0f} GFLOP/s, {row.fraction:.2f} of the product")
+    if math.isfinite(row.megabytes):
+        parts.append(f"{row.megabytes:.0f} MB")
+    if row.peer:
+        parts.append(f"{row.ratio:.3g}× {row.peer}")
+    if row.note:
+        parts.append(f"({row.note})")
+    return " ".join(parts)
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
+    """Median seconds of each, run one after the other in every repetition, so that a busy machine meets all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repetition in range(repetitions + 1):  # the first compiles
+        for name, run in runs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            if repetition:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def matrix_product(size: int) -> tuple[Callable[[], Any], float]:
+    """One product of two square matrices on each device at once, and its FLOPs: the yardstick."""
+    mapping = parallel.client_mapping()
+    devices = parallel.num_devices(mapping)
+    rows = parallel.place_rows(mapping, np.ones((size * devices, size), np.float32))
+    other = parallel.replicate(mapping, np.ones((size, size), np.float32))
+    product = jax.jit(jnp.matmul)
+    return lambda: product(rows, other), 2.0 * size**3 * devices
+
+
+def machine() -> dict[str, Any]:
+    """The device and the versions that a result holds for."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy")}
+    if "torch" in sys.modules:
+        versions["torch"] = importlib.metadata.version("torch")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    devices = jax.devices()
+    return {
+        "device": f"{len(devices)} × {devices[0].device_kind}",
+        "backend": jax.default_backend(),
+        "processor": _processor(),
+        "cores": cores,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for text in cpuinfo.read_text().splitlines():
+            if text.startswith("model name"):
+                return text.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+# ----------------------------------------------------------------------------------------------- FLOPs
+
+
+def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool = False) -> float:
+    """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
+
+    Read off the traced program, each convolution and each of its gradients as the direct algorithm would do it.
+    """
+    dtype = jnp.int32 if sequence else jnp.float32
+    x = jax.ShapeDtypeStruct((batch, *info.input_shape), dtype)
+    y = jax.ShapeDtypeStruct((batch, *(info.input_shape if sequence else ())), jnp.int32)
+    variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))
+
+    def loss(params: Any, stats: Any, x: Any, y: Any) -> Any:
+        outputs, _ = model.apply(variables._replace(params=params, stats=stats), x, train=True)
+        return model.loss(outputs, y).mean()
+
+    return _flops(jax.make_jaxpr(jax.grad(loss))(variables.params, variables.stats, x, y).jaxpr)
+
+
+def _flops(jaxpr: Any) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
+        elif name == "own_weight_convolution":
+            kernel, window = equation.invars[1].aval.shape, equation.params["window"]
+            # Zeros put between the pixels by a stride's gradient are no work.
+            total += (
+                2.0
+                * math.prod(equation.outvars[0].aval.shape)
+                * math.prod(kernel[:3])
+                / math.prod(window.input_dilation)
+            )
+        times = equation.params.get("length", 1) if name == "scan" else 1
+        total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
+    return total
+
+
+# ------------------------------------------------------------------------------------- other processes
+
+
+def in_a_process(code: str, *arguments: Any, timeout: float = 900) -> dict[str, Any]:
+    """Runs code that prints one JSON object last, in a Python of its own, and returns the object.
+
+    A process of its own has a peak memory of its own, and its own number of XLA devices.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+    )
+    if done.returncode:
+        raise RuntimeError(f"a benchmark's own process failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def one_device_mapping() -> ClientMapping:
+    return parallel.client_mapping(devices=jax.devices()[:1])

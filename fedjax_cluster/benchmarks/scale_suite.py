@@ -1,0 +1,115 @@
+"""From a hundred to a hundred thousand clients: seconds a round and peak memory, each size in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process
+from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, noise_clients
+from fedjax_cluster.simulation import _run_segment, streams
+from fedjax_cluster.types import DatasetInfo
+
+TINY = DatasetInfo("noise 8×8", (8, 8), 10)
+# name -> (data, examples of a client, model, method, strategy, chunk)
+WORK: dict[str, tuple[DatasetInfo, int, str, str, str, int | None]] = {
+    "CNN on 32×32×3": (CIFAR, 100, "cnn", "fedavg", "auto", None),
+    "MLP on 8×8, chunks of 50": (TINY, 20, "mlp", "fedavg", "chunked", 50),
+    "MLP on 8×8": (TINY, 20, "mlp", "fedavg", "auto", None),
+    "IFCA, K=4, MLP on 8×8": (TINY, 20, "mlp", "ifca", "auto", None),
+}
+MOST_MEGABYTES = 1500.0
+LEAST_GROWTH = 1.10
+
+
+def run(bench: Bench) -> None:
+    if bench.smoke:
+        bench.add(_row("MLP on 8×8", 20))
+        return
+    first = _row("CNN on 32×32×3", 500)
+    bench.add(_against(first, "1500 MB", MOST_MEGABYTES / first.megabytes, 1.0))
+    small, large = (_row("MLP on 8×8, chunks of 50", clients) for clients in (1000, 10_000))
+    bench.add(small)
+    bench.add(_against(large, "beyond the data, M=1000", _beyond(small) / _beyond(large), 1 / LEAST_GROWTH))
+    for name in ("MLP on 8×8", "IFCA, K=4, MLP on 8×8"):
+        for clients in (100, 1000, 10_000, 100_000):
+            bench.add(_row(name, clients))
+
+
+def _row(name: str, clients: int) -> Row:
+    code = "import sys; from fedjax_cluster.benchmarks.scale_suite import alone; alone(sys.argv[1], int(sys.argv[2]))"
+    found = in_a_process(code, name, clients)
+    info, rows, *_ = WORK[name]
+    return Row(
+        name,
+        f"M={clients}, {rows} examples each, one epoch",
+        found["seconds"],
+        found["rounds"],
+        megabytes=found["megabytes"],
+        note=f"data {found['data_megabytes']:.0f} MB, before them {found['before_megabytes']:.0f} MB",
+    )
+
+
+def _against(row: Row, peer: str, ratio: float, at_least: float) -> Row:
+    return Row(**{**row.__dict__, "peer": peer, "ratio": ratio, "at_least": at_least})
+
+
+def _beyond(row: Row) -> float:
+    """Peak memory beyond the data, in MB."""
+    return row.megabytes - float(row.note.split()[1])
+
+
+def alone(name: str, clients: int) -> None:
+    """In a process of its own: prints the seconds of a round and the peak memory."""
+    parallel.use_all_cores()
+    info, rows, model, method, strategy, chunk = WORK[name]
+    factory: Any = REGISTRY[method]
+    clusters = {"clusters": 4} if method == "ifca" else {}
+    built = {"cnn": nn.cnn, "mlp": nn.mlp}[model]()
+    algorithm = factory(built, local=local.sgd(0.1, batch_size=20, epochs=1), **clusters)
+    mapping = parallel.client_mapping(strategy, chunk)  # pyright: ignore[reportArgumentType]
+    jax.block_until_ready(jax.numpy.zeros(1))
+    before = peak_megabytes()
+    data = noise_clients(info, clients, rows)
+    size = sum(leaf.nbytes for leaf in data) / 1e6
+    population = parallel.place_population(data, info, mapping)
+    del data
+    keys = streams(0)
+    state, report = algorithm.init(keys.initialization, population)
+    state = parallel.place_state(state, mapping)
+    seconds: list[float] = []
+    for number in range(1, 7):
+        started = time.perf_counter()
+        state, _ = _run_segment(
+            keys,
+            state,
+            population,
+            None,
+            report,
+            np.asarray(number, np.int32),
+            select=algorithm.select,
+            step=algorithm.step,
+        )
+        jax.block_until_ready(state)
+        seconds.append(time.perf_counter() - started)
+    found = {
+        "seconds": sorted(seconds[1:])[2],
+        "rounds": len(seconds) - 1,
+        "megabytes": peak_megabytes(),
+        "before_megabytes": before,
+        "data_megabytes": size,
+    }
+    print(json.dumps(found))
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of this process so far; Linux counts in kibibytes, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6

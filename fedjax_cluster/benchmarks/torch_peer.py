@@ -1,0 +1,205 @@
+"""What people write instead, in PyTorch: the same models from the same parameters, on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingImports]
+
+from fedjax_cluster import tree
+from fedjax_cluster.types import Variables
+
+Tensors = dict[str, Any]
+Forward = Callable[[Tensors, Any], Any]
+
+
+# -------------------------------------------------------------------------------------------- models
+
+
+def parameters(variables: Variables, image: tuple[int, ...] | None = None) -> Tensors:
+    """This package's parameters in PyTorch's layouts; statistics of batch norm are left out."""
+    tensors = {}
+    convolutions = [leaf.shape[-1] for leaf in jax.tree.leaves(variables.params) if leaf.ndim == 4]
+    for name, leaf in zip(tree.paths(variables.params), jax.tree.leaves(variables.params), strict=True):
+        value = np.asarray(leaf)
+        if value.ndim == 4:
+            value = value.transpose(3, 2, 0, 1)
+        elif value.ndim == 2:
+            if image is not None and name == "hidden_0/kernel":
+                # Rows are (height, width, channel) here, (channel, height, width) there.
+                value = value.reshape(*image, convolutions[-1], -1).transpose(2, 0, 1, 3).reshape(value.shape)
+            value = value.T
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+    return tensors
+
+
+def mlp(w: Tensors, x: Any) -> Any:
+    hidden = F.relu(F.linear(x.flatten(1), w["hidden_0/kernel"], w["hidden_0/bias"]))
+    return F.linear(hidden, w["output/kernel"], w["output/bias"])
+
+
+def cnn(w: Tensors, x: Any) -> Any:
+    x = x.movedim(-1, 1) if x.ndim == 4 else x[:, None]
+    for i in range(2):
+        x = F.relu(F.max_pool2d(F.conv2d(x, w[f"conv_{i}/kernel"], w[f"conv_{i}/bias"], padding=2), 2))
+    x = F.relu(F.linear(x.flatten(1), w["hidden_0/kernel"], w["hidden_0/bias"]))
+    return F.linear(x, w["output/kernel"], w["output/bias"])
+
+
+def resnet18(w: Tensors, x: Any) -> Any:
+    def norm(x: Any, name: str) -> Any:
+        return F.batch_norm(x, None, None, w[f"{name}/scale"], w[f"{name}/bias"], training=True)
+
+    x = F.relu(norm(F.conv2d(x.movedim(-1, 1), w["conv_0/kernel"], padding=1), "norm_0"))
+    for stage in range(4):
+        for block in range(2):
+            name, strides = f"stage_{stage}_block_{block}", 2 if stage and not block else 1
+            shortcut = x
+            x = F.relu(norm(F.conv2d(x, w[f"{name}/conv_0/kernel"], stride=strides, padding=1), f"{name}/norm_0"))
+            x = norm(F.conv2d(x, w[f"{name}/conv_1/kernel"], padding=1), f"{name}/norm_1")
+            if strides == 2:
+                shortcut = norm(F.conv2d(shortcut, w[f"{name}/shortcut/kernel"], stride=2), f"{name}/shortcut_norm")
+            x = F.relu(x + shortcut)
+    return F.linear(x.mean((2, 3)), w["output/kernel"], w["output/bias"])
+
+
+# ------------------------------------------------------------------------------------- local training
+
+
+def train_client(
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float
+) -> tuple[Tensors, list[Any]]:
+    """One client's SGD steps on the given rows; its changes, and the loss before each step."""
+    own = {name: value.clone().requires_grad_() for name, value in start.items()}
+    leaves, losses = list(own.values()), []
+    for rows in batches:
+        loss = F.cross_entropy(forward(own, x[rows].float() / 255), y[rows])
+        gradient = torch.autograd.grad(loss, leaves)
+        with torch.no_grad():
+            torch._foreach_add_(leaves, gradient, alpha=-rate)
+        losses.append(loss.detach())
+    return {name: value.detach() - start[name] for name, value in own.items()}, losses
+
+
+def loop(
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+) -> tuple[Tensors, float]:
+    """A plain loop over clients: the mean of their changes, and their mean loss."""
+    torch.set_num_threads(threads)
+    total = {name: torch.zeros_like(value) for name, value in start.items()}
+    losses: list[Any] = []
+    for client in range(len(x)):
+        change, own = train_client(forward, start, x[client], y[client], batches[client], rate)
+        losses += own
+        for name, value in change.items():
+            total[name] += value / len(x)
+    return total, float(torch.stack(losses).mean())
+
+
+def vmapped(
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+) -> tuple[Tensors, float]:
+    """All clients at once by torch.func.vmap."""
+    torch.set_num_threads(threads)
+    count = len(x)
+    own = {name: value.expand(count, *value.shape).contiguous() for name, value in start.items()}
+
+    def loss(own: Tensors, x: Any, y: Any) -> Any:
+        return F.cross_entropy(forward(own, x), y)
+
+    gradients = torch.func.vmap(torch.func.grad_and_value(loss))
+    client, losses = torch.arange(count)[:, None], []
+    for step in range(batches.shape[1]):
+        rows = batches[:, step]
+        gradient, value = gradients(own, x[client, rows].float() / 255, y[client, rows])
+        own = {name: value - rate * gradient[name] for name, value in own.items()}
+        losses.append(value)
+    return {name: (value - start[name]).mean(0) for name, value in own.items()}, float(torch.stack(losses).mean())
+
+
+# -------------------------------------------------------------------------------------------- methods
+
+
+def ifca_round(
+    forward: Forward, models: Sequence[Tensors], x: Any, y: Any, steps: int, rate: float, threads: int
+) -> tuple[list[Tensors], float]:
+    """Every client takes full-batch steps from the model of least loss; uniform mean per cluster."""
+    torch.set_num_threads(threads)
+    totals = [{name: torch.zeros_like(value) for name, value in model.items()} for model in models]
+    counts, losses = [0] * len(models), []
+    rows = [slice(None)] * steps
+    for client in range(len(x)):
+        images = x[client].float() / 255
+        with torch.no_grad():
+            scores = [float(F.cross_entropy(forward(model, images), y[client])) for model in models]
+        slot = int(np.argmin(scores))
+        change, own = train_client(forward, models[slot], x[client], y[client], rows, rate)
+        losses += own
+        counts[slot] += 1
+        for name, value in change.items():
+            totals[slot][name] += value
+    moved = [
+        {name: value + total[name] / max(count, 1) for name, value in model.items()}
+        for model, total, count in zip(models, totals, counts, strict=True)
+    ]
+    return moved, float(torch.stack(losses).mean())
+
+
+class PublishedCflGp:
+    """CFL-GP as its published code has it: the profile in one array, its full SVD, scikit-learn's k-means."""
+
+    def __init__(self, forward: Forward, models: Sequence[Tensors], assignment: np.ndarray, threads: int):
+        self.forward, self.models, self.threads = forward, list(models), threads
+        self.assignment, self.round, self.block = assignment.copy(), 0, 0
+        self.updates = np.zeros(len(models), int)
+        size = sum(value.numel() for value in models[0].values())
+        self.profile = np.zeros((len(assignment), len(models), size), np.float32)
+
+    def train(self, x: Any, y: Any, batches: Any, rate: float, *, cluster: bool) -> float:
+        """One round; with `cluster`, the queried gradients, the embedding, k-means and matching too."""
+        from scipy.optimize import linear_sum_assignment
+        from sklearn.cluster import KMeans
+
+        torch.set_num_threads(self.threads)
+        previous, losses = self.models, []
+        count = len(previous)
+        totals = [{name: torch.zeros_like(value) for name, value in model.items()} for model in previous]
+        share = 1 / (self.updates[self.block] + 1)
+        for client in range(len(x)):
+            slot = int(self.assignment[client])
+            change, own = train_client(self.forward, previous[slot], x[client], y[client], batches[client], 1.0)
+            losses += own
+            for name, value in change.items():
+                totals[slot][name] += value
+            if cluster:
+                if slot != self.block:
+                    change, _ = train_client(
+                        self.forward, previous[self.block], x[client], y[client], batches[client], 1.0
+                    )
+                flat = torch.cat([value.flatten() for value in change.values()]).numpy()
+                row = self.profile[client, self.block]
+                row *= 1 - share
+                row += share * flat
+        sizes = np.bincount(self.assignment, minlength=count)
+        self.models = [
+            {name: value + rate * total[name] / max(size, 1) for name, value in model.items()}
+            for model, total, size in zip(previous, totals, sizes, strict=True)
+        ]
+        if cluster:
+            self.updates[self.block] += 1
+            self.block = (self.block + 1) % count
+            matrix = self.profile.reshape(len(x), -1)
+            _, _, right = np.linalg.svd(matrix, full_matrices=False)
+            found = KMeans(count, n_init=10, random_state=0).fit_predict(matrix @ right[:count].T)
+            table = np.zeros((count, count))
+            np.add.at(table, (found, self.assignment), 1)
+            self.assignment = linear_sum_assignment(-table)[1][found]
+        return float(torch.stack(losses).mean())
+
+
+def tensors(data: Mapping[str, np.ndarray]) -> Tensors:
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in data.items()}
