@@ -21,6 +21,8 @@ MODELS: dict[str, Callable[..., Model]] = {
     "cnn": nn.cnn,
     "lenet5": nn.lenet5,
     "linear": nn.linear,
+    "resnet18": nn.resnet18,
+    "mobilenet_v2": nn.mobilenet_v2,
 }
 # What every scenario and every method takes; the rest are its own options.
 COMMON_SCENARIO = ("examples", "clients", "seed", "test_fraction", "examples_per_client")
@@ -35,7 +37,7 @@ class RunConfig:
       method: name in `fedjax_cluster.algorithms.REGISTRY`.
       scenario: name of a scenario of `fedjax_cluster.data.scenarios`.
       dataset: digits, or the TFDS name of an image classification set; several joined by + for mixed-datasets.
-      model: mlp, cnn, lenet5 or linear.
+      model: mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2.
       clients: M, number of clients.
       clusters: K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP).
       rounds: communication rounds.

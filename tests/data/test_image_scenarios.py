@@ -22,13 +22,13 @@ def test_rotated_turns_each_group_by_its_angle():
 @pytest.mark.parametrize(
     ("angles", "names", "group"),
     [
-        (EIGHT, ("0/15", "90/105", "180/195", "270/285"), [0, 0, 1, 1, 2, 2, 3, 3]),
-        ((350, 5, 180), ("350/5", "180"), [0, 0, 1]),
-        ((180, -10, 10), ("180", "-10/10"), [0, 1, 1]),
-        ((0, 20.5, 41), ("0", "20.5", "41"), [0, 1, 2]),
-        ((0, 20, 40), ("0/20/40",), [0, 0, 0]),
-        (tuple(range(0, 360, 15)), ("/".join(map(str, range(0, 360, 15))),), [0] * 24),
-        ((7,), ("7",), [0]),
+        (EIGHT, ("0°/15°", "90°/105°", "180°/195°", "270°/285°"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        ((350, 5, 180), ("350°/5°", "180°"), [0, 0, 1]),
+        ((180, -10, 10), ("180°", "-10°/10°"), [0, 1, 1]),
+        ((0, 20.5, 41), ("0°", "20.5°", "41°"), [0, 1, 2]),
+        ((0, 20, 40), ("0°/20°/40°",), [0, 0, 0]),
+        (tuple(range(0, 360, 15)), ("/".join(f"{angle}°" for angle in range(0, 360, 15)),), [0] * 24),
+        ((7,), ("7°",), [0]),
     ],
 )
 def test_rotated_pairs_neighbouring_angles(angles, names, group, numbered):
@@ -39,7 +39,7 @@ def test_rotated_pairs_neighbouring_angles(angles, names, group, numbered):
 
 def test_rotated_groups():
     by_angle = scenarios.rotated(digits(), clients=10, angles=(0, 15, 90))
-    assert by_angle.info.group_names == ("0", "15", "90")
+    assert by_angle.info.group_names == ("0°", "15°", "90°")
     np.testing.assert_array_equal(by_angle.group, [0] * 4 + [1] * 3 + [2] * 3)
     open_groups = scenarios.rotated(digits(), clients=10, groups="none")
     assert open_groups.group is None
@@ -111,7 +111,7 @@ def test_mixed_datasets_reads_the_paper_as_stated(numbered):
     examples = [numbered(640), numbered(320)]
     federation = scenarios.mixed_datasets(examples, clients=32)
     np.testing.assert_array_equal(np.bincount(federation.group), [4, 4, 4, 4, 16])
-    assert federation.info.group_names[3:] == ("numbered 270/285", "numbered")
+    assert federation.info.group_names[3:] == ("numbered 270°/285°", "numbered")
     assert federation.info.num_classes == 10
     np.testing.assert_array_equal(federation.train.num_examples, [28] * 16 + [14] * 16)
 

@@ -52,7 +52,7 @@ def rotated(
     >>> from fedjax_cluster.data import digits
     >>> federation = rotated(digits(), clients=8, angles=(0, 15, 180), groups="pairs")
     >>> federation.group, federation.info.group_names
-    (array([0, 0, 0, 0, 0, 0, 1, 1], dtype=int32), ('0/15', '180'))
+    (array([0, 0, 0, 0, 0, 0, 1, 1], dtype=int32), ('0°/15°', '180°'))
     """
     check_examples(examples)
     turns = _check_angles(angles)
@@ -241,7 +241,7 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
     if groups == "none":
         return np.zeros(len(angles), np.int32), ()
     if groups == "angles":
-        return np.arange(len(angles), dtype=np.int32), tuple(f"{angle:g}" for angle in angles)
+        return np.arange(len(angles), dtype=np.int32), tuple(f"{angle:g}°" for angle in angles)
     if groups != "pairs":
         raise ValueError(f"groups={groups!r} is unknown: choose 'angles', 'pairs' or 'none'.")
     around = np.asarray(angles) % 360.0
@@ -258,7 +258,7 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
     rank = np.argsort(np.argsort(first))
     group = rank[inverse].astype(np.int32)
     names = tuple(
-        "/".join(f"{angle:g}" for angle, of in zip(angles, group, strict=True) if of == g) for g in range(len(first))
+        "/".join(f"{angle:g}°" for angle, of in zip(angles, group, strict=True) if of == g) for g in range(len(first))
     )
     return group, names
 
