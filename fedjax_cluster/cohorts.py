@@ -68,3 +68,66 @@ def in_place(mask: Array) -> Selection:
     """A selection as large as the population: row i is client i where `mask` bool[M] holds."""
     capacity = mask.shape[0]
     return Selection(jnp.where(mask, jnp.arange(capacity, dtype=jnp.int32), capacity), mask)
+
+
+def cluster_cohort_sizes(participation: float, num_clients: Array, smallest: int = 3) -> Array:
+    """i32[K]: max(⌈ρ·n_k⌉, smallest) clients of every cluster, all of one with fewer (FedGWC, App. A, Eq. 28).
+
+    Args:
+      participation: ρ in (0, 1].
+      num_clients: i32[K], n_k.
+      smallest: below which a client's losses could be told from the cohort's mean; the paper's 3.
+
+    >>> cluster_cohort_sizes(0.1, jnp.asarray([50, 12, 2])).tolist()
+    [5, 3, 2]
+    """
+    share = jnp.ceil(participation * num_clients.astype(jnp.float32) - 1e-4).astype(jnp.int32)
+    return jnp.minimum(jnp.maximum(share, smallest), num_clients)
+
+
+def largest_cluster_cohorts(participation: float, num_clients: int, num_clusters: int, smallest: int = 3) -> int:
+    """The most clients that `cluster_cohort_sizes` can ask for, however M clients are divided among K clusters.
+
+    >>> largest_cluster_cohorts(0.1, 100, 5)
+    22
+    """
+    # Every cluster beyond the first adds a rounding or, where it is small, the least number of clients.
+    return min(num_clients, max(cohort_size(participation, num_clients), smallest) + smallest * (num_clusters - 1))
+
+
+def per_cluster(rng_key: Array, label: Array, size: Array, capacity: int, *, seen: Array | None = None) -> Selection:
+    """A draw without replacement from every cluster, of clients seen seldom before others.
+
+    A cluster's next client is drawn among its others with probability ∝ 1/(1 + times seen).
+
+    Args:
+      rng_key: decides the draw; a client's chance does not depend on how many absent rows follow it.
+      label: i32[M], the cluster of each client; −1 for one that cannot take part.
+      size: i32[K], clients to draw from each cluster.
+      capacity: rows of the selection, at least the sum of `size`.
+      seen: f32[M], how often each client took part; None draws uniformly.
+
+    Returns:
+      A Selection of `capacity` rows.
+
+    >>> selection = per_cluster(jax.random.key(0), jnp.asarray([0, 1, 0, -1]), jnp.asarray([1, 1]), 3)
+    >>> selection.mask.tolist(), int(selection.index[2])
+    ([True, True, False], 4)
+    """
+    count = label.shape[0]
+    # Gumbel noise on log-probabilities: the largest are a draw one after the other without replacement.
+    score = jax.random.gumbel(rng_key, (count,))
+    if seen is not None:
+        score = score - jnp.log1p(seen)
+    cluster = jnp.where(label < 0, size.shape[0], label)
+    order = jnp.lexsort((-score, cluster))
+    members = jnp.zeros(size.shape[0] + 1, jnp.int32).at[cluster].add(1)
+    first = jnp.cumsum(members) - members
+    rank = jnp.arange(count, dtype=jnp.int32) - first[cluster[order]]
+    wanted = jnp.append(size.astype(jnp.int32), 0)
+    chosen = jnp.zeros(count, bool).at[order].set(rank < wanted[cluster[order]])
+    if capacity == count:
+        return in_place(chosen)
+    index = jnp.argsort(~chosen, stable=True)[:capacity].astype(jnp.int32)
+    mask = jnp.arange(capacity) < jnp.sum(chosen.astype(jnp.int32))
+    return Selection(jnp.where(mask, index, count), mask)

@@ -150,6 +150,26 @@ def test_first_loss_is_that_of_the_first_step():
     )
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_known_first_gradient_changes_nothing(steps):
+    data, model = client(valid=13), nn.linear()
+    own = local.sgd(optax.sgd(0.1, momentum=0.9), batch_size=5, steps=steps, weight_decay=0.1, proximal=0.3)
+    start = model.init(KEY, INFO)
+    first = own.first_gradient(KEY, model, start, data)
+    plain, told = (own.run(KEY, model, start, data, first=known) for known in (None, first))
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(told), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    # It is used, not computed again.
+    doubled = own.run(KEY, model, start, data, first=first._replace(loss=2 * first.loss))
+    assert float(doubled.losses[0]) == pytest.approx(2 * float(plain.losses[0]))
+
+
+def test_rebuild_changes_one_argument():
+    own = local.sgd(optax.adam(0.1), batch_size=5, epochs=2, weight_decay=0.1)
+    assert own.rebuild(proximal=0.5).config == {**own.config, "proximal": 0.5}
+    assert own.rebuild(learning_rate=0.2).config == {**own.config, "learning_rate": 0.2}
+
+
 @pytest.mark.parametrize("valid", [20, 7, 1])
 def test_dataset_loss_is_the_mean_over_all_rows(valid):
     data, model = client(valid=valid), nn.linear()

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+from fedjax_cluster.algorithms.cfl import cfl
 from fedjax_cluster.algorithms.cfl_gp import cfl_gp
 from fedjax_cluster.algorithms.fairavg import fairavg
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.fedavgm import fedavgm
 from fedjax_cluster.algorithms.fedem import fedem
+from fedjax_cluster.algorithms.fedgwc import fedgwc
 from fedjax_cluster.algorithms.fedprox import fedprox
 from fedjax_cluster.algorithms.fedsoft import fedsoft
 from fedjax_cluster.algorithms.fesem import fesem
@@ -19,11 +21,13 @@ from fedjax_cluster.algorithms.per_fedavg import per_fedavg
 from fedjax_cluster.types import ClusteredAlgorithm
 
 REGISTRY: dict[str, Callable[..., ClusteredAlgorithm]] = {
+    "cfl": cfl,
     "cfl_gp": cfl_gp,
     "fairavg": fairavg,
     "fedavg": fedavg,
     "fedavgm": fedavgm,
     "fedem": fedem,
+    "fedgwc": fedgwc,
     "fedprox": fedprox,
     "fedsoft": fedsoft,
     "fesem": fesem,

@@ -53,7 +53,7 @@ def local_against_torch(bench: Bench, name: str) -> None:
     data = noise_clients(info, clients, 4 * batch)
     own = local.sgd(RATE, batch_size=batch, steps=steps)
     forward = {"MLP": torch_peer.mlp, "CNN": torch_peer.cnn, "Res": torch_peer.resnet18}[name[:3]]
-    weights = torch_peer.parameters(start(model, info), (7, 7))
+    weights = torch_peer.parameters(start(model, info))
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64), "b": batches_of(own, data, steps, batch)})
     arguments = (forward, weights, placed["x"], placed["y"], placed["b"], RATE)
     check_losses(name, mean_loss(model, info, data, own), torch_peer.loop(*arguments, 2)[1])

@@ -20,8 +20,13 @@ Forward = Callable[[Tensors, Any], Any]
 # -------------------------------------------------------------------------------------------- models
 
 
-def parameters(variables: Variables, image: tuple[int, ...] | None = None) -> Tensors:
-    """This package's parameters in PyTorch's layouts; statistics of batch norm are left out."""
+def parameters(variables: Variables, image: tuple[int, int] = (7, 7)) -> Tensors:
+    """This package's parameters in PyTorch's layouts; statistics of batch norm are left out.
+
+    Args:
+      variables: of one model.
+      image: height and width before the first dense layer after convolutions.
+    """
     tensors = {}
     convolutions = [leaf.shape[-1] for leaf in jax.tree.leaves(variables.params) if leaf.ndim == 4]
     for name, leaf in zip(tree.paths(variables.params), jax.tree.leaves(variables.params), strict=True):
@@ -29,11 +34,11 @@ def parameters(variables: Variables, image: tuple[int, ...] | None = None) -> Te
         if value.ndim == 4:
             value = value.transpose(3, 2, 0, 1)
         elif value.ndim == 2:
-            if image is not None and name == "hidden_0/kernel":
+            if convolutions and name == "hidden_0/kernel":
                 # Rows are (height, width, channel) here, (channel, height, width) there.
                 value = value.reshape(*image, convolutions[-1], -1).transpose(2, 0, 1, 3).reshape(value.shape)
             value = value.T
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = torch.from_numpy(value.copy())
     return tensors
 
 

@@ -19,7 +19,9 @@ from fedjax_cluster.clustering.spectral import (
     Embedding,
     embed_gram,
     profile_embedding,
+    qr_partition,
     spectral_clustering,
+    spectral_partitions,
     subspace_embedding,
 )
 from fedjax_cluster.clustering.subspaces import (
@@ -61,9 +63,11 @@ __all__ = [
     "principal_vectors",
     "profile_embedding",
     "proximity",
+    "qr_partition",
     "scores",
     "separation_gap",
     "spectral_clustering",
+    "spectral_partitions",
     "subspace_embedding",
     "update_interactions",
 ]

@@ -224,6 +224,56 @@ def spectral_clustering(rng_key: Array, affinity: Any, k: int, mask: Any = None)
 
 @partial(jax.jit, static_argnames="k")
 def _spectral_clustering(rng_key: Array, affinity: Array, mask: Array, k: int) -> Array:
+    vectors, _ = _laplacian_vectors(affinity, mask, k)
+    return _cluster_rows(rng_key, vectors, mask, k)
+
+
+def spectral_partitions(rng_key: Array, affinity: Any, max_k: int, mask: Any = None) -> Array:
+    r"""`spectral_clustering` into 2, 3, …, max_k clusters, from one eigendecomposition.
+
+    Args:
+        rng_key: a JAX random key, for k-means.
+        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
+        max_k: the largest number of clusters, static, at least 2.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        i32[max_k - 1, M]; row n - 2 holds labels in 0..n-1, -1 where masked out. Of more clusters than clients
+        that count some are empty.
+
+    Raises:
+        ValueError: wrong shapes, or max_k below 2.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+        >>> spectral_partitions(jax.random.key(0), affinity, 3).shape
+        (2, 3)
+
+    References:
+        FedGWC, Algorithm 1, lines 5 and 6.
+    """
+    affinity = checks.square(affinity, "affinity")
+    mask = checks.client_mask(mask, affinity.shape[0])
+    checks.count(max_k, "max_k", 2)
+    checks.finite_matrix(affinity, "affinity", mask)
+    return _spectral_partitions(rng_key, affinity, mask, max_k)
+
+
+@partial(jax.jit, static_argnames="max_k")
+def _spectral_partitions(rng_key: Array, affinity: Array, mask: Array, max_k: int) -> Array:
+    vectors, _ = _laplacian_vectors(affinity, mask, min(max_k, affinity.shape[0]))
+    vectors = jnp.pad(vectors, ((0, 0), (0, max_k - vectors.shape[1])))
+    column = jnp.arange(max_k, dtype=jnp.int32)
+
+    def partition(k: Array) -> Array:
+        return _cluster_rows(rng_key, jnp.where(column[None, :] < k, vectors, 0.0), mask, k)
+
+    return lax.map(partition, jnp.arange(2, max_k + 1, dtype=jnp.int32))
+
+
+def _laplacian_vectors(affinity: Array, mask: Array, rank: int) -> tuple[Array, Array]:
+    """Leading eigenvectors [M, rank] of D^(-1/2) W D^(-1/2), and the diagonal [M] of D^(-1/2)."""
     num_clients = affinity.shape[0]
     edges = mask[:, None] & mask[None, :] & ~jnp.eye(num_clients, dtype=bool)
     weights = jnp.where(edges, affinity, 0.0)
@@ -233,10 +283,75 @@ def _spectral_clustering(rng_key: Array, affinity: Array, mask: Array, k: int) -
     # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
     laplacian -= 2.0 * jnp.diag((~mask).astype(jnp.float32))
     method = "eigh" if num_clients <= _EIGH_LIMIT else "subspace"
-    _, vectors = leading_eigenpairs(laplacian, mask, k, method)
+    return leading_eigenpairs(laplacian, mask, rank, method)[1], inverse_root
+
+
+def _cluster_rows(rng_key: Array, vectors: Array, mask: Array, k: Array | int) -> Array:
     norm = jnp.linalg.norm(vectors, axis=1, keepdims=True)
     rows = vectors / jnp.where(norm > 0.0, norm, 1.0)
-    return kmeans_in_slots(rng_key, rows, mask, k, slots=k, num_restarts=10, max_iterations=100).labels
+    slots = vectors.shape[1]
+    return kmeans_in_slots(rng_key, rows, mask, k, slots=slots, num_restarts=10, max_iterations=100).labels
+
+
+class QrPartition(NamedTuple):
+    """A spectral clustering without k-means, and the embedding beside it."""
+
+    labels: Array  # i32[M], -1 where masked out; a cluster may be empty
+    embedding: Array  # f32[M, k], the k random-walk eigenvectors after the first; 0 where masked out
+
+
+def qr_partition(affinity: Any, k: int, mask: Any = None) -> QrPartition:
+    r"""scikit-learn's `SpectralClustering(k, assign_labels="cluster_qr")`, and its `SpectralEmbedding(k)`.
+
+    .. math:: Y = D^{-1/2} X, \quad Y_p = U \Sigma V^\top, \quad
+              \text{label}_i = \arg\max_j | (Y U' V')_{ij} |
+
+    with the k leading eigenvectors X of D^(-1/2) W D^(-1/2), p the k rows of Y that a QR decomposition with column
+    pivoting takes first, and U', V' the factors of Y_pᵀ.
+
+    Args:
+        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
+        k: number of clusters, static.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        `QrPartition(labels, embedding)`.
+
+    Raises:
+        ValueError: wrong shapes, or k not below the number of clients.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+        >>> labels, _ = qr_partition(affinity, 2)
+        >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+        True
+
+    References:
+        Damle, Minden and Ying (2019), Algorithm 1.
+    """
+    affinity = checks.square(affinity, "affinity")
+    mask = checks.client_mask(mask, affinity.shape[0])
+    checks.count(k, "k")
+    if k >= affinity.shape[0]:
+        raise ValueError(f"k is {k}, but there are {affinity.shape[0]} clients; ask for fewer clusters than clients.")
+    return _qr_partition(affinity, mask, k)
+
+
+@partial(jax.jit, static_argnames="k")
+def _qr_partition(affinity: Array, mask: Array, k: int) -> QrPartition:
+    vectors, inverse_root = _laplacian_vectors(affinity, mask, k + 1)
+    vectors = jnp.where(mask[:, None], vectors * inverse_root[:, None], 0.0)
+    leading = rest = vectors[:, :k]
+    pivots = []
+    for _ in range(k):
+        pivot = jnp.argmax(jnp.square(rest).sum(axis=1))
+        direction = rest[pivot] / jnp.maximum(jnp.linalg.norm(rest[pivot]), 1e-30)
+        rest = rest - _matmul(rest, direction)[:, None] * direction[None, :]
+        pivots.append(pivot)
+    left, _, right = jnp.linalg.svd(leading[jnp.stack(pivots)].T)
+    labels = jnp.argmax(jnp.abs(_matmul(leading, _matmul(left, right))), axis=1).astype(jnp.int32)
+    return QrPartition(jnp.where(mask, labels, -1), vectors[:, 1:])
 
 
 def _rank(rank: Any, limit: int) -> int:

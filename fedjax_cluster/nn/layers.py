@@ -96,3 +96,11 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     if any(size < 1 for size in sizes):
         raise ValueError(f"{name} is {tuple(sizes)}; sizes must be at least 1")
     return tuple(sizes)
+
+
+def check_sizes_per_layer(name: str, sizes: int | Sequence[int], layers: int) -> tuple[int, ...]:
+    """One size per layer, of one for all or a list; ValueError if one is below 1, or their number is another."""
+    given = (sizes,) * layers if isinstance(sizes, int) else tuple(sizes)
+    if len(given) != layers:
+        raise ValueError(f"{name} has {len(given)} entries for {layers} layers; give one for all, or one for each")
+    return check_sizes(name, given)

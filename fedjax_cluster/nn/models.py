@@ -12,7 +12,7 @@ import flax.linen as linen
 from jax import Array
 
 from fedjax_cluster.nn.initializers import Scheme, check_scheme, layer_init, uniform
-from fedjax_cluster.nn.layers import check_sizes, conv, dense, flat, images
+from fedjax_cluster.nn.layers import check_sizes, check_sizes_per_layer, conv, dense, flat, images
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.wrapping import Normalize, from_flax
@@ -103,7 +103,8 @@ def mlp(
 def cnn(
     channels: Sequence[int] = (32, 64),
     *,
-    kernel_size: int = 5,
+    kernel_size: int | Sequence[int] = 5,
+    pool: int | Sequence[int] = 2,
     dense: Sequence[int] = (512,),
     padding: str = "SAME",
     init: Scheme = "torch",
@@ -111,13 +112,16 @@ def cnn(
     normalize: Normalize | None = None,
     num_outputs: int | None = None,
 ) -> Model:
-    """A convolutional network: (convolution, ReLU, 2×2 max pooling) per entry of `channels`, then dense layers.
+    """A convolutional network: (convolution, ReLU, max pooling) per entry of `channels`, then dense layers.
 
-    The default is that of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`.
+    The default is that of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`. Those of
+    gradient-and-loss CFL (Fig. 3) are `cnn(kernel_size=3, pool=(1, 2), dense=(128,), padding="VALID")` for MNIST and
+    Fashion-MNIST, with `kernel_size=(5, 3)` for EMNIST; its CIFAR-10 network is `lenet5`.
 
     Args:
       channels: output channels of each convolution.
-      kernel_size: side of the kernels.
+      kernel_size: side of the kernels, one for all or one per convolution.
+      pool: side of the pooling windows, likewise; 1 for none.
       dense: sizes of the dense layers before the output; () for none.
       padding: "SAME" or "VALID".
       init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
@@ -137,9 +141,12 @@ def cnn(
     """
     check_scheme(init)
     convolutions, hidden = check_sizes("channels", channels), check_sizes("dense", dense)
-    (size,) = check_sizes("kernel_size", (kernel_size,))
+    sizes, pools = (
+        check_sizes_per_layer(name, given, len(convolutions))
+        for name, given in (("kernel_size", kernel_size), ("pool", pool))
+    )
     return from_flax(
-        lambda outputs: Cnn(convolutions, size, padding, hidden, outputs, init),
+        lambda outputs: Cnn(convolutions, sizes, pools, padding, hidden, outputs, init),
         loss=loss,
         normalize=normalize,
         num_outputs=num_outputs,
@@ -177,7 +184,7 @@ def lenet5(
     """
     check_scheme(init)
     return from_flax(
-        lambda outputs: Cnn((6, 16), 5, padding, (120, 84), outputs, init),
+        lambda outputs: Cnn((6, 16), (5, 5), (2, 2), padding, (120, 84), outputs, init),
         loss=loss,
         normalize=normalize,
         num_outputs=num_outputs,
@@ -219,10 +226,11 @@ class Mlp(linen.Module):
 
 
 class Cnn(linen.Module):
-    """Convolutions with 2×2 max pooling and ReLU, then dense layers."""
+    """Convolutions with max pooling and ReLU, then dense layers."""
 
     channels: tuple[int, ...]
-    kernel_size: int
+    kernel_sizes: tuple[int, ...]
+    pools: tuple[int, ...]
     padding: str
     hidden: tuple[int, ...]
     num_outputs: int
@@ -230,11 +238,11 @@ class Cnn(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        x, size = images(x), (self.kernel_size, self.kernel_size)
-        for i, features in enumerate(self.channels):
-            x = conv(x, features, size, self.scheme, f"conv_{i}", padding=self.padding)
+        x = images(x)
+        for i, (features, size, side) in enumerate(zip(self.channels, self.kernel_sizes, self.pools, strict=True)):
+            x = conv(x, features, (size, size), self.scheme, f"conv_{i}", padding=self.padding)
             # ReLU and maximum commute; this way round ReLU meets a quarter of the numbers.
-            x = linen.relu(max_pool(x, (2, 2), strides=(2, 2)))
+            x = linen.relu(x if side == 1 else max_pool(x, (side, side), strides=(side, side)))
         return _dense_layers(flat(x), self.hidden, self.num_outputs, self.scheme)
 
 

@@ -1,0 +1,215 @@
+"""What FedGWC's server makes of its clients' losses: rewards, interactions, and whether a cluster splits."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster import clustering
+
+Reward = Literal["gaussian", "signed"]
+
+
+class Meeting(NamedTuple):
+    """What one round changes in the interactions."""
+
+    interactions: Array  # f32[M, M]
+    meetings: Array  # i32[M, M], times a pair was in a cohort together; [0, 0] where nobody counts
+    change: Array  # f32[K], Σ over a cluster's pairs of the squared change
+
+
+class Partition(NamedTuple):
+    """What a cluster would split into."""
+
+    labels: Array  # i32[M], −1 outside the cluster
+    number: Array  # i32[], children; 1 for no split
+    index: Array  # f32[], the best Davies–Bouldin index
+    refused: Array  # bool[], the best split had not slots enough
+
+
+def cluster_rewards(
+    losses: Array, took: Array, slot: Array, num_clusters: int, reward: Reward, weight: Array | None = None
+) -> Array:
+    """Each client's reward among the cohort of its own cluster.
+
+    Args:
+      losses: f32[C, S].
+      took: bool[C, S], the steps that each client took.
+      slot: i32[C].
+      num_clusters: K.
+      reward: "gaussian", Eq. 1; or "signed".
+      weight: f32[C]: the public code's moments, weighted by these, and rewards divided by their sum.
+
+    Returns:
+      f32[C], 0 for a client without a step.
+    """
+
+    def among(cluster: Array) -> Array:
+        mask = took & (slot == cluster)[:, None]
+        if weight is not None:
+            return released_rewards(losses, mask, weight)
+        return signed_rewards(losses, mask) if reward == "signed" else clustering.gaussian_rewards(losses, mask)
+
+    return jax.vmap(among)(jnp.arange(num_clusters)).sum(0)
+
+
+def signed_rewards(losses: Array, mask: Array) -> Array:
+    r"""On which side of the cohort's losses a client lies, and how far, on average over the local steps.
+
+    .. math:: \omega_k = \frac{1}{S} \sum_s \tanh\!\Big( \frac{l_k^s - m^s}{\sigma^s} \Big)
+
+    Ours: Eq. 1 of the paper cannot tell two equal groups apart by a client's own losses, as both are equally far from
+    the mean between them.
+
+    Args:
+      losses: f32[C, S].
+      mask: bool[C, S].
+
+    Returns:
+      f32[C] in (−1, 1); 0 for clients without a step.
+
+    >>> losses = jnp.asarray([[1.0], [2.0], [3.0]])
+    >>> signed_rewards(losses, jnp.ones((3, 1), bool)).round(2).tolist()
+    [-0.7599999904632568, 0.0, 0.7599999904632568]
+    """
+    number = jnp.maximum(mask.sum(0), 1).astype(jnp.float32)
+    mean = jnp.where(mask, losses, 0.0).sum(0) / number
+    offset = jnp.where(mask, losses - mean[None], 0.0)
+    variance = jnp.square(offset).sum(0) / jnp.maximum(number - 1.0, 1.0)
+    spread = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
+    reward = jnp.tanh(offset / spread[None])
+    return reward.sum(1) / jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+
+
+def released_rewards(losses: Array, mask: Array, weight: Array) -> Array:
+    """The public code's rewards: moments weighted by examples, divided by their sum over the cohort; f32[C]."""
+    weight = jnp.where(mask, weight[:, None], 0.0)
+    total = jnp.maximum(weight.sum(0), 1e-30)
+    known = jnp.where(mask, losses, 0.0)
+    mean = (weight * known).sum(0) / total
+    squared = jnp.where(mask, jnp.square(known - mean[None]), 0.0)
+    variance = (weight * squared).sum(0) / total + 1e-16
+    reward = jnp.where(mask, jnp.exp(-0.5 * squared / variance[None]), 0.0)
+    reward = reward.sum(1) / jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
+    return reward / jnp.maximum(reward.sum(), 1e-30)
+
+
+def meet(
+    interactions: Array,
+    meetings: Array,
+    rewards: Array,
+    index: Array,
+    accepted: Array,
+    slot: Array,
+    rate: Array,
+    num_clusters: int,
+    *,
+    counted: bool,
+) -> Meeting:
+    """Moves the interactions of all pairs that met within a cluster.
+
+    P_ij ← (1 − α) P_ij + α ω_i, with α the cluster's constant rate, or 1/(times i and j met).
+
+    Args:
+      interactions: f32[M, M].
+      meetings: i32[M, M], used where `counted`.
+      rewards: f32[C].
+      index: i32[C], M for padding.
+      accepted: bool[C].
+      slot: i32[C].
+      rate: f32[K], α where it is constant.
+      num_clusters: K.
+      counted: α_ij = 1/(times met).
+    """
+    num_clients = interactions.shape[0]
+    place = jnp.where(accepted, index, num_clients)
+    met = accepted[:, None] & accepted[None, :] & (slot[:, None] == slot[None, :])
+    if counted:
+        meetings = meetings.at[place[:, None], place[None, :]].add(met.astype(jnp.int32), mode="drop")
+        times = meetings.at[place[:, None], place[None, :]].get(mode="fill", fill_value=1)
+        pair_rate = 1.0 / jnp.maximum(times, 1).astype(jnp.float32)
+    else:
+        pair_rate = jnp.broadcast_to(rate[slot][:, None], met.shape)
+    pair_rate = jnp.where(met, pair_rate, 0.0)
+    old = interactions.at[place[:, None], place[None, :]].get(mode="fill", fill_value=0.0)
+    squared = jnp.square(pair_rate * (rewards[:, None] - old)).sum(1)
+    change = jax.nn.one_hot(slot, num_clusters).T @ squared
+    new = clustering.update_interactions(interactions, rewards, place, accepted, pair_rate)
+    return Meeting(new, meetings, change)
+
+
+def centred(interactions: Array, mask: Array, known: Array) -> Array:
+    """Each row less its mean over the pairs that met; pairs that never met, and the diagonal, are 0.
+
+    Ours: what remains of P_ij is whether i is rewarded more in the company of j; how hard i's own examples are,
+    which is the same for all j, is gone.
+
+    Args:
+      interactions: f32[M, M].
+      mask: bool[M], the cluster's clients.
+      known: bool[M, M], pairs that met.
+    """
+    pairs = known & mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+    number = jnp.maximum(pairs.sum(1), 1).astype(jnp.float32)
+    mean = jnp.where(pairs, interactions, 0.0).sum(1) / number
+    return jnp.where(pairs, interactions - mean[:, None], 0.0)
+
+
+def released_affinity(interactions: Array, beta: float, mask: Array) -> Array:
+    """The public code's affinity: of the rows of Pᵀ, scaled to [0, 1] over the whole matrix, with a zero diagonal."""
+    pairs = mask[:, None] & mask[None, :]
+    least = jnp.where(pairs, interactions, jnp.inf).min()
+    most = jnp.where(pairs, interactions, -jnp.inf).max()
+    scaled = jnp.where(pairs, (interactions - least) / jnp.maximum(most - least, 1e-8), 0.0)
+    affinity = clustering.interaction_affinity(scaled.T, beta, mask)
+    return jnp.where(jnp.eye(len(mask), dtype=bool), 0.0, affinity)
+
+
+def partition(
+    rng_key: Array, affinity: Array, mask: Array, most: Array, free: Array, smallest: int, *, max_children: int
+) -> Partition:
+    """Algorithm 1: spectral clustering for every number of children, the best by Davies–Bouldin on the rows of W.
+
+    Args:
+      rng_key: for k-means.
+      affinity: f32[M, M], W; rows and columns outside the cluster are 0.
+      mask: bool[M], the cluster's clients.
+      most: i32[], n_max.
+      free: i32[], cluster slots not in use.
+      smallest: clients that each child must have.
+      max_children: bound of n_max, static.
+    """
+    labels = clustering.spectral_partitions(rng_key, affinity, max_children, mask)
+    index = jax.vmap(lambda own: clustering.scores.davies_bouldin(affinity, own, mask=mask, num_labels=max_children))(
+        labels
+    )
+    return _best(labels, index, most, free, smallest, max_children)
+
+
+def released_partition(
+    affinity: Array, mask: Array, most: Array, free: Array, smallest: int, *, max_children: int
+) -> Partition:
+    """The public code's choice: scikit-learn's `cluster_qr`, and the index on the spectral embedding."""
+    found = []
+    for k in range(2, max_children + 1):
+        own = clustering.qr_partition(affinity, k, mask)
+        index = clustering.scores.davies_bouldin(own.embedding, own.labels, mask=mask, num_labels=max_children)
+        found.append((own.labels, index))
+    labels, index = (jnp.stack(part) for part in zip(*found, strict=True))
+    return _best(labels, index, most, free, smallest, max_children)
+
+
+def _best(labels: Array, index: Array, most: Array, free: Array, smallest: int, max_children: int) -> Partition:
+    number = jnp.arange(2, max_children + 1, dtype=jnp.int32)
+    sizes = jax.nn.one_hot(labels, max_children, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+    wanted = jnp.arange(max_children, dtype=jnp.int32)[None] < number[:, None]
+    large = jnp.all((sizes >= smallest) | ~wanted, axis=1)
+    index = jnp.where((number <= most) & large & jnp.isfinite(index), index, jnp.inf)
+    best = jnp.argmin(index)
+    good = index[best] < 1.0
+    refused = good & (number[best] - 1 > free)
+    children = jnp.where(good & ~refused, number[best], 1)
+    return Partition(labels[best], children, index[best], refused)

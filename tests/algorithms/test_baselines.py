@@ -1,0 +1,119 @@
+"""FedProx, FedAvgM, FairAvg, local training and FeSEM against plain NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import fairavg, fedavg, fedavgm, fedprox, fesem, local_only
+from fedjax_cluster.simulation import simulate
+from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
+from tests.federations import as_lists, blobs
+from tests.reference import baselines
+
+MODEL = nn.linear()
+OWN = local.sgd(0.3, batch_size=None, steps=4)
+RUN = {"rate": 0.3, "steps": 4, "rounds": 4}
+
+
+def run(algorithm, federation):
+    """Start model and result after four rounds."""
+    return models_of(start_of(algorithm, federation))[0], simulate(algorithm, federation, rounds=RUN["rounds"])
+
+
+def test_fedprox_is_held_by_the_start_of_the_round():
+    """An anchor that follows the local model leaves plain averaging; one that stays at the first round's, neither."""
+    federation = blobs()
+    start, result = run(fedprox(MODEL, local=OWN, proximal=2.0), federation)
+    expected = baselines.fedprox(start, as_lists(federation), **RUN, proximal=2.0)
+    assert_models_equal(models_of(result.state), [expected])
+    plain = baselines.fedprox(start, as_lists(federation), **RUN, proximal=0.0)
+    assert max(np.abs(a - b).max() for a, b in zip(expected, plain, strict=True)) > 0.1
+
+
+def test_fedprox_without_its_term_is_fedavg():
+    federation = blobs()
+    ours = simulate(fedprox(MODEL, local=OWN, proximal=0.0), federation, rounds=2)
+    theirs = simulate(fedavg(MODEL, local=OWN), federation, rounds=2)
+    np.testing.assert_array_equal(*(r.state.clusters.params["output"]["kernel"] for r in (ours, theirs)))
+
+
+def test_fedavgm_is_the_heavy_ball():
+    federation = blobs()
+    start, result = run(fedavgm(MODEL, local=OWN, server_momentum=0.8), federation)
+    expected = baselines.fedavgm(start, as_lists(federation), **RUN, momentum=0.8)
+    assert_models_equal(models_of(result.state), [expected])
+
+
+def test_fairavg_weighs_clients_equally():
+    federation = blobs()
+    start, result = run(fairavg(MODEL, local=OWN), federation)
+    assert_models_equal(models_of(result.state), [baselines.fairavg(start, as_lists(federation), **RUN)])
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_local_only_trains_everyone_alone(momentum):
+    """A step of rate 1 and the rate on the server, as gradient averaging has it, is the same as the rate at home."""
+    federation = blobs(clients=5)
+    if momentum is None:
+        algorithm = local_only(MODEL, local=OWN)
+    else:
+        own = local.sgd(1.0, batch_size=None, steps=1)
+        algorithm = local_only(MODEL, local=own, server=optax.sgd(0.3, momentum=momentum))
+    start, result = run(algorithm, federation)
+    models = result.state.clients.models.params["output"]
+    ours = [(np.asarray(models["kernel"][i]), np.asarray(models["bias"][i])) for i in range(5)]
+    if momentum is None:
+        expected = baselines.local_only(start, as_lists(federation), **RUN)
+    else:
+        single = {"rate": 0.3, "steps": 1, "rounds": RUN["rounds"], "momentum": momentum}
+        expected = [baselines.fedavgm(start, [client], **single) for client in as_lists(federation)]
+    assert_models_equal(ours, expected)
+    assert result.summary["models_down"] == result.summary["models_up"] == 0
+    assert result.summary["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(("layers", "part"), [((), slice(None)), (("output/bias",), slice(1, 2))])
+def test_fesem_is_kmeans_on_models(layers, part):
+    """Centres that start close together, so that clients do change their cluster."""
+    federation = blobs(clients=9, groups=3, rows=12, seed=2)
+    algorithm = fesem(nn.linear(init_scale=0.1, zero_bias=True), clusters=3, local=OWN, layers=layers)
+    start = start_of(algorithm, federation)
+    first = np.argmax(start.clients.weights, -1)[:9]
+    result = simulate(algorithm, federation, rounds=RUN["rounds"])
+    centres, chosen = baselines.fesem(models_of(start), first, as_lists(federation), **RUN, part=part)
+    assert result.labels.tolist() == chosen.tolist()
+    assert chosen.tolist() != first.tolist()
+    assert_models_equal(models_of(result.state), centres)
+
+
+def test_fesem_starts_with_clusters_of_equal_size():
+    start = start_of(fesem(MODEL, clusters=3, local=OWN), blobs(clients=9))
+    assert np.asarray(start.clients.weights).sum(0).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: fedprox(MODEL, local=OWN, proximal=-1.0), "proximal is -1.0"),
+        (lambda: fedprox(MODEL, local=OWN._replace(rebuild=None)), "proximal term"),
+        (lambda: fedavgm(MODEL, local=OWN, server_momentum=1.0), "server_momentum is 1.0"),
+        (lambda: fesem(MODEL, clusters=0, local=OWN), "clusters is 0"),
+        (lambda: local_only(MODEL, local=OWN, participation=2.0), "participation is 2.0"),
+    ],
+)
+def test_impossible_options_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_fesem_refuses_a_layer_that_is_not_there():
+    with pytest.raises(ValueError, match="no parameter matches"):
+        start_of(fesem(MODEL, clusters=2, local=OWN, layers=["hidden_7"]), blobs())
+
+
+def test_configurations_name_what_was_chosen():
+    assert fedprox(MODEL, local=OWN, proximal=0.3).config["local"]["proximal"] == 0.3
+    assert fairavg(MODEL, local=OWN).config["weighting"] == "uniform"
+    assert jnp.asarray(fedavgm(MODEL, local=OWN).config["server_momentum"]) == pytest.approx(0.9)

@@ -1,0 +1,299 @@
+"""CFL against its NumPy version, and the faults that published codes have."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import averaging, cfl
+from fedjax_cluster.algorithms.cfl_splits import Division, divide, empty_splits
+from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.types import Variables
+from tests.federations import as_lists, blobs
+from tests.reference import bipartition as brute_force
+from tests.reference import cfl as reference
+
+FULL = local.sgd(0.3, batch_size=None, steps=2)
+SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
+ROUNDS = 24
+
+
+def build(**options):
+    settings = {"clusters": 5, "local": FULL, "epsilon_1": 0.3, "epsilon_2": 0.3, "first_round": 4, **options}
+    return cfl(nn.linear(), **settings)
+
+
+@functools.cache
+def finished():
+    """Twelve clients in three groups, split twice."""
+    return simulate(build(gamma_max=0.5), blobs(clients=12, groups=3), rounds=ROUNDS, eval_every=ROUNDS)
+
+
+def start_of(algorithm, federation):
+    population = parallel.place_population(federation.train, federation.info, SCAN)
+    state, _ = algorithm.init(streams(0).initialization, population)
+    return population, state
+
+
+def runner(algorithm):
+    @jax.jit
+    def one_round(population, state):
+        selection = algorithm.select(jax.random.fold_in(streams(0).cohorts, state.round), state)
+        cohort = parallel.gather_cohort(population, selection)
+        return algorithm.step(jax.random.fold_in(streams(0).local, state.round), state, cohort)
+
+    return one_round
+
+
+def labels(state):
+    return averaging.labels(state.clients.weights).tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gamma_max": 0.5},
+        {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2},
+        {"similarity_of": "gradients", "epsilon_1": 0.2, "epsilon_2": 0.2, "gamma_max": 0.5},
+    ],
+)
+def test_it_is_algorithm_5(options):
+    """Twelve clients in three groups; the second case has no slot for the second split, and keeps its momentum."""
+    federation = blobs(clients=12, groups=3)
+    algorithm = build(**options)
+    state = start_of(algorithm, federation)[1]
+    first = [np.asarray(state.clusters.params["output"][name][0], np.float64) for name in ("kernel", "bias")]
+    result = (
+        finished()
+        if options == {"gamma_max": 0.5}
+        else simulate(algorithm, federation, rounds=ROUNDS, eval_every=ROUNDS)
+    )
+    config = algorithm.config
+    expected, split_rounds = reference.cfl(
+        tuple(first),
+        as_lists(federation),
+        rate=0.3,
+        steps=2,
+        rounds=ROUNDS,
+        most_clusters=config["clusters"],
+        momentum=0.5 if "server" in options else 0.0,
+        of_gradients=config["similarity_of"] == "gradients",
+        **{name: config[name] for name in ("epsilon_1", "epsilon_2", "gamma_max", "first_round", "weighting")},
+    )
+    assert len(expected) == min(3, config["clusters"])
+    assert [event.round for event in result.events if len(event.content["parent"])] == sorted(set(split_rounds))
+    for slot, (members, model) in enumerate(expected):
+        assert np.flatnonzero(result.labels == slot).tolist() == members
+        for name, part in zip(("kernel", "bias"), model, strict=True):
+            ours = result.state.clusters.params["output"][name][slot]
+            np.testing.assert_allclose(ours, part, rtol=2e-4, atol=2e-5)
+
+
+# ------------------------------------------------------------------------- the faults that codes copied
+
+
+def division(label, slots):
+    label = np.asarray(label, np.int32)
+    rows = slots - 1
+    unused = jnp.full(slots, -1, jnp.int32)
+    splits = empty_splits(Variables({"w": jnp.zeros(1)}, {}), rows)
+    active = jnp.arange(slots) <= label.max()
+    return Division(jnp.asarray(label), active, jnp.full((len(label), rows), -1, jnp.int32), splits, unused, unused)
+
+
+def divided(before, similarity, counted=None):
+    counted = jnp.ones(len(similarity), bool) if counted is None else jnp.asarray(counted)
+    qualified = jnp.arange(len(before.active)) == 0
+    return divide(before, jnp.asarray(similarity, jnp.float32), counted, qualified, 0.0, jnp.asarray(7, jnp.int32))
+
+
+def test_the_split_is_the_optimum_where_complete_linkage_is_not():
+    """A chain of neighbours who are alike at 0.9, and one stranger: the ends of the chain differ most of all."""
+    chain = np.array([[1 - 0.45 * abs(i - j) for j in range(5)] for i in range(5)])
+    similarity = np.pad(chain, (0, 1), constant_values=-0.1)
+    similarity[5, 5] = 1.0
+    found = divided(division([0] * 6, 3), similarity).label
+    assert found.tolist() == [0, 0, 0, 0, 0, 1]
+    assert brute_force.largest_across(similarity, found) == brute_force.best_max_cross(similarity)
+    complete = np.array([0, 0, 0, 1, 1, 1])
+    assert brute_force.largest_across(similarity, complete) > brute_force.best_max_cross(similarity)
+
+
+def test_the_second_split_names_clients_not_places_in_their_cluster():
+    """Cluster 0 is left with clients 1, 3, 4, 6: its parts are {1, 4} and {3, 6}, not places {0, 2} and {1, 3}."""
+    label = [1, 0, 1, 0, 0, 1, 0, 1]
+    pairs = {1: 0, 4: 0, 3: 1, 6: 1}
+    similarity = np.array([[0.9 if pairs.get(i) == pairs.get(j) else -0.5 for j in range(8)] for i in range(8)])
+    after = divided(division(label, 4), similarity)
+    assert after.label.tolist() == [1, 0, 1, 2, 0, 1, 2, 1]
+    assert after.side[:, 0].tolist() == [-1, 0, -1, 1, 0, -1, 1, -1]
+    assert (int(after.splits.parent[0]), int(after.splits.child[0]), int(after.splits.round[0])) == (0, 2, 7)
+    assert after.origin.tolist() == [0, -1, 0, -1]
+
+
+def test_the_run_splits_twice_along_the_true_groups():
+    result = finished()
+    assert result.summary["adjusted_rand_index"] == 1.0
+    assert result.history["num_clusters"][-1] == 3
+    assert [len(event.content["parent"]) for event in result.events] == [1, 1]
+    assert result.history["num_changed"].sum() == 8
+
+
+def test_uncounted_clients_stay_with_the_parent():
+    similarity = np.where(np.arange(4)[:, None] % 2 == np.arange(4) % 2, 1.0, -1.0)
+    assert divided(division([0] * 4, 3), similarity, [True, True, True, False]).label.tolist() == [0, 1, 0, 0]
+
+
+# ------------------------------------------------------------------------------------------- events
+
+
+def test_an_event_holds_the_similarities_and_the_edges():
+    event = finished().events[0].content
+    edges, side = event["edges"][:, 0], event["side"][:, 0]
+    unit = edges / np.linalg.norm(edges, axis=1, keepdims=True)
+    np.testing.assert_allclose(event["similarity"], unit @ unit.T, atol=1e-5)
+    assert (event["labels"] == np.where(side == 1, event["child"][0], event["parent"][0])).all()
+    assert (event["previous_labels"] == 0).all()
+    assert event["models"].shape == (1, edges.shape[1])
+
+
+def test_a_split_without_a_slot_is_reported_once():
+    result = simulate(build(clusters=2, epsilon_2=0.05), blobs(clients=12, groups=3), rounds=ROUNDS, eval_every=ROUNDS)
+    refused = [(event.round, slot) for event in result.events for slot in event.content["refused"]]
+    assert len(refused) >= 1
+    assert len({slot for _, slot in refused}) == len(refused)
+    assert result.history["event"].sum() == len(result.events)
+    assert result.history["num_clusters"].max() == 2
+
+
+# ----------------------------------------------------------------------------- partial participation
+
+
+def test_criteria_wait_until_every_member_was_seen():
+    algorithm = build(participation=0.5, epsilon_1=1e3, epsilon_2=0.0, first_round=0, clusters=3)
+    population, state = start_of(algorithm, blobs(clients=8, groups=2))
+    one_round = runner(algorithm)
+    seen, splits = np.zeros(8, bool), 0
+    for _ in range(12):
+        before = labels(state)
+        chosen = algorithm.select(jax.random.fold_in(streams(0).cohorts, state.round), state)
+        seen[np.asarray(chosen.index)[np.asarray(chosen.mask)]] = True
+        state, info = one_round(population, state)
+        complete = {k: seen[np.asarray(before) == k].all() and before.count(k) >= 3 for k in set(before)}
+        changed = {k for k, new in zip(before, labels(state), strict=True) if k != new}
+        if splits < 2:
+            assert changed == {k for k in complete if complete[k]} or splits + len(changed) == 2
+        for k in changed:
+            seen[np.asarray(before) == k] = False
+            splits += 1
+    assert splits == 2
+    assert int(info.num_clients.sum()) == 4
+
+
+def test_a_client_without_finite_update_holds_up_no_split():
+    federation = blobs(clients=12, groups=3)
+    federation.train.x[0] = np.nan
+    algorithm = build(gamma_max=0.5)
+    population, state = start_of(algorithm, federation)
+    one_round = runner(algorithm)
+    for _ in range(12):
+        state, _ = one_round(population, state)
+    found = labels(state)
+    assert len(set(found)) == 3
+    assert all(len({found[i] for i in range(1, 12) if i % 3 == group}) == 1 for group in range(3))
+
+
+# -------------------------------------------------------------------------------------- falling back
+
+
+def test_a_cluster_that_lost_by_its_split_goes_back_to_the_parents_model():
+    algorithm = build(gamma_max=0.5, fall_back_after=3, clusters=3)
+    population, state = start_of(algorithm, blobs(clients=12, groups=2))
+    one_round = runner(algorithm)
+    while len(set(labels(state))) == 1:
+        state, _ = one_round(population, state)
+    assert int(state.round) < 15
+    one = jax.tree.map(lambda leaf: leaf[0], state.server.splits.params)
+    worse = jax.tree.map(lambda leaf: leaf.at[1].set(-5 * leaf[1]), state.clusters.params)
+    state = state._replace(clusters=state.clusters._replace(params=worse))
+    fell = []
+    for _ in range(6):
+        # Training would soon repair the ruined model.
+        ruined = jax.tree.map(lambda leaf, bad: leaf.at[1].set(bad[1]), state.clusters.params, worse)
+        if not fell:
+            state = state._replace(clusters=state.clusters._replace(params=ruined))
+        state, info = one_round(population, state)
+        if bool(info.event):
+            fell.append(int(state.round) - 1)
+            assert algorithm.harvest(jax.device_get(state))["fell_back"].tolist() == [1]
+    assert fell == [int(state.server.splits.round[0]) + 3]
+    assert (np.asarray(state.server.fell_back) >= 0).tolist() == [False, True, False]
+    for leaf, expected in zip(jax.tree.leaves(state.clusters.params), jax.tree.leaves(one), strict=True):
+        np.testing.assert_array_equal(leaf[1], expected)
+        assert not np.allclose(leaf[0], expected)
+    assert info.num_clients.tolist() == [6, 0, 0]
+
+
+def test_held_out_rows_are_not_trained_on():
+    federation = blobs(clients=6, groups=2, ragged=False)
+    algorithm = build(fall_back_after=50, held_out=0.2)
+    one_round = runner(algorithm)
+    ends = []
+    for last in (None, 16, 15):
+        x = federation.train.x.copy()
+        if last is not None:
+            x[:, last:] += 3.0
+        population, state = start_of(algorithm, federation._replace(train=federation.train._replace(x=x)))
+        ends.append(one_round(population, state)[0].clusters.params["output"]["kernel"])
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert not np.array_equal(ends[0], ends[2])
+
+
+# ------------------------------------------------------------------------------------------- privacy
+
+
+@pytest.mark.parametrize("scheme", ["permutation", "hadamard", "householder"])
+def test_the_privacy_transform_changes_neither_clusters_nor_models(scheme):
+    plain = finished()
+    federation = blobs(clients=12, groups=3)
+    algorithm = build(gamma_max=0.5, transform=scheme, transform_seed=3)
+    population, state = start_of(algorithm, federation)
+    one_round = runner(algorithm)
+    for _ in range(ROUNDS):
+        state, _ = one_round(population, state)
+    assert labels(state) == plain.labels.tolist()
+    for own, other in zip(
+        jax.tree.leaves(state.clusters.params), jax.tree.leaves(plain.state.clusters.params), strict=True
+    ):
+        np.testing.assert_allclose(own[:3], other[:3], atol=1e-4)
+    sent = np.asarray(state.clients.update)
+    known = np.asarray(plain.state.clients.update)
+    assert not np.allclose(sent[:, : known.shape[1]], known, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(sent, axis=1), np.linalg.norm(known, axis=1), atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, "clusters is 0"),
+        ({"min_size": 1}, "min_size is 1"),
+        ({"first_round": -1}, "first_round is -1"),
+        ({"epsilon_1": -0.1}, "epsilon_1 is -0.1"),
+        ({"gamma_max": 1.0}, "gamma_max is 1.0"),
+        ({"fall_back_after": 0}, "fall_back_after is 0"),
+        ({"held_out": 0.0}, "held_out is 0.0"),
+        ({"similarity_of": "losses"}, "similarity_of is 'losses'"),
+        ({"transform": "rot13"}, "'rot13'"),
+        ({"edge_coordinates": 0}, "edge_coordinates is 0"),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)

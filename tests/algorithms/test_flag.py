@@ -1,0 +1,346 @@
+"""FLAG and PACFL against plain NumPy, and what they must tell apart."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import clustering, local, nn, parallel
+from fedjax_cluster.algorithms import flag_search, one_shot
+from fedjax_cluster.algorithms.averaging import labels as labels_of
+from fedjax_cluster.algorithms.flag import flag
+from fedjax_cluster.algorithms.pacfl import pacfl
+from fedjax_cluster.data import digits, scenarios
+from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.types import ClientData, Federation
+from tests.federations import INFO, as_lists, blobs
+from tests.reference import flag as reference
+from tests.reference import linkage
+
+SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
+FULL = local.sgd(0.3, batch_size=None, steps=2)
+LIGHT = nn.linear()
+EPOCHS, ROUNDS = 4, 3
+
+
+def place(federation):
+    return parallel.place_population(federation.train, federation.info, SCAN)
+
+
+@functools.cache
+def lines(clients=9, groups=3, rows=24, seed=0, permuted=False) -> Federation:
+    """Classes are directions in ten dimensions with a little noise.
+
+    Each group of clients has its own directions, or the same ones under other labels.
+    """
+    rng = np.random.default_rng(seed)
+    basis = rng.normal(size=(groups, 3, 10))
+    if permuted:
+        basis = np.stack([np.roll(basis[0], shift, axis=0) for shift in range(groups)])
+    group = np.arange(clients, dtype=np.int32) % groups
+    count = rng.integers(rows // 2, rows + 1, clients).astype(np.int32)
+
+    def draw(size, count):
+        y = rng.integers(0, 3, (clients, size)).astype(np.int32)
+        x = rng.normal(3, 1, (clients, size, 1)) * basis[group[:, None], y] + 0.2 * rng.normal(size=(clients, size, 10))
+        padding = np.arange(size)[None] >= count[:, None]
+        return ClientData(np.where(padding[..., None], 0, x).astype(np.float32), np.where(padding, 0, y), count)
+
+    train, test = draw(rows, count), draw(12, np.full(clients, 12, np.int32))
+    return Federation(train, test, None, group, INFO._replace(input_shape=(10,)))
+
+
+@functools.cache
+def at_threshold():
+    """FLAG with α = 0.6 on nine clients in three groups, without the search."""
+    algorithm = flag(nn.linear(), clusters=4, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, threshold=0.6)
+    return algorithm, *algorithm.init(streams(0).initialization, place(lines()))
+
+
+def model_of(variables):
+    params = variables.params["output"]
+    return tuple(np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
+
+
+def measured(federation, start, share=0.01):
+    arguments = {"num_classes": 3, "rank": 2, "share": share, "rate": 0.3, "epochs": EPOCHS}
+    return [reference.measure(start, x, y, **arguments) for x, y in as_lists(federation)]
+
+
+# ------------------------------------------------------------------------------------------ clustering
+
+
+def test_matrices_and_clusters_are_algorithm_2():
+    _, state, info = at_threshold()
+    data, gradient, proximity = reference.matrices(measured(lines(), model_of(state.server.start)), delta=0.5, beta=0.5)
+    np.testing.assert_allclose(state.server.matrices.data, data, atol=0.1)
+    np.testing.assert_allclose(state.server.matrices.gradient, gradient, atol=0.1)
+    np.testing.assert_allclose(state.server.matrices.proximity, proximity, atol=3e-3)
+    clusters = linkage.agglomerative(proximity, "average", 0.6)
+    assert labels_of(state.clients.weights).tolist() == reference.as_labels(clusters, 9).tolist()
+    assert clustering.scores.adjusted_rand_index(labels_of(state.clients.weights), lines().group) == 1.0
+    assert state.clusters.active.tolist() == [True, True, True, False]
+    assert bool(info.event)
+
+
+def test_training_is_federated_averaging_in_each_cluster():
+    algorithm, state, _ = at_threshold()
+    federation = lines()
+    result = simulate(algorithm, federation, rounds=ROUNDS, mapping=SCAN)
+    starts = [model_of(jax.tree.map(lambda leaf, k=k: leaf[k], state.clusters)) for k in range(3)]
+    expected = reference.train_clusters(
+        starts, federation.group, as_lists(federation), rate=0.3, steps=2, rounds=ROUNDS
+    )
+    trained = [model_of(jax.tree.map(lambda leaf, k=k: leaf[k], result.state.clusters)) for k in range(3)]
+    for own, other in zip(trained, expected, strict=True):
+        for part, value in zip(own, other, strict=True):
+            np.testing.assert_allclose(part, value, rtol=1e-3, atol=1e-4)
+    (event,) = result.events
+    assert event.round == -1
+    np.testing.assert_array_equal(event.content["proximity"], state.server.matrices.proximity)
+    assert event.content["labels"].tolist() == federation.group.tolist()
+    assert result.history["num_changed"].sum() == 0
+
+
+def test_costs_of_the_clustering_are_counted():
+    _, state, info = at_threshold()
+    clients, size = 9, 33  # 10·3 + 3 parameters
+    used = np.count_nonzero(np.abs(np.asarray(state.clients.vectors)).max(axis=2))
+    assert float(info.costs.models_down) == clients
+    assert float(info.costs.models_up) == pytest.approx(clients + used * 10 / size)
+    assert float(info.costs.gradient_evaluations) == clients * EPOCHS
+    assert used == np.count_nonzero(np.asarray(state.clients.counts))
+
+
+def test_counts_that_are_not_shared_weigh_all_angles_equally():
+    population = place(lines())
+    arguments = {"clusters": 4, "local": FULL, "gradient_epochs": 0, "max_vectors": 2, "threshold": 0.6}
+    private, _ = flag(nn.linear(), share_class_counts=False, **arguments).init(jax.random.key(0), population)
+    uniform, _ = flag(nn.linear(), delta=0.0, **arguments).init(jax.random.key(0), population)
+    np.testing.assert_allclose(private.server.matrices.data, uniform.server.matrices.data, rtol=1e-5)
+    assert np.asarray(private.clients.counts).max() == 1
+    assert np.abs(np.asarray(private.server.matrices.data) - at_threshold()[1].server.matrices.data).max() > 1.0
+    # Without local epochs there is no direction: all angles are 90°, and A is the data's alone.
+    off = ~np.eye(9, dtype=bool)
+    np.testing.assert_allclose(np.asarray(private.server.matrices.gradient)[off], 90.0)
+
+
+def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
+    population = place(lines())
+    x = population.data.x.at[4].set(jnp.nan)
+    broken = dataclasses.replace(population, data=population.data._replace(x=x))
+    state, info = at_threshold()[0].init(streams(0).initialization, broken)
+    others = np.arange(9) != 4
+    found = np.asarray(labels_of(state.clients.weights))
+    assert clustering.scores.adjusted_rand_index(found[others], lines().group[others]) == 1.0
+    assert int(info.num_rejected) == 1
+    assert found[4] in (0, 2)  # the largest: the other groups' three members
+    assert np.isfinite(state.server.matrices.proximity).all()
+
+
+@pytest.mark.parametrize("method", ["flag", "pacfl"])
+def test_a_newcomer_joins_the_nearest_cluster(method):
+    federation = lines()
+    if method == "flag":
+        algorithm, state, _ = at_threshold()
+    else:
+        algorithm, state = pacfl_started()
+    for index in (3, 7):
+        absent = jax.tree.map(lambda leaf, i=index: leaf.at[i].set(jnp.zeros_like(leaf[i])), state.clients)
+        client = jax.tree.map(lambda leaf, i=index: jnp.asarray(leaf[i]), federation.train)
+        new = jax.jit(algorithm.admit)(jax.random.key(9), state._replace(clients=absent), client, jnp.asarray(index))
+        assert labels_of(new.clients.weights).tolist() == labels_of(state.clients.weights).tolist()
+
+
+# ---------------------------------------------------------------------------------------------- search
+
+
+@functools.cache
+def searched():
+    federation = lines()
+    thresholds = flag_search.threshold_grid(0.25)
+    _, state, _ = at_threshold()
+    tree = clustering.dendrogram(state.server.matrices.proximity)
+    labels = flag_search.cuts(tree, thresholds)
+    calls = []
+    compiled = jax.jit(flag_search.clustered_training(LIGHT, FULL, ROUNDS))
+
+    def train(rng_key, population, index, slot, start):
+        calls.append((rng_key, index, slot, start))
+        return compiled(rng_key, population, index, slot, start)
+
+    found, effort = flag_search.search_threshold(
+        jax.random.key(3), place(federation), labels, thresholds, model=LIGHT, train=train, num_clients=6,
+        rounds=ROUNDS, slots=5,
+    )  # fmt: skip
+    return thresholds, labels, found, effort, calls
+
+
+def test_the_curve_is_algorithm_3():
+    """Held-out accuracies equal NumPy's clustered training on the same rows."""
+    thresholds, labels, found, _, calls = searched()
+    federation = lines()
+    rng_key, index, _, start = calls[0]
+    assert len(index) == 6
+    split_key, _ = jax.random.split(rng_key)
+    kept, held = [], []
+    for client in index:
+        data = jax.tree.map(lambda leaf, i=client: jnp.asarray(leaf[i]), federation.train)
+        parts = flag_search.hold_out(jax.random.fold_in(split_key, client), data)
+        for rows, part in zip((kept, held), parts, strict=True):
+            count = int(part.num_examples)
+            rows.append((np.asarray(part.x[:count], np.float64), np.asarray(part.y[:count])))
+    for place_, _ in enumerate(thresholds):
+        expected = reference.held_out_accuracy(
+            model_of(start), kept, held, labels[place_, index], rate=0.3, steps=2, rounds=ROUNDS
+        )
+        assert found.accuracy[place_] == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_distinct_clustering_is_trained_once():
+    thresholds, labels, found, effort, calls = searched()
+    assert found.num_clusters.tolist() == [1, *(labels[1:].max(1) + 1)]
+    distinct = {tuple(np.unique(labels[place_, calls[0][1]], return_inverse=True)[1]) for place_ in range(5)}
+    assert len(calls) == len(distinct) < len(thresholds)
+    assert effort.models == len(calls) * 6 * ROUNDS
+    assert effort.gradients == len(calls) * 6 * ROUNDS * 2
+    assert len({tuple(call[1]) for call in calls}) == 1
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "counts", "slots", "chosen", "elbow"),
+    [
+        ([0.5, 0.6, 0.95, 0.94, 0.93], [1, 2, 4, 8, 30], 10, 2, 2),
+        ([0.5, 0.9, 0.9, 0.9, 0.8], [1, 4, 4, 7, 30], 10, 1, 1),
+        ([0.5, 0.6, 0.65, 0.95, 0.9], [1, 2, 3, 12, 30], 10, 0, 3),
+        ([0.9, 0.5, 0.5, 0.6, 0.9], [1, 2, 4, 8, 30], 10, 0, 0),
+        ([0.7, 0.7, 0.7, 0.7, 0.7], [1, 2, 4, 8, 30], 10, 0, 0),
+        ([np.nan, np.nan, np.nan, np.nan, np.nan], [1, 2, 4, 8, 30], 10, 0, 0),
+    ],
+    ids=["elbow", "first-of-a-plateau", "slots", "below-the-chord", "flat", "nothing-held-out"],
+)
+def test_the_elbow(accuracy, counts, slots, chosen, elbow):
+    thresholds = flag_search.threshold_grid(0.25)
+    found = flag_search.choose(thresholds, np.asarray(accuracy), np.asarray(counts), slots)
+    assert found == (chosen, elbow)
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 10, 25, 40])
+def test_a_tenth_is_held_out(number):
+    rows = 40
+    data = ClientData(jnp.arange(rows, dtype=jnp.float32)[:, None], jnp.arange(rows), jnp.asarray(number, jnp.int32))
+    kept, held = flag_search.hold_out(jax.random.key(number), data)
+    left, tested = (np.asarray(part.y[: int(part.num_examples)]) for part in (kept, held))
+    assert sorted([*left.tolist(), *tested.tolist()]) == list(range(number))
+    assert len(tested) == (0 if number == 1 else max(1, round(number / 10)))
+    assert kept.x.shape == data.x.shape
+    assert number < 25 or tested.tolist() != list(range(number))[-len(tested) :]
+
+
+def test_the_search_finds_the_groups():
+    algorithm = flag(nn.linear(), clusters=6, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, light_model=LIGHT)
+    federation = lines(rows=60, permuted=True)
+    result = simulate(algorithm, federation, rounds=1, mapping=SCAN)
+    assert result.labels.tolist() == federation.group.tolist()
+    (event,) = result.events
+    assert event.content["accuracy"].shape == (11,)
+    assert event.content["num_clusters"][event.content["chosen"]] == 3
+    assert result.history["loss_evaluations"][0] > 0
+
+
+def test_alpha_one_is_one_cluster_whatever_rounding_says():
+    distance = np.full((5, 5), np.float32(1.0000001)) * (1 - np.eye(5, dtype=np.float32))
+    assert flag_search.cuts(clustering.dendrogram(distance), flag_search.threshold_grid(1.0)).tolist() == [
+        [0] * 5,
+        list(range(5)),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- PACFL
+
+
+@functools.cache
+def pacfl_started():
+    algorithm = pacfl(nn.linear(), clusters=5, local=FULL, threshold=14.0, num_vectors=1)
+    return algorithm, algorithm.init(streams(0).initialization, place(lines()))[0]
+
+
+def test_pacfl_takes_principal_angles_between_spans():
+    _, state = pacfl_started()
+    expected = reference.pacfl_angles(as_lists(lines()), num_classes=3, rank=1)
+    np.testing.assert_allclose(state.server.angles, expected, atol=0.1)
+    clusters = linkage.agglomerative(expected, "average", 14.0)
+    assert labels_of(state.clients.weights).tolist() == reference.as_labels(clusters, 9).tolist()
+
+
+def test_nearest_cluster_measures_as_the_linkage_does():
+    distance = jnp.asarray([1.0, 9.0, 4.0, 5.0, 0.1])
+    weights = jnp.asarray([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]])
+    expected = {"average": 1, "single": 0, "complete": 1}
+    for name, slot in expected.items():
+        assert int(one_shot.nearest_cluster(distance, weights, name)) == slot
+
+
+# ------------------------------------------------------------------------------- what must be told apart
+
+
+@pytest.mark.slow
+def test_permuted_labels_are_seen_by_flag_and_not_by_pacfl():
+    """Concept shift: the same images under permuted labels span the same space."""
+    federation = scenarios.label_permutation(digits(), clients=12, num_groups=3, seed=0)
+    own = local.sgd(0.1, batch_size=10, epochs=2)
+    found = {}
+    for name, algorithm in {
+        "flag": flag(nn.mlp(hidden=(16,)), clusters=8, local=own, gradient_epochs=10),
+        "pacfl": pacfl(nn.mlp(hidden=(16,)), clusters=12, local=own, threshold=10.0),
+    }.items():
+        state, _ = algorithm.init(streams(0).initialization, place(federation))
+        found[name] = clustering.scores.adjusted_rand_index(labels_of(state.clients.weights), federation.group)
+    assert found["flag"] == 1.0
+    assert found["pacfl"] < 0.5
+
+
+# ------------------------------------------------------------------------------------------------ input
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        (flag, {"clusters": 0}, "clusters is 0"),
+        (flag, {"beta": 1.5}, "beta is 1.5"),
+        (flag, {"delta": -0.1}, "delta is -0.1"),
+        (flag, {"threshold": 2.0}, "threshold is 2.0"),
+        (flag, {"gradient_epochs": -1}, "gradient_epochs is -1"),
+        (flag, {"max_vectors": 0}, "max_vectors is 0"),
+        (flag, {"vector_share": 0.0}, "vector_share is 0.0"),
+        (flag, {"interval": 0.3}, "interval is 0.3"),
+        (flag, {"linkage": "ward"}, "linkage is 'ward'"),
+        (flag, {"angles": "mean"}, "angles is 'mean'"),
+        (flag, {"search_clients": 0}, "search_clients is 0"),
+        (flag, {"local": FULL._replace(rebuild=None)}, "cannot be rebuilt"),
+        (pacfl, {"clusters": 0}, "clusters is 0"),
+        (pacfl, {"threshold": -1.0}, "threshold is -1.0"),
+        (pacfl, {"num_vectors": 0}, "num_vectors is 0"),
+        (pacfl, {"angles": "mean"}, "angles is 'mean'"),
+    ],
+)
+def test_mistakes_are_named(method, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        method(nn.linear(), **{"clusters": 2, "local": FULL, **arguments})
+
+
+def test_more_clusters_than_slots_are_refused():
+    algorithm = pacfl(nn.linear(), clusters=2, local=FULL, threshold=0.0, num_vectors=1)
+    with pytest.raises(ValueError, match="found 9 clusters at 0°, but clusters is 2"):
+        algorithm.init(jax.random.key(0), place(lines()))
+
+
+def test_examples_without_classes_are_refused():
+    population = place(blobs())
+    regression = dataclasses.replace(population, info=population.info._replace(num_classes=0, task="regression"))
+    for method in (flag, pacfl):
+        with pytest.raises(ValueError, match="class by class"):
+            method(nn.linear(), clusters=2, local=FULL).init(jax.random.key(0), regression)

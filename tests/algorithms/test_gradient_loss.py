@@ -1,0 +1,189 @@
+"""Gradient-and-loss CFL: the rule against NumPy, its sign, its batch, pinned clients, costs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import fairavg, gradient_loss, ifca
+from fedjax_cluster.algorithms.gradient_loss import _similarity, _unit_rows
+from fedjax_cluster.simulation import simulate
+from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
+from tests.federations import as_lists, blobs
+from tests.reference import gradient_loss as reference
+
+MODEL = nn.linear()
+WHOLE = local.sgd(0.3, batch_size=None, steps=1)
+SMALL = local.sgd(0.3, batch_size=4, steps=2)
+ON_ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+BY_LOSS = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0)
+RANDOM_FIRST = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0, first_round="random")
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "oracle"),
+    [
+        (1, {}, {}),
+        (3, {"similarity_weight": 0.7, "pin": True}, {"weight": 0.7}),
+        (1, {"sign": "printed", "similarity_weight": 0.7}, {"printed": True, "weight": 0.7}),
+        (1, {"similarity": "euclidean", "similarity_weight": 0.9}, {"similarity": "euclidean", "weight": 0.9}),
+        (1, {"reduction": "sum", "similarity_weight": 0.95}, {"total": True, "weight": 0.95}),
+    ],
+)
+def test_the_rule_is_that_of_the_paper(steps, options, oracle):
+    """Catches the sign, the scale of the distance, the reduction, a change taken from the wrong round."""
+    federation = blobs(clients=9, groups=3, seed=2)
+    own = local.sgd(0.3, batch_size=None, steps=steps)
+    algorithm = gradient_loss(MODEL, clusters=3, local=own, **{"similarity_weight": 0.5, **options})
+    start = start_of(algorithm, federation)
+    pinned = np.where(start.clients.pinned.any(-1), start.clients.pinned.argmax(-1), -1)[:9]
+    assert (pinned >= 0).sum() == (3 if algorithm.config["pin"] else 0)
+    rounds = 5
+    expected, chosen = reference.gradient_loss(
+        models_of(start),
+        as_lists(federation),
+        rate=0.3,
+        steps=steps,
+        rounds=rounds,
+        pinned=pinned,
+        **{"weight": 0.5, **oracle},
+    )
+    by_loss = reference.gradient_loss(
+        models_of(start), as_lists(federation), rate=0.3, steps=steps, rounds=rounds, weight=0.0
+    )[1]
+    assert chosen[-1].tolist() != by_loss[-1].tolist()  # or the similarity would not be tested
+    result = simulate(algorithm, federation, rounds=rounds)
+    assert result.labels.tolist() == chosen[-1].tolist()
+    assert_models_equal(models_of(result.state), expected)
+
+
+def test_without_similarity_it_is_ifca_on_the_mini_batch():
+    federation = blobs(clients=9, groups=3)
+    ours = simulate(BY_LOSS, federation, rounds=5)
+    theirs = simulate(ifca(MODEL, clusters=3, local=SMALL, score_on="batch"), federation, rounds=5)
+    assert ours.labels.tolist() == theirs.labels.tolist()
+    for one, other in zip(*(jax.tree.leaves(r.state.clusters) for r in (ours, theirs)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name in ("num_changed", "models_down", "models_up", "gradient_evaluations", "loss_evaluations"):
+        np.testing.assert_array_equal(ours.history[name], theirs.history[name])
+
+
+def test_the_scoring_batch_is_the_stepping_batch():
+    """With one cluster the gradient that scores is the only one that steps: any other batch would show."""
+    federation = blobs(clients=6)
+    ours = simulate(gradient_loss(MODEL, clusters=1, local=SMALL), federation, rounds=3)
+    theirs = simulate(fairavg(MODEL, local=SMALL), federation, rounds=3)
+    for one, other in zip(*(jax.tree.leaves(r.state.clusters) for r in (ours, theirs)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_the_descent_sign_prefers_the_cluster_that_moves_along(similarity):
+    gradient = {"a": jnp.asarray([1.0, 0.0]), "b": jnp.asarray([2.0])}
+    along = jax.tree.map(lambda leaf: -0.1 * leaf, gradient)
+    against = jax.tree.map(jnp.negative, along)
+
+    def likeness(moved, sign):
+        rows = jax.tree.map(lambda leaf: leaf[None], moved)
+        moved = jax.tree.map(lambda leaf: leaf[0], _unit_rows(rows)) if similarity == "cosine" else moved
+        return float(_similarity(gradient, moved, similarity, sign, 0.1))
+
+    best = 1.0 if similarity == "cosine" else 0.0
+    assert likeness(along, "descent") == pytest.approx(best, abs=1e-6)
+    assert likeness(against, "descent") < likeness(along, "descent")
+    assert likeness(against, "printed") > likeness(along, "printed")
+
+
+def test_zero_vectors_are_like_nothing():
+    zero, unit = {"a": jnp.zeros((1, 3))}, {"a": jnp.ones((1, 3))}
+    np.testing.assert_array_equal(_unit_rows(zero)["a"], zero["a"])
+    for gradient, moved in ((zero, unit), (unit, zero), (zero, zero)):
+        assert float(_similarity(gradient, _unit_rows(moved), "cosine", "descent", None)) == 0.0
+
+
+def test_the_printed_sign_loses():
+    """Two groups, eight draws: the descent sign finds them, the printed one often does not."""
+    purity = {}
+    for sign in ("descent", "printed"):
+        algorithm = gradient_loss(MODEL, clusters=2, local=WHOLE, similarity_weight=0.5, sign=sign)
+        results = [
+            simulate(algorithm, blobs(clients=12, ragged=False, seed=seed), rounds=6, seed=seed) for seed in range(8)
+        ]
+        purity[sign] = np.mean([result.summary["purity"] for result in results])
+    assert purity["descent"] > 0.95 > 0.85 > purity["printed"]
+
+
+def test_pinned_clients_stay_where_nobody_would_go():
+    """The last model is so bad that only who is pinned to it trains it, in every cohort."""
+    federation = blobs(clients=12)
+    population = parallel.place_population(federation.train, federation.info, ON_ONE)
+    for pin, participation in ((True, 0.5), (False, 1.0)):
+        algorithm = gradient_loss(MODEL, clusters=3, local=SMALL, pin=pin, participation=participation)
+        state, _ = algorithm.init(jax.random.key(3), population)
+        ruined = jax.tree.map(lambda leaf: leaf.at[-1].multiply(-1e3), state.clusters.params)
+        state = state._replace(clusters=state.clusters._replace(params=ruined))
+        step = jax.jit(algorithm.step)
+        for number in range(3):
+            selection = algorithm.select(jax.random.key(number), state)
+            cohort = parallel.gather_cohort(population, selection)
+            state, info = step(jax.random.key(number), state, cohort)
+            assert int(info.num_clients[-1]) == int(pin)
+        client, cluster = np.nonzero(state.clients.pinned)
+        assert sorted(cluster) == ([0, 1, 2] if pin else [])
+        assert set(client.tolist()) <= set(np.asarray(selection.index).tolist())
+        assert np.argmax(state.clients.weights, -1)[client].tolist() == cluster.tolist()
+
+
+def test_the_first_round_may_be_random():
+    federation = blobs(clients=40, groups=1)
+    drawn, again, by_loss = (
+        simulate(algorithm, federation, rounds=1, seed=seed).labels
+        for algorithm, seed in ((RANDOM_FIRST, 0), (RANDOM_FIRST, 1), (BY_LOSS, 0))
+    )
+    assert np.bincount(drawn, minlength=3).min() >= 5
+    assert drawn.tolist() != again.tolist()
+    assert drawn.tolist() != by_loss.tolist()
+    assert simulate(RANDOM_FIRST, federation, rounds=2).labels.tolist() != drawn.tolist()
+
+
+def test_costs_count_k_gradients_and_the_changes_for_those_who_missed_a_round():
+    federation = blobs(clients=10)
+    full = simulate(gradient_loss(MODEL, clusters=3, local=SMALL), federation, rounds=3).history
+    np.testing.assert_array_equal(full["models_down"], 30)
+    np.testing.assert_array_equal(full["models_up"], 10)
+    np.testing.assert_array_equal(full["gradient_evaluations"], 2 * 10 + 2 * 10)  # K − 1 more, and S steps
+    np.testing.assert_array_equal(full["loss_evaluations"], 0)
+    half = simulate(gradient_loss(MODEL, clusters=3, local=SMALL, participation=0.5), federation, rounds=6).history
+    assert half["models_down"][0] == 3 * 5
+    assert set(half["models_down"][1:]) <= {3 * (5 + stale) for stale in range(6)}
+    assert half["models_down"][1:].max() > 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"similarity_weight": 1.5}, "similarity_weight is 1.5"),
+        ({"similarity": "dot"}, "similarity is 'dot'"),
+        ({"sign": "plus"}, "sign is 'plus'"),
+        ({"reduction": "max"}, "reduction is 'max'"),
+        ({"first_round": "never"}, "first_round is 'never'"),
+        ({"similarity": "euclidean", "server": optax.sgd(0.1)}, "give step_size"),
+        ({"similarity": "euclidean", "step_size": -1.0}, "step_size is -1.0"),
+        ({"clusters": 0}, "clusters is 0"),
+        ({"participation": 0.0}, "participation is 0.0"),
+        ({"local": WHOLE._replace(first_gradient=None)}, "no gradient"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        gradient_loss(MODEL, **{"clusters": 2, "local": WHOLE, **options})
+
+
+def test_a_cohort_of_pinned_clients_only_is_refused():
+    federation = blobs(clients=8)
+    population = parallel.place_population(federation.train, federation.info, ON_ONE)
+    algorithm = gradient_loss(MODEL, clusters=4, local=WHOLE, pin=True, participation=0.5)
+    with pytest.raises(ValueError, match="pinned clients take part in every round"):
+        algorithm.init(jax.random.key(0), population)

@@ -1,0 +1,99 @@
+"""CFL in plain NumPy, from Algorithm 5 of the paper: softmax regression, clusters as lists of client numbers.
+
+Bipartitions are found by trying all of them. Everything is deterministic: mini-batches are whole local data sets.
+"""
+
+import itertools
+
+import numpy as np
+
+from tests.reference.federated import gradient, local_change
+
+
+def flat(model):
+    return np.concatenate([part.ravel() for part in model])
+
+
+def cosine(one, other):
+    return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+
+
+def best_bipartition(members, updates):
+    """The two lists of members whose largest cosine across is smallest (Eq. 25); the first member is in the first."""
+    best = None
+    for size in range(1, len(members)):
+        for rest in itertools.combinations(members[1:], size):
+            first = [i for i in members if i not in rest]
+            across = max(cosine(updates[i], updates[j]) for i in first for j in rest)
+            if best is None or across < best[0]:
+                best = (across, first, list(rest))
+    return best
+
+
+def cfl(
+    model,
+    clients,
+    *,
+    rate,
+    steps,
+    rounds,
+    epsilon_1,
+    epsilon_2,
+    gamma_max=0.0,
+    min_size=3,
+    first_round=0,
+    most_clusters=99,
+    weighting="uniform",
+    momentum=0.0,
+    of_gradients=False,
+):
+    """Returns [(members, model)] in the order in which clusters came to be, and the rounds of the splits.
+
+    A split's first part keeps the place in the list, the other goes to its end.
+    """
+    clusters = [(list(range(len(clients))), model, [np.zeros_like(part) for part in model])]
+    share = [len(y) if weighting == "examples" else 1.0 for _, y in clients]
+    split_rounds = []
+
+    def mean(members, vectors):
+        total = sum(share[i] for i in members)
+        return [sum(share[i] * vectors[i][place] for i in members) / total for place in range(2)]
+
+    def moved(members, start, velocity, changes):
+        velocity = [momentum * v + c for v, c in zip(velocity, mean(members, changes), strict=True)]
+        return members, tuple(p + v for p, v in zip(start, velocity, strict=True)), velocity
+
+    for number in range(rounds):
+        after, born = [], []
+        count = len(clusters)
+        for members, start, velocity in clusters:
+            changes = {i: local_change(start, *clients[i], rate, steps) for i in members}
+            judged = {i: gradient(*start, *clients[i])[:2] for i in members} if of_gradients else changes
+            vectors = {i: flat(judged[i]) for i in members}
+            parts = [members]
+            stationary = np.linalg.norm(flat(mean(members, judged))) < epsilon_1
+            far = max(np.linalg.norm(vector) for vector in vectors.values()) > epsilon_2
+            if number >= first_round and len(members) >= min_size and stationary and far:
+                across, one, other = best_bipartition(members, vectors)
+                if gamma_max < np.sqrt((1 - across) / 2) and count < most_clusters:
+                    parts, count = [one, other], count + 1
+                    split_rounds.append(number)
+            after.append(moved(parts[0], start, velocity, changes))
+            born += [moved(part, start, velocity, changes) for part in parts[1:]]
+        clusters = after + born
+    return [(members, start) for members, start, _ in clusters], split_rounds
+
+
+def assign(path_of_splits, change):
+    """Algorithm 4, as numbers of the side taken at each split met.
+
+    Args:
+      path_of_splits: nested (model, updates of side 0, updates of side 1, tree of side 0, tree of side 1), or a leaf.
+      change: model -> the newcomer's update, flat.
+    """
+    if not isinstance(path_of_splits, tuple):
+        return path_of_splits
+    model, first, second, left, right = path_of_splits
+    own = change(model)
+    nearest = [max(cosine(own, update) for update in side) for side in (first, second)]
+    return assign(left if nearest[0] > nearest[1] else right, change)

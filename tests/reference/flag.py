@@ -1,0 +1,84 @@
+"""FLAG and PACFL in plain NumPy, from the papers: softmax regression, one client and one pair after the other.
+
+Mini-batches are whole local data sets, so that no random stream has to agree.
+"""
+
+import numpy as np
+import scipy.linalg
+
+from tests.reference import federated, subspaces
+
+
+def measure(model, x, y, *, num_classes, rank, share, rate, epochs):
+    """What a client sends: per class its principal vectors, its class counts, and its change after t_g epochs."""
+    counts = np.bincount(y, minlength=num_classes)
+    vectors = []
+    for label, count in enumerate(counts):
+        kept = min(rank, max(int(share * count), 1))
+        vectors.append(subspaces.principal_vectors(x, y, label, kept) if count else None)
+    return vectors, counts, federated.local_change(model, x, y, rate, epochs)
+
+
+def matrices(measured, *, delta, beta, reduction="smallest"):
+    """V, G and A of Algorithm 2."""
+    clients, classes = len(measured), len(measured[0][1])
+    counts = np.stack([own for _, own, _ in measured])
+    angles = np.zeros((clients, clients, classes))
+    gradient = np.zeros((clients, clients))
+    flat = [np.concatenate([part.ravel() for part in change]) for _, _, change in measured]
+    for i, j in np.ndindex(clients, clients):
+        if i == j:
+            continue
+        gradient[i, j] = subspaces.gradient_angle(flat[i], flat[j])
+        for c in range(classes):
+            first, second = measured[i][0][c], measured[j][0][c]
+            angles[i, j, c] = subspaces.classwise_angle(first, second, counts[i, c], counts[j, c], reduction)
+    data = subspaces.data_dissimilarity(angles, counts, delta)
+    return data, gradient, subspaces.proximity(data, gradient, beta)
+
+
+def as_labels(clusters, count):
+    """Clusters as sets of clients → labels in the order of their first clients."""
+    labels = np.full(count, -1)
+    for number, members in enumerate(sorted(clusters, key=min)):
+        labels[sorted(members)] = number
+    return labels
+
+
+def train_clusters(models, labels, clients, *, rate, steps, rounds):
+    """Federated averaging by |D_i| in every cluster (Eq. 8)."""
+    return [
+        federated.fedavg(
+            model,
+            [client for client, label in zip(clients, labels, strict=True) if label == number],
+            rate=rate,
+            steps=steps,
+            rounds=rounds,
+        )
+        for number, model in enumerate(models)
+        if number in labels
+    ]
+
+
+def held_out_accuracy(start, kept, held, labels, *, rate, steps, rounds):
+    """One point of Algorithm 3: clustered training on the kept rows, mean accuracy on the held-out ones."""
+    labels = np.unique(labels, return_inverse=True)[1]
+    models = train_clusters([start] * (labels.max() + 1), labels, kept, rate=rate, steps=steps, rounds=rounds)
+    accuracy = []
+    for (x, y), label in zip(held, labels, strict=True):
+        weights, bias = models[label]
+        accuracy.append(np.mean(np.argmax(x @ weights + bias, 1) == y))
+    return np.mean(accuracy)
+
+
+def pacfl_angles(clients, *, num_classes, rank):
+    """Smallest principal angle in degrees between what the clients' principal vectors of all classes span."""
+    spans = []
+    for x, y in clients:
+        present = [label for label in range(num_classes) if (y == label).any()]
+        spans.append(np.concatenate([subspaces.principal_vectors(x, y, label, rank) for label in present], 1))
+    angles = np.zeros((len(spans), len(spans)))
+    for i, j in np.ndindex(angles.shape):
+        if i != j:
+            angles[i, j] = np.degrees(scipy.linalg.subspace_angles(spans[i], spans[j])).min()
+    return angles
