@@ -19,6 +19,7 @@ commands:
   resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
+  bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite but peers)
   list                        methods, scenarios, data sets, models and recipes
 
 `{PROG} COMMAND --help` lists a command's flags."""
@@ -136,6 +137,16 @@ def _reproduce(arguments: list[str]) -> None:
     recipes.reproduce(names[0], quick=own.quick, seeds=own.seeds, directory=directory)
 
 
+def _bench(arguments: list[str]) -> None:
+    from fedjax_cluster import benchmarks
+    from fedjax_cluster.experiments import flags
+
+    names, rest = _leading_names(arguments)
+    suites = "; ".join(f"{name}: {about}" for name, about in benchmarks.SUITES.items())
+    own = flags.parse_fields(BenchFlags, rest, f"{PROG} bench [SUITE...]", f"Suites: {suites}.")
+    benchmarks.run_suites(names, smoke=own.smoke, output=own.output)
+
+
 def _list(arguments: list[str]) -> None:
     from fedjax_cluster.report import catalogue
 
@@ -150,6 +161,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "resume": _resume,
     "report": _report,
     "reproduce": _reproduce,
+    "bench": _bench,
     "list": _list,
 }
 
@@ -164,6 +176,14 @@ class ResumeFlags:
 class ReportFlags:
     out: str | None = None
     """where to leave the table and figure of several runs (default: the first directory)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchFlags:
+    smoke: bool = False
+    """tiny sizes, in seconds: does everything still run?"""
+    output: str | None = None
+    """a folder for the results as JSON, such as benchmarks/results"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,14 +6,14 @@ import csv
 import json
 import pathlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_cluster.checkpoints import Checkpoints, atomic_file, check_writable, write_json
-from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
+from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, Membership, State
 
 
 class RunDirectory:
@@ -27,6 +27,7 @@ class RunDirectory:
         seed: int,
         eval_every: int,
         config: Mapping[str, Any] | None,
+        membership: Sequence[Membership] = (),
     ):
         self.path = pathlib.Path(path)
         check_writable(self.path)
@@ -39,6 +40,8 @@ class RunDirectory:
             "eval_every": eval_every,
             "data": fingerprint(federation),
         }
+        if membership:
+            self._identity["membership"] = [change._asdict() for change in membership]
         known = read_config(self.path, missing_ok=True)
         if known is not None:
             _check_same(self.path, known["identity"], json.loads(json.dumps(self._identity)))
@@ -141,9 +144,9 @@ def fingerprint(federation: Federation) -> int:
 
 def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     different = [
-        f"{key} is {known.get(key)} there and {wanted[key]} here"
-        for key in wanted
-        if known.get(key) != wanted[key] and key != "algorithm_config"
+        f"{key} is {known.get(key)} there and {wanted.get(key)} here"
+        for key in (*wanted, *(key for key in known if key not in wanted))
+        if known.get(key) != wanted.get(key) and key != "algorithm_config"
     ]
     old, new = known.get("algorithm_config", {}), wanted["algorithm_config"]
     if known.get("algorithm") == wanted["algorithm"]:

@@ -16,6 +16,7 @@ from jax import Array, lax
 from fedjax_cluster import clustering, parallel
 from fedjax_cluster.algorithms.averaging import labels
 from fedjax_cluster.data import check_federation
+from fedjax_cluster.membership import Schedule
 from fedjax_cluster.metrics import evaluate_clients, federation_figures
 from fedjax_cluster.progress import Interrupt, Progress
 from fedjax_cluster.result import SimulationResult, summarize
@@ -27,6 +28,7 @@ from fedjax_cluster.types import (
     Costs,
     Event,
     Federation,
+    Membership,
     Model,
     Population,
     RoundInfo,
@@ -79,7 +81,8 @@ def simulate(
     eval_every: int = 10,
     eval_clients: int | None = None,
     metrics: Sequence[Callable[..., dict[str, Array]]] = (),
-    callbacks: Sequence[Callable[[Evaluation], None]] = (),
+    callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
+    membership: Sequence[Membership] = (),
     run_dir: str | pathlib.Path | None = None,
     mapping: ClientMapping | None = None,
     progress: bool | None = None,
@@ -95,7 +98,9 @@ def simulate(
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
       eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
       metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client.
-      callbacks: called with an `Evaluation` after each evaluation.
+      callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history.
+      membership: clients who join or leave before given rounds. One whose first entry is a join is absent until then;
+        the method's `admit` gives it a cluster.
       run_dir: leaves config.json, metrics.csv, summary.json and checkpoints there; a directory of the same run is
         taken up where it stopped.
       mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
@@ -113,14 +118,17 @@ def simulate(
     clusters = algorithm.config.get("clusters")
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     algorithm = _with_metrics(algorithm, metrics)
-    directory = None if run_dir is None else RunDirectory(run_dir, algorithm, federation, seed, eval_every, config)
+    schedule = Schedule(membership, algorithm, federation.train.num_examples)
+    directory = None
+    if run_dir is not None:
+        directory = RunDirectory(run_dir, algorithm, federation, seed, eval_every, config, schedule.changes)
     mapping = parallel.client_mapping() if mapping is None else mapping
     keys = streams(seed)
 
     train = parallel.place_population(federation.train, federation.info, mapping)
     test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping)
     group = _groups(federation, train)
-    state, info = algorithm.init(keys.initialization, train)
+    state, info = algorithm.init(keys.initialization, schedule.start(train))
     state = parallel.place_state(state, mapping)
     history: dict[str, np.ndarray] = {}
     events: tuple[Event, ...] = ()
@@ -149,7 +157,10 @@ def simulate(
     figures: dict[str, float] = {}
     with Progress(algorithm.name, rounds, done, enabled=progress) as bar, Interrupt() as interrupt:
         while done < rounds and not interrupt.wanted:
-            stop = min(rounds, done + length, (done // eval_every + 1) * eval_every)
+            if schedule.due(done):
+                state = schedule.apply(keys.evaluation, state, federation.train, done)
+                state = parallel.place_state(state, mapping)
+            stop = int(min(rounds, done + length, (done // eval_every + 1) * eval_every, schedule.next_after(done)))
             started = time.perf_counter()
             state, reports = run_segment(keys, state, train, group, info, jnp.asarray(stop, jnp.int32))
             reached = int(state.round)
@@ -164,13 +175,12 @@ def simulate(
             evaluated = done % eval_every == 0 or done == rounds
             if evaluated:
                 figures = federation_figures(jax.device_get(evaluate(keys.evaluation, state, train, test.data)))
+                latest = {**figures, **_last(rows)}
+                for callback in callbacks:
+                    figures = {**figures, **(callback(Evaluation(done, state, latest)) or {})}
                 rows = _add_figures(rows, figures)
             history = _append(history, rows)
-            latest = {**figures, **_last(history)}
-            bar.update(done, latest, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9))
-            if evaluated:
-                for callback in callbacks:
-                    callback(Evaluation(done, state, latest))
+            bar.update(done, {**figures, **_last(history)}, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9))
             if directory is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                 directory.save(state, history)
                 saved_at = time.monotonic()
@@ -242,7 +252,8 @@ def _run_segment(
 def _evaluate(
     key: Array, state: State, train: Population, test: ClientData, *, model: Model, personalize: Callable
 ) -> dict[str, Array]:
-    return evaluate_clients(model, personalize, key, state, train, test)
+    figures = evaluate_clients(model, personalize, key, state, train, test)
+    return {name: jnp.where(state.clients.present, value, jnp.nan) for name, value in figures.items()}
 
 
 def _agreement(state: State, group: Array | None) -> dict[str, Array]:

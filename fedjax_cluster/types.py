@@ -125,6 +125,14 @@ class Event(NamedTuple):
     content: Mapping[str, Any]  # numpy arrays
 
 
+class Membership(NamedTuple):
+    """Clients who join or leave before a round."""
+
+    round: int  # 0-based
+    join: tuple[int, ...] = ()
+    leave: tuple[int, ...] = ()
+
+
 class Selection(NamedTuple):
     """Who takes part: unique indices, valid first, padding = M.
 

@@ -1,7 +1,10 @@
 """Small federations that tests share."""
 
+import jax
 import numpy as np
 
+from fedjax_cluster import parallel
+from fedjax_cluster.simulation import streams
 from fedjax_cluster.types import ClientData, DatasetInfo, Federation
 
 INFO = DatasetInfo("blobs", (6,), 3)
@@ -27,3 +30,16 @@ def as_lists(federation: Federation):
     """[(x, y)] per client without padding, in float64."""
     x, y, count = federation.train
     return [(x[i, :n].astype(np.float64), y[i, :n]) for i, n in enumerate(count)]
+
+
+def play(algorithm, federation, rounds, seed=0):
+    """State and reports after rounds with everyone on one device: what `simulate` does, without its evaluation."""
+    one = parallel.client_mapping("scan", devices=jax.devices()[:1])
+    population = parallel.place_population(federation.train, federation.info, one)
+    keys, reports = streams(seed), []
+    state, _ = algorithm.init(keys.initialization, population)
+    step = jax.jit(algorithm.step)
+    for number in range(rounds):
+        state, info = step(jax.random.fold_in(keys.local, number), state, parallel.everyone(population))
+        reports.append(jax.device_get(info))
+    return jax.device_get(state), reports

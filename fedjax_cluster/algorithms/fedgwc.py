@@ -99,9 +99,9 @@ def fedgwc(
       reward: "gaussian" as in the paper; "signed" (ours) keeps on which side of the mean a loss lies.
       centre: (ours) takes each row's mean off P before the affinity, so that only the company counts.
       variant: "released" is the public code where it differs from the paper: P starts at 1/M², moments weighted by
-        examples, rewards divided by their sum, affinity of min-max-scaled Pᵀ with a zero diagonal, `cluster_qr`, index on
-        the spectral embedding, change divided by cohort², α = cohort/|cluster|, cohorts of one size, uniform sampling,
-        any size of a child.
+        examples, rewards divided by their sum, affinity of min-max-scaled Pᵀ with a zero diagonal, `cluster_qr`,
+        index on the spectral embedding, change divided by cohort², α = cohort/|cluster|, cohorts of one size, uniform
+        sampling, any size of a child.
       weighting: "examples" or "uniform" (FairAvg).
       participation: ρ; a cluster's cohort is max(⌈ρ·clients⌉, 3), all of a smaller cluster.
 
@@ -134,12 +134,12 @@ def fedgwc(
         start = 1.0 / float(jnp.sum(present)) ** 2 if released else 0.0
         own = Server(
             optimizer=init_optimizer(optimizer, models),
-            interactions=jnp.full((size, size), start),
+            interactions=jnp.full((size, size), start, jnp.float32),
             meetings=jnp.zeros((size, size) if counted else (0, 0), jnp.int32),
             average=jnp.ones(clusters),
             calm=jnp.zeros(clusters, jnp.int32),
             parent=jnp.zeros((), jnp.int32),
-            index=jnp.asarray(jnp.inf),
+            index=jnp.full((), jnp.inf, jnp.float32),
             refused=jnp.zeros((), jnp.int32),
         )
         clients = Clients(averaging.one_hot(slot, clusters), present, jnp.zeros(size), slot.astype(jnp.int32))

@@ -108,7 +108,7 @@ def from_features(clients: int, rng: np.random.Generator) -> list[Case]:
     features = (rng.normal(size=(4, 4))[np.arange(clients) % 4] * 4 + rng.normal(size=(clients, 4))).astype(np.float32)
     placed = jnp.asarray(features)
     own = jax.jit(partial(clustering.kmeans, k=4))
-    theirs = sklearn.cluster.KMeans(4, n_init=10, random_state=0)
+    theirs = sklearn.cluster.KMeans(4, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
     new, old = (rng.integers(0, 16, clients).astype(np.int32) for _ in range(2))
     match = jax.jit(partial(clustering.match_labels, k=16))
     new_placed, old_placed = jnp.asarray(new), jnp.asarray(old)
@@ -134,7 +134,12 @@ def from_features(clients: int, rng: np.random.Generator) -> list[Case]:
         return out
 
     return [
-        Case("kmeans, k=4, r=4, 10 restarts", size, lambda: own(jax.random.key(0), placed).labels, {"scikit-learn": lambda: theirs.fit(features)}),  # noqa: E501
+        Case(
+            "kmeans, k=4, r=4, 10 restarts",
+            size,
+            lambda: own(jax.random.key(0), placed).labels,
+            {"scikit-learn": lambda: theirs.fit(features)},
+        ),
         Case("match_labels, k=16", size, lambda: match(new_placed, old_placed), {"SciPy assignment": hungarian}),
         Case(
             "interaction_affinity",
@@ -143,7 +148,9 @@ def from_features(clients: int, rng: np.random.Generator) -> list[Case]:
             {"NumPy row by row": affinity_by_rows} if clients <= 1000 else {},
             flops=2.0 * clients**3,
         ),
-        Case("update_interactions, cohort of 10", size, lambda: update(interactions, rewards, index, everyone, 0.1), {}),
+        Case(
+            "update_interactions, cohort of 10", size, lambda: update(interactions, rewards, index, everyone, 0.1), {}
+        ),
     ]
 
 
@@ -206,7 +213,12 @@ def from_subspaces(clients: int, rng: np.random.Generator) -> list[Case]:
         return out
 
     return [
-        Case("principal_vectors, rank 3", size, lambda: vectors_of(placed, labels, number), {"NumPy's SVDs": svd_by_class}),
+        Case(
+            "principal_vectors, rank 3",
+            size,
+            lambda: vectors_of(placed, labels, number),
+            {"NumPy's SVDs": svd_by_class},
+        ),
         Case("classwise_angles", size, lambda: angles_of(vectors, table), {}),
         Case(
             "data_dissimilarity from bases",

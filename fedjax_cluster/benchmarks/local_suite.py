@@ -63,11 +63,11 @@ def second_device(name: str) -> Row:
 
     The single device has XLA's own threads, as it would have without this package's advice.
     """
-    code = f"from fedjax_cluster.benchmarks.local_suite import timed_alone; timed_alone({name!r}, int(__import__('sys').argv[1]))"
+    code = "import sys; from fedjax_cluster.benchmarks import local_suite as own; own.timed_alone(*sys.argv[1:])"
     seconds: dict[int, list[float]] = {1: [], jax.device_count(): []}
     for _ in range(3):
         for devices, own in seconds.items():
-            own += in_a_process(code, devices)["seconds"]
+            own += in_a_process(code, name, devices)["seconds"]
     medians = {devices: sorted(own)[len(own) // 2] for devices, own in seconds.items()}
     several = medians[jax.device_count()]
     _, _, clients, steps, batch = CASES[name]
@@ -83,10 +83,10 @@ def second_device(name: str) -> Row:
     )
 
 
-def timed_alone(name: str, devices: int) -> None:
+def timed_alone(name: str, devices: str) -> None:
     """In a process of its own: prints the seconds of five runs on so many devices."""
-    if devices > 1:
-        parallel.use_all_cores(devices)
+    if int(devices) > 1:
+        parallel.use_all_cores(int(devices))
     run = training(CASES[name])
     jax.block_until_ready(run())
     seconds = []

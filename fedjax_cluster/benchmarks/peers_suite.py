@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, averaging
 from fedjax_cluster.benchmarks.local_suite import CASES
 from fedjax_cluster.benchmarks.measure import Bench, gradient_flops
-from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, local_training, noise_clients, start
+from fedjax_cluster.benchmarks.workloads import DIGITS, local_training, noise_clients, start
 from fedjax_cluster.simulation import _run_segment, streams
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, DatasetInfo, LocalUpdate, Model, Variables
 
@@ -32,12 +33,14 @@ AIMS = {"MLP 784-200-10": 2.5, "CNN 5×5 (32, 64)": 1.15, "ResNet-18": 1.0}
 
 def run(bench: Bench) -> None:
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError("the suite peers needs PyTorch; install fedjax_cluster[peers]") from error
     torch.manual_seed(0)
     for name in ("MLP 784-200-10", "CNN 5×5 (32, 64)", "ResNet-18"):
         local_against_torch(bench, name)
+    rounds_against_torch(bench, "fedgwc")
+    rounds_against_torch(bench, "cfl")
     ifca_against_torch(bench)
     cfl_gp_against_published(bench)
 
@@ -54,7 +57,9 @@ def local_against_torch(bench: Bench, name: str) -> None:
     own = local.sgd(RATE, batch_size=batch, steps=steps)
     forward = {"MLP": torch_peer.mlp, "CNN": torch_peer.cnn, "Res": torch_peer.resnet18}[name[:3]]
     weights = torch_peer.parameters(start(model, info))
-    placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64), "b": batches_of(own, data, steps, batch)})
+    placed = torch_peer.tensors(
+        {"x": data.x, "y": data.y.astype(np.int64), "b": batches_of(jax.random.key(1), data, steps, batch)}
+    )
     arguments = (forward, weights, placed["x"], placed["y"], placed["b"], RATE)
     check_losses(name, mean_loss(model, info, data, own), torch_peer.loop(*arguments, 2)[1])
     peers: dict[str, Callable[[], Any]] = {
@@ -74,12 +79,12 @@ def local_against_torch(bench: Bench, name: str) -> None:
     )
 
 
-def batches_of(own: LocalUpdate, data: ClientData, steps: int, batch: int) -> np.ndarray:
-    """i64[M, S, b]: the rows of every mini-batch that `local_training` draws."""
+def batches_of(round_key: Array, data: ClientData, steps: int, batch: int) -> np.ndarray:
+    """i64[M, S, b]: the rows of every mini-batch that `local.sgd` draws in a round."""
     rows = data._replace(x=np.tile(np.arange(data.x.shape[1], dtype=np.int32), (len(data.x), 1)))
 
     def of_client(index, one):
-        key = jax.random.split(local.client_key(jax.random.key(1), index))[0]
+        key = jax.random.split(local.client_key(round_key, index))[0]
         return jnp.stack([local.mini_batch(key, one, batch, step)[0] for step in range(steps)])
 
     return np.asarray(jax.vmap(of_client)(jnp.arange(len(data.x)), jax.tree.map(jnp.asarray, rows)), np.int64)
@@ -131,7 +136,39 @@ def rounds_of(algorithm: ClusteredAlgorithm, data: ClientData, info: DatasetInfo
 
 def models_of(state: Any) -> list[Variables]:
     count = len(state.clusters.active)
-    return [averaging.cluster_variables(state.clusters, np.asarray(k)) for k in range(count)]
+    return [averaging.cluster_variables(state.clusters, jnp.asarray(k)) for k in range(count)]
+
+
+def rounds_against_torch(bench: Bench, name: str) -> None:
+    """A round of ten clients in one cluster: local training, averaging, and what the method makes of the updates."""
+    from fedjax_cluster.benchmarks import torch_peer
+
+    clients, batch, steps = (4, 4, 2) if bench.smoke else (10, *{"fedgwc": (64, 7), "cfl": (128, 4)}[name])
+    model, forward = {"fedgwc": (nn.mlp(), torch_peer.mlp), "cfl": (nn.cnn(), torch_peer.cnn)}[name]
+    data = noise_clients(DIGITS, clients, batch * steps)
+    own = local.sgd(RATE, batch_size=batch, epochs=1)
+    # Thresholds that are never met: every round is one of training and bookkeeping.
+    options = {"fedgwc": {"tolerance": 1e-30}, "cfl": {}}[name]
+    algorithm = REGISTRY[name](model, clusters=4, local=own, participation=1.0, **options)
+    first, one_round, last = rounds_of(algorithm, data, DIGITS)
+    weights = torch_peer.parameters(models_of(first)[0])
+    order = batches_of(jax.random.fold_in(streams(0).local, 0), data, steps, batch)
+    placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64), "b": order})
+    arguments = (forward, weights, placed["x"], placed["y"], placed["b"], RATE)
+    round_of = {"fedgwc": torch_peer.fedgwc_round, "cfl": torch_peer.cfl_round}[name]
+    one_round()
+    check_losses(name, float(last[0]["loss"][0]), round_of(*arguments, 2)[1])
+    bench.row(
+        {"fedgwc": "FedGWC round, MLP 784-200-10", "cfl": "CFL round, CNN 5×5 (32, 64)"}[name],
+        f"{clients} clients × {steps} steps × b={batch}",
+        one_round,
+        flops=clients * steps * gradient_flops(model, DIGITS, batch),
+        peers={
+            f"PyTorch loop, {threads} thread{'s' * (threads > 1)}": partial(round_of, *arguments, threads)
+            for threads in (1, 2)
+        },
+        at_least={"fedgwc": 2.5, "cfl": 1.15}[name],
+    )
 
 
 def ifca_against_torch(bench: Bench) -> None:
@@ -178,15 +215,15 @@ def cfl_gp_against_published(bench: Bench) -> None:
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64)})
     whole = [[slice(None)]] * clients
     one_round()
-    check_losses(
-        "CFL-GP", float(last[0]["loss"][0]), peer.train(placed["x"], placed["y"], whole, RATE, cluster=True)
-    )
+    check_losses("CFL-GP", float(last[0]["loss"][0]), peer.train(placed["x"], placed["y"], whole, RATE, cluster=True))
     bench.row(
         "CFL-GP clustering round, MLP 784-200-10",
         f"M={clients}, K={clusters}, d={sum(value.numel() for value in weights[0].values())}",
         one_round,
         flops=clients * 2 * gradient_flops(model, DIGITS, rows),
-        peers={"PyTorch and NumPy's full SVD": partial(peer.train, placed["x"], placed["y"], whole, RATE, cluster=True)},
+        peers={
+            "PyTorch and NumPy's full SVD": partial(peer.train, placed["x"], placed["y"], whole, RATE, cluster=True)
+        },
         at_least=40.0,
         repetitions=5,
     )

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process
-from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, noise_clients
+from fedjax_cluster.benchmarks.workloads import CIFAR, noise_clients
 from fedjax_cluster.simulation import _run_segment, streams
 from fedjax_cluster.types import DatasetInfo
 
@@ -48,7 +48,7 @@ def run(bench: Bench) -> None:
 def _row(name: str, clients: int) -> Row:
     code = "import sys; from fedjax_cluster.benchmarks.scale_suite import alone; alone(sys.argv[1], int(sys.argv[2]))"
     found = in_a_process(code, name, clients)
-    info, rows, *_ = WORK[name]
+    rows = WORK[name][1]
     return Row(
         name,
         f"M={clients}, {rows} examples each, one epoch",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingImports]
+import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 from fedjax_cluster import tree
 from fedjax_cluster.types import Variables
@@ -78,7 +78,7 @@ def resnet18(w: Tensors, x: Any) -> Any:
 def train_client(
     forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float
 ) -> tuple[Tensors, list[Any]]:
-    """One client's SGD steps on the given rows; its changes, and the loss before each step."""
+    """One client's SGD steps on the given rows: its changes, and the loss before each step."""
     own = {name: value.clone().requires_grad_() for name, value in start.items()}
     leaves, losses = list(own.values()), []
     for rows in batches:
@@ -127,6 +127,46 @@ def vmapped(
 
 
 # -------------------------------------------------------------------------------------------- methods
+
+
+def fedgwc_round(
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+) -> tuple[Tensors, float]:
+    """Averaging, and Gaussian rewards of the losses at every step folded into the interactions."""
+    torch.set_num_threads(threads)
+    total, table = {name: torch.zeros_like(value) for name, value in start.items()}, []
+    for client in range(len(x)):
+        change, own = train_client(forward, start, x[client], y[client], batches[client], rate)
+        table.append(torch.stack(own))
+        for name, value in change.items():
+            total[name] += value / len(x)
+    losses = torch.stack(table)
+    spread = losses.var(0).clamp_min(1e-12)
+    rewards = torch.exp(-((losses - losses.mean(0)) ** 2) / (2 * spread)).mean(1)
+    interactions = torch.zeros(len(x), len(x))
+    interactions = 0.9 * interactions + 0.1 * rewards[:, None]
+    float(interactions.diff(dim=0).square().mean())
+    return {name: value + total[name] for name, value in start.items()}, float(losses.mean())
+
+
+def cfl_round(
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+) -> tuple[Tensors, float]:
+    """Averaging, and the criteria and cosine similarities of all updates."""
+    torch.set_num_threads(threads)
+    rows, losses = [], []
+    for client in range(len(x)):
+        change, own = train_client(forward, start, x[client], y[client], batches[client], rate)
+        rows.append(torch.cat([value.flatten() for value in change.values()]))
+        losses += own
+    updates = torch.stack(rows)
+    mean, norms = updates.mean(0), updates.norm(dim=1)
+    float(mean.norm()), float(norms.max())
+    similarity = updates @ updates.T / (norms[:, None] * norms[None])
+    float(similarity.min())
+    pieces = mean.split([value.numel() for value in start.values()])
+    moved = {name: value + piece.view_as(value) for (name, value), piece in zip(start.items(), pieces, strict=True)}
+    return moved, float(torch.stack(losses).mean())
 
 
 def ifca_round(
@@ -199,7 +239,8 @@ class PublishedCflGp:
             self.block = (self.block + 1) % count
             matrix = self.profile.reshape(len(x), -1)
             _, _, right = np.linalg.svd(matrix, full_matrices=False)
-            found = KMeans(count, n_init=10, random_state=0).fit_predict(matrix @ right[:count].T)
+            kmeans = KMeans(count, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
+            found = kmeans.fit_predict(matrix @ right[:count].T)
             table = np.zeros((count, count))
             np.add.at(table, (found, self.assignment), 1)
             self.assignment = linear_sum_assignment(-table)[1][found]

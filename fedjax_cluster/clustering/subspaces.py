@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.similarity import cosine_similarity
-from fedjax_cluster.clustering.spectral import leading_eigenpairs
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
-# Spectra of data fall fast: half the blocks of a Krylov space are enough, at a third of the cost.
-_DEPTH = 4
+# Subspace iteration: how many vectors beyond those wanted, and how often. Spectra of data fall fast.
+_OVERSAMPLING = 8
+_ITERATIONS = 6
 
-# Singular values below this share of the largest are rounding noise of the Gram matrix.
+# Up to this many examples or features a whole SVD takes no longer.
+_DIRECT = 64
+
+# Clients compared at once, and the largest bases whose angles are found by rotations; so many sweeps converge.
+_BLOCK = 128
+_LARGEST_ROTATED = 4
+_SWEEPS = 5
+
+# Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
 
 # Directions that stacked unit vectors share up to rounding.
@@ -79,24 +89,12 @@ def principal_vectors(
 def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank: int, share: float | None) -> Array:
     num_rows, num_features = x.shape
     x = jnp.where(valid[:, None], x, 0.0)
-    by_examples = num_rows <= num_features
-    gram = _matmul(x, x.T) if by_examples else None
     width = min(rank, num_rows)
 
     def of_class(label: Array) -> Array:
         members = valid & (y == label)
         number = members.sum(dtype=jnp.int32)
-        rows = jnp.where(members[:, None], x, 0.0)
-        if gram is not None:
-            pairs = members[:, None] & members[None, :]
-            _, right = leading_eigenpairs(jnp.where(pairs, gram, 0.0), members, width, "subspace", _DEPTH)
-            scaled = _matmul(rows.T, right)
-        else:
-            everywhere = jnp.ones(num_features, bool)
-            _, left = leading_eigenpairs(_matmul(rows.T, rows), everywhere, width, "subspace", _DEPTH)
-            scaled = _matmul(left, jnp.linalg.qr(_matmul(rows, left), mode="r").T)
-        # One more SVD, of p columns: it restores the orthogonality that the Gram matrix lost.
-        vectors, singular_values, _ = jnp.linalg.svd(scaled, full_matrices=False)
+        vectors, singular_values = _leading_right_vectors(jnp.where(members[:, None], x, 0.0), width)
         allowed = jnp.int32(rank)
         if share is not None:
             allowed = jnp.clip(jnp.floor(share * number.astype(jnp.float32)).astype(jnp.int32), 1, rank)
@@ -112,6 +110,25 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         return lax.cond(present, of_class, lambda _: nothing, label)
 
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
+
+
+def _leading_right_vectors(rows: Array, width: int) -> tuple[Array, Array]:
+    """The first right singular vectors f32[f, width] of rows [N, f], and their singular values.
+
+    Subspace iteration never forms a Gram matrix: that of 784 features would cost ten times as much.
+    """
+    sampled = width + _OVERSAMPLING
+    if min(rows.shape) <= max(sampled, _DIRECT):
+        _, singular_values, right = jnp.linalg.svd(rows, full_matrices=False)
+        return right[:width].T, singular_values[:width]
+
+    def iterate(_: Array, basis: Array) -> Array:
+        return jnp.linalg.qr(_matmul(rows.T, _matmul(rows, basis)))[0]
+
+    start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (rows.shape[1], sampled), jnp.float32))[0]
+    basis = lax.fori_loop(0, _ITERATIONS, iterate, start)
+    _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(_matmul(rows, basis), mode="r"))
+    return _matmul(basis, right[:width].T), singular_values[:width]
 
 
 def joint_basis(vectors: Any) -> Array:
@@ -187,28 +204,80 @@ def classwise_angles(vectors: Any, counts: Any, reduction: str = "smallest") -> 
 
 @partial(jax.jit, static_argnames="reduction")
 def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
-    num_clients, _, _, rank = vectors.shape
+    num_clients, num_classes, num_features, rank = vectors.shape
     used = jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0  # [M, L, p]
     dimension = used.sum(axis=2, dtype=jnp.int32)  # [M, L]
-    same = jnp.eye(num_clients, dtype=bool)
+    size = min(_BLOCK, num_clients)
+    blocks = -(-num_clients // size)
+    padded = jnp.pad(vectors, ((0, blocks * size - num_clients), (0, 0), (0, 0), (0, 0)))
+    # [L, f, p·M']: one matrix product per class and pair of blocks.
+    columns = jnp.moveaxis(padded, (0, 1, 2, 3), (3, 0, 1, 2)).reshape(num_classes, num_features, rank, -1)
+    dimension = jnp.pad(dimension, ((0, blocks * size - num_clients), (0, 0))).T
+    firsts, seconds = (jnp.asarray(index, jnp.int32) * size for index in np.triu_indices(blocks))
 
-    def to_client(index: Array) -> Array:
-        """f32[M, L]: one client against all, so that no more than [M, L, p, p] is held at once."""
-        cross = jnp.einsum("lfp,mlfq->mlpq", vectors[index], vectors, precision=lax.Precision.HIGHEST)
-        cosines = jnp.abs(cross[..., 0]) if rank == 1 else jnp.linalg.svd(cross, compute_uv=False)
-        angles = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # ascending
-        if reduction == "smallest":
-            return angles[..., 0]
-        number = jnp.minimum(dimension[index][None, :], dimension)
-        return jnp.where(jnp.arange(rank, dtype=jnp.int32)[None, None, :] < number[..., None], angles, 0.0).sum(axis=-1)
+    def of_class(own: tuple[Array, Array]) -> Array:
+        columns, dimension = own
 
-    angles = lax.map(to_client, jnp.arange(num_clients))
-    first, second = jnp.indices(same.shape, sparse=True)
-    angles = jnp.where((first > second)[:, :, None], angles, jnp.swapaxes(angles, 0, 1))
-    angles = jnp.where(same[:, :, None], 0.0, angles)
+        def part(start: Array) -> tuple[Array, Array]:
+            block = lax.dynamic_slice_in_dim(columns, start, size, axis=2)
+            return block.reshape(num_features, -1), lax.dynamic_slice_in_dim(dimension, start, size)
+
+        def add_blocks(number: Array, angles: Array) -> Array:
+            (first, rows), (second, others) = part(firsts[number]), part(seconds[number])
+            cross = _matmul(first.T, second).reshape(rank, size, rank, size)
+            cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
+            between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
+            if reduction == "smallest":
+                between = between[0]
+            else:
+                number_of_angles = jnp.minimum(rows[:, None], others[None, :])
+                counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < number_of_angles[None]
+                between = jnp.where(counted, between, 0.0).sum(axis=0)
+            return lax.dynamic_update_slice(angles, between, (firsts[number], seconds[number]))
+
+        nothing = jnp.zeros((blocks * size, blocks * size), jnp.float32)
+        return lax.fori_loop(0, len(firsts), add_blocks, nothing)[:num_clients, :num_clients]
+
+    angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
+    first, second = jnp.indices((num_clients, num_clients), sparse=True)
+    angles = jnp.where((first < second)[:, :, None], angles, jnp.swapaxes(angles, 0, 1))
+    angles = jnp.where((first == second)[:, :, None], 0.0, angles)
     has = counts > 0
     both, either = has[:, None, :] & has[None, :, :], has[:, None, :] | has[None, :, :]
     return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
+
+
+def _singular_values(matrices: Array) -> Array:
+    """Singular values f32[p, ...], descending, of matrices [p, p, ...]: one entry of all matrices beside another.
+
+    Small ones by one-sided Jacobi rotations, which are arithmetic on whole arrays; LAPACK takes a call per matrix.
+    """
+    rank = matrices.shape[0]
+    if rank == 1:
+        return jnp.abs(matrices[0])
+    if rank > _LARGEST_ROTATED:
+        values = jnp.linalg.svd(jnp.moveaxis(matrices, (0, 1), (-2, -1)), compute_uv=False)
+        return jnp.moveaxis(values, -1, 0)
+
+    def rotate(x: Array, y: Array) -> tuple[Array, Array]:
+        """Makes two columns orthogonal."""
+        product = (x * y).sum(axis=0)
+        slope = ((y * y).sum(axis=0) - (x * x).sum(axis=0)) / jnp.where(product == 0.0, 1.0, 2.0 * product)
+        tangent = jnp.where(slope < 0.0, -1.0, 1.0) / (jnp.abs(slope) + jnp.sqrt(1.0 + slope * slope))
+        tangent = jnp.where(product == 0.0, 0.0, tangent)
+        cosine = lax.rsqrt(1.0 + tangent * tangent)
+        sine = cosine * tangent
+        return cosine * x - sine * y, sine * x + cosine * y
+
+    def sweep(_: Array, columns: list[Array]) -> list[Array]:
+        columns = list(columns)
+        for i, j in itertools.combinations(range(rank), 2):
+            columns[i], columns[j] = rotate(columns[i], columns[j])
+        return columns
+
+    columns = lax.fori_loop(0, _SWEEPS, sweep, [matrices[:, j] for j in range(rank)])
+    lengths = jnp.sqrt(jnp.stack([(column * column).sum(axis=0) for column in columns]))
+    return -jnp.sort(-lengths, axis=0)
 
 
 def data_dissimilarity(angles: Any, counts: Any, delta: Any = 0.5, mask: Any = None) -> Array:

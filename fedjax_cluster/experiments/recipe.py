@@ -17,7 +17,8 @@ from fedjax_cluster.checkpoints import write_json
 from fedjax_cluster.experiments.config import RunConfig, build_model
 from fedjax_cluster.experiments.runs import Outcome, compare
 from fedjax_cluster.result import SimulationResult
-from fedjax_cluster.types import DatasetInfo
+from fedjax_cluster.simulation import Evaluation
+from fedjax_cluster.types import DatasetInfo, Federation
 
 # Local steps of own-weight models on two cores; recipes' minutes are stated at this rate.
 FLOPS_PER_SECOND = 6e10
@@ -53,6 +54,7 @@ class Recipe:
       seeds: runs per cell.
       quick: the cells of the smaller version, run with one seed.
       measure: further figures of a run from its result, added to its summary.
+      watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
       figure: draws the cells and their outcomes, given by (row, column).
     """
 
@@ -65,6 +67,7 @@ class Recipe:
     quick: tuple[Cell, ...]
     figure: Callable[[Sequence[Cell], Mapping[tuple[str, str], Outcome]], Figure]
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
+    watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: ()
 
     @property
     def flops(self) -> float:
@@ -75,6 +78,30 @@ class Recipe:
     def minutes(self) -> float:
         """Expected minutes on two cores, ten seconds of compilation a cell included."""
         return round(self.flops / FLOPS_PER_SECOND / 60 + len(self.cells) / 6, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """An experiment that is no table of runs: it carries itself out.
+
+    Attributes:
+      name, title, reading: as a recipe's.
+      seeds: draws or runs.
+      minutes: expected on two cores.
+      run: (seeds, quick) -> the table's rows and the figure.
+    """
+
+    name: str
+    title: str
+    reading: str
+    seeds: int
+    minutes: float
+    run: Callable[[int, bool], tuple[list[Row], Figure]]
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, from the expected time."""
+        return self.minutes * 60 * FLOPS_PER_SECOND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +121,24 @@ def run_flops(config: RunConfig) -> float:
     """Training FLOPs of a run: 6 · parameters · examples per step of dense layers, and the method's own passes.
 
     CFL-GP queries each client once more in every P-th round for as long as it clusters; IFCA adds K forward passes,
-    a third of a step each. Convolutions reuse their weights and count more; recipes with them say so.
+    a third of a step each; gradient-and-loss CFL K − 1 gradients; Per-FedAvg's steps take two gradients
+    or four; FLAG's and PACFL's clustering is left out. Convolutions reuse their weights and count more; recipes with
+    them say so.
     """
-    size, classes = {"digits": (64, 10), "mnist": (784, 10), "fashion_mnist": (784, 10)}.get(
-        config.dataset.split("+")[0], (1, 1)
-    )
+    shape, classes, total = {
+        "digits": ((8, 8), 10, 1797),
+        "mnist": ((28, 28), 10, 70_000),
+        "fashion_mnist": ((28, 28), 10, 70_000),
+    }.get(config.dataset.split("+")[0], ((1,), 1, 0))
     if config.scenario == "linear_regression":
-        size, classes = 1, 0
+        shape, classes = (1,), 0
     task = "classification" if classes else "regression"
-    info = DatasetInfo(config.dataset, (size,), classes, task)
+    info = DatasetInfo(config.dataset, shape, classes, task)
     parameters = tree.size(jax.eval_shape(lambda key: build_model(config).init(key, info), jax.random.key(0)).params)
-    steps = config.local_steps or 1
+    steps: float = config.local_steps or 1
+    if config.local_epochs:
+        rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
+        steps = config.local_epochs * rows / config.batch_size
     own = config.rounds * config.clients * config.participation * steps * config.batch_size * 6.0 * parameters
     if config.method == "cfl_gp":
         every = config.method_options.get("every", 2)
@@ -113,11 +147,15 @@ def run_flops(config: RunConfig) -> float:
         return own * (1 + share / every)
     if config.method == "ifca":
         return own * (1 + int(config.clusters) / 3)
+    if config.method == "gradient_loss":
+        return own * (1 + (int(config.clusters) - 1) / steps)
+    if config.method == "per_fedavg":
+        return own * (4 if config.method_options.get("variant") == "hessian-free" else 2)
     return own
 
 
 def reproduce(
-    recipe: Recipe, *, quick: bool = False, seeds: int | None = None, directory: pathlib.Path
+    recipe: Recipe | Study, *, quick: bool = False, seeds: int | None = None, directory: pathlib.Path
 ) -> tuple[list[Row], dict[tuple[str, str], Outcome]]:
     """Carries a recipe out: runs, table beside the paper's, figure; all left in `directory`.
 
@@ -129,19 +167,23 @@ def reproduce(
     count = seeds if seeds is not None else (1 if quick else recipe.seeds)
     if count < 1:
         raise ValueError(f"seeds is {count}; at least one run is needed")
-    cells = recipe.quick if quick else recipe.cells
     print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
     if not quick:
         print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)
     outcomes = {}
-    for cell in cells:
-        outcomes[cell.row, cell.column] = _run_cell(recipe, cell, count, directory / "runs")
-    rows = [row for cell in cells for row in _rows(recipe, cell, outcomes[cell.row, cell.column])]
+    if isinstance(recipe, Study):
+        rows, figure = recipe.run(count, quick)
+    else:
+        cells = recipe.quick if quick else recipe.cells
+        for cell in cells:
+            outcomes[cell.row, cell.column] = _run_cell(recipe, cell, count, directory / "runs")
+        rows = [row for cell in cells for row in _rows(recipe, cell, outcomes[cell.row, cell.column])]
+        figure = recipe.figure(cells, outcomes)
     table = tables.recipe_table(recipe.title, rows)
     table.print()
     table.write(directory / "table.md", directory / "table.csv")
     write_json(directory / "table.json", [dataclasses.asdict(row) for row in rows])
-    plots.save(recipe.figure(cells, outcomes), directory / "figure.png")
+    plots.save(figure, directory / "figure.png")
     print(f"left in {directory}")
     return rows, outcomes
 
@@ -158,7 +200,7 @@ def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -
         ]
         print(f"{label}, seed {seed}: {', '.join(figures)}", file=sys.stderr)
 
-    (outcome,) = compare({label: cell.config}, seeds=range(count), done=note)
+    (outcome,) = compare({label: cell.config}, seeds=range(count), done=note, watch=recipe.watch)
     for seed, summary in enumerate(outcome.summaries):
         write_json(directory / f"{label.replace(' ', '-').replace('/', '-')}-seed{seed}.json", summary)
     return outcome
@@ -204,7 +246,8 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         name: {**getattr(config, name), **value} if name.endswith("_options") else value
         for name, value in changes.items()
     }
-    if merged.get("method", config.method) != config.method:
-        # Another method's options mean nothing to this one.
-        merged["method_options"] = dict(changes.get("method_options", {}))
+    for part in ("method", "model", "scenario"):
+        if merged.get(part, getattr(config, part)) != getattr(config, part):
+            # Another method's or model's options mean nothing to this one.
+            merged[f"{part}_options"] = dict(changes.get(f"{part}_options", {}))
     return dataclasses.replace(config, **merged)

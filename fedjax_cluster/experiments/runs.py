@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedjax_cluster.checkpoints import check_writable
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.result import SimulationResult
 from fedjax_cluster.run_directory import read_config, read_history
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.simulation import Evaluation, simulate
 from fedjax_cluster.types import ClusteredAlgorithm, Federation
 
 
@@ -24,6 +24,7 @@ def run(
     progress: bool | None = None,
     federation: Federation | None = None,
     algorithm: ClusteredAlgorithm | None = None,
+    callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
 ) -> SimulationResult:
     """Carries out one configuration.
 
@@ -33,6 +34,7 @@ def run(
       progress: see `simulate`.
       federation: the configuration's, where it has been built already.
       algorithm: the configuration's, where it has been built already: equal objects share one compilation.
+      callbacks: see `simulate`.
     """
     if run_dir is not None:
         check_writable(pathlib.Path(run_dir))
@@ -44,6 +46,7 @@ def run(
         seed=config.seed,
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
+        callbacks=callbacks,
         run_dir=run_dir,
         progress=progress,
         config=config.to_json(),
@@ -131,6 +134,7 @@ def compare(
     run_dir: str | pathlib.Path | None = None,
     progress: bool | None = None,
     done: Callable[[str, int, SimulationResult], None] = lambda label, seed, result: None,
+    watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
 ) -> list[Outcome]:
     """Runs several configurations over seeds; seed s means the same federation and initial models for all.
 
@@ -140,6 +144,7 @@ def compare(
       run_dir: keeps every run's directory below it, and takes up what is there.
       progress: see `simulate`.
       done: called after each run.
+      watch: the callbacks of `simulate` for a federation.
     """
     outcomes = []
     federations: dict[Any, Federation] = {}
@@ -150,7 +155,14 @@ def compare(
             seeded = dataclasses.replace(config, seed=seed)
             federation = _federation(seeded, federations)
             path = None if run_dir is None else pathlib.Path(run_dir) / f"{label}-seed{seed}"
-            result = run(seeded, run_dir=path, progress=progress, federation=federation, algorithm=algorithm)
+            result = run(
+                seeded,
+                run_dir=path,
+                progress=progress,
+                federation=federation,
+                algorithm=algorithm,
+                callbacks=watch(federation),
+            )
             summaries.append(result.summary)
             histories.append(result.history)
             done(label, seed, result)

@@ -8,7 +8,7 @@ here. It is bilinear, and both of its transposes are again convolutions of this 
     dx = convolve(dy, kernel flipped, channels swapped),   dkernel = convolve(x with channels as batch, dy as kernel),
 
 so that gradients of any order, forward or reverse, keep to the one fast layout; and its batching rule knows which
-of the two operands has clients. `benchmarks/convolution.py` measures all of this.
+of the two operands has clients. `fedjax-cluster bench convolution` measures all of this.
 """
 
 from __future__ import annotations

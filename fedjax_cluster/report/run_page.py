@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_cluster.algorithms.gradient_profiles import client_features
-from fedjax_cluster.report import cluster_plots, plots
+from fedjax_cluster.report import cluster_plots, flag_plots, plots
 from fedjax_cluster.result import SimulationResult
 from fedjax_cluster.run_directory import read_config, read_history
 
@@ -77,5 +77,42 @@ def _gradient_profiles(result: SimulationResult) -> dict[str, Figure]:
     }
 
 
+def _one_shot(result: SimulationResult) -> dict[str, Figure]:
+    """FLAG's matrices, search and tree; PACFL's tree."""
+    federation, config = result.federation, result.algorithm.config
+    present = np.flatnonzero(np.asarray(federation.train.num_examples) > 0)
+    if len(present) < 2 or not result.events:
+        return {}
+    content, pairs = result.events[0].content, np.ix_(present, present)
+    group = None if federation.group is None else np.asarray(federation.group)[present]
+    names = federation.info.group_names
+    common = {"linkage": config["linkage"], "group": group, "group_names": names}
+    if "angles" in content:
+        tree = flag_plots.dendrogram(
+            content["angles"][pairs],
+            threshold=config["threshold"],
+            label="Angle at which clusters merge (degrees)",
+            **common,
+        )
+        return {"dendrogram": tree}
+    chosen = int(content["chosen"])
+    matrices = (content[name][pairs] for name in ("data", "gradient", "proximity"))
+    figures = {
+        "dissimilarity_matrices": flag_plots.dissimilarity_matrices(*matrices, group, names),
+        "dendrogram": flag_plots.dendrogram(
+            content["proximity"][pairs], threshold=float(content["thresholds"][chosen]), **common
+        ),
+    }
+    if np.isfinite(content["accuracy"]).any():
+        figures["threshold_search"] = flag_plots.threshold_search(
+            content["thresholds"], content["accuracy"], content["num_clusters"], chosen
+        )
+    return figures
+
+
 # The pictures of a method's own, from a finished run: name of the file -> figure.
-METHOD_FIGURES: dict[str, Callable[[SimulationResult], dict[str, Figure]]] = {"cfl_gp": _gradient_profiles}
+METHOD_FIGURES: dict[str, Callable[[SimulationResult], dict[str, Figure]]] = {
+    "cfl_gp": _gradient_profiles,
+    "flag": _one_shot,
+    "pacfl": _one_shot,
+}

@@ -6,10 +6,10 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import fairavg, fedavg, fedavgm, fedprox, fesem, local_only
+from fedjax_cluster.algorithms import averaging, fairavg, fedavg, fedavgm, fedprox, fesem, local_only
 from fedjax_cluster.simulation import simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
-from tests.federations import as_lists, blobs
+from tests.federations import as_lists, blobs, play
 from tests.reference import baselines
 
 MODEL = nn.linear()
@@ -18,38 +18,38 @@ RUN = {"rate": 0.3, "steps": 4, "rounds": 4}
 
 
 def run(algorithm, federation):
-    """Start model and result after four rounds."""
-    return models_of(start_of(algorithm, federation))[0], simulate(algorithm, federation, rounds=RUN["rounds"])
+    """Start model, and state after four rounds."""
+    return models_of(start_of(algorithm, federation))[0], play(algorithm, federation, RUN["rounds"])[0]
 
 
 def test_fedprox_is_held_by_the_start_of_the_round():
     """An anchor that follows the local model leaves plain averaging; one that stays at the first round's, neither."""
     federation = blobs()
-    start, result = run(fedprox(MODEL, local=OWN, proximal=2.0), federation)
+    start, state = run(fedprox(MODEL, local=OWN, proximal=2.0), federation)
     expected = baselines.fedprox(start, as_lists(federation), **RUN, proximal=2.0)
-    assert_models_equal(models_of(result.state), [expected])
+    assert_models_equal(models_of(state), [expected])
     plain = baselines.fedprox(start, as_lists(federation), **RUN, proximal=0.0)
     assert max(np.abs(a - b).max() for a, b in zip(expected, plain, strict=True)) > 0.1
 
 
 def test_fedprox_without_its_term_is_fedavg():
     federation = blobs()
-    ours = simulate(fedprox(MODEL, local=OWN, proximal=0.0), federation, rounds=2)
-    theirs = simulate(fedavg(MODEL, local=OWN), federation, rounds=2)
-    np.testing.assert_array_equal(*(r.state.clusters.params["output"]["kernel"] for r in (ours, theirs)))
+    _, ours = run(fedprox(MODEL, local=OWN, proximal=0.0), federation)
+    _, theirs = run(fedavg(MODEL, local=OWN), federation)
+    np.testing.assert_array_equal(*(state.clusters.params["output"]["kernel"] for state in (ours, theirs)))
 
 
 def test_fedavgm_is_the_heavy_ball():
     federation = blobs()
-    start, result = run(fedavgm(MODEL, local=OWN, server_momentum=0.8), federation)
+    start, state = run(fedavgm(MODEL, local=OWN, server_momentum=0.8), federation)
     expected = baselines.fedavgm(start, as_lists(federation), **RUN, momentum=0.8)
-    assert_models_equal(models_of(result.state), [expected])
+    assert_models_equal(models_of(state), [expected])
 
 
 def test_fairavg_weighs_clients_equally():
     federation = blobs()
-    start, result = run(fairavg(MODEL, local=OWN), federation)
-    assert_models_equal(models_of(result.state), [baselines.fairavg(start, as_lists(federation), **RUN)])
+    start, state = run(fairavg(MODEL, local=OWN), federation)
+    assert_models_equal(models_of(state), [baselines.fairavg(start, as_lists(federation), **RUN)])
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
@@ -61,8 +61,8 @@ def test_local_only_trains_everyone_alone(momentum):
     else:
         own = local.sgd(1.0, batch_size=None, steps=1)
         algorithm = local_only(MODEL, local=own, server=optax.sgd(0.3, momentum=momentum))
-    start, result = run(algorithm, federation)
-    models = result.state.clients.models.params["output"]
+    start, state = run(algorithm, federation)
+    models = state.clients.models.params["output"]
     ours = [(np.asarray(models["kernel"][i]), np.asarray(models["bias"][i])) for i in range(5)]
     if momentum is None:
         expected = baselines.local_only(start, as_lists(federation), **RUN)
@@ -70,8 +70,18 @@ def test_local_only_trains_everyone_alone(momentum):
         single = {"rate": 0.3, "steps": 1, "rounds": RUN["rounds"], "momentum": momentum}
         expected = [baselines.fedavgm(start, [client], **single) for client in as_lists(federation)]
     assert_models_equal(ours, expected)
+
+
+def test_local_only_predicts_with_the_clients_own_model():
+    federation = blobs(clients=6)
+    result = simulate(local_only(MODEL, local=OWN), federation, rounds=2)
+    x = federation.test.x[0]
+    for client in (1, 4):
+        own = result.state.clients.models.params["output"]
+        scores = x @ np.asarray(own["kernel"][client]) + np.asarray(own["bias"][client])
+        expected = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        np.testing.assert_allclose(result.predict(x, client), expected, rtol=1e-4, atol=1e-6)
     assert result.summary["models_down"] == result.summary["models_up"] == 0
-    assert result.summary["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize(("layers", "part"), [((), slice(None)), (("output/bias",), slice(1, 2))])
@@ -81,11 +91,11 @@ def test_fesem_is_kmeans_on_models(layers, part):
     algorithm = fesem(nn.linear(init_scale=0.1, zero_bias=True), clusters=3, local=OWN, layers=layers)
     start = start_of(algorithm, federation)
     first = np.argmax(start.clients.weights, -1)[:9]
-    result = simulate(algorithm, federation, rounds=RUN["rounds"])
+    state, _ = play(algorithm, federation, RUN["rounds"])
     centres, chosen = baselines.fesem(models_of(start), first, as_lists(federation), **RUN, part=part)
-    assert result.labels.tolist() == chosen.tolist()
+    assert averaging.labels(state.clients.weights).tolist() == chosen.tolist()
     assert chosen.tolist() != first.tolist()
-    assert_models_equal(models_of(result.state), centres)
+    assert_models_equal(models_of(state), centres)
 
 
 def test_fesem_starts_with_clusters_of_equal_size():

@@ -7,11 +7,13 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import fairavg, gradient_loss, ifca
+from fedjax_cluster.algorithms import averaging, fairavg, gradient_loss, ifca
 from fedjax_cluster.algorithms.gradient_loss import _similarity, _unit_rows
+from fedjax_cluster.clustering.scores import purity
 from fedjax_cluster.simulation import simulate
+from fedjax_cluster.types import Costs
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
-from tests.federations import as_lists, blobs
+from tests.federations import as_lists, blobs, play
 from tests.reference import gradient_loss as reference
 
 MODEL = nn.linear()
@@ -20,6 +22,10 @@ SMALL = local.sgd(0.3, batch_size=4, steps=2)
 ON_ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 BY_LOSS = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0)
 RANDOM_FIRST = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0, first_round="random")
+
+
+def labels(state):
+    return np.asarray(averaging.labels(state.clients.weights))
 
 
 @pytest.mark.parametrize(
@@ -54,28 +60,28 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
         models_of(start), as_lists(federation), rate=0.3, steps=steps, rounds=rounds, weight=0.0
     )[1]
     assert chosen[-1].tolist() != by_loss[-1].tolist()  # or the similarity would not be tested
-    result = simulate(algorithm, federation, rounds=rounds)
-    assert result.labels.tolist() == chosen[-1].tolist()
-    assert_models_equal(models_of(result.state), expected)
+    state, _ = play(algorithm, federation, rounds)
+    assert labels(state).tolist() == chosen[-1].tolist()
+    assert_models_equal(models_of(state), expected)
 
 
 def test_without_similarity_it_is_ifca_on_the_mini_batch():
     federation = blobs(clients=9, groups=3)
-    ours = simulate(BY_LOSS, federation, rounds=5)
-    theirs = simulate(ifca(MODEL, clusters=3, local=SMALL, score_on="batch"), federation, rounds=5)
-    assert ours.labels.tolist() == theirs.labels.tolist()
-    for one, other in zip(*(jax.tree.leaves(r.state.clusters) for r in (ours, theirs)), strict=True):
+    ours, our_reports = play(BY_LOSS, federation, 5)
+    theirs, their_reports = play(ifca(MODEL, clusters=3, local=SMALL, score_on="batch"), federation, 5)
+    assert labels(ours).tolist() == labels(theirs).tolist()
+    for one, other in zip(
+        *map(jax.tree.leaves, ((ours.clusters, our_reports), (theirs.clusters, their_reports))), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
-    for name in ("num_changed", "models_down", "models_up", "gradient_evaluations", "loss_evaluations"):
-        np.testing.assert_array_equal(ours.history[name], theirs.history[name])
 
 
 def test_the_scoring_batch_is_the_stepping_batch():
     """With one cluster the gradient that scores is the only one that steps: any other batch would show."""
     federation = blobs(clients=6)
-    ours = simulate(gradient_loss(MODEL, clusters=1, local=SMALL), federation, rounds=3)
-    theirs = simulate(fairavg(MODEL, local=SMALL), federation, rounds=3)
-    for one, other in zip(*(jax.tree.leaves(r.state.clusters) for r in (ours, theirs)), strict=True):
+    ours, _ = play(gradient_loss(MODEL, clusters=1, local=SMALL), federation, 3)
+    theirs, _ = play(fairavg(MODEL, local=SMALL), federation, 3)
+    for one, other in zip(*(jax.tree.leaves(state.clusters) for state in (ours, theirs)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -105,14 +111,16 @@ def test_zero_vectors_are_like_nothing():
 
 def test_the_printed_sign_loses():
     """Two groups, eight draws: the descent sign finds them, the printed one often does not."""
-    purity = {}
+    found = {}
     for sign in ("descent", "printed"):
         algorithm = gradient_loss(MODEL, clusters=2, local=WHOLE, similarity_weight=0.5, sign=sign)
-        results = [
-            simulate(algorithm, blobs(clients=12, ragged=False, seed=seed), rounds=6, seed=seed) for seed in range(8)
-        ]
-        purity[sign] = np.mean([result.summary["purity"] for result in results])
-    assert purity["descent"] > 0.95 > 0.85 > purity["printed"]
+        scores = []
+        for seed in range(6):
+            federation = blobs(clients=12, ragged=False, seed=seed)
+            state, _ = play(algorithm, federation, 6, seed)
+            scores.append(float(purity(labels(state), federation.group)))
+        found[sign] = np.mean(scores)
+    assert found["descent"] > 0.95 > 0.85 > found["printed"]
 
 
 def test_pinned_clients_stay_where_nobody_would_go():
@@ -139,23 +147,23 @@ def test_pinned_clients_stay_where_nobody_would_go():
 def test_the_first_round_may_be_random():
     federation = blobs(clients=40, groups=1)
     drawn, again, by_loss = (
-        simulate(algorithm, federation, rounds=1, seed=seed).labels
+        labels(play(algorithm, federation, 1, seed)[0])
         for algorithm, seed in ((RANDOM_FIRST, 0), (RANDOM_FIRST, 1), (BY_LOSS, 0))
     )
     assert np.bincount(drawn, minlength=3).min() >= 5
     assert drawn.tolist() != again.tolist()
     assert drawn.tolist() != by_loss.tolist()
-    assert simulate(RANDOM_FIRST, federation, rounds=2).labels.tolist() != drawn.tolist()
+    assert labels(play(RANDOM_FIRST, federation, 2)[0]).tolist() != drawn.tolist()
 
 
 def test_costs_count_k_gradients_and_the_changes_for_those_who_missed_a_round():
     federation = blobs(clients=10)
-    full = simulate(gradient_loss(MODEL, clusters=3, local=SMALL), federation, rounds=3).history
-    np.testing.assert_array_equal(full["models_down"], 30)
-    np.testing.assert_array_equal(full["models_up"], 10)
-    np.testing.assert_array_equal(full["gradient_evaluations"], 2 * 10 + 2 * 10)  # K − 1 more, and S steps
-    np.testing.assert_array_equal(full["loss_evaluations"], 0)
-    half = simulate(gradient_loss(MODEL, clusters=3, local=SMALL, participation=0.5), federation, rounds=6).history
+    _, reports = play(gradient_loss(MODEL, clusters=3, local=SMALL), federation, 2)
+    for report in reports:  # K − 1 gradients more than the S steps
+        assert report.costs == Costs(3 * 10, 10, 2 * 10 + 2 * 10, 0)
+    half = simulate(
+        gradient_loss(MODEL, clusters=3, local=SMALL, participation=0.5), federation, rounds=6, mapping=ON_ONE
+    ).history
     assert half["models_down"][0] == 3 * 5
     assert set(half["models_down"][1:]) <= {3 * (5 + stale) for stale in range(6)}
     assert half["models_down"][1:].max() > 3 * 5

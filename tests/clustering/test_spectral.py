@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import sklearn.cluster
 import sklearn.datasets
+import sklearn.manifold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +176,59 @@ def test_spectral_clustering_of_an_isolated_client():
     assert set(_spectral_clustering(affinity).tolist()) == {0, 1}
 
 
+def _blocks(rng, k, sizes):
+    """A random affinity with k blocks: within them above what lies between, clients in random order."""
+    group = rng.permutation(np.repeat(np.arange(k), sizes))
+    strength = np.where(group[:, None] == group[None, :], rng.uniform(0.5, 1.0), rng.uniform(0.02, 0.1))
+    weights = rng.uniform(0.8, 1.2, (len(group), len(group))) * strength
+    return (0.5 * (weights + weights.T)).astype(np.float32), group
+
+
+def test_labels_are_scikit_learns_on_100_block_matrices():
+    partitions = jax.jit(lambda key, affinity: fcc.spectral_partitions(key, affinity, 4))
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        k = 2 + seed % 3
+        affinity, _ = _blocks(rng, k, rng.multinomial(24 - 4 * k, np.ones(k) / k) + 4)
+        expected = sklearn.cluster.SpectralClustering(k, affinity="precomputed", random_state=0).fit(affinity).labels_
+        labels = partitions(jax.random.key(seed), affinity)[k - 2]
+        assert fcc.scores.adjusted_rand_index(labels, expected) == 1.0
+
+
+def test_partitions_are_the_clusterings_one_by_one():
+    rng = np.random.default_rng(3)
+    affinity, _ = _blocks(rng, 4, (7, 6, 6, 5))
+    mask = rng.random(24) < 0.9
+    partitions = np.asarray(fcc.spectral_partitions(jax.random.key(1), affinity, 4, mask))
+    assert (partitions[:, ~mask] == -1).all()
+    for k in (2, 3, 4):
+        alone = fcc.spectral_clustering(jax.random.key(1), affinity, k, mask)
+        assert partitions[k - 2].max() == k - 1
+        assert fcc.scores.adjusted_rand_index(partitions[k - 2], alone) == 1.0
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_qr_partition_is_scikit_learns(k):
+    """Noise without groups, where only the same steps give the same labels."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        affinity = rng.random((20, 20))
+        affinity = (0.5 * (affinity + affinity.T)).astype(np.float32)
+        np.fill_diagonal(affinity, 0.0)
+        clustered = sklearn.cluster.SpectralClustering(
+            k, n_components=k, affinity="precomputed", assign_labels="cluster_qr", random_state=0
+        ).fit(affinity)
+        embedding = sklearn.manifold.SpectralEmbedding(k, affinity="precomputed", random_state=0).fit_transform(
+            affinity
+        )
+        found = fcc.qr_partition(affinity, k)
+        assert fcc.scores.adjusted_rand_index(found.labels, clustered.labels_) == 1.0
+        ours = np.asarray(found.embedding)
+        scale = np.linalg.norm(embedding, axis=0) / np.linalg.norm(ours, axis=0)
+        np.testing.assert_allclose(np.abs(ours * scale), np.abs(embedding), atol=1e-3)
+        np.testing.assert_allclose(scale, scale[0], rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -188,6 +242,8 @@ def test_spectral_clustering_of_an_isolated_client():
         (lambda: fcc.spectral_clustering(jax.random.key(0), np.triu(np.ones((3, 3))), 2), "not symmetric"),
         (lambda: fcc.spectral_clustering(jax.random.key(0), np.ones((3, 3)), 4), "only 3 clients"),
         (lambda: fcc.spectral_clustering(jax.random.key(0), np.full((3, 3), np.nan), 2), "NaN or infinite"),
+        (lambda: fcc.spectral_partitions(jax.random.key(0), np.ones((3, 3)), 1), "max_k is 1"),
+        (lambda: fcc.qr_partition(np.ones((3, 3)), 3), "k is 3"),
     ],
 )
 def test_mistakes_are_named(call, message):

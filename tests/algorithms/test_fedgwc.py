@@ -1,0 +1,363 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import clustering, cohorts, local, nn, parallel
+from fedjax_cluster.algorithms import averaging, fedgwc, gaussian_weighting
+from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.types import ClientData
+from tests.federations import as_lists, blobs
+from tests.reference import fedgwc as reference
+
+ROUNDS = 60
+ONE_DEVICE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+TRAINING = local.sgd(0.2, batch_size=None, steps=3)
+
+
+def hard_and_easy(clients=12, seed=0):
+    """Five of twelve clients have labels that say nothing: their losses stay high."""
+    federation = blobs(clients=clients, groups=1, seed=seed)
+    group = np.isin(np.arange(clients), (1, 4, 6, 9, 11)).astype(np.int32)
+    rng = np.random.default_rng(seed)
+    y = np.where(group[:, None] == 1, rng.integers(0, 3, federation.train.y.shape), federation.train.y)
+    train = ClientData(federation.train.x, y.astype(np.int32), federation.train.num_examples)
+    return federation._replace(train=train, group=group)
+
+
+def build(**options):
+    arguments = {"clusters": 2, "participation": 0.5, "tolerance": 1e-3, "beta": 0.1, "patience": 2, "max_children": 2}
+    return fedgwc(nn.linear(), local=TRAINING, **{**arguments, **options})
+
+
+def run(algorithm, federation, rounds=ROUNDS):
+    """The result, and the clients of every round's cohort, from what the state counts."""
+    seen, found = [np.zeros(len(federation.train.num_examples))], []
+
+    def record(evaluation):
+        seen.append(np.asarray(evaluation.state.clients.seen))
+        found.append(np.flatnonzero(seen[-1] > seen[-2]).tolist())
+
+    result = simulate(
+        algorithm, federation, rounds=rounds, eval_every=1, eval_clients=1, callbacks=[record], mapping=ONE_DEVICE
+    )
+    return result, found
+
+
+def start_of(algorithm, federation):
+    population = parallel.place_population(federation.train, federation.info, ONE_DEVICE)
+    return algorithm.init(streams(0).initialization, population)[0]
+
+
+def model_of(state, slot):
+    params = state.clusters.params["output"]
+    return tuple(np.asarray(params[name][slot], np.float64) for name in ("kernel", "bias"))
+
+
+@pytest.mark.parametrize("rate", [0.3, "count"])
+def test_is_algorithms_1_and_2(rate):
+    """Partial cohorts, a split, children with their own cohorts; P, averages, models and the split's round agree."""
+    federation = hard_and_easy()
+    algorithm = build(rate=rate)
+    start = model_of(start_of(algorithm, federation), 0)
+    result, found = run(algorithm, federation)
+    smoothing = 0.5 if rate == "count" else rate
+    models, labels, matrix, average, splits = reference.fedgwc(
+        start,
+        as_lists(federation),
+        found,
+        rate=0.2,
+        steps=3,
+        alpha=rate,
+        smoothing=smoothing,
+        tolerance=1e-3,
+        beta=0.1,
+        patience=2,
+        n_max=2,
+        smallest=3,
+        slots=2,
+    )
+    assert splits
+    assert result.events[0].round == splits[0][0]
+    assert clustering.scores.adjusted_rand_index(result.events[0].content["labels"], splits[0][1]) == 1.0
+    assert clustering.scores.adjusted_rand_index(result.labels, labels) == 1.0
+    np.testing.assert_allclose(result.state.server.interactions, matrix, rtol=2e-3, atol=2e-4)
+    for client, slot in enumerate(labels):
+        own = result.labels[client]
+        np.testing.assert_allclose(result.state.server.average[own], average[slot], rtol=2e-2, atol=1e-8)
+        for part, expected in zip(model_of(result.state, own), models[slot], strict=True):
+            np.testing.assert_allclose(part, expected, rtol=2e-3, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def split_run():
+    """Twelve clients in two cohort sizes' worth of rounds, past the first split, under server momentum."""
+    federation = hard_and_easy()
+    algorithm = build(clusters=4, rate="count", server=optax.sgd(1.0, momentum=0.9), smallest=2)
+    return algorithm, federation, run(algorithm, federation)
+
+
+def test_a_split_is_an_event_with_its_matrices(split_run):
+    _, federation, (result, _) = split_run
+    first = result.events[0].content
+    assert set(first) == {"interactions", "affinity", "previous", "labels", "parent", "index", "average"}
+    assert (first["previous"] == 0).all()
+    assert len(set(first["labels"].tolist())) == 2
+    assert first["index"] < 1.0
+    expected = clustering.interaction_affinity(first["interactions"], 0.1)
+    np.testing.assert_allclose(first["affinity"], expected, rtol=1e-5)
+    changed = int((first["labels"] != first["previous"]).sum())
+    assert result.history["num_changed"][result.events[0].round] == changed
+    assert changed <= len(federation.group) // 2  # the larger child stays
+
+
+def test_clusters_keep_their_cohorts_and_the_sampling_rate(split_run):
+    """Eq. 28 and Theorem A.5: ⌈ρ n_k⌉ of each cluster, three at least, all of a smaller one."""
+    _, _, (result, found) = split_run
+    event = result.events[0]
+    for number, cohort in enumerate(found):
+        labels = event.content["labels"] if number > event.round else event.content["previous"]
+        if len(result.events) > 1 and number > result.events[1].round:
+            break
+        sizes = np.bincount(labels, minlength=4)
+        expected = [min(size, max(-(-size // 2), 3)) for size in sizes]
+        assert np.bincount(labels[cohort], minlength=4).tolist() == expected
+
+
+def test_the_sampling_rate_is_kept_by_clusters_large_enough():
+    """Theorem A.5: no more clients than before where every cluster has 3/ρ of them; below that, three each."""
+    for sizes in ([100], [60, 40], [30, 30, 40]):
+        assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray(sizes)).sum()) == 10
+    assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray([80, 10, 10])).sum()) == 14
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        clusters, clients = int(rng.integers(1, 6)), int(rng.integers(6, 60))
+        sizes = rng.multinomial(clients, rng.dirichlet(np.ones(clusters)))
+        rate = float(rng.uniform(0.02, 1.0))
+        total = int(cohorts.cluster_cohort_sizes(rate, jnp.asarray(sizes)).sum())
+        assert total <= cohorts.largest_cluster_cohorts(rate, clients, clusters)
+
+
+def test_those_seen_seldom_come_first():
+    """With one client to draw, its chance is ∝ 1/(1 + times seen); nobody comes twice or from outside."""
+    label, seen = jnp.asarray([0, 0, 0, 1, -1]), jnp.asarray([0.0, 1.0, 3.0, 7.0, 0.0])
+    draw = jax.vmap(lambda key: cohorts.per_cluster(key, label, jnp.asarray([1, 1]), 3, seen=seen))
+    index, mask, _ = draw(jax.random.split(jax.random.key(0), 4000))
+    assert (np.asarray(mask) == [True, True, False]).all()
+    assert (np.asarray(index)[:, 1:] == [3, 5]).all()
+    share = np.bincount(np.asarray(index)[:, 0], minlength=3) / 4000
+    np.testing.assert_allclose(share, np.asarray([1, 1 / 2, 1 / 4]) / 1.75, atol=0.03)
+
+
+def test_children_inherit_model_and_momentum(split_run):
+    algorithm, _, _ = split_run
+    state = start_of(algorithm, hard_and_easy())
+    moved = jax.tree.map(
+        lambda leaf: leaf.at[0].add(jnp.arange(leaf[0].size, dtype=leaf.dtype).reshape(leaf[0].shape)),
+        (state.clusters.params, state.server.optimizer),
+    )
+    easy = np.arange(12) % 2
+    matrix = jnp.asarray(np.where(easy[:, None] == easy[None], 0.9, 0.1), jnp.float32)
+    own = state.server._replace(
+        interactions=matrix,
+        meetings=jnp.full((12, 12), 9),
+        optimizer=moved[1],
+        average=jnp.zeros(4),
+        calm=jnp.full(4, 5, jnp.int32),
+    )
+    state = state._replace(clusters=state.clusters._replace(params=moved[0]), server=own)
+    nobody = parallel.Cohort(jnp.full(12, 12, jnp.int32), jnp.zeros(12, bool), blobs(clients=12).train, in_place=True)
+    new, info = jax.jit(algorithm.step)(jax.random.key(0), state, nobody)
+    assert bool(info.event)
+    assert new.clusters.active.tolist() == [True, True, False, False]
+    labels = np.asarray(averaging.labels(new.clients.weights))
+    assert clustering.scores.adjusted_rand_index(labels, easy) == 1.0
+    for before, after in zip(
+        jax.tree.leaves(moved), jax.tree.leaves((new.clusters.params, new.server.optimizer)), strict=True
+    ):
+        np.testing.assert_array_equal(after[1], before[0])
+        np.testing.assert_array_equal(after[0], before[0])
+    np.testing.assert_array_equal(new.server.interactions, matrix)
+    assert (np.asarray(new.server.meetings) == 1).all()
+    assert new.server.average[:2].tolist() == [1.0, 1.0]
+    assert new.server.calm[:2].tolist() == [0, 0]
+
+
+def test_a_split_without_free_slots_is_refused_and_reported():
+    result, _ = run(build(rate="count", clusters=1), hard_and_easy())
+    assert set(result.labels.tolist()) == {0}
+    assert int(result.state.server.refused) > 0
+    assert len(result.events) == 1
+    assert result.history["event"].sum() == 1
+
+
+def test_interactions_without_structure_never_split():
+    """Noise alone gives an index above 1 on the rows of W; two groups in it give one below."""
+    mask, most, free = jnp.ones(24, bool), jnp.asarray(3), jnp.asarray(5)
+
+    def children(matrix):
+        affinity = clustering.interaction_affinity(matrix, 0.5)
+        return gaussian_weighting.partition(jax.random.key(0), affinity, mask, most, free, 3, max_children=3).number
+
+    noise = np.random.default_rng(0).random((25, 24, 24)).astype(np.float32)
+    group = np.arange(24) % 2
+    contrast = np.where(group[:, None] == group[None], 1.0, -1.0).astype(np.float32)
+    found = jax.jit(lambda matrices: jax.lax.map(children, matrices))(np.concatenate([noise, noise + contrast]))
+    assert found.tolist() == [1] * 25 + [2] * 25
+
+
+def test_a_newcomer_is_not_drawn_more_often_than_others():
+    algorithm = build(rate="count")
+    state = start_of(algorithm, hard_and_easy())
+    clients = state.clients._replace(
+        seen=jnp.arange(12.0) + 4,
+        weights=state.clients.weights.at[5].set(0.0),
+        present=state.clients.present.at[5].set(False),
+    )
+    own = state.server._replace(interactions=jnp.ones((12, 12)), meetings=jnp.ones((12, 12), jnp.int32))
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[5]), hard_and_easy().train)
+    new = algorithm.admit(jax.random.key(0), state._replace(clients=clients, server=own), client, jnp.asarray(5))
+    assert float(new.clients.seen[5]) == 4.0
+    for matrix in (new.server.interactions, new.server.meetings):
+        assert float(matrix[5].sum()) == float(matrix[:, 5].sum()) == 0.0
+        assert float(matrix.sum()) == 121.0
+
+
+# ------------------------------------------------------------------------------------------ theory
+
+
+def _weights(reward, rate):
+    """Γ after each of the rounds in which a single pair meets, for many independent pairs."""
+    value, path = np.zeros(reward.shape[1]), []
+    matrix = jnp.zeros((1, 1))
+    update = jax.jit(
+        jax.vmap(
+            lambda p, r, a: clustering.update_interactions(p, r, jnp.zeros(1, jnp.int32), None, a), in_axes=(0, 0, None)
+        )
+    )
+    matrix = jnp.broadcast_to(matrix, (reward.shape[1], 1, 1))
+    for number, row in enumerate(reward):
+        own = 1 / (number + 1) if rate == "count" else rate
+        matrix = update(matrix, jnp.asarray(row)[:, None], jnp.float32(own))
+        path.append(np.asarray(matrix)[:, 0, 0])
+    del value
+    return np.asarray(path)
+
+
+def test_theorem_5_1_decreasing_rates_converge_to_the_mean_reward():
+    reward = np.random.default_rng(0).beta(2, 3, (400, 50)).astype(np.float32)
+    path = _weights(reward, "count")
+    np.testing.assert_allclose(path[-1], reward.mean(0), atol=1e-5)
+    assert np.abs(path[-1] - 0.4).max() < 0.4 * np.abs(path[15] - 0.4).max()
+
+
+def test_theorem_5_2_and_proposition_5_3_constant_rate():
+    """The mean goes to μ; the variance to α/(2−α)·σ²/S, S steps averaged in a reward: below σ²."""
+    alpha, steps = 0.2, 4
+    draws = np.random.default_rng(1).beta(2, 3, (60, 4000, steps)).astype(np.float32)
+    path = _weights(draws.mean(-1), alpha)
+    np.testing.assert_allclose(path[-1].mean(), 0.4, atol=3e-3)
+    np.testing.assert_allclose(path[-1].var(), alpha / (2 - alpha) * draws.var() / steps, rtol=0.08)
+
+
+def test_proposition_a_4_entries_stay_below_one(split_run):
+    _, _, (result, _) = split_run
+    interactions = np.asarray(result.state.server.interactions)
+    assert interactions.min() >= 0.0
+    assert interactions.max() <= 1.0
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def test_rewards_of_clusters_in_one_cohort_are_those_of_each_alone():
+    losses = jnp.asarray(np.random.default_rng(0).gamma(2.0, size=(7, 3)), jnp.float32)
+    slot = jnp.asarray([0, 2, 0, 2, 0, 2, 1])
+    took = jnp.ones((7, 3), bool).at[3].set(False)
+    together = gaussian_weighting.cluster_rewards(losses, took, slot, 3, "gaussian")
+    for cluster in range(3):
+        own = np.flatnonzero((np.asarray(slot) == cluster) & np.asarray(took[:, 0]))
+        alone = clustering.gaussian_rewards(losses[own])
+        np.testing.assert_allclose(np.asarray(together)[own], alone, rtol=1e-5)
+    assert float(together[3]) == 0.0
+
+
+def test_signed_rewards_tell_equal_groups_apart_by_their_own_losses():
+    losses = jnp.asarray([[1.0, 1.1], [1.1, 1.0], [2.0, 2.1], [2.1, 2.0]])
+    signed = gaussian_weighting.signed_rewards(losses, jnp.ones((4, 2), bool))
+    assert (np.asarray(signed) > 0).tolist() == [False, False, True, True]
+    plain = np.asarray(clustering.gaussian_rewards(losses))
+    np.testing.assert_allclose(plain, plain[0], rtol=1e-3)
+
+
+def test_centred_rows_forget_a_clients_own_difficulty():
+    rng = np.random.default_rng(0)
+    matrix = rng.random((6, 6)).astype(np.float32)
+    known = (rng.random((6, 6)) < 0.8) & ~np.eye(6, dtype=bool)
+    mask = jnp.asarray([True] * 5 + [False])
+    plain = gaussian_weighting.centred(jnp.asarray(matrix), mask, jnp.asarray(known))
+    harder = gaussian_weighting.centred(
+        jnp.asarray(matrix + rng.random((6, 1)).astype(np.float32)), mask, jnp.asarray(known)
+    )
+    np.testing.assert_allclose(plain, harder, atol=1e-6)
+    assert (np.asarray(plain)[~known] == 0).all()
+    assert (np.asarray(plain)[5] == 0).all()
+
+
+def test_the_public_codes_rewards():
+    losses, examples = np.random.default_rng(0).gamma(2.0, size=(5, 4)), np.asarray([3.0, 1.0, 4.0, 1.0, 5.0])
+    share = examples / examples.sum()
+    mean = share @ losses
+    variance = share @ (losses - mean) ** 2
+    expected = np.exp(-0.5 * (losses - mean) ** 2 / variance).mean(1)
+    actual = gaussian_weighting.released_rewards(
+        jnp.asarray(losses, jnp.float32), jnp.ones((5, 4), bool), jnp.asarray(examples, jnp.float32)
+    )
+    np.testing.assert_allclose(actual, expected / expected.sum(), rtol=1e-4)
+
+
+def test_the_public_codes_affinity_and_cohorts():
+    matrix = np.random.default_rng(0).random((6, 6)).astype(np.float32)
+    rows = ((matrix - matrix.min()) / (matrix.max() - matrix.min())).T
+    affinity = gaussian_weighting.released_affinity(jnp.asarray(matrix), 0.5, jnp.ones(6, bool))
+    for i in range(6):
+        for j in range(6):
+            apart = np.delete(rows[i] - rows[j], [i, j])
+            expected = np.exp(-0.5 * (apart**2).sum()) if i != j else 0.0
+            np.testing.assert_allclose(affinity[i, j], expected, rtol=1e-4, atol=1e-7)
+    algorithm = build(variant="released", tolerance=1e-4)
+    state = start_of(algorithm, hard_and_easy())
+    assert float(state.server.interactions[0, 0]) == pytest.approx(1 / 144)
+    weights = averaging.one_hot(jnp.asarray([0] * 8 + [1] * 4), 2)
+    selection = algorithm.select(jax.random.key(0), state._replace(clients=state.clients._replace(weights=weights)))
+    assert int(selection.mask.sum()) == 6 + 4
+
+
+@pytest.mark.slow
+def test_the_released_variant_runs_and_splits():
+    result, _ = run(build(variant="released", tolerance=1e-3, beta=1.0), hard_and_easy())
+    assert np.isfinite(result.history["loss"]).all()
+    assert int(result.state.server.refused) >= 0
+    assert len(result.events) >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": 0.0}, "rate is 0.0"),
+        ({"rate": "mean"}, "rate is 'mean'"),
+        ({"tolerance": 0.0}, "tolerance is 0.0"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"patience": 0}, "patience is 0"),
+        ({"max_children": 1}, "max_children is 1"),
+        ({"smallest": 0}, "smallest is 0"),
+        ({"sampling": "often"}, "sampling is 'often'"),
+        ({"reward": "high"}, "reward is 'high'"),
+        ({"variant": "public"}, "variant is 'public'"),
+        ({"participation": 0.0}, "participation is 0.0"),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)

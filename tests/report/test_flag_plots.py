@@ -1,0 +1,86 @@
+"""FLAG's pictures: what is drawn where."""
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
+
+from fedjax_cluster.report import flag_plots, plots
+
+GROUP = np.array([1, 0, 1, 0, 2, 2])
+NAMES = ("rain", "sun", "snow")
+
+
+def distances(seed=0):
+    points = np.random.default_rng(seed).normal(size=(6, 2)) + 6 * GROUP[:, None]
+    return np.linalg.norm(points[:, None] - points[None], axis=-1)
+
+
+def test_matrices_are_ordered_by_true_group():
+    matrices = [distances(seed) for seed in range(3)]
+    figure = flag_plots.dissimilarity_matrices(*matrices, GROUP, NAMES)
+    order = [1, 3, 0, 2, 4, 5]
+    for axes, matrix in zip(figure.axes[:3], matrices, strict=True):
+        shown = axes.get_images()[0].get_array()
+        off = ~np.eye(6, dtype=bool)
+        np.testing.assert_allclose(np.asarray(shown)[off], matrix[np.ix_(order, order)][off])
+        assert len(axes.get_lines()) == 4
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(NAMES)
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["angle (degrees)"] * 2 + ["scaled, without unit"]
+
+
+def test_without_groups_clients_keep_their_order():
+    figure = flag_plots.dissimilarity_matrices(*[distances()] * 3)
+    assert figure.axes[0].get_ylabel() == "Client"
+    assert not figure.axes[0].get_lines()
+
+
+def test_search_shows_accuracy_clusters_and_the_elbow(tmp_path):
+    figure = flag_plots.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1)
+    bars, axes = figure.axes
+    assert [patch.get_height() for patch in bars.patches] == [1, 4, 100]
+    line, ring = axes.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [40, 90, 80])
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (0.5, 90)
+    left, right = bars.get_xlim()
+    assert left > right
+    assert plots.save(figure, tmp_path / "search.png").stat().st_size > 5000
+
+
+def test_search_without_accuracies_has_no_elbow():
+    figure = flag_plots.threshold_search([0.6], [np.nan], [3], 0)
+    assert len(figure.axes[1].get_lines()) == 1
+
+
+@pytest.mark.parametrize("linkage", flag_plots.LINKAGES)
+def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
+    distance = distances()
+    figure = flag_plots.dendrogram(distance, threshold=3.0, linkage=linkage, group=GROUP, group_names=NAMES)
+    (axes,) = figure.axes
+    (tree,) = [item for item in axes.collections if isinstance(item, LineCollection)]
+    heights = sorted(path.vertices[:, 1].max() for path in tree.get_paths())
+    np.testing.assert_allclose(heights, hierarchy.linkage(squareform(distance, checks=False), linkage)[:, 2])
+    (cut,) = axes.get_lines()
+    assert set(cut.get_ydata()) == {3.0}
+    drawn = [patch.get_facecolor() for patch in axes.patches]
+    leaves = hierarchy.leaves_list(hierarchy.linkage(squareform(distance, checks=False), linkage))
+    for first, second in zip(range(5), range(1, 6), strict=True):
+        assert (drawn[first] == drawn[second]) == (GROUP[leaves[first]] == GROUP[leaves[second]])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: flag_plots.dissimilarity_matrices(distances(), np.ones((5, 5)), distances()), "gradient has shape"),
+        (lambda: flag_plots.dissimilarity_matrices(*[np.full((2, 2), np.nan)] * 3), "not finite"),
+        (lambda: flag_plots.dissimilarity_matrices(*[distances()] * 3, GROUP[:4]), "6 clients"),
+        (lambda: flag_plots.threshold_search([1.0], [0.5, 0.6], [1], 0), "same length"),
+        (lambda: flag_plots.threshold_search([1.0], [0.5], [1], 3), "chosen is 3"),
+        (lambda: flag_plots.dendrogram(np.zeros((1, 1))), "single client"),
+        (lambda: flag_plots.dendrogram(distances(), linkage="ward"), "linkage is 'ward'"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

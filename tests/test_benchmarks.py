@@ -1,0 +1,91 @@
+"""What a benchmark counts and how its results are shown; the rates themselves are measured, not tested."""
+
+import json
+
+import pytest
+
+from fedjax_cluster import benchmarks, cli, nn
+from fedjax_cluster.benchmarks import tables
+from fedjax_cluster.benchmarks.measure import Row, gradient_flops, in_turns
+from fedjax_cluster.types import DatasetInfo
+
+IMAGES = DatasetInfo("images", (28, 28), 10)
+
+
+def test_flops_of_a_gradient_are_those_of_the_direct_algorithms():
+    # Forward 2, backward 4 FLOPs per weight and example; no gradient is taken of the input.
+    assert gradient_flops(nn.mlp(), IMAGES, 64) == 64 * (6 * (784 * 200 + 200 * 10) - 2 * 784 * 200)
+    first = 2 * 32 * 28 * 28 * 25 * 32
+    others = 2 * 32 * (14 * 14 * 25 * 32 * 64 + 3136 * 512 + 512 * 10)
+    assert gradient_flops(nn.cnn(), IMAGES, 32) == 2 * first + 3 * others
+
+
+def test_flops_of_a_recurrence_are_counted_for_every_step():
+    def flops(tokens):
+        return gradient_flops(
+            nn.lstm((8,), embedding=4), DatasetInfo("text", (tokens,), 20, "language"), 2, sequence=True
+        )
+
+    assert flops(10) == 2 * flops(5)
+
+
+def test_runs_take_turns():
+    order = []
+    in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b"] * 3
+
+
+def report(**changes):
+    row = {"what": "product", "size": "M=8", "seconds": 0.5, "flops": 1e9, "fraction": 0.7, "at_least": 0.65}
+    blank = {name: getattr(Row("", ""), name) for name in Row.__dataclass_fields__}
+    blank = {name: None if value != value else value for name, value in blank.items()}
+    return {
+        "suite": "local",
+        "processor": "CPU",
+        "cores": 2,
+        "device": "2 × cpu",
+        "backend": "cpu",
+        "versions": {"jax": "0.10"},
+        "product_gflop_per_second": 100.0,
+        "rows": [{**blank, **row, **changes}],
+    }
+
+
+def test_a_readme_gets_its_tables_between_its_marks_and_keeps_the_rest(tmp_path):
+    (tmp_path / "local-cpu.json").write_text(json.dumps(report()))
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    for _ in range(2):
+        tables.write_readme(tmp_path, readme)
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith(f"{tables.END}\nafter\n")
+    assert "old" not in text
+    assert text.count("| product | M=8 | 0.5 | 2 | 0.70 | 0.65 met |") == 1
+
+
+def test_a_missed_aim_is_said_to_be_missed():
+    assert "0.65 missed" in tables.as_text(report(fraction=0.6))
+    assert "2.5 missed" in tables.as_text(report(ratio=2.0, peer="loop", at_least=2.5))
+
+
+def test_a_readme_without_marks_is_refused(tmp_path):
+    (tmp_path / "local-cpu.json").write_text(json.dumps(report()))
+    (tmp_path / "README.md").write_text("no marks")
+    with pytest.raises(ValueError, match="no lines"):
+        tables.write_readme(tmp_path, tmp_path / "README.md")
+
+
+def test_an_unknown_suite_is_refused():
+    with pytest.raises(ValueError, match="unknown suite 'speed'"):
+        benchmarks.run_suite("speed")
+
+
+def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+    assert cli.main(["bench", "local", "--smoke", "--output", str(tmp_path)]) == 0
+    with (tmp_path / "local-cpu.json").open() as file:
+        content = json.load(file)
+    assert {row["what"] for row in content["rows"]} == {"MLP, local training", "LSTM, local training"}
+    assert all(row["seconds"] > 0 and row["fraction"] > 0 for row in content["rows"])
+    assert content["processor"] in capsys.readouterr().out
