@@ -68,10 +68,11 @@ def fedgwc(
     max_children: int | None = None,
     smallest: int = 3,
     sampling: Literal["rare", "uniform"] = "rare",
-    reward: weighting_of.Reward = "gaussian",
     centre: bool = False,
     variant: Variant = "paper",
     weighting: Weighting = "examples",
+    server_momentum: float = 0.0,
+    proximal: float | None = None,
     participation: float = 0.1,
 ) -> ClusteredAlgorithm:
     """Clustered federated learning by Gaussian weighting (Algorithms 1 and 2).
@@ -83,9 +84,8 @@ def fedgwc(
     Args:
       model: what is trained.
       clusters: K_max, slots for clusters; a split that finds too few left is refused, and counted in the state.
-      local: what a client does; `local.sgd(..., proximal=μ)` is FedProx inside FedGWC.
-      server: any optax transformation of minus the mean change; None is plain averaging, `sgd(1.0, momentum=0.9)`
-        FedAvgM. A child inherits its parent's state.
+      local: what a client does.
+      server: any optax transformation of minus the mean change; None is plain averaging. A child inherits its state.
       rate: α, constant; "participation" is the paper's, the share of clients in a round; "count" (ours) is 1/(times i
         and j met), so that P is the mean reward; counts start again from 1 after a split.
       tolerance: ε; a cluster is tested when the running average (from 1, with coefficient α or the participation) of
@@ -96,13 +96,14 @@ def fedgwc(
         take part.
       smallest: clients that each child of a split must have.
       sampling: "rare" draws clients with probability ∝ 1/(1 + times seen), "uniform" all alike.
-      reward: "gaussian" as in the paper; "signed" (ours) keeps on which side of the mean a loss lies.
       centre: (ours) takes each row's mean off P before the affinity, so that only the company counts.
       variant: "released" is the public code where it differs from the paper: P starts at 1/M², moments weighted by
         examples, rewards divided by their sum, affinity of min-max-scaled Pᵀ with a zero diagonal, `cluster_qr`,
         index on the spectral embedding, change divided by cohort², α = cohort/|cluster|, cohorts of one size, uniform
         sampling, any size of a child.
-      weighting: "examples" or "uniform" (FairAvg).
+      weighting: "examples" or "uniform": FairAvg inside FedGWC.
+      server_momentum: FedAvgM inside FedGWC, as in `fedavgm`.
+      proximal: FedProx inside FedGWC, as in `fedprox`; None leaves `local` as it is.
       participation: ρ; a cluster's cohort is max(⌈ρ·clients⌉, 3), all of a smaller cluster.
 
     Returns:
@@ -115,9 +116,17 @@ def fedgwc(
     >>> fedgwc(nn.linear(), clusters=4, local=local.sgd(0.1, batch_size=8, steps=7)).config["rate"]
     'participation'
     """
-    _check(clusters, rate, tolerance, beta, patience, max_children, smallest, sampling, reward, variant)
+    _check(clusters, rate, tolerance, beta, patience, max_children, smallest, sampling, variant)
     cohorts.cohort_size(participation, 1)
+    if not 0 <= server_momentum < 1:
+        raise ValueError(f"server_momentum is {server_momentum}; it must be at least 0 and below 1")
+    if proximal is not None:
+        if local.rebuild is None:
+            raise ValueError("the local update cannot be given a proximal term; use local.sgd")
+        local = local.rebuild(proximal=proximal)
     optimizer = optax.sgd(1.0) if server is None else server
+    if server_momentum:
+        optimizer = optax.chain(optax.trace(server_momentum), optimizer)
     released = variant == "released"
     counted = rate == "count" and not released
     children_bound = MOST_CHILDREN if max_children is None else max_children
@@ -218,7 +227,7 @@ def fedgwc(
         count, wanted = (number.astype(jnp.float32) for number in counts)
         took = accepted[:, None] & (jnp.arange(losses.shape[1])[None] < num_steps[:, None])
         examples = cohort.data.num_examples.astype(jnp.float32) if released else None
-        rewards = weighting_of.cluster_rewards(losses, took, slot, clusters, reward, examples)
+        rewards = weighting_of.cluster_rewards(losses, took, slot, clusters, examples)
         coefficient = jnp.full(clusters, rate if isinstance(rate, float | int) else participation)
         if released:
             coefficient = wanted / jnp.maximum(count, 1.0)
@@ -358,10 +367,11 @@ def fedgwc(
         max_children=max_children,
         smallest=smallest,
         sampling=sampling,
-        reward=reward,
         centre=centre,
         variant=variant,
         weighting=weighting,
+        server_momentum=server_momentum,
+        proximal=proximal,
         participation=participation,
     )
     return ClusteredAlgorithm(
@@ -369,7 +379,7 @@ def fedgwc(
     )
 
 
-def _check(clusters, rate, tolerance, beta, patience, max_children, smallest, sampling, reward, variant) -> None:
+def _check(clusters, rate, tolerance, beta, patience, max_children, smallest, sampling, variant) -> None:
     if clusters < 1:
         raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
     if rate not in ("participation", "count") and not (isinstance(rate, float | int) and 0 < rate <= 1):
@@ -382,7 +392,6 @@ def _check(clusters, rate, tolerance, beta, patience, max_children, smallest, sa
             raise ValueError(f"{name} is {value}; it must be at least {least}")
     for name, value, known in (
         ("sampling", sampling, ("rare", "uniform")),
-        ("reward", reward, ("gaussian", "signed")),
         ("variant", variant, ("paper", "released")),
     ):
         if value not in known:

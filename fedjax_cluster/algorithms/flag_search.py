@@ -184,7 +184,7 @@ def clustered_training(model: Model, local: LocalUpdate, rounds: int) -> Callabl
 
         clusters, _, steps = lax.fori_loop(0, rounds, one_round, (clusters, state, jnp.zeros(())))
 
-        def evaluate(client: Client, slot: Array) -> Array:
+        def evaluate(client: Client, slot: Array) -> tuple[Array, Array]:
             _, held = hold_out(client_key(split_key, client.index), client.data)
             outputs, _ = model.apply(averaging.cluster_variables(clusters, slot), held.x, train=False)
             mask = jnp.arange(held.x.shape[0]) < held.num_examples

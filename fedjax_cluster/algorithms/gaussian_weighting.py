@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering
-
-Reward = Literal["gaussian", "signed"]
 
 
 class Meeting(NamedTuple):
@@ -30,17 +28,14 @@ class Partition(NamedTuple):
     refused: Array  # bool[], the best split had not slots enough
 
 
-def cluster_rewards(
-    losses: Array, took: Array, slot: Array, num_clusters: int, reward: Reward, weight: Array | None = None
-) -> Array:
-    """Each client's reward among the cohort of its own cluster.
+def cluster_rewards(losses: Array, took: Array, slot: Array, num_clusters: int, weight: Array | None = None) -> Array:
+    """Each client's reward among the cohort of its own cluster (Eq. 1).
 
     Args:
       losses: f32[C, S].
       took: bool[C, S], the steps that each client took.
       slot: i32[C].
       num_clusters: K.
-      reward: "gaussian", Eq. 1; or "signed".
       weight: f32[C]: the public code's moments, weighted by these, and rewards divided by their sum.
 
     Returns:
@@ -49,39 +44,9 @@ def cluster_rewards(
 
     def among(cluster: Array) -> Array:
         mask = took & (slot == cluster)[:, None]
-        if weight is not None:
-            return released_rewards(losses, mask, weight)
-        return signed_rewards(losses, mask) if reward == "signed" else clustering.gaussian_rewards(losses, mask)
+        return clustering.gaussian_rewards(losses, mask) if weight is None else released_rewards(losses, mask, weight)
 
     return jax.vmap(among)(jnp.arange(num_clusters)).sum(0)
-
-
-def signed_rewards(losses: Array, mask: Array) -> Array:
-    r"""On which side of the cohort's losses a client lies, and how far, on average over the local steps.
-
-    .. math:: \omega_k = \frac{1}{S} \sum_s \tanh\!\Big( \frac{l_k^s - m^s}{\sigma^s} \Big)
-
-    Ours: Eq. 1 of the paper cannot tell two equal groups apart by a client's own losses, as both are equally far from
-    the mean between them.
-
-    Args:
-      losses: f32[C, S].
-      mask: bool[C, S].
-
-    Returns:
-      f32[C] in (−1, 1); 0 for clients without a step.
-
-    >>> losses = jnp.asarray([[1.0], [2.0], [3.0]])
-    >>> signed_rewards(losses, jnp.ones((3, 1), bool)).round(2).tolist()
-    [-0.7599999904632568, 0.0, 0.7599999904632568]
-    """
-    number = jnp.maximum(mask.sum(0), 1).astype(jnp.float32)
-    mean = jnp.where(mask, losses, 0.0).sum(0) / number
-    offset = jnp.where(mask, losses - mean[None], 0.0)
-    variance = jnp.square(offset).sum(0) / jnp.maximum(number - 1.0, 1.0)
-    spread = jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
-    reward = jnp.tanh(offset / spread[None])
-    return reward.sum(1) / jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
 
 
 def released_rewards(losses: Array, mask: Array, weight: Array) -> Array:

@@ -63,7 +63,7 @@ def gradient_loss(
     sign: Sign = "descent",
     reduction: Literal["mean", "sum"] = "mean",
     first_round: Literal["loss", "random"] = "loss",
-    pin: bool = False,
+    pin: bool = True,
     weighting: Weighting = "uniform",
     participation: float = 1.0,
 ) -> ClusteredAlgorithm:
@@ -78,7 +78,7 @@ def gradient_loss(
       clusters: K.
       local: one step, as in the paper, or several; the first gradient is the one that scores.
       server: any optax transformation of minus the mean change; None is plain averaging.
-      similarity_weight: λ in [0, 1]; 0 is IFCA's rule on the mini-batch.
+      similarity_weight: λ in [0, 1]; 0 without `pin` is IFCA's rule on the mini-batch.
       similarity: "cosine", or "euclidean" for S_ik = −‖−η·∇L_ik − Δw_k‖.
       step_size: η of the Euclidean similarity, rate of a client's step times the server's; None takes the local
         update's where the server averages plainly.
@@ -86,7 +86,8 @@ def gradient_loss(
       reduction: L_ik as "mean" over the mini-batch, or as Eq. 1's "sum", for which λ depends on the batch size.
       first_round: with no change to compare with, choose by "loss" alone (Algorithm 1), or at "random" (Sec. II-B).
       pin: draws K clients at the start and keeps one in each cluster for good, so that none is ever empty; with
-        partial participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster.
+        partial participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; without,
+        a cluster that is empty once has no change to be like, and stays empty.
       weighting: "uniform" as in the paper, or "examples".
       participation: share of the clients in a round, in (0, 1].
 

@@ -161,9 +161,9 @@ def cfl_round(
         losses += own
     updates = torch.stack(rows)
     mean, norms = updates.mean(0), updates.norm(dim=1)
-    float(mean.norm()), float(norms.max())
+    criteria = float(mean.norm()) < float(norms.max())
     similarity = updates @ updates.T / (norms[:, None] * norms[None])
-    float(similarity.min())
+    assert criteria or float(similarity.min()) < 1
     pieces = mean.split([value.numel() for value in start.values()])
     moved = {name: value + piece.view_as(value) for (name, value), piece in zip(start.items(), pieces, strict=True)}
     return moved, float(torch.stack(losses).mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.rotations import batched_singular_values
 from fedjax_cluster.clustering.similarity import cosine_similarity
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -23,10 +23,8 @@ _ITERATIONS = 6
 # Up to this many examples or features a whole SVD takes no longer.
 _DIRECT = 64
 
-# Clients compared at once, and the largest bases whose angles are found by rotations; so many sweeps converge.
+# Clients compared at once.
 _BLOCK = 128
-_LARGEST_ROTATED = 4
-_SWEEPS = 5
 
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
@@ -225,7 +223,7 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
         def add_blocks(number: Array, angles: Array) -> Array:
             (first, rows), (second, others) = part(firsts[number]), part(seconds[number])
             cross = _matmul(first.T, second).reshape(rank, size, rank, size)
-            cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
+            cosines = batched_singular_values(jnp.moveaxis(cross, 2, 1))
             between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
             if reduction == "smallest":
                 between = between[0]
@@ -245,39 +243,6 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     has = counts > 0
     both, either = has[:, None, :] & has[None, :, :], has[:, None, :] | has[None, :, :]
     return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
-
-
-def _singular_values(matrices: Array) -> Array:
-    """Singular values f32[p, ...], descending, of matrices [p, p, ...]: one entry of all matrices beside another.
-
-    Small ones by one-sided Jacobi rotations, which are arithmetic on whole arrays; LAPACK takes a call per matrix.
-    """
-    rank = matrices.shape[0]
-    if rank == 1:
-        return jnp.abs(matrices[0])
-    if rank > _LARGEST_ROTATED:
-        values = jnp.linalg.svd(jnp.moveaxis(matrices, (0, 1), (-2, -1)), compute_uv=False)
-        return jnp.moveaxis(values, -1, 0)
-
-    def rotate(x: Array, y: Array) -> tuple[Array, Array]:
-        """Makes two columns orthogonal."""
-        product = (x * y).sum(axis=0)
-        slope = ((y * y).sum(axis=0) - (x * x).sum(axis=0)) / jnp.where(product == 0.0, 1.0, 2.0 * product)
-        tangent = jnp.where(slope < 0.0, -1.0, 1.0) / (jnp.abs(slope) + jnp.sqrt(1.0 + slope * slope))
-        tangent = jnp.where(product == 0.0, 0.0, tangent)
-        cosine = lax.rsqrt(1.0 + tangent * tangent)
-        sine = cosine * tangent
-        return cosine * x - sine * y, sine * x + cosine * y
-
-    def sweep(_: Array, columns: list[Array]) -> list[Array]:
-        columns = list(columns)
-        for i, j in itertools.combinations(range(rank), 2):
-            columns[i], columns[j] = rotate(columns[i], columns[j])
-        return columns
-
-    columns = lax.fori_loop(0, _SWEEPS, sweep, [matrices[:, j] for j in range(rank)])
-    lengths = jnp.sqrt(jnp.stack([(column * column).sum(axis=0) for column in columns]))
-    return -jnp.sort(-lengths, axis=0)
 
 
 def data_dissimilarity(angles: Any, counts: Any, delta: Any = 0.5, mask: Any = None) -> Array:

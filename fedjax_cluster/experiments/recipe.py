@@ -89,6 +89,8 @@ class Study:
       seeds: draws or runs.
       minutes: expected on two cores.
       run: (seeds, quick) -> the table's rows and the figure.
+      quick: runs of the smaller version.
+      cells: none; a study is no table of runs.
     """
 
     name: str
@@ -97,6 +99,8 @@ class Study:
     seeds: int
     minutes: float
     run: Callable[[int, bool], tuple[list[Row], Figure]]
+    quick: int = 1
+    cells: tuple[Cell, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -164,7 +168,8 @@ def reproduce(
     """
     from fedjax_cluster.report import plots, tables
 
-    count = seeds if seeds is not None else (1 if quick else recipe.seeds)
+    least = recipe.quick if isinstance(recipe, Study) else 1
+    count = seeds if seeds is not None else (least if quick else recipe.seeds)
     if count < 1:
         raise ValueError(f"seeds is {count}; at least one run is needed")
     print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)

@@ -179,7 +179,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
         ticks = np.arange(0, classes, step)
         left.set_xticks(ticks, [class_names[tick] if class_names else str(tick) for tick in ticks])
         if any(len(name) > 3 for name in class_names):
-            left.tick_params(axis="x", rotation=60)
+            left.tick_params(axis="x", rotation=90)
         left.set_xlabel("Class")
         left.set_ylabel("Cluster (clients)")
         left.grid(False)

@@ -96,12 +96,10 @@ def _one_shot(result: SimulationResult) -> dict[str, Figure]:
         )
         return {"dendrogram": tree}
     chosen = int(content["chosen"])
-    matrices = (content[name][pairs] for name in ("data", "gradient", "proximity"))
+    data, gradient, proximity = (content[name][pairs] for name in ("data", "gradient", "proximity"))
     figures = {
-        "dissimilarity_matrices": flag_plots.dissimilarity_matrices(*matrices, group, names),
-        "dendrogram": flag_plots.dendrogram(
-            content["proximity"][pairs], threshold=float(content["thresholds"][chosen]), **common
-        ),
+        "dissimilarity_matrices": flag_plots.dissimilarity_matrices(data, gradient, proximity, group, names),
+        "dendrogram": flag_plots.dendrogram(proximity, threshold=float(content["thresholds"][chosen]), **common),
     }
     if np.isfinite(content["accuracy"]).any():
         figures["threshold_search"] = flag_plots.threshold_search(

@@ -20,8 +20,8 @@ MODEL = nn.linear()
 WHOLE = local.sgd(0.3, batch_size=None, steps=1)
 SMALL = local.sgd(0.3, batch_size=4, steps=2)
 ON_ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
-BY_LOSS = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0)
-RANDOM_FIRST = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0, first_round="random")
+BY_LOSS = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0, pin=False)
+RANDOM_FIRST = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0.0, pin=False, first_round="random")
 
 
 def labels(state):
@@ -42,7 +42,7 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
     """Catches the sign, the scale of the distance, the reduction, a change taken from the wrong round."""
     federation = blobs(clients=9, groups=3, seed=2)
     own = local.sgd(0.3, batch_size=None, steps=steps)
-    algorithm = gradient_loss(MODEL, clusters=3, local=own, **{"similarity_weight": 0.5, **options})
+    algorithm = gradient_loss(MODEL, clusters=3, local=own, **{"similarity_weight": 0.5, "pin": False, **options})
     start = start_of(algorithm, federation)
     pinned = np.where(start.clients.pinned.any(-1), start.clients.pinned.argmax(-1), -1)[:9]
     assert (pinned >= 0).sum() == (3 if algorithm.config["pin"] else 0)
@@ -113,7 +113,7 @@ def test_the_printed_sign_loses():
     """Two groups, eight draws: the descent sign finds them, the printed one often does not."""
     found = {}
     for sign in ("descent", "printed"):
-        algorithm = gradient_loss(MODEL, clusters=2, local=WHOLE, similarity_weight=0.5, sign=sign)
+        algorithm = gradient_loss(MODEL, clusters=2, local=WHOLE, similarity_weight=0.5, sign=sign, pin=False)
         scores = []
         for seed in range(6):
             federation = blobs(clients=12, ragged=False, seed=seed)

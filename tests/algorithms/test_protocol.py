@@ -183,9 +183,10 @@ def test_empty_cluster_keeps_its_model(name):
         state.clusters.params,
     )
     weights = jnp.where(state.clients.present[:, None], jax.nn.one_hot(0, slots)[None], 0.0)
-    state = state._replace(
-        clusters=state.clusters._replace(params=ruined), clients=state.clients._replace(weights=weights)
-    )
+    clients = state.clients._replace(weights=weights)
+    if hasattr(clients, "pinned"):
+        clients = clients._replace(pinned=jnp.zeros_like(clients.pinned))
+    state = state._replace(clusters=state.clusters._replace(params=ruined), clients=clients)
     new, info = one_step(algorithm, population, state)
     assert int(info.num_clients[-1]) == 0
     assert np.isnan(info.loss[-1])

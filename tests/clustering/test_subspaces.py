@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,16 @@ def test_principal_vectors_span_what_the_svd_does(num_features):
             np.testing.assert_allclose(overlap, np.eye(number), atol=2e-3)
         assert (vectors[2][:, 2:] == 0.0).all()
         assert (vectors[3] == 0.0).all()
+
+
+def test_principal_vectors_of_many_examples_and_features():
+    """Both are beyond what a whole SVD is taken of; the spectrum falls as that of images does."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(size, 90)))[0] for size in (300, 120))
+    x = ((left * 0.8 ** np.arange(90)) @ right.T).astype(np.float32)
+    vectors = np.asarray(fcc.principal_vectors(x, np.zeros(300, int), 300, 1, 3))[0]
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(3), atol=1e-5)
+    np.testing.assert_allclose(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
 
 
 def test_principal_vectors_beyond_the_rank_are_zero():
@@ -127,6 +138,38 @@ def test_classwise_angles_ignore_the_basis(seed):
         expected = fcc.classwise_angles(vectors, counts, reduction)
         np.testing.assert_allclose(fcc.classwise_angles(rotated, counts, reduction), expected, atol=0.1)
         np.testing.assert_allclose(fcc.classwise_angles(-vectors, counts, reduction), expected, atol=0.1)
+
+
+@pytest.mark.parametrize("dimensions", [2, 4, 6])
+def test_angles_of_nearly_parallel_and_orthogonal_subspaces(dimensions):
+    """Against SciPy, for matrices that are rotated and such that LAPACK takes; 150 clients make two blocks."""
+    rng = np.random.default_rng(dimensions)
+    basis = np.linalg.qr(rng.normal(size=(F, 2 * dimensions)))[0]
+    first, second = basis[:, :dimensions], basis[:, dimensions:]
+    tilts = np.radians([0.0, 0.2, 5.0, 60.0, 89.9, 90.0])
+    clients = [np.cos(tilt) * first + np.sin(tilt) * second for tilt in tilts]
+    vectors = np.stack([clients[i % 6] for i in range(150)])[:, None].astype(np.float32)
+    ones = np.ones((150, 1), int)
+    smallest = np.asarray(fcc.classwise_angles(vectors, ones))[..., 0]
+    total = np.asarray(fcc.classwise_angles(vectors, ones, "sum"))[..., 0]
+    np.testing.assert_array_equal(smallest, smallest.T)
+    for i, j in ((0, 1), (0, 3), (140, 5), (2, 149), (144, 147), (0, 5), (130, 6)):
+        expected = np.degrees(scipy.linalg.subspace_angles(clients[i % 6], clients[j % 6]))
+        np.testing.assert_allclose(smallest[i, j], expected.min(), atol=0.06)
+        np.testing.assert_allclose(total[i, j], expected.sum(), atol=0.06 * dimensions)
+
+
+def test_joint_basis_spans_all_classes():
+    rng = np.random.default_rng(0)
+    vectors = np.stack([np.linalg.qr(rng.normal(size=(F, P)))[0] for _ in range(L)]).astype(np.float32)
+    vectors[1] = vectors[0] @ np.linalg.qr(rng.normal(size=(P, P)))[0]
+    vectors[2, :, 1:] = 0.0
+    basis = np.asarray(fcc.joint_basis(vectors))
+    assert basis.shape == (F, L * P)
+    used = basis[:, np.abs(basis).max(axis=0) > 0]
+    assert used.shape[1] == 2 * P + 1
+    np.testing.assert_allclose(used.T @ used, np.eye(2 * P + 1), atol=1e-5)
+    np.testing.assert_allclose(used @ (used.T @ vectors), vectors, atol=1e-5)
 
 
 def test_classwise_angles_of_single_vectors():

@@ -1,0 +1,229 @@
+"""Pictures of recursive splitting: a run with its splits, similarities in the order of clusters, the parameter tree.
+
+Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_cluster.parameter_tree import ParameterTree
+from fedjax_cluster.report.style import (
+    DOUBLE,
+    NEUTRAL,
+    SINGLE,
+    categorical_colors,
+    legend_above,
+    line_look,
+    new_figure,
+    style,
+)
+
+GAP = "separation_gap_"
+MOST_NAMED = 40
+
+
+def split_history(history: Mapping[str, Any]) -> Figure:
+    """Draws accuracy with the rounds of splits marked, and the separation gap of every cluster beneath (CFL, Fig. 8).
+
+    Args:
+      history: of a run: `round`, `num_clusters`, `accuracy` and, where they were watched, `separation_gap_0` …, one
+        column a cluster slot; NaN where there is none.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: no round with an accuracy.
+    """
+    rounds = np.asarray(history["round"], np.float64) + 1
+    accuracy = 100 * np.asarray(history["accuracy"], np.float64)
+    known = np.isfinite(accuracy)
+    if not known.any():
+        raise ValueError("the history has no accuracy in any round; evaluate at least once")
+    grown = np.flatnonzero(np.diff(np.asarray(history["num_clusters"])) > 0) + 1
+    gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
+    gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
+    with style():
+        figure = new_figure(SINGLE, 3.3 if gaps else 2.1)
+        panels = figure.subplots(2 if gaps else 1, 1, sharex=True, squeeze=False)[:, 0]
+        panels[0].plot(rounds[known], accuracy[known], color=line_look(0)["color"])
+        worst = 100 * np.asarray(history.get("accuracy_worst_decile", np.full(len(rounds), np.nan)), np.float64)
+        if np.isfinite(worst).any():
+            panels[0].plot(rounds[known], worst[known], color=line_look(0)["color"], linestyle=":", linewidth=0.9)
+            panels[0].annotate(
+                "worst tenth of the clients",
+                (rounds[known][-1], worst[known][-1]),
+                (-2, -10),
+                textcoords="offset points",
+                ha="right",
+                color=line_look(0)["color"],
+                fontsize=6,
+            )
+        panels[0].set_ylabel("Test accuracy (%)")
+        for axes in panels:
+            for number in grown:
+                axes.axvline(rounds[number], color=NEUTRAL, linewidth=0.7, linestyle=(0, (3, 2)), zorder=1)
+        for count, number in enumerate(grown):
+            panels[0].annotate(
+                f"split {count + 1}",
+                (rounds[number], 1),
+                (2, -2),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                rotation=90,
+                va="top",
+                fontsize=6,
+                color=NEUTRAL,
+            )
+        if gaps:
+            _draw_gaps(panels[1], rounds, gaps)
+            handles, labels = panels[1].get_legend_handles_labels()
+            legend_above(figure, handles, labels)
+        panels[-1].set_xlabel("Communication round")
+        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _draw_gaps(axes: Axes, rounds: np.ndarray, gaps: Mapping[str, np.ndarray]) -> None:
+    axes.axhline(0, color="black", linewidth=0.6)
+    for name, column in gaps.items():
+        slot, known = int(name.removeprefix(GAP)), np.isfinite(column)
+        look = {**line_look(slot), "marker": None}
+        axes.plot(rounds[known], column[known], label=f"cluster {slot}", **look)
+    axes.set_ylabel("Separation gap $g(\\alpha)$")
+
+
+def ordered_similarity(similarity: Any, labels: Any, group: Any | None = None) -> Figure:
+    """Draws a similarity matrix with the clients in the order of their clusters, lines between clusters.
+
+    Args:
+      similarity: f32[M, M], cosines.
+      labels: i32[M], clusters; clients with −1 are left out.
+      group: i32[M], true groups: orders within clusters, and is shown as a strip of colours.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: shapes that do not fit, or no client in a cluster.
+    """
+    similarity, labels = np.asarray(similarity, np.float64), np.asarray(labels)
+    if similarity.ndim != 2 or similarity.shape != (len(labels), len(labels)):
+        raise ValueError(f"similarity has shape {similarity.shape} for {len(labels)} labels; it must be [M, M]")
+    group = np.zeros(len(labels), int) if group is None else np.asarray(group)
+    if group.shape != labels.shape:
+        raise ValueError(f"group has shape {group.shape} and labels {labels.shape}; both must be [M]")
+    order = np.lexsort((np.arange(len(labels)), group, labels))
+    order = order[labels[order] >= 0]
+    if not len(order):
+        raise ValueError("no client has a cluster; there is nothing to order")
+    count, own = len(order), labels[order]
+    ends = np.flatnonzero(np.diff(own)) + 1
+    with style():
+        figure = new_figure(SINGLE, SINGLE * 0.85)
+        axes = figure.subplots()
+        image = axes.imshow(similarity[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="none")
+        for end in ends:
+            axes.axhline(end - 0.5, color="black", linewidth=0.8)
+            axes.axvline(end - 0.5, color="black", linewidth=0.8)
+        starts = np.concatenate([[0], ends])
+        middles = (starts + np.concatenate([ends, [count]]) - 1) / 2
+        axes.set_xticks(middles, [f"cluster {own[start]}" if len(starts) <= 6 else str(own[start]) for start in starts])
+        axes.tick_params(length=0)
+        axes.grid(False)
+        axes.set_yticks(range(count), [str(client) for client in order] if count <= MOST_NAMED else [""] * count)
+        axes.set_ylabel("Client")
+        if len(np.unique(group[order])) > 1:
+            known = np.unique(group[order])
+            colors = dict(zip(known.tolist(), categorical_colors(len(known)), strict=True))
+            for place, client in enumerate(order):
+                axes.plot([count - 0.1] * 2, [place - 0.5, place + 0.5], color=colors[int(group[client])], linewidth=3)
+            axes.set_xlim(-0.5, count + 0.3)
+            axes.set_xlabel("Clients in the order of clusters; right: true group")
+        else:
+            axes.set_xlabel("Clients in the order of clusters")
+        axes.spines[:].set_visible(False)
+        figure.colorbar(image, ax=axes, shrink=0.85, label="Cosine similarity $\\alpha_{ij}$")
+    return figure
+
+
+def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: Any | None = None) -> Figure:
+    """Draws the parameter tree: a box a node, with its clients; edges say in which round it was split off.
+
+    Args:
+      tree: from `fedjax_cluster.parameter_tree.parameter_tree`.
+      group_names: what the true groups are called.
+      group: i32[M], true groups; None leaves them out.
+
+    Returns:
+      The figure, two paper columns wide for more than four leaves, else one.
+    """
+    nodes = tree.nodes
+    place: dict[int, float] = {}
+    depth = [0] * len(nodes)
+    for number, node in enumerate(nodes):
+        if node.parent is not None:
+            depth[number] = depth[node.parent] + 1
+    leaves: list[int] = []
+
+    def lay(number: int) -> float:
+        children = nodes[number].children
+        if not children:
+            leaves.append(number)
+            place[number] = float(len(leaves) - 1)
+        else:
+            place[number] = float(np.mean([lay(child) for child in children]))
+        return place[number]
+
+    lay(0)
+    with style():
+        figure = new_figure(SINGLE if len(leaves) <= 4 else DOUBLE, 0.6 + 0.75 * (max(depth) + 1))
+        axes = figure.subplots()
+        for number, node in enumerate(nodes):
+            x, y = place[number], -float(depth[number])
+            for child in node.children:
+                axes.plot([x, place[child]], [y, -depth[child]], color=NEUTRAL, linewidth=0.8, zorder=1)
+            if node.children:
+                axes.annotate(
+                    f"round {nodes[node.children[0]].since + 1}", (x, y - 0.52), ha="center", fontsize=6, color=NEUTRAL
+                )
+            axes.annotate(
+                _node_text(node, number, group, group_names),
+                (x, y),
+                ha="center",
+                va="center",
+                fontsize=6,
+                bbox={
+                    "boxstyle": "round,pad=0.35",
+                    "facecolor": "#E8F1F8" if node.children else "#FFF3DC",
+                    "edgecolor": NEUTRAL,
+                    "linewidth": 0.6,
+                },
+                zorder=3,
+            )
+        axes.set_xlim(-0.6, len(leaves) - 0.4)
+        axes.set_ylim(-max(depth) - 0.5, 0.5)
+        axes.axis("off")
+    return figure
+
+
+def _node_text(node: Any, number: int, group: Any | None, names: Sequence[str]) -> str:
+    count = len(node.clients)
+    head = "$\\theta^*$" if number == 0 else f"cluster {node.slot}" if not node.children else "$\\theta^*$"
+    lines = [head, f"{count} client{'' if count == 1 else 's'}"]
+    if group is not None:
+        own = np.unique(np.asarray(group)[node.clients])
+        own = [int(one) for one in own if one >= 0]
+        text = [names[one] if one < len(names) else f"{one}" for one in own]
+        if names and len(text) > 2:
+            text = [*text[:2], "…"]
+        if text:
+            lines.append(("" if names else "group ") + ", ".join(text))
+    return "\n".join(lines)
