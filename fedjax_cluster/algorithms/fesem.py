@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,16 @@ from jax import Array
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms import averaging
 from fedjax_cluster.algorithms.cfl_gp import equal_groups
-from fedjax_cluster.client_loop import Client
-from fedjax_cluster.local import dataset_loss
-from fedjax_cluster.server import Weighting, init_optimizer, update_clusters
+from fedjax_cluster.client_loop import Client, Contribution
+from fedjax_cluster.local import client_key, dataset_loss
+from fedjax_cluster.server import Weighting, init_optimizer, update_clusters, weighted_mean
 from fedjax_cluster.types import (
     ClientData,
     ClusteredAlgorithm,
     Clusters,
     Cohort,
     Costs,
+    LocalResult,
     LocalUpdate,
     Model,
     Population,
@@ -39,6 +40,7 @@ def fesem(
     local: LocalUpdate,
     server: optax.GradientTransformation | None = None,
     layers: Sequence[str] = (),
+    start: Literal["random", "clients"] = "random",
     weighting: Weighting = "uniform",
     participation: float = 1.0,
 ) -> ClusteredAlgorithm:
@@ -47,14 +49,15 @@ def fesem(
     w_i ← local training from the centre of client i's cluster; s_i ← argmin_k ‖w_i − c_k‖²; c_k ← mean of w_i over
     s_i = k.
 
-    The centres start as K independent models, the clients in random clusters of equal size.
-
     Args:
       model: what is trained.
       clusters: K.
       local: what a client does in a round.
       server: any optax transformation of minus the mean of w_i − c_k; None moves the centre to the mean.
       layers: parameter paths as in `tree.match` that the distance is measured on, such as `["output"]`; () is all.
+      start: "random" centres are K independent models, and the clients begin in random clusters of equal size; models
+        that start so far apart seldom let a client go. "clients": all train once from one model, K of the trained
+        models, drawn at random, are the centres, and every client joins the nearest.
       weighting: "uniform" as in the paper, or "examples".
       participation: share of the clients in a round, in (0, 1].
 
@@ -62,7 +65,8 @@ def fesem(
       A ClusteredAlgorithm; a centre without clients stays.
 
     Raises:
-      ValueError: clusters below one, participation outside (0, 1]; in `init`, a pattern that matches no layer.
+      ValueError: clusters below one, an unknown start, participation outside (0, 1]; in `init`, a pattern that matches
+        no layer.
 
     >>> from fedjax_cluster import local, nn
     >>> fesem(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, epochs=1)).name
@@ -70,6 +74,8 @@ def fesem(
     """
     if clusters < 1:
         raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
+    if start not in ("random", "clients"):
+        raise ValueError(f"start is {start!r}; it must be 'random' or 'clients'")
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
 
@@ -78,10 +84,52 @@ def fesem(
         centres = averaging.init_clusters(rng_key, model, population.info, clusters)
         tree.match(centres.params, layers)
         present = averaging.present_clients(population)
-        slot = equal_groups(jax.random.fold_in(rng_key, clusters), present, clusters)
+        draw_key, train_key = jax.random.split(jax.random.fold_in(rng_key, clusters))
+        costs = None
+        if start == "random":
+            slot = equal_groups(draw_key, present, clusters)
+        else:
+            drawn = _draw_distinct(draw_key, present, clusters)
+            found = jax.jit(centres_from_clients)(train_key, centres, drawn, population)
+            centres, slot, num_steps = jax.tree.map(jnp.asarray, jax.device_get(found))
+            everyone = present.sum().astype(jnp.float32)
+            costs = Costs(everyone, everyone, num_steps)
         clients = averaging.HardClients(averaging.one_hot(slot, clusters), present)
         state = State(centres, clients, init_optimizer(optimizer, centres), jnp.zeros((), jnp.int32))
-        return state, averaging.initial_info(clusters)
+        return state, averaging.initial_info(clusters, costs)
+
+    def centres_from_clients(
+        rng_key: Array, models: Clusters, drawn: Array, population: Population
+    ) -> tuple[Clusters, Array, Array]:
+        """The models of the clients drawn[k] after training from the first model; every client's nearest; all steps."""
+        first = averaging.cluster_variables(models, jnp.asarray(0))
+        cohort = parallel.everyone(population)
+
+        def train(client: Client):
+            return local.run(client_key(rng_key, client.index), model, first, client.data)
+
+        def from_first(result: LocalResult) -> PyTree:
+            return jax.tree.map(jnp.add, first.params, result.delta)
+
+        def as_centre(client: Client):
+            own = drawn == client.index
+            result = train(client)
+            return Contribution(
+                jnp.argmax(own).astype(jnp.int32),
+                jnp.any(own).astype(jnp.float32),
+                {"params": from_first(result), "stats": result.stats},
+            )
+
+        def join(client: Client):
+            result = train(client)
+            return nearest_centre(centres, from_first(result), layers), result.num_steps
+
+        mean = weighted_mean(
+            parallel.for_each_client(as_centre, cohort, num_slots=clusters, reduce=lambda output: output).reduced
+        )
+        centres = models._replace(params=mean["params"], stats=mean["stats"])
+        slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
+        return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32))
 
     def select(rng_key: Array, state: State) -> Selection:
         return cohorts.uniform(rng_key, state.clients.present, participation)
@@ -131,7 +179,7 @@ def fesem(
         return state._replace(clients=tree.scatter(state.clients, index, row))
 
     config: dict[str, Any] = averaging.describe(
-        local, clusters=clusters, layers=list(layers), weighting=weighting, participation=participation
+        local, clusters=clusters, layers=list(layers), start=start, weighting=weighting, participation=participation
     )
     return ClusteredAlgorithm("fesem", config, model, init, select, step, averaging.personalize_by_label, admit)
 
@@ -151,3 +199,9 @@ def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()
     ]
     distance = jnp.sum(jnp.stack(parts), 0)
     return jnp.argmin(jnp.where(centres.active & jnp.isfinite(distance), distance, jnp.inf)).astype(jnp.int32)
+
+
+def _draw_distinct(rng_key: Array, present: Array, count: int) -> Array:
+    """i32[count]: different present clients."""
+    score = jnp.where(present, jax.random.uniform(rng_key, present.shape), -1.0)
+    return jax.lax.top_k(score, count)[1]

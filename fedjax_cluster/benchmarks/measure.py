@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ class Row:
       peer: what the ratio is to; empty without one.
       peer_seconds: its median, taken in turn.
       ratio: peer's over ours: how many times faster (or, for memory, smaller) ours is.
+      processor_ratio: the same of processor seconds over all threads, which other work on the machine disturbs less;
+        beside a peer on one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
       at_least: what the project wants `ratio` (or else `fraction`) to be; NaN without such an aim.
       megabytes: peak resident memory, where that is what was measured.
       note: what else must be known to read the line.
@@ -55,6 +57,7 @@ class Row:
     peer: str = ""
     peer_seconds: float = math.nan
     ratio: float = math.nan
+    processor_ratio: float = math.nan
     at_least: float = math.nan
     megabytes: float = math.nan
     note: str = ""
@@ -85,22 +88,22 @@ class Bench:
         """Times `run` and its peers in turn; the fastest peer gives the ratio."""
         count = self.repetitions if repetitions is None or self.smoke else max(FEWEST_REPETITIONS, repetitions)
         product, product_flops = self._product
-        runs = {"": run, **(peers or {})}
+        peers, hopeless = _worth_timing(peers or {})
+        runs = {"": run, **peers}
         seconds = in_turns({**runs, "product": product} if flops else runs, count)
         fraction = math.nan
         if flops:
-            rate = product_flops / seconds["product"]
+            rate = product_flops / seconds["product"].wall
             self.rates.append(rate)
-            fraction = flops / seconds[""] / rate
-        peer = min(peers, key=lambda name: seconds[name]) if peers else ""
-        if peers and len(peers) > 1:
-            slower = [f"{name} {seconds[name]:.3g} s" for name in peers if name != peer]
-            note = "; ".join([*slower, *([note] if note else [])])
-        peer_seconds = seconds[peer] if peer else math.nan
+            fraction = flops / seconds[""].wall / rate
+        peer = min(peers, key=lambda name: seconds[name].wall) if peers else ""
+        others = {name: seconds[name].wall for name in peers if name != peer} | hopeless
+        note = "; ".join([*(f"{name} {own:.3g} s" for name, own in others.items()), *([note] if note else [])])
+        own, theirs = seconds[""], seconds[peer] if peer else Timing(math.nan, math.nan)
         return self.add(
             Row(
-                *(what, size, seconds[""], count, flops, fraction),
-                *(peer, peer_seconds, peer_seconds / seconds[""], at_least),
+                *(what, size, own.wall, count, flops, fraction),
+                *(peer, theirs.wall, theirs.wall / own.wall, theirs.processor / own.processor, at_least),
                 note=note,
             )
         )
@@ -115,6 +118,19 @@ class Bench:
         rate = statistics.median(self.rates) / 1e9 if self.rates else None
         rows = [{k: _plain(v) for k, v in dataclasses.asdict(row).items()} for row in self.rows]
         return {"suite": suite, "smoke": self.smoke, **machine(), "product_gflop_per_second": rate, "rows": rows}
+
+
+def _worth_timing(peers: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """The peers within five times the fastest in their second run, and the seconds of the others."""
+    seconds = {}
+    for name, peer in peers.items():
+        jax.block_until_ready(peer())
+        started = time.perf_counter()
+        jax.block_until_ready(peer())
+        seconds[name] = time.perf_counter() - started
+    best = min(seconds.values(), default=0.0)
+    kept = {name: peer for name, peer in peers.items() if seconds[name] <= 5 * best}
+    return kept, {name: own for name, own in seconds.items() if name not in kept}
 
 
 def _plain(value: Any) -> Any:
@@ -132,21 +148,32 @@ def line(row: Row) -> str:
         parts.append(f"{row.megabytes:.0f} MB")
     if row.peer:
         parts.append(f"{row.ratio:.3g}× {row.peer}")
+        if math.isfinite(row.processor_ratio):
+            parts.append(f"[{row.processor_ratio:.3g}× in processor seconds]")
     if row.note:
         parts.append(f"({row.note})")
     return " ".join(parts)
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each, run one after the other in every repetition, so that a busy machine meets all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+class Timing(NamedTuple):
+    """Medians over the repetitions."""
+
+    wall: float  # seconds
+    processor: float  # seconds, summed over threads
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, Timing]:
+    """Times each, run one after the other in every repetition, so that a busy machine meets all alike."""
+    wall: dict[str, list[float]] = {name: [] for name in runs}
+    processor: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):  # the first compiles
         for name, run in runs.items():
-            started = time.perf_counter()
+            started, spent = time.perf_counter(), time.process_time()
             jax.block_until_ready(run())
             if repetition:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+                wall[name].append(time.perf_counter() - started)
+                processor[name].append(max(time.process_time() - spent, 1e-9))
+    return {name: Timing(statistics.median(wall[name]), statistics.median(processor[name])) for name in runs}
 
 
 def matrix_product(size: int) -> tuple[Callable[[], Any], float]:

@@ -6,7 +6,9 @@ before anything is timed.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +22,7 @@ from jax import Array
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, averaging
 from fedjax_cluster.benchmarks.local_suite import CASES
-from fedjax_cluster.benchmarks.measure import Bench, gradient_flops
+from fedjax_cluster.benchmarks.measure import Bench, Row, gradient_flops, in_turns
 from fedjax_cluster.benchmarks.workloads import DIGITS, local_training, noise_clients, start
 from fedjax_cluster.simulation import _run_segment, streams
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, DatasetInfo, LocalUpdate, Model, Variables
@@ -43,6 +45,8 @@ def run(bench: Bench) -> None:
     rounds_against_torch(bench, "cfl")
     ifca_against_torch(bench)
     cfl_gp_against_published(bench)
+    if importlib.util.find_spec("pfl") is not None:
+        fedavg_against_pfl(bench)
 
 
 def local_against_torch(bench: Bench, name: str) -> None:
@@ -226,4 +230,47 @@ def cfl_gp_against_published(bench: Bench) -> None:
         },
         at_least=40.0,
         repetitions=5,
+    )
+
+
+def fedavg_against_pfl(bench: Bench) -> None:
+    """A round of FedAvg in pfl's own loop; ours is timed before and after it, as the two cannot take turns."""
+    from fedjax_cluster.benchmarks import pfl_peer, torch_peer
+
+    clients, rows, batch = (4, 20, 10) if bench.smoke else (32, 1000, 50)
+    data = noise_clients(DIGITS, clients, rows)
+    own = local.sgd(RATE, batch_size=batch, epochs=1)
+    algorithm = REGISTRY["fedavg"](nn.mlp(), local=own)
+    first, one_round, _ = rounds_of(algorithm, data, DIGITS)
+    weights = torch_peer.parameters(models_of(first)[0])
+    everything = noise_clients(DIGITS, 1, 1)._replace(
+        x=data.x.reshape(1, -1, 28, 28), y=data.y.reshape(1, -1), num_examples=np.asarray([clients * rows], np.int32)
+    )
+    before = local.dataset_loss(
+        nn.mlp(), models_of(first)[0], jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), everything)
+    )
+    count = bench.repetitions
+    ours = [in_turns({"": one_round}, count)[""].wall]
+    theirs = {}
+    for threads in (1, 2):
+        seconds, loss = pfl_peer.fedavg_seconds(weights, data.x, data.y.astype(np.int64), batch, RATE, count, threads)
+        check_losses("pfl", float(before), loss)
+        theirs[f"pfl, {threads} thread{'s' * (threads > 1)}"] = statistics.median(seconds)
+    ours.append(in_turns({"": one_round}, count)[""].wall)
+    peer = min(theirs, key=lambda name: theirs[name])
+    mean = statistics.mean(ours)
+    size = f"{clients} clients × {rows} examples, one epoch of b={batch}"
+    note = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in theirs.items() if name != peer)
+    bench.add(
+        Row(
+            "FedAvg round, MLP 784-200-10",
+            size,
+            mean,
+            2 * count,
+            peer=peer,
+            peer_seconds=theirs[peer],
+            ratio=theirs[peer] / mean,
+            at_least=1.3,
+            note=note,
+        )
     )

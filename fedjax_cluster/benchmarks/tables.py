@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-COLUMNS = ("what", "size", "seconds", "GFLOP/s", "of the product", "MB", "times", "peer", "aim")
+COLUMNS = ("what", "size", "seconds", "GFLOP/s", "of the product", "MB", "times", "in CPU", "peer", "aim")
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -74,6 +74,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "" if row["fraction"] is None else f"{row['fraction']:.2f}",
         "" if row["megabytes"] is None else f"{row['megabytes']:.0f}",
         _number(row["ratio"]),
+        _number(row["processor_ratio"]),
         row["peer"],
         mark,
     ]

@@ -63,7 +63,7 @@ def _methods() -> dict[str, dict[str, Any]]:
             "method_options": {"inner_learning_rate": 0.01, "fine_tuning_steps": 40},
         },
         "FedSoft": {"method": "fedsoft", "clusters": 5},
-        "PACFL": {"method": "pacfl", "clusters": 100, "method_options": {"threshold": PACFL_THRESHOLD}},
+        "PACFL": {"method": "pacfl", "method_options": {"threshold": PACFL_THRESHOLD}},
         "CFL": {"method": "cfl", "method_options": {"first_round": 4}},
         "IFCA": {"method": "ifca", "clusters": 5},
         "FLAG": FLAG,

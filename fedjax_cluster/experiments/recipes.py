@@ -6,15 +6,17 @@ import pathlib
 
 from fedjax_cluster.experiments import recipe
 from fedjax_cluster.experiments.cfl_gp_recipes import CFL_GP_RECIPES
+from fedjax_cluster.experiments.cfl_recipes import CFL_RECIPES
 from fedjax_cluster.experiments.config import known_name
 from fedjax_cluster.experiments.fedgwc_recipes import FEDGWC_RECIPES
 from fedjax_cluster.experiments.flag_recipes import FLAG_RECIPES
 from fedjax_cluster.experiments.gradient_loss_recipes import GRADIENT_LOSS_RECIPES
 from fedjax_cluster.experiments.mixture_recipes import MIXTURE_RECIPES
-from fedjax_cluster.experiments.recipe import Recipe
+from fedjax_cluster.experiments.recipe import Recipe, Study
 
-RECIPES: dict[str, Recipe] = {
-    own.name: own for own in (*CFL_GP_RECIPES, *FEDGWC_RECIPES, *FLAG_RECIPES, *GRADIENT_LOSS_RECIPES, *MIXTURE_RECIPES)
+RECIPES: dict[str, Recipe | Study] = {
+    own.name: own
+    for own in (*CFL_GP_RECIPES, *CFL_RECIPES, *FEDGWC_RECIPES, *FLAG_RECIPES, *GRADIENT_LOSS_RECIPES, *MIXTURE_RECIPES)
 }
 
 

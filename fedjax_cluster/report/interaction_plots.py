@@ -167,8 +167,10 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
     shares, labels = counts[kept] / counts[kept].sum(1, keepdims=True), labels[kept]
     ranked = -np.sort(-shares, axis=1)
     clusters, classes = np.unique(labels), shares.shape[1]
+    longest = max(map(len, class_names), default=0)
     with style():
-        figure = new_figure(DOUBLE, 2.2)
+        # Long names stand upright.
+        figure = new_figure(DOUBLE, 2.2 if longest <= 3 else 2.1 + 0.055 * longest)
         left, right = figure.subplots(1, 2)
         means = np.stack([shares[labels == cluster].mean(0) for cluster in clusters])
         drawn = left.imshow(100 * means, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
@@ -178,7 +180,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
         step = -(-classes // 20)
         ticks = np.arange(0, classes, step)
         left.set_xticks(ticks, [class_names[tick] if class_names else str(tick) for tick in ticks])
-        if any(len(name) > 3 for name in class_names):
+        if longest > 3:
             left.tick_params(axis="x", rotation=90)
         left.set_xlabel("Class")
         left.set_ylabel("Cluster (clients)")
@@ -193,7 +195,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
                 rank, middle - spread, middle + spread, color=COLORS[number % len(COLORS)], alpha=0.15, linewidth=0
             )
         right.set_xlabel("Rank of the class within a client")
-        right.set_ylabel("Share of the client's examples (%)")
+        right.set_ylabel("Share of examples (%)")
         right.set_ylim(bottom=0)
         legend_above(figure, *right.get_legend_handles_labels())
     return figure

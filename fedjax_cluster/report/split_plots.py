@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_cluster.parameter_tree import ParameterTree
 from fedjax_cluster.report.style import (
     DOUBLE,
+    FONT_POINTS,
     NEUTRAL,
     SINGLE,
     categorical_colors,
@@ -27,6 +28,7 @@ from fedjax_cluster.report.style import (
 
 GAP = "separation_gap_"
 MOST_NAMED = 40
+BOUND = "#E69F00"  # stands out from the blues
 
 
 def split_history(history: Mapping[str, Any]) -> Figure:
@@ -64,7 +66,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
                 textcoords="offset points",
                 ha="right",
                 color=line_look(0)["color"],
-                fontsize=6,
+                fontsize=FONT_POINTS,
             )
         panels[0].set_ylabel("Test accuracy (%)")
         for axes in panels:
@@ -79,7 +81,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
                 textcoords="offset points",
                 rotation=90,
                 va="top",
-                fontsize=6,
+                fontsize=FONT_POINTS,
                 color=NEUTRAL,
             )
         if gaps:
@@ -98,6 +100,88 @@ def _draw_gaps(axes: Axes, rounds: np.ndarray, gaps: Mapping[str, np.ndarray]) -
         look = {**line_look(slot), "marker": None}
         axes.plot(rounds[known], column[known], label=f"cluster {slot}", **look)
     axes.set_ylabel("Separation gap $g(\\alpha)$")
+
+
+def round_curves(
+    series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: bool = False, zero: bool | None = None
+) -> Figure:
+    """Draws quantities against communication rounds.
+
+    Args:
+      series: name -> (rounds [n], values [n]).
+      y_label: axis label with its unit.
+      log_y: logarithmic axis.
+      zero: a line at 0; None draws it where values lie on both sides.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: no series.
+    """
+    if not series:
+        raise ValueError("there is no series to draw; give at least one")
+    values = np.concatenate([np.asarray(column, np.float64) for _, column in series.values()])
+    with style():
+        figure = new_figure(SINGLE, 2.2)
+        axes = figure.subplots()
+        if zero if zero is not None else not log_y and np.nanmin(values) < 0 < np.nanmax(values):
+            axes.axhline(0, color="black", linewidth=0.6)
+        for index, (name, (rounds, column)) in enumerate(series.items()):
+            look = line_look(index)
+            axes.plot(rounds, column, label=name, color=look["color"], linestyle=look["linestyle"])
+        if log_y:
+            axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("Communication round")
+        axes.set_ylabel(y_label)
+        legend_above(figure, *axes.get_legend_handles_labels())
+    return figure
+
+
+def split_probability(
+    counts: Sequence[int], gammas: Sequence[float], chance: Any, guaranteed: Sequence[float] | None = None
+) -> Figure:
+    """Draws the chance of a correct split over the number of distributions k and the relative noise γ (CFL, Fig. 3).
+
+    Args:
+      counts: the n values of k.
+      gammas: the m values of γ, evenly spaced.
+      chance: [n, m], in [0, 1].
+      guaranteed: [n], the γ up to which Theorem 1 guarantees it.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: a chance of another shape, or outside [0, 1].
+    """
+    chance = np.asarray(chance, np.float64)
+    if chance.shape != (len(counts), len(gammas)) or not ((chance >= 0) & (chance <= 1)).all():
+        raise ValueError(f"chance has shape {chance.shape}; give probabilities of shape {(len(counts), len(gammas))}")
+    with style():
+        figure = new_figure(SINGLE, 2.3)
+        axes = figure.subplots()
+        places = np.arange(len(counts))
+        image = axes.pcolormesh(places, gammas, chance.T, cmap="Blues", vmin=0, vmax=1, shading="nearest")
+        if guaranteed is not None:
+            axes.plot(places, guaranteed, color=BOUND, marker="o", markersize=3, clip_on=False)
+            axes.annotate(
+                "guaranteed by Theorem 1",
+                (places[-1], guaranteed[-1]),
+                (0, 12),
+                textcoords="offset points",
+                ha="right",
+                color=BOUND,
+                fontsize=FONT_POINTS,
+            )
+        axes.set_xticks(places, [str(count) for count in counts])
+        axes.set_ylim(0, None)
+        axes.grid(False)
+        axes.set_xlabel("Number of distributions $k$ ($m = 3k$ clients)")
+        axes.set_ylabel("Relative noise $\\gamma$")
+        figure.colorbar(image, ax=axes, label="P[correct split]")
+    return figure
 
 
 def ordered_similarity(similarity: Any, labels: Any, group: Any | None = None) -> Figure:
@@ -184,7 +268,7 @@ def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: 
 
     lay(0)
     with style():
-        figure = new_figure(SINGLE if len(leaves) <= 4 else DOUBLE, 0.6 + 0.75 * (max(depth) + 1))
+        figure = new_figure(SINGLE if len(leaves) <= 4 else DOUBLE, 0.4 + 0.85 * (max(depth) + 1))
         axes = figure.subplots()
         for number, node in enumerate(nodes):
             x, y = place[number], -float(depth[number])
@@ -192,14 +276,18 @@ def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: 
                 axes.plot([x, place[child]], [y, -depth[child]], color=NEUTRAL, linewidth=0.8, zorder=1)
             if node.children:
                 axes.annotate(
-                    f"round {nodes[node.children[0]].since + 1}", (x, y - 0.52), ha="center", fontsize=6, color=NEUTRAL
+                    f"round {nodes[node.children[0]].since + 1}",
+                    (x, y - 0.52),
+                    ha="center",
+                    fontsize=FONT_POINTS,
+                    color=NEUTRAL,
                 )
             axes.annotate(
                 _node_text(node, number, group, group_names),
                 (x, y),
                 ha="center",
                 va="center",
-                fontsize=6,
+                fontsize=FONT_POINTS,
                 bbox={
                     "boxstyle": "round,pad=0.35",
                     "facecolor": "#E8F1F8" if node.children else "#FFF3DC",

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import averaging, fairavg, fedavg, fedavgm, fedprox, fesem, local_only
+from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation import simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -98,6 +99,22 @@ def test_fesem_is_kmeans_on_models(layers, part):
     assert_models_equal(models_of(state), centres)
 
 
+def test_fesem_may_start_from_models_of_clients():
+    """Centres are trained models of three clients; drawn from three groups they are found at once."""
+    federation, clients = blobs(clients=9, groups=3, ragged=False, seed=3), slice(None, 9)
+    algorithm = fesem(MODEL, clusters=3, local=OWN, start="clients")
+    common = models_of(start_of(fedavg(MODEL, local=OWN), federation, seed=1))[0]
+    trained = baselines.local_only(common, as_lists(federation), rate=0.3, steps=4, rounds=1)
+    begun = start_of(algorithm, federation, seed=1)
+    chosen = np.asarray(averaging.labels(begun.clients.weights))
+    assert chosen[9:].tolist() == [-1] * (len(chosen) - 9)
+    distances = np.asarray([[baselines.distance(m, c, slice(None)) for c in models_of(begun)] for m in trained])
+    np.testing.assert_allclose(distances.min(0), 0, atol=1e-8)
+    assert distances.argmin(1).tolist() == chosen[clients].tolist()
+    state, _ = play(algorithm, federation, 2, seed=1)
+    assert float(adjusted_rand_index(averaging.labels(state.clients.weights)[clients], federation.group)) == 1.0
+
+
 def test_fesem_starts_with_clusters_of_equal_size():
     start = start_of(fesem(MODEL, clusters=3, local=OWN), blobs(clients=9))
     assert np.asarray(start.clients.weights).sum(0).tolist() == [3, 3, 3]
@@ -110,6 +127,7 @@ def test_fesem_starts_with_clusters_of_equal_size():
         (lambda: fedprox(MODEL, local=OWN._replace(rebuild=None)), "proximal term"),
         (lambda: fedavgm(MODEL, local=OWN, server_momentum=1.0), "server_momentum is 1.0"),
         (lambda: fesem(MODEL, clusters=0, local=OWN), "clusters is 0"),
+        (lambda: fesem(MODEL, clusters=2, local=OWN, start="best"), "start is 'best'"),
         (lambda: local_only(MODEL, local=OWN, participation=2.0), "participation is 2.0"),
     ],
 )

@@ -139,6 +139,7 @@ def test_adjusted_scores_see_sorted_frequencies_only():
     shuffled = rng.permuted(counts, axis=1) * rng.integers(1, 9, size=(M, 1))
     for name in SEPARATION:
         expected = getattr(reference, name)(frequencies, labels)
+        np.testing.assert_allclose(SEPARATION[name](frequencies, labels), expected)
         adjusted = getattr(scores, f"wasserstein_adjusted_{name}")
         np.testing.assert_allclose(adjusted(counts, labels), expected, rtol=1e-4)
         np.testing.assert_allclose(adjusted(shuffled, labels), expected, rtol=1e-4)
