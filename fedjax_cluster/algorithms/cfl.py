@@ -218,7 +218,7 @@ def cfl(
         result = local.run(client_key(rng_key, client.index), model, start, data)
         gain = jnp.zeros(())
         if fall_back_after is not None:
-            rows = client.data.num_examples - data.num_examples, client.data
+            rows = data.num_examples, client.data
             origin = jnp.maximum(state.server.origin[slot], 0)
             splits = state.server.splits
             before = jax.tree.map(lambda leaf: leaf[origin], Variables(splits.params, splits.stats))
@@ -282,9 +282,9 @@ def cfl(
         kept = clients.update[:, own.coordinates] if len(own.coordinates) else clients.update
         fresh = (after.splits.round == number)[None] & (after.side >= 0)
         models = Variables(state.clusters.params, state.clusters.stats)
-        heirs = inherit((models, own.optimizer), after, number)
+        heirs, optimizer_state = inherit((models, own.optimizer), after, number)
         return state._replace(
-            clusters=Clusters(*heirs[0], after.active),
+            clusters=Clusters(heirs.params, heirs.stats, after.active),
             clients=clients._replace(
                 weights=averaging.one_hot(after.label, clusters),
                 side=after.side,
@@ -292,7 +292,7 @@ def cfl(
                 seen=clients.seen & ~jnp.any(fresh, 1),
             ),
             server=own._replace(
-                optimizer=heirs[1],
+                optimizer=optimizer_state,
                 splits=record_models(after.splits, own.splits, models),
                 origin=after.origin,
                 refused=after.refused,

@@ -122,6 +122,8 @@ class Bench:
 
 def _worth_timing(peers: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
     """The peers within five times the fastest in their second run, and the seconds of the others."""
+    if len(peers) < 2:
+        return dict(peers), {}
     seconds = {}
     for name, peer in peers.items():
         jax.block_until_ready(peer())
@@ -257,12 +259,14 @@ def _flops(jaxpr: Any) -> float:
 # ------------------------------------------------------------------------------------- other processes
 
 
-def in_a_process(code: str, *arguments: Any, timeout: float = 900) -> dict[str, Any]:
+def in_a_process(code: str, *arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
     """Runs code that prints one JSON object last, in a Python of its own, and returns the object.
 
-    A process of its own has a peak memory of its own, and its own number of XLA devices.
+    A process of its own has a peak memory of its own, and its own number of XLA devices. `variables` are added to its
+    environment.
     """
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
+    environment |= variables
     done = subprocess.run(
         [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
         capture_output=True,

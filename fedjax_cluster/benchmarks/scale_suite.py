@@ -6,7 +6,6 @@ import json
 import pathlib
 import resource
 import sys
-import time
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ import numpy as np
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process
-from fedjax_cluster.benchmarks.workloads import CIFAR, noise_clients
-from fedjax_cluster.simulation import _run_segment, streams
+from fedjax_cluster.benchmarks.workloads import CIFAR, noise_federation
+from fedjax_cluster.simulation import simulate
 from fedjax_cluster.types import DatasetInfo
 
 TINY = DatasetInfo("noise 8×8", (8, 8), 10)
@@ -51,7 +50,7 @@ def _row(name: str, clients: int) -> Row:
     rows = WORK[name][1]
     return Row(
         name,
-        f"M={clients}, {rows} examples each, one epoch",
+        f"M={clients}, {rows} examples each, a step of 20",
         found["seconds"],
         found["rounds"],
         megabytes=found["megabytes"],
@@ -69,41 +68,23 @@ def _beyond(row: Row) -> float:
 
 
 def alone(name: str, clients: int) -> None:
-    """In a process of its own: prints the seconds of a round and the peak memory."""
+    """In a process of its own: prints the seconds of a round and the peak memory of a run, evaluation included."""
     parallel.use_all_cores()
     info, rows, model, method, strategy, chunk = WORK[name]
     factory: Any = REGISTRY[method]
     clusters = {"clusters": 4} if method == "ifca" else {}
     built = {"cnn": nn.cnn, "mlp": nn.mlp}[model]()
-    algorithm = factory(built, local=local.sgd(0.1, batch_size=20, epochs=1), **clusters)
+    algorithm = factory(built, local=local.sgd(0.1, batch_size=20, steps=1), **clusters)
     mapping = parallel.client_mapping(strategy, chunk)  # pyright: ignore[reportArgumentType]
     jax.block_until_ready(jax.numpy.zeros(1))
     before = peak_megabytes()
-    data = noise_clients(info, clients, rows)
-    size = sum(leaf.nbytes for leaf in data) / 1e6
-    population = parallel.place_population(data, info, mapping)
-    del data
-    keys = streams(0)
-    state, report = algorithm.init(keys.initialization, population)
-    state = parallel.place_state(state, mapping)
-    seconds: list[float] = []
-    for number in range(1, 7):
-        started = time.perf_counter()
-        state, _ = _run_segment(
-            keys,
-            state,
-            population,
-            None,
-            report,
-            np.asarray(number, np.int32),
-            select=algorithm.select,
-            step=algorithm.step,
-        )
-        jax.block_until_ready(state)
-        seconds.append(time.perf_counter() - started)
+    federation = noise_federation(info, clients, rows)
+    size = sum(leaf.nbytes for part in (federation.train, federation.test) for leaf in part) / 1e6
+    rounds = 3 if model == "cnn" else 6
+    result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False, mapping=mapping)
     found = {
-        "seconds": sorted(seconds[1:])[2],
-        "rounds": len(seconds) - 1,
+        "seconds": float(np.median(result.history["seconds"][1:])),
+        "rounds": rounds - 1,
         "megabytes": peak_megabytes(),
         "before_megabytes": before,
         "data_megabytes": size,

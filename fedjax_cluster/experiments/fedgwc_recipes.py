@@ -243,5 +243,5 @@ def _aggregations() -> Recipe:
     )
 
 
-INSIDE = {"rate": "count"}
+INSIDE = {"rate": "count", "tolerance": 3e-5}
 FEDGWC_RECIPES = (_domains(), _three_domains(), _homogeneous(), _levels(), _aggregations())

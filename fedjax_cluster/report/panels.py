@@ -24,6 +24,7 @@ def curves(
     *,
     log_rounds: bool = False,
     levels: Mapping[str, float] | None = None,
+    bands: bool = True,
 ) -> Figure:
     """Draws columns of histories against rounds, a panel each.
 
@@ -34,6 +35,7 @@ def curves(
       metrics: the columns, from top to bottom.
       log_rounds: rounds done on a logarithmic axis, from 1, for what happens within the first few of many.
       levels: column -> a value to mark by a dashed line, in the column's own unit.
+      bands: False leaves the bands out, for many methods.
 
     Returns:
       The figure, one paper column wide.
@@ -48,7 +50,7 @@ def curves(
         figure = new_figure(SINGLE, 0.4 + 1.35 * len(metrics))
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, metrics, strict=True):
-            _draw(axes, seeds, name)
+            _draw(axes, seeds, name, bands)
             if levels is not None and name in levels:
                 level = levels[name] * column_label(name)[1]
                 axes.axhline(level, color="#888888", linestyle=(0, (4, 2)), linewidth=0.7, zorder=1)
@@ -58,7 +60,7 @@ def curves(
     return figure
 
 
-def _draw(axes: Axes, seeds: Seeds, name: str) -> None:
+def _draw(axes: Axes, seeds: Seeds, name: str, bands: bool) -> None:
     label, factor = column_label(name)
     highest = factor if name in BOUNDED else np.inf
     for index, (method, runs) in enumerate(seeds.items()):
@@ -72,7 +74,7 @@ def _draw(axes: Axes, seeds: Seeds, name: str) -> None:
         order = 3 + (len(seeds) - index) / (len(seeds) + 1)
         marks = (index * every // len(seeds), every)
         axes.plot(rounds + 1, mean, label=method_name(method), markevery=marks, zorder=order, **look)
-        if deviation.any():
+        if bands and deviation.any():
             upper = np.minimum(mean + deviation, highest)
             axes.fill_between(rounds + 1, mean - deviation, upper, color=look["color"], alpha=0.12, linewidth=0)
     if not axes.get_lines():

@@ -49,45 +49,26 @@ def split_history(history: Mapping[str, Any]) -> Figure:
     known = np.isfinite(accuracy)
     if not known.any():
         raise ValueError("the history has no accuracy in any round; evaluate at least once")
-    grown = np.flatnonzero(np.diff(np.asarray(history["num_clusters"])) > 0) + 1
+    grown = np.flatnonzero(np.diff(np.asarray(history["num_clusters"], np.float64)) > 0) + 1
     gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
     with style():
         figure = new_figure(SINGLE, 3.3 if gaps else 2.1)
         panels = figure.subplots(2 if gaps else 1, 1, sharex=True, squeeze=False)[:, 0]
-        panels[0].plot(rounds[known], accuracy[known], color=line_look(0)["color"])
+        panels[0].plot(rounds[known], accuracy[known], color="black", label="mean over clients")
         worst = 100 * np.asarray(history.get("accuracy_worst_decile", np.full(len(rounds), np.nan)), np.float64)
         if np.isfinite(worst).any():
-            panels[0].plot(rounds[known], worst[known], color=line_look(0)["color"], linestyle=":", linewidth=0.9)
-            panels[0].annotate(
-                "worst tenth of the clients",
-                (rounds[known][-1], worst[known][-1]),
-                (-2, -10),
-                textcoords="offset points",
-                ha="right",
-                color=line_look(0)["color"],
-                fontsize=FONT_POINTS,
-            )
+            look = {"color": "black", "linestyle": (0, (1, 1)), "linewidth": 0.9}
+            panels[0].plot(rounds[known], worst[known], label="worst tenth", **look)
         panels[0].set_ylabel("Test accuracy (%)")
         for axes in panels:
             for number in grown:
-                axes.axvline(rounds[number], color=NEUTRAL, linewidth=0.7, linestyle=(0, (3, 2)), zorder=1)
-        for count, number in enumerate(grown):
-            panels[0].annotate(
-                f"split {count + 1}",
-                (rounds[number], 1),
-                (2, -2),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                rotation=90,
-                va="top",
-                fontsize=FONT_POINTS,
-                color=NEUTRAL,
-            )
+                label = "split" if axes is panels[0] and number == grown[0] else "_split"
+                axes.axvline(rounds[number], color=NEUTRAL, linewidth=0.7, linestyle=(0, (3, 2)), zorder=1, label=label)
         if gaps:
             _draw_gaps(panels[1], rounds, gaps)
-            handles, labels = panels[1].get_legend_handles_labels()
-            legend_above(figure, handles, labels)
+        lines = [line for axes in panels for line in axes.lines if not str(line.get_label()).startswith("_")]
+        legend_above(figure, lines, [str(line.get_label()) for line in lines])
         panels[-1].set_xlabel("Communication round")
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
@@ -298,6 +279,8 @@ def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: 
             )
         axes.set_xlim(-0.6, len(leaves) - 0.4)
         axes.set_ylim(-max(depth) - 0.5, 0.5)
+        axes.set_xticks([])
+        axes.set_yticks([])
         axes.axis("off")
     return figure
 
@@ -313,5 +296,5 @@ def _node_text(node: Any, number: int, group: Any | None, names: Sequence[str]) 
         if names and len(text) > 2:
             text = [*text[:2], "…"]
         if text:
-            lines.append(("" if names else "group ") + ", ".join(text))
+            lines.append(("" if names else "group " if len(text) == 1 else "groups ") + ", ".join(text))
     return "\n".join(lines)

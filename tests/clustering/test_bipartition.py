@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
+from fedjax_cluster.experiments.cfl_similarity_recipes import largest_guaranteed_noise, probability_of_correct_split
 from tests.reference import bipartition as reference
 
 M = 8
@@ -191,3 +192,38 @@ def test_theorem_1_holds_at_stationary_points(k):
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.slow
+def test_five_hundred_matrices_against_all_bipartitions():
+    """Up to ten clients; every third matrix is rounded, so that similarities tie."""
+    for seed in range(500):
+        similarity = _similarity(seed, 2 + seed % 9, decimals=1 if seed % 3 == 0 else None)
+        labels, max_cross = _bipartition(similarity)
+        assert max_cross == reference.best_max_cross(similarity)
+        assert reference.largest_across(similarity, labels) == max_cross
+
+
+@pytest.mark.slow
+def test_two_thousand_clients_against_single_linkage_of_scipy():
+    similarity = _similarity(0, 2000)
+    condensed = scipy.spatial.distance.squareform(1.0 - similarity.astype(np.float64), checks=False)
+    expected = scipy.cluster.hierarchy.fcluster(scipy.cluster.hierarchy.linkage(condensed, "single"), 2, "maxclust")
+    np.testing.assert_array_equal(_bipartition(similarity).labels, expected != expected[0])
+
+
+@pytest.mark.parametrize(
+    ("k", "gamma", "least", "most"), [(2, 1.5, 1.0, 1.0), (10, 1.1, 0.9, 1.0), (10, 2.2, 0.0, 0.1)]
+)
+def test_figure_3_at_a_few_points(k, gamma, least, most):
+    """Right with a probability near one up to ten distributions and γ > 1 at d = 100 (CFL, Eq. 30), and not beyond."""
+    chance = probability_of_correct_split(k, gamma, draws=10)
+    assert least <= chance <= most
+
+
+def test_theorem_1_guarantees_less_noise_for_more_distributions():
+    """For two, H > −H: γ < √½; the picture's line falls with k."""
+    limits = [largest_guaranteed_noise(k) for k in (2, 3, 5, 10)]
+    assert limits[0] == pytest.approx(np.sqrt(0.5), abs=1e-3)
+    assert limits == sorted(limits, reverse=True)
+    assert limits[-1] > 0

@@ -1,5 +1,7 @@
 """FLAG's pictures: what is drawn where."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
@@ -7,6 +9,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
 from fedjax_cluster.report import flag_plots, plots
+from fedjax_cluster.report.run_page import METHOD_FIGURES
 
 GROUP = np.array([1, 0, 1, 0, 2, 2])
 NAMES = ("rain", "sun", "snow")
@@ -67,6 +70,35 @@ def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
     leaves = hierarchy.leaves_list(hierarchy.linkage(squareform(distance, checks=False), linkage))
     for first, second in zip(range(5), range(1, 6), strict=True):
         assert (drawn[first] == drawn[second]) == (GROUP[leaves[first]] == GROUP[leaves[second]])
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_a_finished_run_is_drawn_from_what_was_harvested(searched):
+    """The seventh client has no examples and no distances."""
+    padded = np.zeros((7, 7))
+    padded[:6, :6] = distances()
+    content = {
+        **dict.fromkeys(("data", "gradient", "proximity"), padded),
+        "thresholds": np.array([1.0, 0.5, 0.0]),
+        "accuracy": np.array([0.4, 0.9, 0.8]) if searched else np.full(3, np.nan),
+        "num_clusters": np.array([1, 3, 6]),
+        "chosen": np.array(1),
+    }
+    result = SimpleNamespace(
+        federation=SimpleNamespace(
+            train=SimpleNamespace(num_examples=np.array([4, 4, 4, 4, 4, 4, 0])),
+            group=np.append(GROUP, -1),
+            info=SimpleNamespace(group_names=NAMES),
+        ),
+        algorithm=SimpleNamespace(config={"linkage": "average", "threshold": 3.0}),
+        events=(SimpleNamespace(content=content),),
+    )
+    expected = {"dissimilarity_matrices", "dendrogram"} | ({"threshold_search"} if searched else set())
+    assert set(METHOD_FIGURES["flag"](result)) == expected
+    result.events = (SimpleNamespace(content={"angles": padded}),)
+    assert set(METHOD_FIGURES["pacfl"](result)) == {"dendrogram"}
+    result.events = ()
+    assert METHOD_FIGURES["flag"](result) == {}
 
 
 @pytest.mark.parametrize(
