@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,14 +197,15 @@ def test_ctrl_c_ends_with_130():
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipes_are_affordable_and_stated(name):
-    """At most 30 minutes on two cores, and 500 examples per client unless the figure varies the clients."""
+    """At most 30 minutes on two cores; 500 training rows per client, or the reading says how many."""
     recipe = RECIPES[name]
     assert recipe.minutes <= 30
     assert recipe.reading
     assert recipe.quick
     for cell in recipe.cells:
-        full_data = "000 images are divided" in recipe.reading or "000 images divided" in recipe.reading
-        assert full_data or (cell.config.examples_per_client or 501) <= 500
+        stated = re.search("000 images (are )?divided|[0-9]+ examples per client", recipe.reading)
+        rows = (cell.config.examples_per_client or 1000) * (1 - cell.config.test_fraction)
+        assert stated or rows <= 501
 
 
 def test_quick_recipe_leaves_table_and_figure(capsys):

@@ -256,13 +256,10 @@ def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: 
             for child in node.children:
                 axes.plot([x, place[child]], [y, -depth[child]], color=NEUTRAL, linewidth=0.8, zorder=1)
             if node.children:
-                axes.annotate(
-                    f"round {nodes[node.children[0]].since + 1}",
-                    (x, y - 0.52),
-                    ha="center",
-                    fontsize=FONT_POINTS,
-                    color=NEUTRAL,
-                )
+                since = nodes[node.children[0]].since + 1
+                look = {"ha": "center", "va": "center", "fontsize": FONT_POINTS, "color": NEUTRAL, "zorder": 2}
+                behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+                axes.annotate(f"split in round {since}", (x, y - 0.5), bbox=behind, **look)
             axes.annotate(
                 _node_text(node, number, group, group_names),
                 (x, y),
