@@ -58,7 +58,7 @@ def _prepare_jax() -> None:
     from fedjax_cluster.data import cache
 
     parallel.use_all_cores()
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         with contextlib.suppress(OSError):
             folder = cache.directory() / "compiled"
             folder.mkdir(parents=True, exist_ok=True)

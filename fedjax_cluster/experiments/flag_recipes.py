@@ -37,8 +37,9 @@ FASHION = RunConfig(
 )
 READING = (
     "Fashion-MNIST: all 70 000 images are divided among 100 clients in five groups, 20 % of them a round; rates, "
-    "momentum and the number of groups are not given: SGD 0.01 with momentum 0.5. 60 rounds of 5 local epochs where the paper has 200 of 10. "
-    "The FLOPs leave out that LeNet-5 reuses its convolutions' weights, about seven times its dense layers' work."
+    "momentum and the number of groups are not given: SGD 0.01 with momentum 0.5. 60 rounds of 5 local epochs where "
+    "the paper has 200 of 10. The FLOPs leave out that LeNet-5 reuses its convolutions' weights, about seven times "
+    "its dense layers' work."
 )
 # What fits minutes: 210 training rows a client, and a larger step for the fewer steps.
 SHORT: dict[str, Any] = {
