@@ -91,7 +91,7 @@ def _only(cells: Sequence[Cell], rows: Sequence[str], columns: Sequence[str], ch
 
 
 def _domains() -> Recipe:
-    base = changed(BASE, {"scenario": "domains"})
+    base = changed(BASE, {"scenario": "domains", "rounds": 1200})
     columns = {}
     for dataset, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST")):
         columns[f"{name} blur"] = {"dataset": dataset, "scenario_options": {"shares": (50, 0, 50)}}
