@@ -124,7 +124,8 @@ def state_shardings(state: State, mapping: ClientMapping) -> State | None:
 
 def place_state(state: State, mapping: ClientMapping) -> State:
     """Puts a state on the devices, in buffers of its own that may be donated."""
-    state = jax.tree.map(jnp.copy, state)
+    # A weak type, as of jnp.full(3, 0.0), would not come back from the first round: a second compilation.
+    state = jax.tree.map(lambda leaf: jnp.copy(leaf).astype(leaf.dtype), state)
     shardings = state_shardings(state, mapping)
     return state if shardings is None else jax.device_put(state, shardings)
 
