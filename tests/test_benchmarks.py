@@ -6,7 +6,8 @@ import pytest
 
 from fedjax_cluster import benchmarks, cli, nn
 from fedjax_cluster.benchmarks import tables
-from fedjax_cluster.benchmarks.measure import Row, gradient_flops, in_turns
+from fedjax_cluster.benchmarks.measure import Row, in_turns
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo
 
 IMAGES = DatasetInfo("images", (28, 28), 10)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.benchmarks.convolution_suite import XlaCnn, gradient
-from fedjax_cluster.benchmarks.measure import Bench, Row, gradient_flops
+from fedjax_cluster.benchmarks.measure import Bench, Row
 from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, local_training, noise_clients, noise_federation
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.simulation import simulate
 
 SECONDS_FOR_ALL = 1.0

@@ -13,7 +13,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import nn, parallel
-from fedjax_cluster.benchmarks.measure import Bench, gradient_flops
+from fedjax_cluster.benchmarks.measure import Bench
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo, Model, Variables
 
 DIGITS = DatasetInfo("images", (28, 28), 10)

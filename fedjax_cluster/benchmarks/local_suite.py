@@ -8,8 +8,9 @@ import time
 import jax
 
 from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.benchmarks.measure import Bench, Row, gradient_flops, in_a_process
+from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process
 from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, local_training, noise_clients, noise_texts
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo, Model
 
 TEXT = DatasetInfo("noise of 30 tokens", (30,), 1000, "language")

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
 from fedjax_cluster import parallel
-from fedjax_cluster.types import ClientMapping, DatasetInfo, Model
+from fedjax_cluster.types import ClientMapping
 
 FEWEST_REPETITIONS = 5
 
@@ -212,48 +211,6 @@ def _processor() -> str:
             if text.startswith("model name"):
                 return text.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-# ----------------------------------------------------------------------------------------------- FLOPs
-
-
-def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool = False) -> float:
-    """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
-
-    Read off the traced program, each convolution and each of its gradients as the direct algorithm would do it.
-    """
-    dtype = jnp.int32 if sequence else jnp.float32
-    x = jax.ShapeDtypeStruct((batch, *info.input_shape), dtype)
-    y = jax.ShapeDtypeStruct((batch, *(info.input_shape if sequence else ())), jnp.int32)
-    variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))
-
-    def loss(params: Any, stats: Any, x: Any, y: Any) -> Any:
-        outputs, _ = model.apply(variables._replace(params=params, stats=stats), x, train=True)
-        return model.loss(outputs, y).mean()
-
-    return _flops(jax.make_jaxpr(jax.grad(loss))(variables.params, variables.stats, x, y).jaxpr)
-
-
-def _flops(jaxpr: Any) -> float:
-    total = 0.0
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
-        elif name == "own_weight_convolution":
-            kernel, window = equation.invars[1].aval.shape, equation.params["window"]
-            # Zeros put between the pixels by a stride's gradient are no work.
-            total += (
-                2.0
-                * math.prod(equation.outvars[0].aval.shape)
-                * math.prod(kernel[:3])
-                / math.prod(window.input_dilation)
-            )
-        times = equation.params.get("length", 1) if name == "scan" else 1
-        total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
-    return total
 
 
 # ------------------------------------------------------------------------------------- other processes

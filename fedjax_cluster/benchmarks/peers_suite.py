@@ -25,8 +25,9 @@ from jax import Array
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, averaging
 from fedjax_cluster.benchmarks.local_suite import CASES
-from fedjax_cluster.benchmarks.measure import Bench, Row, gradient_flops, in_a_process, in_turns
+from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process, in_turns
 from fedjax_cluster.benchmarks.workloads import DIGITS, local_training, noise_clients, noise_federation, start
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.simulation import _run_segment, streams
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, DatasetInfo, LocalUpdate, Model, Variables
 

@@ -138,10 +138,7 @@ GRADIENT_LOSS_RECIPES = (
         {**_weights(0.2), **IFCA},
         {"rounds": 12, "eval_every": 4, **CNN, "batch_size": 16},
         seeds=1,
-        reading=(
-            "Mini-batches of 16 and 12 rounds, for a convolution's cost: it uses each weight hundreds of times, which "
-            "the minutes stated above leave out."
-        ),
+        reading=("Mini-batches of 16 and 12 rounds, for a convolution's cost: it uses each weight hundreds of times."),
         quick={"rounds": 2, "eval_every": 2},
     ),
     _recipe(

@@ -8,20 +8,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster import tree
 from fedjax_cluster.checkpoints import write_json
 from fedjax_cluster.experiments.config import RunConfig, build_model
 from fedjax_cluster.experiments.runs import Outcome, compare
+from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.result import SimulationResult
 from fedjax_cluster.simulation import Evaluation
 from fedjax_cluster.types import DatasetInfo, Federation
 
 # Local steps of own-weight models on two cores; recipes' minutes are stated at this rate.
-FLOPS_PER_SECOND = 6e10
+FLOPS_PER_SECOND = 4.5e10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +121,11 @@ class Row:
 
 
 def run_flops(config: RunConfig) -> float:
-    """Training FLOPs of a run: 6 · parameters · examples per step of dense layers, and the method's own passes.
+    """Training FLOPs of a run: those of its mini-batch gradients, and the method's own passes.
 
     CFL-GP queries each client once more in every P-th round for as long as it clusters; IFCA adds K forward passes,
     a third of a step each; gradient-and-loss CFL K − 1 gradients; Per-FedAvg's steps take two gradients
-    or four; FLAG's and PACFL's clustering is left out. Convolutions reuse their weights and count more; recipes with
-    them say so.
+    or four; CFL on full gradients passes over all examples once more; FLAG's and PACFL's clustering is left out.
     """
     shape, classes, total = {
         "digits": ((8, 8), 10, 1797),
@@ -138,12 +136,13 @@ def run_flops(config: RunConfig) -> float:
         shape, classes = (1,), 0
     task = "classification" if classes else "regression"
     info = DatasetInfo(config.dataset, shape, classes, task)
-    parameters = tree.size(jax.eval_shape(lambda key: build_model(config).init(key, info), jax.random.key(0)).params)
+    per_example = gradient_flops(build_model(config), info, config.batch_size) / config.batch_size
+    rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
     steps: float = config.local_steps or 1
     if config.local_epochs:
-        rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
         steps = config.local_epochs * rows / config.batch_size
-    own = config.rounds * config.clients * config.participation * steps * config.batch_size * 6.0 * parameters
+    taking_part = config.rounds * config.clients * config.participation
+    own = taking_part * steps * config.batch_size * per_example
     if config.method == "cfl_gp":
         every = config.method_options.get("every", 2)
         stop = config.method_options.get("stop_after")
@@ -153,6 +152,8 @@ def run_flops(config: RunConfig) -> float:
         return own * (1 + int(config.clusters) / 3)
     if config.method == "gradient_loss":
         return own * (1 + (int(config.clusters) - 1) / steps)
+    if config.method == "cfl" and config.method_options.get("similarity_of") == "gradients":
+        return own + taking_part * rows * per_example
     if config.method == "per_fedavg":
         return own * (4 if config.method_options.get("variant") == "hessian-free" else 2)
     return own

@@ -70,7 +70,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
         lines = [line for axes in panels for line in axes.lines if not str(line.get_label()).startswith("_")]
         legend_above(figure, lines, [str(line.get_label()) for line in lines])
         panels[-1].set_xlabel("Communication round")
-        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
 
 
@@ -113,7 +113,7 @@ def round_curves(
             axes.plot(rounds, column, label=name, color=look["color"], linestyle=look["linestyle"])
         if log_y:
             axes.set_yscale("log")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.set_xlabel("Communication round")
         axes.set_ylabel(y_label)
         legend_above(figure, *axes.get_legend_handles_labels())
