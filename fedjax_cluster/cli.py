@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
-    result = runs.run(config, run_dir=run_dir)
+    result = runs.run(config, run_dir=run_dir, time_clustering=True)
     _show(result, run_dir)
 
 
@@ -86,7 +86,7 @@ def _resume(arguments: list[str]) -> None:
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
     own = flags.parse_fields(ResumeFlags, rest, f"{PROG} resume RUN_DIR", "Takes up an interrupted run.")
-    result = runs.resume(names[0], own.rounds)
+    result = runs.resume(names[0], own.rounds, time_clustering=True)
     _show(result, pathlib.Path(names[0]))
 
 
@@ -102,7 +102,8 @@ def _compare(arguments: list[str]) -> None:
         raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
     directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
     first = next(iter(configs.values())).seed
-    outcomes = runs.compare(configs, seeds=range(first, first + own["seeds"]), run_dir=directory, done=_announce)
+    seeds = range(first, first + own["seeds"])
+    outcomes = runs.compare(configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True)
     table = tables.comparison_table(outcomes)
     table.print()
     table.write(directory / "comparison.md", directory / "comparison.csv")
