@@ -311,6 +311,7 @@ def cfl_gp(
         """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
         num_clusters, old = clients.weights.shape[1], averaging.labels(clients.weights)
         if grams.shape[1]:
+            # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
             rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
             grams = grams.at[block].set(parallel.gram(rows, mapping))
         embed_key, kmeans_key = jax.random.split(rng_key)

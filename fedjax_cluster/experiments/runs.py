@@ -49,6 +49,7 @@ def run(
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         callbacks=callbacks,
+        membership=config.membership,
         run_dir=run_dir,
         time_clustering=time_clustering,
         progress=progress,
