@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 PROG = "fedjax-cluster"
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
     try:
         _prepare_jax()
-        command(arguments[1:])
+        with _notices_on_stderr():
+            command(arguments[1:])
     except ValueError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
@@ -48,6 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _mistake(message: str) -> int:
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+@contextlib.contextmanager
+def _notices_on_stderr() -> Iterator[None]:
+    """What the package has to say of a run, such as that a method can never split in it, as one line each."""
+    log, handler = logging.getLogger("fedjax_cluster"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
+    log.addHandler(handler)
+    # Others' handlers would say it again.
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
 
 
 def _prepare_jax() -> None:

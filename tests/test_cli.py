@@ -134,6 +134,14 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
     assert cli.main(["report", "own"]) == 0
 
 
+def test_a_run_that_cannot_do_what_it_is_for_says_so_first(capsys):
+    words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --eval-every 1 --model linear --run-dir own"
+    assert cli.main(words.split()) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "never split" in line]
+    assert len(said) == 1
+    assert said[0].startswith("fedjax-cluster: fedgwc will never split: ")
+
+
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_several_clients_after_one_flag(command):
     words = ["--join", "30:18", "30:19", "--leave", "50:3", "--join", "50:4"]
