@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 PROG = "fedjax-cluster"
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
     try:
         _prepare_jax()
-        command(arguments[1:])
+        with _notices_on_stderr():
+            command(arguments[1:])
     except ValueError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
@@ -48,6 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _mistake(message: str) -> int:
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+@contextlib.contextmanager
+def _notices_on_stderr() -> Iterator[None]:
+    """What the package has to say of a run, such as that a method can never split in it, as one line each."""
+    log, handler = logging.getLogger("fedjax_cluster"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
+    log.addHandler(handler)
+    # Others' handlers would say it again.
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
 
 
 def _prepare_jax() -> None:
@@ -75,7 +92,7 @@ def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
-    result = runs.run(config, run_dir=run_dir)
+    result = runs.run(config, run_dir=run_dir, time_clustering=True)
     _show(result, run_dir)
 
 
@@ -86,7 +103,7 @@ def _resume(arguments: list[str]) -> None:
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
     own = flags.parse_fields(ResumeFlags, rest, f"{PROG} resume RUN_DIR", "Takes up an interrupted run.")
-    result = runs.resume(names[0], own.rounds)
+    result = runs.resume(names[0], own.rounds, time_clustering=True)
     _show(result, pathlib.Path(names[0]))
 
 
@@ -102,7 +119,8 @@ def _compare(arguments: list[str]) -> None:
         raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
     directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
     first = next(iter(configs.values())).seed
-    outcomes = runs.compare(configs, seeds=range(first, first + own["seeds"]), run_dir=directory, done=_announce)
+    seeds = range(first, first + own["seeds"])
+    outcomes = runs.compare(configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True)
     table = tables.comparison_table(outcomes)
     table.print()
     table.write(directory / "comparison.md", directory / "comparison.csv")

@@ -180,7 +180,7 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
 
 def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
     """Rows [C, ...] of the cohort's clients out of leaves [M, ...]; padding gathers zeros."""
-    if cohort.in_place:
+    if cohort.in_place or not jax.tree.leaves(rows):
         return rows
     if cohort.mapping.mesh is None:
         return tree.take(rows, cohort.index)
@@ -208,6 +208,8 @@ def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | Non
       mask: bool[C], default the cohort's; rows to leave as they are.
     """
     mask = cohort.mask if mask is None else mask
+    if not jax.tree.leaves(rows):
+        return rows
     if cohort.in_place:
         return tree.where(mask, values, rows)
     capacity = jax.tree.leaves(rows)[0].shape[0]

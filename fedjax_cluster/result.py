@@ -27,7 +27,7 @@ class SimulationResult:
       state: final state.
       history: one row a round: `round` (0-based), `loss`, `num_clients`, `num_clusters`, `num_changed`,
         `num_rejected`, `event` (1 where the method reported one), `adjusted_rand_index`, `purity`, the costs,
-        `seconds`, and the metrics on test rows (NaN between evaluations).
+        `clustering_seconds` where these were timed, `seconds`, and the metrics on test rows (NaN between evaluations).
       events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
     """

@@ -17,7 +17,7 @@ from fedjax_cluster import clustering, parallel
 from fedjax_cluster.algorithms.averaging import labels
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.membership import Schedule
-from fedjax_cluster.metrics import evaluate_clients, federation_figures
+from fedjax_cluster.metrics import CLUSTERING_SECONDS, evaluate_clients, federation_figures, with_clustering_seconds
 from fedjax_cluster.progress import Interrupt, Progress
 from fedjax_cluster.result import SimulationResult, summarize
 from fedjax_cluster.run_directory import RunDirectory
@@ -42,7 +42,7 @@ CHECKPOINT_SECONDS = 60.0
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (
     *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
-    *Costs._fields,
+    *(name for name in Costs._fields if name != CLUSTERING_SECONDS),  # that is no step's to tell
 )
 
 
@@ -85,6 +85,7 @@ def simulate(
     membership: Sequence[Membership] = (),
     run_dir: str | pathlib.Path | None = None,
     mapping: ClientMapping | None = None,
+    time_clustering: bool = False,
     progress: bool | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> SimulationResult:
@@ -104,6 +105,8 @@ def simulate(
       run_dir: leaves config.json, metrics.csv, summary.json and checkpoints there; a directory of the same run is
         taken up where it stopped.
       mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
+      time_clustering: times the server's clustering after the last round, for a column `clustering_seconds` and the
+        summary; see `metrics.with_clustering_seconds`. A resumed run takes the time anew.
       progress: shows a progress bar; None shows it on a terminal.
       config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
 
@@ -184,6 +187,9 @@ def simulate(
             if directory is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                 directory.save(state, history)
                 saved_at = time.monotonic()
+    if time_clustering and not interrupt.wanted:
+        initial = float(info.costs.clustering_seconds)
+        history = with_clustering_seconds(history, algorithm, keys.local, state, mapping, initial)
     summary = summarize(algorithm, federation, state, history, seed, compile_seconds, config)
     if directory is not None:
         directory.save(state, history)
@@ -328,7 +334,8 @@ def _history_rows(reports: dict[str, Array], start: int, stop: int, seconds: flo
 def _add_initial_costs(rows: dict[str, np.ndarray], info: RoundInfo) -> dict[str, np.ndarray]:
     """What `init` cost, a pilot say, is counted in the first round."""
     for name, cost in info.costs._asdict().items():
-        rows[name][0] += float(cost)
+        if name in rows:
+            rows[name][0] += float(cost)
     return rows
 
 

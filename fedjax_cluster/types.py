@@ -105,6 +105,8 @@ class Costs(NamedTuple):
     models_up: Array | float = 0.0  # updates sent back, in units of d (a compressed one counts its share)
     gradient_evaluations: Array | float = 0.0  # mini-batch gradients
     loss_evaluations: Array | float = 0.0  # mini-batch losses without a gradient
+    clusterings: Array | float = 0.0  # times that the server clustered; 0 where the clients choose
+    clustering_seconds: Array | float = 0.0  # by the server's clock, where it clusters in `init`; 0 from a step
 
 
 class RoundInfo(NamedTuple):
@@ -152,6 +154,9 @@ class ClientMapping(NamedTuple):
     mesh: jax.sharding.Mesh | None = None
 
 
+ONE_DEVICE = ClientMapping("scan")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cohort:
@@ -161,7 +166,7 @@ class Cohort:
     mask: Array  # bool[C]
     data: ClientData  # [C, N, ...]; num_examples is 0 on padding
     weights: Array | None = None  # f32[C, K]
-    mapping: ClientMapping = dataclasses.field(default=ClientMapping("scan"), metadata={"static": True})
+    mapping: ClientMapping = dataclasses.field(default=ONE_DEVICE, metadata={"static": True})
     in_place: bool = dataclasses.field(default=False, metadata={"static": True})  # row i is client i
 
 
@@ -172,7 +177,7 @@ class Population:
 
     data: ClientData  # [M, N, ...]
     info: DatasetInfo = dataclasses.field(metadata={"static": True})
-    mapping: ClientMapping = dataclasses.field(default=ClientMapping("scan"), metadata={"static": True})
+    mapping: ClientMapping = dataclasses.field(default=ONE_DEVICE, metadata={"static": True})
 
 
 class LocalResult(NamedTuple):
@@ -218,6 +223,9 @@ class ClusteredAlgorithm(NamedTuple):
     personalize: (rng_key, state, client, index) -> (variables [P, ...], mixture f32[P]); training rows only
     admit:       (rng_key, state, client, index) -> State, for a client that joins; or None
     harvest:     (state) -> mapping of arrays to keep of a state after an event; or None
+    cluster:     (rng_key, state, mapping) -> i32[M] labels: what the server computes of what it holds in one clustering
+                 of a round, and no more; `step` uses it, `simulate` times it. None where the clients choose, or `init`
+                 clusters once and measures that itself
     """
 
     name: str
@@ -229,3 +237,4 @@ class ClusteredAlgorithm(NamedTuple):
     personalize: Callable[..., tuple[Variables, Array]]
     admit: Callable[..., State] | None = None
     harvest: Callable[[State], Mapping[str, Any]] | None = None
+    cluster: Callable[..., Array] | None = None

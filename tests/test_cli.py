@@ -1,5 +1,6 @@
 """The command line as a user meets it: the main job, one-line errors with status 2, the files it leaves."""
 
+import csv
 import json
 import os
 import re
@@ -14,8 +15,9 @@ import pytest
 from fedjax_cluster import cli
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.recipes import RECIPES
+from fedjax_cluster.types import Membership
 
-MAIN = [sys.executable, "-m", "fedjax_cluster.cli"]
+MAIN = [sys.executable, "-m", "fedjax_cluster"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,10 @@ def test_the_main_job_reaches_its_figures():
         (["run", "ifca", "--clusters", "auto"], "needs a number"),
         (["run", "--clients", "5000"], "1797 examples are too few"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
+        (["run", "--join", "18"], "--join 18 is not ROUND:CLIENT"),
+        (["run", "--leave", "5:-1"], "--leave 5:-1 is not ROUND:CLIENT"),
+        (["run", "--join", "30:18"], "names client 18"),
+        (["run", "--leave", "5:1", "--leave", "6:1"], "client 1 cannot leave before round 6"),
         (["run", "fedavg", "surplus"], "unexpected 'surplus'"),
         (["resume"], "needs a run directory"),
         (["resume", "nowhere"], "not a run directory"),
@@ -116,6 +122,35 @@ def test_resume_extends(capsys):
     assert "rounds is 1" in mistake(capsys, "resume", "own", "--rounds", "1")
     with open("own/summary.json") as file:
         assert json.load(file)["rounds"] == 3
+
+
+def test_clients_join_and_leave_and_resume_knows_it(capsys):
+    words = "run fedavg --clients 5 --rounds 2 --run-dir own --join 1:3 --join 2:4 --leave 2:0"
+    assert cli.main(words.split()) == 0
+    assert "belongs to another experiment" in mistake(capsys, *words.split()[:-2])
+    assert cli.main(["resume", "own", "--rounds", "3"]) == 0
+    with open("own/metrics.csv") as file:
+        assert [row["num_clients"] for row in csv.DictReader(file)] == ["3", "4", "4"]
+    assert cli.main(["report", "own"]) == 0
+
+
+def test_a_run_that_cannot_do_what_it_is_for_says_so_first(capsys):
+    words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --eval-every 1 --model linear --run-dir own"
+    assert cli.main(words.split()) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "never split" in line]
+    assert len(said) == 1
+    assert said[0].startswith("fedjax-cluster: fedgwc will never split: ")
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_several_clients_after_one_flag(command):
+    words = ["--join", "30:18", "30:19", "--leave", "50:3", "--join", "50:4"]
+    if command == "run":
+        config, _ = flags.parse_run("cfl-gp", words, "run")
+    else:
+        config = flags.parse_compare(["cfl-gp", "ifca"], words, "compare")[0]["ifca"]
+    assert config.membership == (Membership(30, (18, 19), ()), Membership(50, (4,), (3,)))
+    assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_names_with_hyphens_and_underscores():

@@ -124,6 +124,16 @@ def test_gather_then_scatter_is_the_identity_on_the_cohort(order, size, devices)
     assert (written[:, 0] == np.isin(np.arange(6), order[:size])).all()
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_rows_of_nothing_are_gathered_and_scattered(devices):
+    """A model without batch-norm statistics, an optimiser without a state: pytrees that have no leaves."""
+    _, all_clients = population(6, mapping_of("scan", None, devices))
+    index = jnp.asarray([2, 4, 6], jnp.int32)
+    cohort = gather(all_clients, Selection(index, index < 6))
+    assert parallel.gather_rows(cohort, {"stats": {}}) == {"stats": {}}
+    assert scatter(cohort, {"stats": {}}, {"stats": {}}) == {"stats": {}}
+
+
 def test_a_smaller_cohort_is_dealt_out_evenly():
     mapping = mapping_of("scan", None, 2)
     _, all_clients = population(10, mapping)

@@ -76,7 +76,10 @@ def test_costs_of_cfl_gp_follow_the_ledger():
     np.testing.assert_array_equal(2 * down, result.history["gradient_evaluations"])
     compressed = simulate(method(compression=7.0), blobs(clients=8), rounds=2, eval_every=2)
     assert compressed.history["models_up"][1] == pytest.approx(8 + 4 * 3 / 21)
-    assert result.summary["megabytes_down"] == pytest.approx(down.sum() * 21 * 4 / 1e6)
+    assert result.summary["bytes_down"] == pytest.approx(down.sum() * 21 * 4)
+    up = compressed.history["models_up"].sum()
+    assert compressed.summary["bytes_up"] == pytest.approx(up * 21 * 4)
+    assert compressed.summary["models_up"] == pytest.approx(up)
 
 
 def test_clustering_stops_for_good_and_a_run_can_be_extended_without_changing_its_past(tmp_path):

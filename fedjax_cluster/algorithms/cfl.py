@@ -27,6 +27,7 @@ from fedjax_cluster.client_loop import Client, Reduced
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.server import Weighting, client_weight, init_optimizer, update_clusters
 from fedjax_cluster.types import (
+    ONE_DEVICE,
     ClientData,
     ClientMapping,
     ClusteredAlgorithm,
@@ -206,7 +207,7 @@ def cfl(
             mapped.accepted,
             clusters,
             jnp.sum((label != old).astype(jnp.int32)),
-            costs(cohort, sent.report),
+            costs(cohort, sent.report)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
             event=event,
         )
         return state._replace(round=state.round + 1), info
@@ -269,16 +270,25 @@ def cfl(
         ready = ready & (jnp.sum(valid, 0) >= min_size) & (unseen == 0)
         return mean_norm, max_norm, ready & (mean_norm < epsilon_1) & (max_norm > epsilon_2)
 
-    def split(state: State, qualified: Array, mapping: ClientMapping) -> State:
-        """Divides the clusters that qualify; their parts start as copies, with all that a parent has."""
-        clients, own, number = state.clients, state.server, state.round
+    def find_splits(state: State, qualified: Array, mapping: ClientMapping) -> tuple[Division, Array]:
+        """The server's clustering: cosines of all, and the best bipartition of every cluster that qualifies."""
+        clients, own = state.clients, state.server
         norms = jnp.linalg.norm(clients.update, axis=1, keepdims=True)
         similarity = parallel.gram(clients.update / jnp.maximum(norms, 1e-30), mapping)
         rows = averaging.labels(clients.weights), clients.valid & clients.present, clients.side
         label, counted, side = parallel.replicate(mapping, rows)
         before = Division(label, state.clusters.active, side, own.splits, own.origin, own.refused)
-        after = divide(before, similarity, counted, qualified, gamma_max, number)
+        return divide(before, similarity, counted, qualified, gamma_max, state.round), similarity
 
+    def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+        """One test, of the largest cluster. Tests in the same round share the cosines, which is most of the work."""
+        largest = jnp.argmax(state.clients.weights.sum(0))
+        return find_splits(state, jnp.arange(clusters) == largest, mapping)[0].label
+
+    def split(state: State, qualified: Array, mapping: ClientMapping) -> State:
+        """Divides the clusters that qualify; their parts start as copies, with all that a parent has."""
+        clients, own, number = state.clients, state.server, state.round
+        after, similarity = find_splits(state, qualified, mapping)
         kept = clients.update[:, own.coordinates] if len(own.coordinates) else clients.update
         fresh = (after.splits.round == number)[None] & (after.side >= 0)
         models = Variables(state.clusters.params, state.clusters.stats)
@@ -395,7 +405,7 @@ def cfl(
         participation=participation,
     )
     personalize = averaging.personalize_by_label
-    return ClusteredAlgorithm("cfl", config, model, init, select, step, personalize, admit, harvest)
+    return ClusteredAlgorithm("cfl", config, model, init, select, step, personalize, admit, harvest, cluster)
 
 
 def _check(clusters, epsilon_1, epsilon_2, gamma_max, min_size, first_round, fall_back_after, held_out) -> None:

@@ -17,7 +17,9 @@ from fedjax_cluster.client_loop import Client, Reduced
 from fedjax_cluster.local import dataset_loss, server_key
 from fedjax_cluster.server import Rounding, Weighting, init_optimizer, keep_decimals, share_layers, update_clusters
 from fedjax_cluster.types import (
+    ONE_DEVICE,
     ClientData,
+    ClientMapping,
     ClusteredAlgorithm,
     Cohort,
     Costs,
@@ -244,13 +246,13 @@ def cfl_gp(
             collect=lambda output: (averaging.report(output[1]), output[2]),
         )
         reports, columns = mapped.collected
-        clients, grams = fold_in_block(state, cohort, columns, mapped.accepted)
+        clients = fold_in_block(state, cohort, columns, mapped.accepted)
         old = averaging.labels(clients.weights)
         clustered = clients.present
         if cluster_cohort:
             ones = jnp.ones_like(cohort.mask)
             clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
-        new = cluster_clients(server_key(rng_key), clients, grams, clustered, old)
+        new, grams = regroup(server_key(rng_key), clients, state.server.grams, block, clustered, cohort.mapping)
         changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
 
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
@@ -269,6 +271,7 @@ def cfl_gp(
                 models_down=participants + extra,
                 models_up=participants + share * extra,
                 gradient_evaluations=jnp.sum(steps) + jnp.sum(jnp.where(others, steps, 0.0)),
+                clusterings=1.0,
             ),
         )
         state = update_models(state, mapped.reduced)
@@ -284,10 +287,9 @@ def cfl_gp(
         vector = tree.ravel(profile_leaves(delta))
         return vector[coordinates] if len(coordinates) else vector
 
-    def fold_in_block(state: State, cohort: Cohort, columns: Array, accepted: Array) -> tuple[Clients, Array]:
-        """Updates block k̃ of the cohort's profiles, and its Gram matrix."""
-        clients, own = state.clients, state.server
-        block = own.block
+    def fold_in_block(state: State, cohort: Cohort, columns: Array, accepted: Array) -> Clients:
+        """Updates block k̃ of the cohort's profiles."""
+        clients, block = state.clients, state.server.block
         # Indexing with a traced number would be a gather and a scatter, row by row; the block is one slice.
         profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
         old = parallel.gather_rows(cohort, profile)
@@ -298,22 +300,29 @@ def cfl_gp(
         new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
         rows = parallel.scatter_rows(cohort, profile, new)
         updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
-        clients = clients._replace(
+        return clients._replace(
             profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
             updates=clients.updates.at[:, block].set(updates),
         )
-        grams = own.grams
-        if grams.shape[1]:
-            grams = grams.at[block].set(parallel.gram(rows, cohort.mapping))
-        return clients, grams
 
-    def cluster_clients(rng_key: Array, clients: Clients, grams: Array, mask: Array, old: Array) -> Array:
-        num_clusters = clients.weights.shape[1]
+    def regroup(
+        rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
+    ) -> tuple[Array, Array]:
+        """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
+        num_clusters, old = clients.weights.shape[1], averaging.labels(clients.weights)
+        if grams.shape[1]:
+            # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
+            rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
+            grams = grams.at[block].set(parallel.gram(rows, mapping))
         embed_key, kmeans_key = jax.random.split(rng_key)
         features, _ = embed(embed_key, clients, grams, mask, num_clusters)
         found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
         named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
-        return jnp.where(mask, named, old)
+        return jnp.where(mask, named, old), grams
+
+    def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+        clients, own = state.clients, state.server
+        return regroup(rng_key, clients, own.grams, own.block, clients.present, mapping)[0]
 
     # ------------------------------------------------------------------------------------- newcomers
 
@@ -348,7 +357,9 @@ def cfl_gp(
         max_clusters=max_clusters if clusters == "auto" else None,
         pilot_rounds=pilot_rounds if clusters == "auto" else None,
     )
-    return ClusteredAlgorithm("cfl_gp", config, model, init, select, step, averaging.personalize_by_label, admit)
+    return ClusteredAlgorithm(
+        "cfl_gp", config, model, init, select, step, averaging.personalize_by_label, admit, cluster=cluster
+    )
 
 
 def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:

@@ -109,7 +109,11 @@ def divide(
     slots, rows = len(division.active), len(division.splits.parent)
 
     def one(slot: Array, division: Division) -> Division:
-        part, max_cross = clustering.optimal_bipartition(similarity, (division.label == slot) & counted)
+        part, max_cross = lax.cond(
+            qualified[slot],
+            lambda: clustering.optimal_bipartition(similarity, (division.label == slot) & counted),
+            lambda: clustering.Bipartition(jnp.full_like(division.label, -1), jnp.zeros(())),
+        )
         wanted = qualified[slot] & (gamma_max < clustering.largest_safe_noise(max_cross))
         free = jnp.argmin(division.active).astype(jnp.int32)
         split = wanted & ~division.active[free]

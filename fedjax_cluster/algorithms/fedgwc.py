@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,9 @@ from fedjax_cluster.client_loop import Client
 from fedjax_cluster.local import dataset_loss, server_key
 from fedjax_cluster.server import Weighting, init_optimizer, update_clusters
 from fedjax_cluster.types import (
+    ONE_DEVICE,
     ClientData,
+    ClientMapping,
     ClusteredAlgorithm,
     Clusters,
     Cohort,
@@ -35,6 +38,7 @@ from fedjax_cluster.types import (
 Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 MOST_CHILDREN = 4
+LOG = logging.getLogger(__name__)
 
 
 class Clients(NamedTuple):
@@ -152,7 +156,17 @@ def fedgwc(
             refused=jnp.zeros((), jnp.int32),
         )
         clients = Clients(averaging.one_hot(slot, clusters), present, jnp.zeros(size), slot.astype(jnp.int32))
-        return State(models, clients, own, jnp.zeros((), jnp.int32)), averaging.initial_info(clusters)
+        state = State(models, clients, own, jnp.zeros((), jnp.int32))
+        if clusters > 1 and max_children is None and int(most_children(state)[0]) < 2:
+            count, cohort = (int(number[0]) for number in sizes(state))
+            LOG.warning(
+                "fedgwc will never split: a cluster has at most clients // cohort parts, here %d // %d = 1; "
+                "give max_children%s",
+                count,
+                cohort,
+                " or a participation of 0.5 or less" if 0.5 * count >= 3 else "",
+            )
+        return state, averaging.initial_info(clusters)
 
     # ------------------------------------------------------------------------------------- cohorts
 
@@ -195,7 +209,8 @@ def fedgwc(
         state = State(models, clients, own, state.round + 1)
 
         before, refused = averaging.labels(clients.weights), own.refused
-        state = parallel.run_if(jnp.any(ready(state)), lambda state: test(server_key(rng_key), state), state)
+        resting = jnp.any(ready(state))
+        state = parallel.run_if(resting, lambda state: test(server_key(rng_key), state), state)
         changed = jnp.sum((clients.present & (averaging.labels(state.clients.weights) != before)).astype(jnp.int32))
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         info = averaging.round_info(
@@ -205,7 +220,12 @@ def fedgwc(
             mapped.accepted,
             clusters,
             changed,
-            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32))),
+            Costs(
+                participants,
+                participants,
+                jnp.sum(reports.num_steps.astype(jnp.float32)),
+                clusterings=resting.astype(jnp.float32),
+            ),
             # Only the first refusal stops the rounds: the same split is found again and again.
             event=(changed > 0) | ((refused == 0) & (state.server.refused > 0)),
         )
@@ -273,15 +293,14 @@ def fedgwc(
         kept = weighting_of.centred(own.interactions, mask, known) if centre else own.interactions
         return clustering.interaction_affinity(kept, beta, mask)
 
-    def test(rng_key: Array, state: State) -> State:
-        """FedGW_Cluster on one cluster that has come to rest, and its split."""
+    def find_split(rng_key: Array, state: State) -> tuple[Array, weighting_of.Partition]:
+        """FedGW_Cluster, the server's clustering, on the first cluster that has come to rest."""
         # NOTE: Algorithm 2 tests all that are ready in the same round; here the others follow in the next rounds, so
         # that every split is an event of its own.
         parent = jnp.argmax(ready(state)).astype(jnp.int32)
-        label, own = averaging.labels(state.clients.weights), state.server
-        mask = label == parent
+        mask = averaging.labels(state.clients.weights) == parent
         most, free = most_children(state)[parent], jnp.sum((~state.clusters.active).astype(jnp.int32))
-        graph = affinity(own, mask)
+        graph = affinity(state.server, mask)
         if released:
             found = weighting_of.released_partition(
                 graph, mask, most, free, smallest_child, max_children=children_bound
@@ -290,6 +309,16 @@ def fedgwc(
             found = weighting_of.partition(
                 rng_key, graph, mask, most, free, smallest_child, max_children=children_bound
             )
+        return parent, found
+
+    def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+        _, found = find_split(rng_key, state)
+        return jnp.where(found.number > 1, found.labels, jnp.minimum(found.labels, 0))
+
+    def test(rng_key: Array, state: State) -> State:
+        """One cluster is tested, and split."""
+        parent, found = find_split(rng_key, state)
+        label, own = averaging.labels(state.clients.weights), state.server
         own = own._replace(
             average=own.average.at[parent].set(1.0),
             calm=own.calm.at[parent].set(0),
@@ -375,7 +404,7 @@ def fedgwc(
         participation=participation,
     )
     return ClusteredAlgorithm(
-        "fedgwc", config, model, init, select, step, averaging.personalize_by_label, admit, harvest
+        "fedgwc", config, model, init, select, step, averaging.personalize_by_label, admit, harvest, cluster
     )
 
 

@@ -17,7 +17,9 @@ from fedjax_cluster.client_loop import Client, Contribution
 from fedjax_cluster.local import client_key, dataset_loss
 from fedjax_cluster.server import Weighting, init_optimizer, update_clusters, weighted_mean
 from fedjax_cluster.types import (
+    ONE_DEVICE,
     ClientData,
+    ClientMapping,
     ClusteredAlgorithm,
     Clusters,
     Cohort,
@@ -93,7 +95,7 @@ def fesem(
             found = jax.jit(centres_from_clients)(train_key, centres, drawn, population)
             centres, slot, num_steps = jax.tree.map(jnp.asarray, jax.device_get(found))
             everyone = present.sum().astype(jnp.float32)
-            costs = Costs(everyone, everyone, num_steps)
+            costs = Costs(everyone, everyone, num_steps, clusterings=1.0)
         clients = averaging.HardClients(averaging.one_hot(slot, clusters), present)
         state = State(centres, clients, init_optimizer(optimizer, centres), jnp.zeros((), jnp.int32))
         return state, averaging.initial_info(clusters, costs)
@@ -168,9 +170,23 @@ def fesem(
             mapped.accepted,
             clusters,
             jnp.sum((mapped.accepted & (slot != old)).astype(jnp.int32)),
-            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32))),
+            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32)), clusterings=1.0),
         )
         return State(models, clients, optimizer_state, state.round + 1), info
+
+    def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+        """The E-step of one cohort. The clients' models are gone after a round; their centres stand for them."""
+        old = averaging.labels(state.clients.weights)
+        chosen, none = select(rng_key, state), jnp.zeros((len(old), 0))
+        mask = jnp.zeros_like(state.clients.present).at[chosen.index].set(chosen.mask, mode="drop")
+        cohort = Cohort(*cohorts.in_place(mask)[:2], ClientData(none, none, old), None, mapping, in_place=True)
+
+        def nearest(client: Client, old: Array) -> Array:
+            own = averaging.cluster_variables(state.clusters, jnp.maximum(old, 0))
+            return nearest_centre(state.clusters, own.params, layers)
+
+        found = parallel.for_each_client(nearest, cohort, old, collect=lambda slot: slot).collected
+        return jnp.where(mask, found, old)
 
     def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
         # NOTE: the paper admits nobody later; a newcomer begins where its loss is least, and its first model moves it.
@@ -181,7 +197,9 @@ def fesem(
     config: dict[str, Any] = averaging.describe(
         local, clusters=clusters, layers=list(layers), start=start, weighting=weighting, participation=participation
     )
-    return ClusteredAlgorithm("fesem", config, model, init, select, step, averaging.personalize_by_label, admit)
+    return ClusteredAlgorithm(
+        "fesem", config, model, init, select, step, averaging.personalize_by_label, admit, cluster=cluster
+    )
 
 
 def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()) -> Array:

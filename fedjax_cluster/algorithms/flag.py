@@ -194,8 +194,10 @@ def flag(
                 jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)
             )
             note("FLAG: comparing all pairs of clients")
-            matrices = compare(vectors, counts, updates, jnp.asarray(known))
-            dendrogram = clustering.dendrogram(matrices.proximity, linkage, jnp.asarray(known))
+            matrices, comparing = one_shot.clocked(compare, vectors, counts, updates, jnp.asarray(known))
+            dendrogram, merging = one_shot.clocked(
+                clustering.dendrogram, matrices.proximity, linkage, jnp.asarray(known)
+            )
             if threshold is None:
                 thresholds = threshold_grid(interval)
                 search, effort = search_threshold(
@@ -241,6 +243,8 @@ def flag(
             models_up=trained + effort.models * light_size / size + vector_floats / size,
             gradient_evaluations=float(np.sum(num_steps)) + effort.gradients,
             loss_evaluations=effort.evaluations,
+            clusterings=1.0,
+            clustering_seconds=comparing + merging,
         )
         info = averaging.initial_info(clusters, costs)
         info = info._replace(

@@ -115,6 +115,9 @@ def pacfl(
         nonempty = jnp.ones((bases.shape[0], 1), jnp.int32)
         return clustering.classwise_angles(bases[:, None], nonempty, angles)[:, :, 0]
 
+    def merge(between: Array, mask: Array) -> Array:
+        return clustering.agglomerative(between, threshold, linkage=linkage, mask=mask)
+
     def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         averaging.check_clusters(clusters, population)
         one_shot.check_classes("pacfl", population.info, population.data)
@@ -125,8 +128,8 @@ def pacfl(
             known = mapped.accepted
             vectors = jnp.where(known[:, None, None, None], mapped.collected, 0.0)
             note("PACFL: comparing all pairs of clients")
-            between = compare(vectors)
-            found = clustering.agglomerative(between, threshold, linkage=linkage, mask=known)
+            between, comparing = one_shot.clocked(compare, vectors)
+            found, merging = one_shot.clocked(merge, between, known)
         labels = one_shot.with_largest(np.asarray(found), present)
         number = int(labels.max()) + 1
         one_shot.check_found("pacfl", number, clusters, f"{threshold:g}°")
@@ -134,7 +137,8 @@ def pacfl(
         rows = Clients(averaging.one_hot(jnp.asarray(labels), clusters), jnp.asarray(present), vectors)
         sent = float(np.count_nonzero(np.abs(np.asarray(vectors)).max(axis=2))) * vectors.shape[2]
         size = tree.size(models.params) / clusters
-        info = averaging.initial_info(clusters, Costs(models_up=sent / size))
+        costs = Costs(models_up=sent / size, clusterings=1.0, clustering_seconds=comparing + merging)
+        info = averaging.initial_info(clusters, costs)
         info = info._replace(
             num_rejected=jnp.asarray(int((present & ~known).sum()), jnp.int32), event=jnp.asarray(True)
         )

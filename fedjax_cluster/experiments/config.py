@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import optax
@@ -14,7 +14,7 @@ import optax
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.types import ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
+from fedjax_cluster.types import ClusteredAlgorithm, Examples, Federation, LocalUpdate, Membership, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
     "mlp": nn.mlp,
@@ -27,6 +27,8 @@ MODELS: dict[str, Callable[..., Model]] = {
 # What every scenario and every method takes; the rest are its own options.
 COMMON_SCENARIO = ("examples", "clients", "seed", "test_fraction", "examples_per_client")
 COMMON_METHOD = ("model", "clusters", "local", "server", "participation")
+# Their clients' own models count, not only the mean of what these send: they have no gradient averaging.
+MODEL_AVERAGING_ONLY = ("fesem", "fedsoft", "flag")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +44,19 @@ class RunConfig:
       clusters: K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP).
       rounds: communication rounds.
       batch_size: examples of a mini-batch.
-      learning_rate: of the server under gradient averaging, of the clients under model averaging.
+      learning_rate: of the server under gradient averaging, of the clients under model averaging; with local-only it
+        is always the clients'.
       local_steps: mini-batch steps of a client per round: model averaging. Without it and local-epochs each client
-        sends one mini-batch gradient per round: gradient averaging.
+        sends one mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' own
+        models matter, then average models after one step.
       local_epochs: passes over a client's data per round: model averaging.
       optimizer: the clients' optimiser under model averaging.
       momentum: of sgd; under gradient averaging the server's.
       weight_decay: weight of the penalty on the squared parameters.
-      server_learning_rate: scale of the mean change under model averaging.
+      server_learning_rate: scale of the mean change under model averaging; FedSoft's server takes the mean as it is.
       participation: share of the clients in a round.
       seed: of data, initial models, cohorts and local training.
+      membership: clients who join or leave before given rounds, see `simulate`.
       eval_every: rounds between evaluations.
       eval_clients: evaluate only that many random clients.
       test_fraction: share of each client's examples kept for testing.
@@ -78,6 +83,7 @@ class RunConfig:
     server_learning_rate: float = 1.0
     participation: float = 1.0
     seed: int = 0
+    membership: Sequence[Membership] = ()
     eval_every: int = 10
     eval_clients: int | None = None
     test_fraction: float = 0.3
@@ -90,6 +96,9 @@ class RunConfig:
         object.__setattr__(self, "method", known_name("method", self.method, REGISTRY))
         object.__setattr__(self, "scenario", known_name("scenario", self.scenario, SCENARIOS))
         object.__setattr__(self, "model", known_name("model", self.model, MODELS))
+        # JSON knows lists only.
+        changes = (Membership(number, tuple(join), tuple(leave)) for number, join, leave in self.membership)
+        object.__setattr__(self, "membership", tuple(changes))
         for name in ("clients", "rounds", "batch_size", "eval_every"):
             _at_least_one(name, getattr(self, name))
         for name in ("local_steps", "local_epochs", "eval_clients", "examples_per_client"):
@@ -198,7 +207,10 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     averaging: the rate on the clients.
     """
     momentum = config.momentum or None
-    if config.local_steps is None and config.local_epochs is None:
+    steps = config.local_steps
+    if steps is None and config.local_epochs is None and config.method in MODEL_AVERAGING_ONLY:
+        steps = 1
+    if steps is None and config.local_epochs is None:
         own = local.sgd(1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay)
         optimizer = optax.adam if config.optimizer == "adam" else None
         server = optimizer(config.learning_rate) if optimizer else optax.sgd(config.learning_rate, momentum=momentum)
@@ -211,7 +223,7 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     own = local.sgd(
         rate,
         batch_size=config.batch_size,
-        steps=config.local_steps,
+        steps=steps,
         epochs=config.local_epochs,
         weight_decay=config.weight_decay,
     )

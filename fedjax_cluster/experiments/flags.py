@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import types
 import typing
@@ -24,8 +25,11 @@ from fedjax_cluster.experiments.config import (
     known_name,
     own_options,
 )
+from fedjax_cluster.types import Membership
 
 OPTION_FIELDS = ("method_options", "scenario_options", "model_options")
+# Flags that concern the command, or that make another field of the configuration.
+COMMAND_FLAGS = ("run_dir", "seeds", "join", "leave")
 
 
 def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
@@ -84,7 +88,7 @@ def _common_fields() -> list[Field]:
     return [
         (field.name, _noted(hints[field.name], notes.get(field.name)), field.default)
         for field in dataclasses.fields(RunConfig)
-        if field.name not in (*OPTION_FIELDS, "method")
+        if field.name not in (*OPTION_FIELDS, "method", "membership")
     ]
 
 
@@ -95,6 +99,16 @@ def _command_fields(*, run_dir: bool, seeds: bool) -> list[Field]:
             "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
         )
         fields.append(("run_dir", _noted(str | None, note), None))
+    for name, note in (
+        ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
+        ("leave", "clients who leave before a round, such as 50:3"),
+    ):
+        hint = Annotated[
+            tuple[tuple[str, ...], ...],
+            tyro.conf.UseAppendAction,
+            tyro.conf.arg(help=note, metavar="ROUND:CLIENT [...]"),
+        ]
+        fields.append((name, hint, ()))
     if seeds:
         fields.append(("seeds", _noted(int, "runs per method, with seeds counted up from --seed"), 1))
     return fields
@@ -181,7 +195,7 @@ def _config(method: str, given: Mapping[str, Any]) -> RunConfig:
     }
     chosen: dict[str, Any] = {kind: {} for kind in options}
     for name, value in given.items():
-        if name in own or name in ("run_dir", "seeds") or value is None:
+        if name in own or name in COMMAND_FLAGS or value is None:
             continue
         homes = [kind for kind, parameters in options.items() if name in parameters]
         # A method's flags always have a value; another method's, in a comparison, concern this one not.
@@ -192,7 +206,23 @@ def _config(method: str, given: Mapping[str, Any]) -> RunConfig:
             )
         for kind in homes[:1]:
             chosen[kind][name] = list(value) if isinstance(value, tuple) else value
-    return RunConfig(method=method, **{name: given[name] for name in own if name in given}, **chosen)
+    known = {name: given[name] for name in own if name in given}
+    return RunConfig(method=method, membership=_membership(given), **known, **chosen)
+
+
+def _membership(given: Mapping[str, Any]) -> tuple[Membership, ...]:
+    """The changes of --join and --leave, one for each round that is named."""
+    rounds: dict[int, dict[str, list[int]]] = {}
+    for kind in ("join", "leave"):
+        for word in itertools.chain.from_iterable(given[kind]):
+            found = re.fullmatch(r"(\d+):(\d+)", word)
+            if found is None:
+                raise ValueError(f"--{kind} {word} is not ROUND:CLIENT, two whole numbers such as 30:18")
+            number, client = map(int, found.groups())
+            rounds.setdefault(number, {"join": [], "leave": []})[kind].append(client)
+    return tuple(
+        Membership(number, tuple(change["join"]), tuple(change["leave"])) for number, change in sorted(rounds.items())
+    )
 
 
 def _owners(option: str) -> str:

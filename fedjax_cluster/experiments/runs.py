@@ -25,6 +25,7 @@ def run(
     federation: Federation | None = None,
     algorithm: ClusteredAlgorithm | None = None,
     callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
+    time_clustering: bool = False,
 ) -> SimulationResult:
     """Carries out one configuration.
 
@@ -35,6 +36,7 @@ def run(
       federation: the configuration's, where it has been built already.
       algorithm: the configuration's, where it has been built already: equal objects share one compilation.
       callbacks: see `simulate`.
+      time_clustering: see `simulate`.
     """
     if run_dir is not None:
         check_writable(pathlib.Path(run_dir))
@@ -47,13 +49,21 @@ def run(
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         callbacks=callbacks,
+        membership=config.membership,
         run_dir=run_dir,
+        time_clustering=time_clustering,
         progress=progress,
         config=config.to_json(),
     )
 
 
-def resume(run_dir: str | pathlib.Path, rounds: int | None = None, *, progress: bool | None = None) -> SimulationResult:
+def resume(
+    run_dir: str | pathlib.Path,
+    rounds: int | None = None,
+    *,
+    progress: bool | None = None,
+    time_clustering: bool = False,
+) -> SimulationResult:
     """Takes an interrupted run up where its last checkpoint left it; `rounds` extends a finished one.
 
     Raises:
@@ -65,7 +75,7 @@ def resume(run_dir: str | pathlib.Path, rounds: int | None = None, *, progress: 
     if rounds is not None and rounds < done:
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
     config = dataclasses.replace(config, rounds=max(config.rounds, done) if rounds is None else rounds)
-    return run(config, run_dir=path, progress=progress)
+    return run(config, run_dir=path, progress=progress, time_clustering=time_clustering)
 
 
 def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
@@ -135,6 +145,7 @@ def compare(
     progress: bool | None = None,
     done: Callable[[str, int, SimulationResult], None] = lambda label, seed, result: None,
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
+    time_clustering: bool = False,
 ) -> list[Outcome]:
     """Runs several configurations over seeds; seed s means the same federation and initial models for all.
 
@@ -145,6 +156,7 @@ def compare(
       progress: see `simulate`.
       done: called after each run.
       watch: the callbacks of `simulate` for a federation.
+      time_clustering: see `simulate`.
     """
     outcomes = []
     federations: dict[Any, Federation] = {}
@@ -162,6 +174,7 @@ def compare(
                 federation=federation,
                 algorithm=algorithm,
                 callbacks=watch(federation),
+                time_clustering=time_clustering,
             )
             summaries.append(result.summary)
             histories.append(result.history)

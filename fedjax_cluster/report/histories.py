@@ -28,6 +28,8 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "models_up": ("Updates sent back", 1),
     "gradient_evaluations": ("Gradient evaluations", 1),
     "loss_evaluations": ("Loss evaluations", 1),
+    "clusterings": ("Clusterings on the server", 1),
+    "clustering_seconds": ("Clustering time (s)", 1),
 }
 
 History = Mapping[str, np.ndarray]

@@ -265,6 +265,9 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
+    clustering = line("{:,.0f} times", "clusterings")
+    if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
+        clustering += f", {each}"
     clients = known("clients")
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
     lines = {
@@ -276,8 +279,9 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
         "rejected updates": line("{:,.0f}", "num_rejected") if known("num_rejected") else None,
         "models per client": f"{sent[0]:,.1f} down, {sent[1]:,.1f} up" if None not in sent else None,
-        "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "megabytes_down", "megabytes_up"),
+        "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "bytes_down", "bytes_up", factor=1e-6),
         "mini-batches": line("{:,.0f} gradients, {:,.0f} losses", "gradient_evaluations", "loss_evaluations"),
+        "server's clustering": clustering if known("clusterings") else None,
         "speed": line("{:,.0f} client-rounds per second", "client_rounds_per_second"),
         "time": line("{:.1f} s compiling, {:.1f} s running", "compile_seconds", "run_seconds"),
         "left in": None if directory is None else str(directory),

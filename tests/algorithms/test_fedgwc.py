@@ -332,6 +332,24 @@ def test_the_public_codes_affinity_and_cohorts():
     assert int(selection.mask.sum()) == 6 + 4
 
 
+@pytest.mark.parametrize(
+    ("options", "clients", "said"),
+    [
+        ({"participation": 1.0, "max_children": None}, 12, "12 // 12 = 1; give max_children or a participation of 0.5"),
+        ({"participation": 0.1, "max_children": None}, 5, "5 // 3 = 1; give max_children"),
+        ({"participation": 1.0}, 12, None),
+        ({"participation": 0.5, "max_children": None}, 12, None),
+        ({"participation": 1.0, "max_children": None, "clusters": 1}, 12, None),
+    ],
+)
+def test_a_run_that_can_never_split_says_so_at_its_start(options, clients, said, caplog):
+    start_of(build(**options), blobs(clients=clients))
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("fedjax_cluster")]
+    assert len(messages) == (said is not None)
+    assert said is None or said in messages[0]
+    assert all(len(message.splitlines()) == 1 for message in messages)
+
+
 @pytest.mark.slow
 def test_the_released_variant_runs_and_splits():
     result, _ = run(build(variant="released", tolerance=1e-3, beta=1.0), hard_and_easy())

@@ -64,6 +64,7 @@ def test_argument_names_and_order(name):
         "step": ["rng_key", "state", "cohort"],
         "personalize": ["rng_key", "state", "client", "index"],
         "admit": ["rng_key", "state", "client", "index"],
+        "cluster": ["rng_key", "state", "mapping"],
     }
     for part, names in expected.items():
         function = getattr(algorithm, part)
@@ -83,6 +84,26 @@ def test_state_and_report_keep_their_shapes(name, participation):
         assert signature(report) == signature(info)
         assert int(new.round) == number + 1
         state = new
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_server_clusters_where_there_is_a_function_for_it(name):
+    """The clients' own choices are none of its clusterings; FLAG and PACFL cluster, and measure it, in `init`."""
+    algorithm, population, state, info = started(name)
+    once = 1.0 if name in ("flag", "pacfl") else 0.0
+    assert float(info.costs.clusterings) == once
+    assert (float(info.costs.clustering_seconds) > 0) == bool(once)
+    found = []
+    for number in range(2):
+        state, report = one_step(algorithm, population, state, number)
+        found.append(float(report.costs.clusterings))
+        assert float(report.costs.clustering_seconds) == 0
+    if algorithm.cluster is None:
+        assert found == [0, 0]
+        return
+    label = jax.jit(algorithm.cluster)(jax.random.key(0), state)
+    assert (label.shape, label.dtype) == (state.clients.present.shape, jnp.int32)
+    assert found == {"cfl_gp": [0, 1], "fesem": [1, 1], "cfl": [0, 0], "fedgwc": [0, 0]}[name]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -30,8 +30,8 @@ SUMMARY = {
     "run_seconds": 0.457,
     "models_down": 2200.0,
     "models_up": 1600.0,
-    "megabytes_down": 132.03,
-    "megabytes_up": 96.06,
+    "bytes_down": 132.03e6,
+    "bytes_up": 96.06e6,
     "gradient_evaluations": 2199.0,
     "loss_evaluations": 12800.0,
 }

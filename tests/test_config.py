@@ -1,0 +1,48 @@
+"""What a configuration makes of its learning rate, for every method."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_cluster import parallel
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_local
+from tests.federations import INFO, blobs
+
+ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+RATE = 1e-4
+QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}}
+
+
+def models(name, state):
+    """What training moves: with FedSoft and alone the clients' own models."""
+    own = {"local_only": "models", "fedsoft": "own"}
+    return getattr(state.clients, own[name]).params if name in own else state.clusters.params
+
+
+@pytest.mark.parametrize("steps", [None, 1], ids=["gradient averaging", "model averaging"])
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_one_round_moves_the_models_as_far_as_the_learning_rate_says(name, steps):
+    """Gradients are near 1 here: at a rate of 1, which gradient averaging gives the clients, all would fly apart."""
+    options = {"method_options": QUICK.get(name, {}), "local_steps": steps}
+    config = RunConfig(method=name, model="linear", clusters=2, batch_size=32, learning_rate=RATE, **options)
+    algorithm, data = build_algorithm(config), blobs(ragged=False).train
+    population = parallel.place_population(data, INFO, ONE)
+    start, _ = algorithm.init(jax.random.key(0), population)
+    cohort = parallel.gather_cohort(population, algorithm.select(jax.random.key(1), start))
+    after, _ = jax.jit(algorithm.step)(jax.random.key(2), start, cohort)
+    pairs = zip(*(jax.tree.leaves(models(name, state)) for state in (start, after)), strict=True)
+    moved = max(float(np.abs(b - a).max()) for a, b in pairs)
+    assert 0.05 * RATE < moved < 20 * RATE
+    if name == "flag":
+        # What it clusters by has been trained at this rate, too.
+        assert 0.05 * RATE < np.abs(after.clients.updates).max() < 20 * RATE
+
+
+def test_where_gradients_are_averaged_the_rate_is_the_servers():
+    own, server = build_local(RunConfig(method="fedavg", learning_rate=0.25))
+    assert own.config["learning_rate"] == 1.0
+    updates, _ = server.update({"w": np.ones(1)}, server.init({"w": np.ones(1)}))
+    assert float(updates["w"][0]) == -0.25
+    own, server = build_local(RunConfig(method="fesem", learning_rate=0.25))
+    assert (own.config["learning_rate"], own.config["steps"]) == (0.25, 1)
