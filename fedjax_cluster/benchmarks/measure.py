@@ -190,9 +190,8 @@ def matrix_product(size: int) -> tuple[Callable[[], Any], float]:
 
 def machine() -> dict[str, Any]:
     """The device and the versions that a result holds for."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy")}
-    if "torch" in sys.modules:
-        versions["torch"] = importlib.metadata.version("torch")
+    peers = [name for name in ("torch", "pfl", "flwr", "ray") if name in sys.modules]
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy", *peers)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = jax.devices()
     return {
@@ -265,14 +264,23 @@ def in_a_process(code: str, *arguments: Any, timeout: float = 900, **variables: 
     A process of its own has a peak memory of its own, and its own number of XLA devices. `variables` are added to its
     environment.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
-    environment |= variables
+    return run_python("-c", code, *arguments, timeout=timeout, **variables)
+
+
+def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
+    """Runs a Python that prints one JSON object last, and returns the object.
+
+    Raises:
+      RuntimeError: it failed; the message ends with what it wrote.
+    """
+    # Without what `parallel.use_all_cores` left for this process.
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
     done = subprocess.run(
-        [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
+        [sys.executable, *(str(argument) for argument in arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment,
+        env=kept | variables,
     )
     if done.returncode:
         raise RuntimeError(f"a benchmark's own process failed:\n{done.stderr[-2000:]}")
