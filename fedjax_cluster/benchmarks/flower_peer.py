@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg  # pyright: ignore[reportMissingImpor
 
 def write_work(folder: pathlib.Path, weights: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> None:
     """Leaves the start and every client's rows, in the order in which it walks through them."""
-    np.savez(folder / "weights.npz", **{name: np.asarray(value) for name, value in weights.items()})
+    np.savez(folder / "weights.npz", **{name: np.asarray(value) for name, value in weights.items()})  # pyright: ignore[reportArgumentType]
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y.astype(np.int64))
 

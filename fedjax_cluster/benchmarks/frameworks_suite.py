@@ -27,7 +27,7 @@ from fedjax_cluster.simulation import streams
 
 PFL, FLOWER = 1.3, 4.0
 # Neither reports where it is to Flower's or Ray's makers.
-SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+SILENT: dict[str, Any] = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Work(NamedTuple):

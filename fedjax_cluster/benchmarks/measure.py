@@ -13,8 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.types import ClientMapping, DatasetInfo, Model
 
 FEWEST_REPETITIONS = 5
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Bench:
         self.repetitions = 1 if smoke else max(FEWEST_REPETITIONS, repetitions)
         self.rows: list[Row] = []
         self.rates: list[float] = []
-        self._product = matrix_product(64 if smoke else 2048)
+        # An accelerator does 2048³ in less than it takes to start a program.
+        self._product = matrix_product(64 if smoke else 2048 if jax.default_backend() == "cpu" else 8192)
 
     def row(
         self,
@@ -164,10 +166,10 @@ class Timing(NamedTuple):
     processor: float  # seconds, summed over threads
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, Timing]:
+def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int) -> dict[Name, Timing]:
     """Times each, run one after the other in every repetition, so that a busy machine meets all alike."""
-    wall: dict[str, list[float]] = {name: [] for name in runs}
-    processor: dict[str, list[float]] = {name: [] for name in runs}
+    wall: dict[Name, list[float]] = {name: [] for name in runs}
+    processor: dict[Name, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):  # the first compiles
         for name, run in runs.items():
             started, spent = time.perf_counter(), time.process_time()

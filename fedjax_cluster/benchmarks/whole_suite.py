@@ -118,7 +118,6 @@ def write_work(home: pathlib.Path, federation: Federation, rounds: int) -> None:
     for part in ("train", "test"):
         for name, value in getattr(federation, part)._asdict().items():
             np.save(home / f"{part}_{name}.npy", np.asarray(value, np.int64 if name == "y" else None))
-    (home / "info.json").write_text(json.dumps(federation.info._asdict()))
     keys = streams(0)
     population = parallel.place_population(federation.train, federation.info, parallel.client_mapping())
     state, _ = method().init(keys.initialization, population)
@@ -144,8 +143,7 @@ def alone(folder: str, rounds: str) -> None:
         ClientData(*(np.load(home / f"{part}_{name}.npy") for name in ClientData._fields)) for part in ("train", "test")
     ]
     train, test = (part._replace(y=part.y.astype(np.int32)) for part in parts)
-    description = json.loads((home / "info.json").read_text())
-    info = DatasetInfo(**{name: tuple(v) if isinstance(v, list) else v for name, v in description.items()})
+    info = DatasetInfo(home.name, train.x.shape[2:], int(train.y.max()) + 1)
     result = simulate(
         method(), Federation(train, test, None, None, info), rounds=int(rounds), eval_every=int(rounds), progress=False
     )

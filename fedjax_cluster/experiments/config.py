@@ -14,6 +14,7 @@ import optax
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.nn.precision import Precision, check_precision
 from fedjax_cluster.types import ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -49,6 +50,7 @@ class RunConfig:
       optimizer: the clients' optimiser under model averaging.
       momentum: of sgd; under gradient averaging the server's.
       weight_decay: weight of the penalty on the squared parameters.
+      precision: format in which clients compute their gradients; parameters and evaluation stay float32.
       server_learning_rate: scale of the mean change under model averaging.
       participation: share of the clients in a round.
       seed: of data, initial models, cohorts and local training.
@@ -75,6 +77,7 @@ class RunConfig:
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    precision: Precision = "float32"
     server_learning_rate: float = 1.0
     participation: float = 1.0
     seed: int = 0
@@ -113,6 +116,7 @@ class RunConfig:
         for name in ("learning_rate", "server_learning_rate"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
+        check_precision(self.precision)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         check_options("method", self.method, self.method_options, REGISTRY[self.method], COMMON_METHOD)
@@ -199,7 +203,9 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     """
     momentum = config.momentum or None
     if config.local_steps is None and config.local_epochs is None:
-        own = local.sgd(1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay)
+        own = local.sgd(
+            1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay, precision=config.precision
+        )
         optimizer = optax.adam if config.optimizer == "adam" else None
         server = optimizer(config.learning_rate) if optimizer else optax.sgd(config.learning_rate, momentum=momentum)
         return own, server
@@ -214,6 +220,7 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
         steps=config.local_steps,
         epochs=config.local_epochs,
         weight_decay=config.weight_decay,
+        precision=config.precision,
     )
     return own, optax.sgd(config.server_learning_rate)
 
