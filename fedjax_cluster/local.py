@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from fedjax_cluster.nn.precision import Precision, check_precision, mixed_precision
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -138,6 +139,7 @@ def sgd(
     epochs: int | None = None,
     proximal: float = 0.0,
     weight_decay: float = 0.0,
+    precision: Precision = "float32",
     gradient: Callable[..., BatchGradient] | None = None,
 ) -> LocalUpdate:
     """Local training by stochastic gradient steps.
@@ -152,6 +154,8 @@ def sgd(
       epochs: E passes over the data, ⌈n_i/b⌉ mini-batches each, in a new random order each.
       proximal: weight of FedProx's term μ/2·‖θ − θ_start‖².
       weight_decay: weight of the penalty ½‖θ‖².
+      precision: "bfloat16" computes ∇f in that format (`nn.mixed_precision`); the parameters, their gradients, the
+        optimiser and what is sent stay float32, and so does every evaluation.
       gradient: `(batch_gradient, keys, model, variables, data, step) -> BatchGradient` that a step follows instead of
         ∇f, made of any calls `batch_gradient(keys, model, variables, data, step)` of that (Per-FedAvg).
 
@@ -174,6 +178,7 @@ def sgd(
     for name, value in (("proximal", proximal), ("weight_decay", weight_decay)):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name} is {value}; it must be a finite number, 0 or more")
+    check_precision(precision)
     if isinstance(learning_rate, optax.GradientTransformation):
         optimizer, rate = learning_rate, "optax"
     else:
@@ -185,8 +190,9 @@ def sgd(
         keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
     ) -> BatchGradient:
         def loss(params):
-            return mean_loss(model, Variables(params, variables.stats), batch, train=True, rng_key=key)
+            return mean_loss(trained, Variables(params, variables.stats), batch, train=True, rng_key=key)
 
+        trained = mixed_precision(model, precision)
         batch, key = mini_batch(keys[0], data, batch_size, number), jax.random.fold_in(keys[1], number)
         (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(variables.params)
         return BatchGradient(value, gradient, stats)
@@ -259,6 +265,7 @@ def sgd(
         "epochs": epochs,
         "proximal": proximal,
         "weight_decay": weight_decay,
+        "precision": precision,
     }
     return LocalUpdate(run, first_loss, {"learning_rate": rate, **arguments}, first_gradient, rebuild)
 

@@ -87,6 +87,10 @@ def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
     assert cli.main(["bench", "local", "--smoke", "--output", str(tmp_path)]) == 0
     with (tmp_path / "local-cpu.json").open() as file:
         content = json.load(file)
-    assert {row["what"] for row in content["rows"]} == {"MLP, local training", "LSTM, local training"}
+    assert {row["what"] for row in content["rows"]} == {
+        "MLP, local training",
+        "LSTM, local training",
+        "MLP, local training in bfloat16",
+    }
     assert all(row["seconds"] > 0 and row["fraction"] > 0 for row in content["rows"])
     assert content["processor"] in capsys.readouterr().out

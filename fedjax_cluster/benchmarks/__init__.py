@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-# name -> what it is about; the suite `peers` needs PyTorch.
+# name -> what it is about.
 SUITES = {
     "local": "local training of many clients",
     "convolution": "own-weight convolutions in their forms",
@@ -20,7 +20,10 @@ SUITES = {
     "scale": "a hundred to a hundred thousand clients, and memory",
     "accelerator": "what is only worth running on a GPU or TPU",
     "peers": "beside PyTorch and the published code (extra `peers`)",
+    "frameworks": "beside the simulators pfl and Flower (extra `peers`)",
+    "whole": "whole processes beside PyTorch's (extra `peers`)",
 }
+NEED_PEERS = ("peers", "frameworks", "whole")
 
 
 def run_suite(name: str, *, smoke: bool = False, output: str | pathlib.Path | None = None) -> dict[str, Any]:
@@ -49,5 +52,5 @@ def run_suite(name: str, *, smoke: bool = False, output: str | pathlib.Path | No
 
 def run_suites(names: Sequence[str], *, smoke: bool = False, output: str | pathlib.Path | None = None) -> None:
     """Runs several suites; without names, all that need nothing beyond what the package needs."""
-    for name in names or [name for name in SUITES if name != "peers"]:
+    for name in names or [name for name in SUITES if name not in NEED_PEERS]:
         run_suite(name, smoke=smoke, output=output)

@@ -1,19 +1,23 @@
 """What is only worth running on a GPU or TPU; elsewhere the smallest sizes show that it works.
 
-A hundred thousand clients' step, the share of the product rate under `vmap`, the forms of own-weight convolutions,
-and CIFAR-size rounds.
+A hundred thousand clients' step, the share of the product rate of MLP and CNN under each mapping and in bfloat16, the
+forms of own-weight convolutions by layer and in a network, and CIFAR-size rounds.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.benchmarks.convolution_suite import XlaCnn, gradient
+from fedjax_cluster.benchmarks.convolution_suite import LAYERS, XlaCnn, gradient, normal
+from fedjax_cluster.benchmarks.local_suite import Case, in_bfloat16, training
 from fedjax_cluster.benchmarks.measure import Bench, Row
 from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, local_training, noise_clients, noise_federation
 from fedjax_cluster.flops import gradient_flops
@@ -28,8 +32,10 @@ def run(bench: Bench) -> None:
         return
     many_clients(bench)
     product_share(bench)
-    convolution_forms(bench)
-    cifar_rounds(bench)
+    layer_forms(bench)
+    network_forms(bench)
+    for model in ("CNN", "ResNet-18"):
+        cifar_rounds(bench, model)
 
 
 def many_clients(bench: Bench) -> None:
@@ -51,60 +57,110 @@ def many_clients(bench: Bench) -> None:
 
 
 def product_share(bench: Bench) -> None:
-    """The share of the product rate by the size of the chunk."""
-    clients, steps = (4, 2) if bench.smoke else (512, 10)
-    for name, model, batch in (("MLP 784-200-10", nn.mlp(), 64), ("CNN 5×5 (32, 64)", nn.cnn(), 32)):
-        if bench.smoke:
-            batch = 2
-        data = noise_clients(DIGITS, clients, 2 * batch)
-        own = local.sgd(0.1, batch_size=batch, steps=steps)
-        for chunk in (2,) if bench.smoke else (8, 32, 128, 512):
+    """The share of the product rate by mapping: a client at a time, chunks under `vmap`, all under `vmap`; bfloat16."""
+    cases: dict[str, Case] = {
+        "MLP 784-200-10": (nn.mlp(), DIGITS, 512, 10, 64),
+        "CNN 5×5 (32, 64)": (nn.cnn(), DIGITS, 256, 10, 32),
+    }
+    if bench.smoke:
+        cases = {"CNN": (nn.cnn((4,), dense=(8,)), DIGITS, 4, 2, 2)}
+    for name, case in cases.items():
+        model, _, clients, steps, batch = case
+        ways = {"a client at a time": parallel.client_mapping("scan"), "vmap": parallel.client_mapping("vmap")}
+        for chunk in (2,) if bench.smoke else (8, 32, 128):
+            ways[f"chunks of {chunk}"] = parallel.client_mapping("chunked", chunk)
+        ways["chunks by memory"] = parallel.client_mapping("chunked")
+        for way, mapping in ways.items():
             bench.row(
-                f"{name}, chunks of {chunk}",
+                f"{name}, {way}",
                 f"{clients} clients × {steps} steps × b={batch}",
-                local_training(model, DIGITS, data, own, parallel.client_mapping("chunked", chunk)),
+                training(case, mapping=mapping),
                 flops=clients * steps * gradient_flops(model, DIGITS, batch),
                 repetitions=5,
             )
+        in_bfloat16(bench, {name: case}, (name,), ways["chunks by memory"])
 
 
-def convolution_forms(bench: Bench) -> None:
-    """`vmap` of this package's convolution, of XLA's (grouped), a map over clients, and a map over chunks."""
+def layer_forms(bench: Bench) -> None:
+    """Layers with own weights, forward and backward: this package's patches under `vmap`, XLA's grouped, one by one."""
+    clients, batch = (2, 2) if bench.smoke else (128, 32)
+    for layer in LAYERS[2:3] if bench.smoke else LAYERS:
+        x = normal(clients, batch, layer.image, layer.image, layer.channels)
+        kernel = normal(clients, layer.kernel, layer.kernel, layer.channels, layer.features)
+
+        def own(x, kernel, strides=layer.strides):
+            return jnp.sum(nn.convolution(x, kernel, strides=strides) ** 2)
+
+        def xla(x, kernel, strides=layer.strides):
+            out = jax.lax.conv_general_dilated(
+                x, kernel, (strides, strides), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return jnp.sum(out**2)
+
+        forms = {
+            name: partial(over(jax.grad(loss, (0, 1))), x, kernel)
+            for name, over, loss in (
+                ("patches", vmapped, own),
+                ("grouped: vmap of XLA's", vmapped, xla),
+                ("XLA's, a client at a time", one_by_one, xla),
+                ("this package's, a client at a time", one_by_one, own),
+            )
+        }
+        outputs = clients * batch * (layer.image // layer.strides) ** 2 * layer.features
+        bench.row(
+            f"{layer.name}, own weights under vmap, forward and both gradients",
+            f"{clients} clients × b={batch}",
+            forms.pop("patches"),
+            flops=3 * 2.0 * outputs * layer.kernel**2 * layer.channels,
+            peers=forms,
+            repetitions=5,
+        )
+
+
+def network_forms(bench: Bench) -> None:
+    """The same of a whole network, and in chunks."""
     clients, batch = (2, 2) if bench.smoke else (128, 32)
     own, xla = nn.cnn(), nn.from_flax(XlaCnn(10))
     keys = jax.random.split(jax.random.key(0), clients)
     variables = jax.jit(jax.vmap(partial(own.init, info=DIGITS)))(keys)
     x = jax.random.randint(keys[0], (clients, batch, 28, 28), 0, 256, jnp.uint8)
     y = jax.random.randint(keys[1], (clients, batch), 0, 10)
-
-    def mapped(model, chunk: int | None):
-        one = lambda row: gradient(model)(*row)  # noqa: E731
-        return jax.jit(lambda *rows: jax.lax.map(one, rows, batch_size=chunk))
-
     forms = {
-        "grouped: vmap of XLA's convolution": jax.jit(jax.vmap(gradient(xla))),
-        "XLA's convolution, a client at a time": mapped(xla, None),
-        "this package's, a client at a time": mapped(own, None),
-        "this package's, chunks of 16": mapped(own, 2 if bench.smoke else 16),
+        "grouped: vmap of XLA's convolution": vmapped(gradient(xla)),
+        "XLA's convolution, a client at a time": one_by_one(gradient(xla)),
+        "this package's, a client at a time": one_by_one(gradient(own)),
+        "this package's, chunks of 16": one_by_one(gradient(own), 2 if bench.smoke else 16),
     }
     bench.row(
         "CNN 5×5 (32, 64), forward and backward, vmap of patches",
         f"{clients} clients × b={batch}",
-        partial(jax.jit(jax.vmap(gradient(own))), variables, x, y),
+        partial(vmapped(gradient(own)), variables, x, y),
         flops=clients * gradient_flops(own, DIGITS, batch),
         peers={name: partial(form, variables, x, y) for name, form in forms.items()},
         repetitions=5,
     )
 
 
-def cifar_rounds(bench: Bench) -> None:
+def vmapped(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(jax.vmap(fn))
+
+
+def one_by_one(fn: Callable[..., Any], chunk: int | None = None) -> Callable[..., Any]:
+    return jax.jit(lambda *rows: jax.lax.map(lambda row: fn(*row), rows, batch_size=chunk))
+
+
+def cifar_rounds(bench: Bench, name: str) -> None:
     """FedGWC rounds on CIFAR-size images."""
     clients, rows, rounds = (8, 4, 2) if bench.smoke else (100, 500, 30)
     federation = noise_federation(CIFAR, clients, rows)
     own = local.sgd(0.01, batch_size=4 if bench.smoke else 64, steps=7)
-    model = nn.cnn((8,), dense=(8,)) if bench.smoke else nn.cnn()
+    small, large = {
+        "CNN": (partial(nn.cnn, (8,), dense=(8,)), nn.cnn),
+        "ResNet-18": (partial(nn.resnet18, 4, blocks=(1, 1)), nn.resnet18),
+    }[name]
+    model = small() if bench.smoke else large()
     algorithm = REGISTRY["fedgwc"](model, clusters=4, local=own, participation=0.5 if bench.smoke else 0.1)
     result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False)
-    seconds = sorted(result.history["seconds"][1:])
-    size = f"{clients} clients, 7 steps, 32×32×3"
-    bench.add(Row("FedGWC round, CNN", size, seconds[len(seconds) // 2], rounds - 1))
+    seconds = statistics.median(result.history["seconds"][1:])
+    size = f"{clients} clients, {clients // (2 if bench.smoke else 10)} in a round, 7 steps, 32×32×3"
+    bench.add(Row(f"FedGWC round, {name}", size, seconds, rounds - 1, note=f"{1 / seconds:.3g} rounds per second"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -11,12 +13,14 @@ from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process
 from fedjax_cluster.benchmarks.workloads import CIFAR, DIGITS, local_training, noise_clients, noise_texts
 from fedjax_cluster.flops import gradient_flops
-from fedjax_cluster.types import DatasetInfo, Model
+from fedjax_cluster.nn.precision import Precision
+from fedjax_cluster.types import ClientMapping, DatasetInfo, Model
 
 TEXT = DatasetInfo("noise of 30 tokens", (30,), 1000, "language")
 
-# name -> (model, data, clients, steps, batch size); the sizes of the project's aims.
-CASES: dict[str, tuple[Model, DatasetInfo, int, int, int]] = {
+Case = tuple[Model, DatasetInfo, int, int, int]  # model, data, clients, steps, batch size
+# The sizes of the project's aims.
+CASES: dict[str, Case] = {
     "MLP 784-200-10": (nn.mlp(), DIGITS, 32, 10, 64),
     "MLP 784-200-10, one step": (nn.mlp(), DIGITS, 32, 1, 64),
     "MLP 784-200-10, small batches": (nn.mlp(), DIGITS, 32, 10, 16),
@@ -24,7 +28,7 @@ CASES: dict[str, tuple[Model, DatasetInfo, int, int, int]] = {
     "ResNet-18": (nn.resnet18(), CIFAR, 8, 1, 16),
     "LSTM 200, 200": (nn.lstm(), TEXT, 8, 2, 16),
 }
-SMOKE: dict[str, tuple[Model, DatasetInfo, int, int, int]] = {
+SMOKE: dict[str, Case] = {
     "MLP": (nn.mlp(hidden=(8,)), DIGITS, 4, 2, 8),
     "LSTM": (nn.lstm((8,), embedding=8), DatasetInfo("noise", (5,), 20, "language"), 2, 1, 4),
 }
@@ -46,17 +50,34 @@ def run(bench: Bench) -> None:
             at_least=LEAST_FRACTION.get(name, float("nan")),
             repetitions=5 if "ResNet" in name else 9,
         )
+    in_bfloat16(bench, SMOKE if bench.smoke else CASES, ("MLP",) if bench.smoke else BESIDE_ONE_DEVICE)
     if jax.default_backend() != "cpu" or jax.device_count() < 2 or bench.smoke:
         return
     for name in BESIDE_ONE_DEVICE:
         bench.add(second_device(name))
 
 
-def training(case: tuple[Model, DatasetInfo, int, int, int]):
+def training(case: Case, precision: Precision = "float32", mapping: ClientMapping | None = None) -> Callable[[], Any]:
     model, info, clients, steps, batch = case
     data = (noise_texts if info.task == "language" else noise_clients)(info, clients, 4 * batch)
-    own = local.sgd(0.1, batch_size=batch, steps=steps)
-    return local_training(model, info, data, own)
+    own = local.sgd(0.1, batch_size=batch, steps=steps, precision=precision)
+    return local_training(model, info, data, own, mapping)
+
+
+def in_bfloat16(
+    bench: Bench, cases: Mapping[str, Case], names: Sequence[str], mapping: ClientMapping | None = None
+) -> None:
+    """Training in bfloat16 with float32 masters, beside float32: what the option brings on this machine."""
+    for name in names:
+        model, info, clients, steps, batch = cases[name]
+        bench.row(
+            f"{name}, local training in bfloat16",
+            f"{clients} clients × {steps} steps × b={batch}",
+            training(cases[name], "bfloat16", mapping),
+            flops=clients * steps * gradient_flops(model, info, batch),
+            peers={"the same in float32": training(cases[name], mapping=mapping)},
+            repetitions=5,
+        )
 
 
 def second_device(name: str) -> Row:

@@ -13,8 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.types import ClientMapping
 
 FEWEST_REPETITIONS = 5
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Bench:
         self.repetitions = 1 if smoke else max(FEWEST_REPETITIONS, repetitions)
         self.rows: list[Row] = []
         self.rates: list[float] = []
-        self._product = matrix_product(64 if smoke else 2048)
+        # An accelerator does 2048³ in less than it takes to start a program.
+        self._product = matrix_product(64 if smoke else 2048 if jax.default_backend() == "cpu" else 8192)
 
     def row(
         self,
@@ -163,10 +165,10 @@ class Timing(NamedTuple):
     processor: float  # seconds, summed over threads
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, Timing]:
+def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int) -> dict[Name, Timing]:
     """Times each, run one after the other in every repetition, so that a busy machine meets all alike."""
-    wall: dict[str, list[float]] = {name: [] for name in runs}
-    processor: dict[str, list[float]] = {name: [] for name in runs}
+    wall: dict[Name, list[float]] = {name: [] for name in runs}
+    processor: dict[Name, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):  # the first compiles
         for name, run in runs.items():
             started, spent = time.perf_counter(), time.process_time()
@@ -189,9 +191,8 @@ def matrix_product(size: int) -> tuple[Callable[[], Any], float]:
 
 def machine() -> dict[str, Any]:
     """The device and the versions that a result holds for."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy")}
-    if "torch" in sys.modules:
-        versions["torch"] = importlib.metadata.version("torch")
+    peers = [name for name in ("torch", "pfl", "flwr", "ray") if name in sys.modules]
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy", *peers)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = jax.devices()
     return {
@@ -222,14 +223,23 @@ def in_a_process(code: str, *arguments: Any, timeout: float = 900, **variables: 
     A process of its own has a peak memory of its own, and its own number of XLA devices. `variables` are added to its
     environment.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
-    environment |= variables
+    return run_python("-c", code, *arguments, timeout=timeout, **variables)
+
+
+def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
+    """Runs a Python that prints one JSON object last, and returns the object.
+
+    Raises:
+      RuntimeError: it failed; the message ends with what it wrote.
+    """
+    # Without what `parallel.use_all_cores` left for this process.
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
     done = subprocess.run(
-        [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
+        [sys.executable, *(str(argument) for argument in arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment,
+        env=kept | variables,
     )
     if done.returncode:
         raise RuntimeError(f"a benchmark's own process failed:\n{done.stderr[-2000:]}")

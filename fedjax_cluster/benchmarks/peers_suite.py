@@ -6,12 +6,7 @@ before anything is timed.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,8 +20,8 @@ from jax import Array
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, averaging
 from fedjax_cluster.benchmarks.local_suite import CASES
-from fedjax_cluster.benchmarks.measure import Bench, Row, in_a_process, in_turns
-from fedjax_cluster.benchmarks.workloads import DIGITS, local_training, noise_clients, noise_federation, start
+from fedjax_cluster.benchmarks.measure import Bench, in_turns
+from fedjax_cluster.benchmarks.workloads import DIGITS, local_training, noise_clients, start
 from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.simulation import _run_segment, streams
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, DatasetInfo, LocalUpdate, Model, Variables
@@ -49,10 +44,6 @@ def run(bench: Bench) -> None:
     rounds_against_torch(bench, "cfl")
     ifca_against_torch(bench)
     cfl_gp_against_published(bench)
-    if not bench.smoke:
-        whole_run_against_published(bench)
-    if importlib.util.find_spec("pfl") is not None:
-        fedavg_against_pfl(bench)
 
 
 def local_against_torch(bench: Bench, name: str) -> None:
@@ -184,7 +175,7 @@ def rounds_against_torch(bench: Bench, name: str) -> None:
 def ifca_against_torch(bench: Bench) -> None:
     from fedjax_cluster.benchmarks import torch_peer
 
-    clients, rows, steps, clusters = (4, 8, 2, 2) if bench.smoke else (600, 100, 10, 4)
+    clients, rows, steps, clusters = (4, 8, 2, 2) if bench.smoke else (2400, 100, 10, 4)
     model, data = nn.mlp(), noise_clients(DIGITS, clients, rows)
     algorithm = REGISTRY["ifca"](model, clusters=clusters, local=local.sgd(RATE, batch_size=None, steps=steps))
     first, one_round, last = rounds_of(algorithm, data, DIGITS)
@@ -193,6 +184,10 @@ def ifca_against_torch(bench: Bench) -> None:
     arguments = (torch_peer.mlp, weights, placed["x"], placed["y"], steps, RATE)
     one_round()
     check_losses("IFCA", float(last[0]["loss"][0]), torch_peer.ifca_round(*arguments, 2)[1])
+    # A round of all takes the peer half a minute: a few clients tell which number of threads suits it.
+    few = [*arguments[:2], *(part[: max(2, clients // 20)] for part in arguments[2:4]), *arguments[4:]]
+    trials = in_turns({n: partial(torch_peer.ifca_round, *few, n) for n in (1, 2)}, 2)
+    threads = min(trials, key=lambda n: trials[n].wall)
     gradient = gradient_flops(model, DIGITS, rows)
     forward = 2.0 * rows * (784 * 200 + 200 * 10)
     bench.row(
@@ -202,7 +197,6 @@ def ifca_against_torch(bench: Bench) -> None:
         flops=clients * (steps * gradient + clusters * forward),
         peers={
             f"PyTorch loop, {threads} thread{'s' * (threads > 1)}": partial(torch_peer.ifca_round, *arguments, threads)
-            for threads in (1, 2)
         },
         at_least=2.5,
         repetitions=5,
@@ -211,6 +205,7 @@ def ifca_against_torch(bench: Bench) -> None:
 
 def cfl_gp_against_published(bench: Bench) -> None:
     from fedjax_cluster.benchmarks import torch_peer
+    from fedjax_cluster.benchmarks.cfl_gp_peer import PublishedCflGp
 
     clients, rows, clusters = (6, 8, 2) if bench.smoke else (128, 64, 4)
     model = nn.mlp(hidden=(8,)) if bench.smoke else nn.mlp()
@@ -221,9 +216,9 @@ def cfl_gp_against_published(bench: Bench) -> None:
     first, one_round, last = rounds_of(algorithm, data, DIGITS)
     weights = [torch_peer.parameters(variables) for variables in models_of(first)]
     assignment = np.argmax(first.clients.weights, -1)[:clients]
-    peer = torch_peer.PublishedCflGp(torch_peer.mlp, weights, assignment, 2)
+    peer = PublishedCflGp(torch_peer.mlp, weights, assignment, 2)
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64)})
-    whole = [[slice(None)]] * clients
+    whole = [slice(None)] * clients
     one_round()
     check_losses("CFL-GP", float(last[0]["loss"][0]), peer.train(placed["x"], placed["y"], whole, RATE, cluster=True))
     bench.row(
@@ -237,110 +232,3 @@ def cfl_gp_against_published(bench: Bench) -> None:
         at_least=40.0,
         repetitions=5,
     )
-
-
-def fedavg_against_pfl(bench: Bench) -> None:
-    """A round of FedAvg in pfl's own loop; ours is timed before and after it, as the two cannot take turns."""
-    from fedjax_cluster.benchmarks import pfl_peer, torch_peer
-
-    clients, rows, batch = (4, 20, 10) if bench.smoke else (32, 1000, 50)
-    data = noise_clients(DIGITS, clients, rows)
-    own = local.sgd(RATE, batch_size=batch, epochs=1)
-    algorithm = REGISTRY["fedavg"](nn.mlp(), local=own)
-    first, one_round, _ = rounds_of(algorithm, data, DIGITS)
-    weights = torch_peer.parameters(models_of(first)[0])
-    everything = noise_clients(DIGITS, 1, 1)._replace(
-        x=data.x.reshape(1, -1, 28, 28), y=data.y.reshape(1, -1), num_examples=np.asarray([clients * rows], np.int32)
-    )
-    before = local.dataset_loss(
-        nn.mlp(), models_of(first)[0], jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), everything)
-    )
-    count = bench.repetitions
-    ours = [in_turns({"": one_round}, count)[""].wall]
-    theirs = {}
-    for threads in (1, 2):
-        seconds, loss = pfl_peer.fedavg_seconds(weights, data.x, data.y.astype(np.int64), batch, RATE, count, threads)
-        check_losses("pfl", float(before), loss)
-        theirs[f"pfl, {threads} thread{'s' * (threads > 1)}"] = statistics.median(seconds)
-    ours.append(in_turns({"": one_round}, count)[""].wall)
-    peer = min(theirs, key=lambda name: theirs[name])
-    mean = statistics.mean(ours)
-    size = f"{clients} clients × {rows} examples, one epoch of b={batch}"
-    note = "; ".join(f"{name} {seconds:.3g} s" for name, seconds in theirs.items() if name != peer)
-    bench.add(
-        Row(
-            "FedAvg round, MLP 784-200-10",
-            size,
-            mean,
-            2 * count,
-            peer=peer,
-            peer_seconds=theirs[peer],
-            ratio=theirs[peer] / mean,
-            at_least=1.3,
-            note=note,
-        )
-    )
-
-
-WHOLE = {"clients": 32, "rows": 500, "batch": 64, "clusters": 4, "rounds": 200}
-
-
-def whole_run_against_published(bench: Bench) -> None:
-    """CFL-GP from the start of a process to its end, as a user waits for it; our compiled programs are in the cache."""
-    seconds = {"whole_run": [], "published_whole_run": []}
-    # Ours twice more at first, to fill the cache and to read it; the other has nothing to keep.
-    with tempfile.TemporaryDirectory() as cache:
-        for name in ("whole_run", "whole_run", *("whole_run", "published_whole_run") * 2):
-            started = time.perf_counter()
-            code = f"from fedjax_cluster.benchmarks import peers_suite as own; own.{name}()"
-            in_a_process(code, FEDJAX_CLUSTER_CACHE=cache)
-            seconds[name].append(time.perf_counter() - started)
-    ours, theirs = statistics.median(seconds["whole_run"][2:]), statistics.median(seconds["published_whole_run"])
-    bench.add(
-        Row(
-            "CFL-GP, whole process with start and compilation",
-            "M={clients}, K={clusters}, b={batch}, {rounds} rounds, MLP 784-200-10".format(**WHOLE),
-            ours,
-            2,
-            peer="PyTorch and NumPy's full SVD",
-            peer_seconds=theirs,
-            ratio=theirs / ours,
-            at_least=5.0,
-            note=f"{seconds['whole_run'][0]:.3g} s with an empty cache; two runs of each",
-        )
-    )
-
-
-def whole_run() -> None:
-    """In a process of its own: a run as the command line does it."""
-    from fedjax_cluster import cli
-    from fedjax_cluster.simulation import simulate
-
-    cli._prepare_jax()
-    federation = noise_federation(DIGITS, WHOLE["clients"], WHOLE["rows"])
-    own = local.sgd(1.0, batch_size=WHOLE["batch"], steps=1)
-    algorithm = REGISTRY["cfl_gp"](nn.mlp(), clusters=WHOLE["clusters"], local=own, server=optax.sgd(RATE))
-    result = simulate(algorithm, federation, rounds=WHOLE["rounds"], eval_every=WHOLE["rounds"], progress=False)
-    print(json.dumps({"loss": float(result.history["loss"][-1])}))
-
-
-def published_whole_run() -> None:
-    """In a process of its own: the same, the published way, clustering in every second round."""
-    import torch  # pyright: ignore[reportMissingImports]
-
-    from fedjax_cluster.benchmarks import torch_peer
-
-    data = noise_clients(DIGITS, WHOLE["clients"], WHOLE["rows"])
-    rng = np.random.default_rng(0)
-    shapes = {"hidden_0/kernel": (200, 784), "hidden_0/bias": (200,), "output/kernel": (10, 200), "output/bias": (10,)}
-    models = [
-        torch_peer.tensors({name: rng.uniform(-0.04, 0.04, shape).astype(np.float32) for name, shape in shapes.items()})
-        for _ in range(WHOLE["clusters"])
-    ]
-    peer = torch_peer.PublishedCflGp(torch_peer.mlp, models, np.arange(WHOLE["clients"]) % WHOLE["clusters"], 2)
-    placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64)})
-    loss = float("nan")
-    for number in range(WHOLE["rounds"]):
-        rows = torch.randint(0, WHOLE["rows"], (WHOLE["clients"], 1, WHOLE["batch"]))
-        loss = peer.train(placed["x"], placed["y"], rows, RATE, cluster=number % 2 == 1)
-    print(json.dumps({"loss": loss}))

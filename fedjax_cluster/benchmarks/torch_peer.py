@@ -194,58 +194,5 @@ def ifca_round(
     return moved, float(torch.stack(losses).mean())
 
 
-class PublishedCflGp:
-    """CFL-GP as its published code has it: the profile in one array, its full SVD, scikit-learn's k-means."""
-
-    def __init__(self, forward: Forward, models: Sequence[Tensors], assignment: np.ndarray, threads: int):
-        self.forward, self.models, self.threads = forward, list(models), threads
-        self.assignment, self.round, self.block = assignment.copy(), 0, 0
-        self.updates = np.zeros(len(models), int)
-        size = sum(value.numel() for value in models[0].values())
-        self.profile = np.zeros((len(assignment), len(models), size), np.float32)
-
-    def train(self, x: Any, y: Any, batches: Any, rate: float, *, cluster: bool) -> float:
-        """One round; with `cluster`, the queried gradients, the embedding, k-means and matching too."""
-        from scipy.optimize import linear_sum_assignment
-        from sklearn.cluster import KMeans
-
-        torch.set_num_threads(self.threads)
-        previous, losses = self.models, []
-        count = len(previous)
-        totals = [{name: torch.zeros_like(value) for name, value in model.items()} for model in previous]
-        share = 1 / (self.updates[self.block] + 1)
-        for client in range(len(x)):
-            slot = int(self.assignment[client])
-            change, own = train_client(self.forward, previous[slot], x[client], y[client], batches[client], 1.0)
-            losses += own
-            for name, value in change.items():
-                totals[slot][name] += value
-            if cluster:
-                if slot != self.block:
-                    change, _ = train_client(
-                        self.forward, previous[self.block], x[client], y[client], batches[client], 1.0
-                    )
-                flat = torch.cat([value.flatten() for value in change.values()]).numpy()
-                row = self.profile[client, self.block]
-                row *= 1 - share
-                row += share * flat
-        sizes = np.bincount(self.assignment, minlength=count)
-        self.models = [
-            {name: value + rate * total[name] / max(size, 1) for name, value in model.items()}
-            for model, total, size in zip(previous, totals, sizes, strict=True)
-        ]
-        if cluster:
-            self.updates[self.block] += 1
-            self.block = (self.block + 1) % count
-            matrix = self.profile.reshape(len(x), -1)
-            _, _, right = np.linalg.svd(matrix, full_matrices=False)
-            kmeans = KMeans(count, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
-            found = kmeans.fit_predict(matrix @ right[:count].T)
-            table = np.zeros((count, count))
-            np.add.at(table, (found, self.assignment), 1)
-            self.assignment = linear_sum_assignment(-table)[1][found]
-        return float(torch.stack(losses).mean())
-
-
 def tensors(data: Mapping[str, np.ndarray]) -> Tensors:
     return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in data.items()}

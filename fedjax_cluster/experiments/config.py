@@ -14,6 +14,7 @@ import optax
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.nn.precision import Precision, check_precision
 from fedjax_cluster.types import ClusteredAlgorithm, Examples, Federation, LocalUpdate, Membership, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -53,6 +54,7 @@ class RunConfig:
       optimizer: the clients' optimiser under model averaging.
       momentum: of sgd; under gradient averaging the server's.
       weight_decay: weight of the penalty on the squared parameters.
+      precision: format in which clients compute their gradients; parameters and evaluation stay float32.
       server_learning_rate: scale of the mean change under model averaging; FedSoft's server takes the mean as it is.
       participation: share of the clients in a round.
       seed: of data, initial models, cohorts and local training.
@@ -80,6 +82,7 @@ class RunConfig:
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    precision: Precision = "float32"
     server_learning_rate: float = 1.0
     participation: float = 1.0
     seed: int = 0
@@ -122,6 +125,7 @@ class RunConfig:
         for name in ("learning_rate", "server_learning_rate"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
+        check_precision(self.precision)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         check_options("method", self.method, self.method_options, REGISTRY[self.method], COMMON_METHOD)
@@ -211,7 +215,9 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     if steps is None and config.local_epochs is None and config.method in MODEL_AVERAGING_ONLY:
         steps = 1
     if steps is None and config.local_epochs is None:
-        own = local.sgd(1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay)
+        own = local.sgd(
+            1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay, precision=config.precision
+        )
         optimizer = optax.adam if config.optimizer == "adam" else None
         server = optimizer(config.learning_rate) if optimizer else optax.sgd(config.learning_rate, momentum=momentum)
         return own, server
@@ -226,6 +232,7 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
         steps=steps,
         epochs=config.local_epochs,
         weight_decay=config.weight_decay,
+        precision=config.precision,
     )
     return own, optax.sgd(config.server_learning_rate)
 

@@ -5,6 +5,7 @@ from fedjax_cluster.nn.convolution import convolution
 from fedjax_cluster.nn.layers import Conv
 from fedjax_cluster.nn.models import cnn, lenet5, linear, mlp
 from fedjax_cluster.nn.pooling import avg_pool, max_pool
+from fedjax_cluster.nn.precision import mixed_precision
 from fedjax_cluster.nn.recurrent import lstm
 from fedjax_cluster.nn.residual import mobilenet_v2, resnet18
 from fedjax_cluster.nn.wrapping import from_flax
@@ -20,6 +21,7 @@ __all__ = [
     "linear",
     "lstm",
     "max_pool",
+    "mixed_precision",
     "mlp",
     "mobilenet_v2",
     "resnet18",

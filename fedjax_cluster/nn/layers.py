@@ -80,15 +80,20 @@ def batch_norm(x: Array, train: bool, name: str) -> Array:
 
 
 def images(x: Array) -> Array:
-    """Images [N, H, W] or [N, H, W, C] as f32[N, H, W, C]."""
+    """Images [N, H, W] or [N, H, W, C] as floats [N, H, W, C]."""
     if x.ndim not in (3, 4):
         raise ValueError(f"inputs have shape {x.shape}; a convolutional model takes [N, H, W] or [N, H, W, C]")
-    return (x if x.ndim == 4 else x[..., None]).astype(jnp.float32)
+    return floats(x if x.ndim == 4 else x[..., None])
 
 
 def flat(x: Array) -> Array:
-    """Rows of any shape as f32[N, features]."""
-    return x.reshape(x.shape[0], -1).astype(jnp.float32)
+    """Rows of any shape as floats [N, features]."""
+    return floats(x.reshape(x.shape[0], -1))
+
+
+def floats(x: Array) -> Array:
+    """Floats as they are, so that the inputs decide the precision; anything else as float32."""
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:

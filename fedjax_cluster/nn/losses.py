@@ -164,7 +164,9 @@ def regression_metrics(predictions: Array, y: Array, mask: Array) -> dict[str, A
 
 
 def scale(x: Array) -> Array:
-    """Raw data as a model takes it: uint8 from [0, 255] to [0, 1], floats as float32, other integers (tokens) as is.
+    """Raw data as a model takes it: uint8 from [0, 255] to [0, 1], other integers (tokens) as is, floats as float32.
+
+    bfloat16 stays as well: `mixed_precision` asks for it.
 
     >>> import jax.numpy as jnp
     >>> scale(jnp.array([0, 255], jnp.uint8))
@@ -172,7 +174,8 @@ def scale(x: Array) -> Array:
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) / 255.0
-    return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(jnp.float32)
+    as_is = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bfloat16
+    return x if as_is else x.astype(jnp.float32)
 
 
 def _check_labels(outputs: Array, y: Array) -> None:

@@ -123,6 +123,6 @@ class Lstm(linen.Module):
             return (cell, output), output
 
         # The loop's carry must vary over a mesh's devices from the start as it will after a step.
-        zeros, _ = equally_varying(jnp.zeros((x.shape[0], self.features), jnp.float32), inputs)
+        zeros, _ = equally_varying(jnp.zeros((x.shape[0], self.features), inputs.dtype), inputs)
         _, outputs = lax.scan(step, (zeros, zeros), inputs.swapaxes(0, 1))
         return outputs.swapaxes(0, 1)

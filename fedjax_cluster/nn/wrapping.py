@@ -126,4 +126,4 @@ def _normalized(x: Array, normalize: Normalize | None) -> Array:
             f" {x.shape[-1]} channels of the last axis"
         )
     mean, deviation = (part.reshape((1,) * (x.ndim - 1) + (-1,)) for part in parts)
-    return (x - mean) / deviation
+    return ((x.astype(jnp.float32) - mean) / deviation).astype(x.dtype if x.dtype == jnp.bfloat16 else jnp.float32)

@@ -1,0 +1,108 @@
+"""Training in bfloat16 with float32 masters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import local, nn
+from fedjax_cluster.nn.precision import mixed_precision
+from fedjax_cluster.types import ClientData, DatasetInfo
+
+IMAGES = DatasetInfo("images", (8, 8, 3), 4)
+MODELS = {
+    "mlp, normalised": (nn.mlp((16,), normalize=(0.5, 0.25)), IMAGES),
+    "cnn": (nn.cnn((4, 8), kernel_size=3, dense=(8,)), IMAGES),
+    "residual with batch norm": (nn.resnet18(4, blocks=(1, 1)), IMAGES),
+    "lstm": (nn.lstm((8,), embedding=4), DatasetInfo("text", (5,), 20, "language")),
+}
+
+
+def client(info, rows=12):
+    rng = np.random.default_rng(0)
+    if info.task == "language":
+        tokens = rng.integers(0, info.num_classes, (rows, info.input_shape[0] + 1))
+        x, y = tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
+    else:
+        x = rng.integers(0, 256, (rows, *info.input_shape)).astype(np.uint8)
+        y = rng.integers(0, info.num_classes, rows).astype(np.int32)
+    return ClientData(jnp.asarray(x), jnp.asarray(y), jnp.asarray(rows, jnp.int32))
+
+
+def dtypes(tree):
+    return {leaf.dtype for leaf in jax.tree.leaves(tree)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_computes_in_bfloat16_and_keeps_float32_masters(name):
+    model, info = MODELS[name]
+    data, variables = client(info), model.init(jax.random.key(0), info)
+    narrow, wide = (
+        local.sgd(optax.sgd(0.1, momentum=0.9), batch_size=4, steps=3, precision=precision).run
+        for precision in ("bfloat16", "float32")
+    )
+    with jax.numpy_dtype_promotion("standard"):  # Flax's batch norm mixes its float32 statistics in
+        program = str(jax.make_jaxpr(lambda key, v: narrow(key, model, v, data))(jax.random.key(1), variables))
+        found = jax.jit(lambda key, v: narrow(key, model, v, data))(jax.random.key(1), variables)
+    products = [line for line in program.splitlines() if "dot_general[" in line or "own_weight_convolution[" in line]
+    assert products
+    assert all("bf16[" in line.split("=")[0] for line in products), "a product outside the narrow format"
+    assert dtypes((found.delta, found.stats, found.losses)) == {jnp.dtype("float32")}
+    expected = jax.jit(lambda key, v: wide(key, model, v, data))(jax.random.key(1), variables)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0.05)
+    difference, size = (
+        jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+        for tree in (jax.tree.map(jnp.subtract, found.delta, expected.delta), expected.delta)
+    )
+    assert difference < (0.3 if model is MODELS["residual with batch norm"][0] else 0.1) * size
+
+
+def test_small_steps_are_not_lost_as_they_would_be_in_bfloat16_parameters():
+    model, data = nn.mlp((16,)), client(IMAGES)
+    variables = model.init(jax.random.key(0), IMAGES)
+    steps = local.sgd(1e-4, batch_size=None, steps=20, precision="bfloat16")
+    change = steps.run(jax.random.key(1), model, variables, data).delta
+    # A kernel entry of about 0.05 has a spacing of 2⁻¹² in bfloat16; these steps are far smaller.
+    moved = jnp.abs(change["output"]["kernel"])
+    assert 0 < moved.max() < 2**-10
+    assert (moved > 0).mean() > 0.8  # the rest belongs to ReLUs that are never active
+
+
+def test_evaluation_stays_in_float32():
+    model = nn.mlp((16,))
+    variables = model.init(jax.random.key(0), IMAGES)
+    x = client(IMAGES).x
+    outputs, _ = model.apply(variables, x, train=False)
+    narrow, _ = mixed_precision(model).apply(variables, x, train=False)
+    assert narrow.dtype == jnp.float32
+    assert 0 < jnp.abs(outputs - narrow).max() < 0.05
+    own = local.sgd(0.1, batch_size=None, steps=1, precision="bfloat16")
+    first = own.first_loss(jax.random.key(1), model, variables, client(IMAGES))
+    assert first == local.sgd(0.1, batch_size=None, steps=1).first_loss(
+        jax.random.key(1), model, variables, client(IMAGES)
+    )
+
+
+def test_another_precision_is_refused():
+    with pytest.raises(ValueError, match="precision is 'float16'; choose float32 or bfloat16"):
+        local.sgd(0.1, batch_size=None, steps=1, precision="float16")
+    with pytest.raises(ValueError, match="precision is 'half'"):
+        fc.RunConfig(precision="half")
+
+
+def test_figures_on_digits_are_those_of_float32():
+    def accuracy(precision):
+        config = fc.RunConfig(
+            method="cfl_gp", clients=8, rounds=60, learning_rate=0.5, precision=precision, eval_every=60
+        )
+        from fedjax_cluster.experiments.runs import run
+
+        summary = run(config).summary
+        return summary["accuracy"], summary["adjusted_rand_index"]
+
+    narrow, wide = accuracy("bfloat16"), accuracy("float32")
+    assert wide[0] > 0.8
+    assert abs(narrow[0] - wide[0]) < 0.015
+    assert narrow[1] == wide[1]
