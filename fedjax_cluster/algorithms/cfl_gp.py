@@ -18,6 +18,7 @@ from fedjax_cluster.local import dataset_loss, server_key
 from fedjax_cluster.server import Rounding, Weighting, init_optimizer, keep_decimals, share_layers, update_clusters
 from fedjax_cluster.types import (
     ClientData,
+    ClientMapping,
     ClusteredAlgorithm,
     Cohort,
     Costs,
@@ -250,7 +251,7 @@ def cfl_gp(
         if cluster_cohort:
             ones = jnp.ones_like(cohort.mask)
             clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
-        new = cluster_clients(server_key(rng_key), clients, grams, clustered, old)
+        new = cluster_clients(server_key(rng_key), clients, grams, clustered, old, cohort.mapping)
         changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
 
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
@@ -296,7 +297,9 @@ def cfl_gp(
         # A client's very first update fills its block; there is nothing to keep of an empty one.
         rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
         new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
-        rows = parallel.scatter_rows(cohort, profile, new)
+        # Without the barrier the old block would be read again by all that follows, after the new one is in its place:
+        # XLA would keep a copy of the whole profile to read it from.
+        rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
         updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
         clients = clients._replace(
             profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
@@ -307,13 +310,25 @@ def cfl_gp(
             grams = grams.at[block].set(parallel.gram(rows, cohort.mapping))
         return clients, grams
 
-    def cluster_clients(rng_key: Array, clients: Clients, grams: Array, mask: Array, old: Array) -> Array:
+    def cluster_clients(
+        rng_key: Array, clients: Clients, grams: Array, mask: Array, old: Array, mapping: ClientMapping
+    ) -> Array:
         num_clusters = clients.weights.shape[1]
         embed_key, kmeans_key = jax.random.split(rng_key)
-        features, _ = embed(embed_key, clients, grams, mask, num_clusters)
-        found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
-        named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
-        return jnp.where(mask, named, old)
+
+        def features_of(clients: Clients, grams: Array, mask: Array) -> Array:
+            return embed(embed_key, clients, grams, mask, num_clusters)[0]
+
+        def group(features: Array, mask: Array, old: Array) -> Array:
+            found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+            named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+            return jnp.where(mask, named, old)
+
+        if grams.shape[1]:
+            # The Gram matrices stand for the profiles, which stay where they are.
+            clients = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
+            features_of = parallel.on_each_device(features_of, mapping)
+        return parallel.on_each_device(group, mapping)(features_of(clients, grams, mask), mask, old)
 
     # ------------------------------------------------------------------------------------- newcomers
 
