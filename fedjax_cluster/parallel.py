@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.client_loop import Client, Contribution, Mapped, map_rows
+from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, PyTree, Selection, State
 
 AXIS = "clients"
@@ -241,7 +242,7 @@ def _integer(leaf: Array) -> Array:
 def gram(rows: Array, mapping: ClientMapping) -> Array:
     """Inner products f32[M, M] of the rows of [M, d]; on several devices each multiplies its rows with all in turn."""
     if mapping.mesh is None:
-        return jnp.matmul(rows, rows.T, precision="highest")
+        return row_products(rows, rows)
     devices = num_devices(mapping)
 
     def local(rows: Array) -> Array:
@@ -251,7 +252,7 @@ def gram(rows: Array, mapping: ClientMapping) -> Array:
         for turn in range(devices):
             if turn:
                 visiting = lax.ppermute(visiting, AXIS, [(i, (i + 1) % devices) for i in range(devices)])
-            product = jnp.matmul(rows, visiting.T, precision="highest")
+            product = row_products(rows, visiting)
             products = lax.dynamic_update_slice_in_dim(products, product, (own - turn) % devices * count, 1)
         return lax.all_gather(products, AXIS, tiled=True)
 
