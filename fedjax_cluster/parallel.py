@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.client_loop import Client, Contribution, Mapped, map_rows
+from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, PyTree, Selection, State
 
 AXIS = "clients"
@@ -241,16 +242,37 @@ def _integer(leaf: Array) -> Array:
 
 
 def gram(rows: Array, mapping: ClientMapping) -> Array:
-    """Inner products f32[M, M] of the rows of [M, d], computed where d is divided among the devices."""
+    """Inner products f32[M, M] of the rows of [M, d]; on several devices each multiplies its rows with all in turn."""
     if mapping.mesh is None:
-        return jnp.matmul(rows, rows.T, precision="highest")
+        return row_products(rows, rows)
+    devices = num_devices(mapping)
 
     def local(rows: Array) -> Array:
-        columns = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % num_devices(mapping))))
-        columns = lax.all_to_all(columns, AXIS, split_axis=1, concat_axis=0, tiled=True)
-        return lax.psum(jnp.matmul(columns, columns.T, precision="highest"), AXIS)
+        own, count = lax.axis_index(AXIS), rows.shape[0]
+        products, visiting = jnp.zeros((count, devices * count)), rows
+        # Whole rows go round: to exchange columns would copy the rows four times over before anything is sent.
+        for turn in range(devices):
+            if turn:
+                visiting = lax.ppermute(visiting, AXIS, [(i, (i + 1) % devices) for i in range(devices)])
+            product = row_products(rows, visiting)
+            products = lax.dynamic_update_slice_in_dim(products, product, (own - turn) % devices * count, 1)
+        return lax.all_gather(products, AXIS, tiled=True)
 
     return jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)(rows)
+
+
+def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[..., Any]:
+    """`fn` of whole arrays, computed by every device for itself.
+
+    For the server's small work on numbers per client: divided among the devices by client, every sum of it, such as
+    those of each k-means iteration, would be a wait for the other devices.
+
+    Args:
+      fn: of pytrees that are small, or on every device already.
+    """
+    if mapping.mesh is None:
+        return fn
+    return jax.shard_map(fn, mesh=mapping.mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
 def run_if(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:

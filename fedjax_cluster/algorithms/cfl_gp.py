@@ -298,7 +298,9 @@ def cfl_gp(
         # A client's very first update fills its block; there is nothing to keep of an empty one.
         rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
         new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
-        rows = parallel.scatter_rows(cohort, profile, new)
+        # Without the barrier the old block would be read again by all that follows, after the new one is in its place:
+        # XLA would keep a copy of the whole profile to read it from.
+        rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
         updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
         return clients._replace(
             profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
@@ -310,15 +312,24 @@ def cfl_gp(
     ) -> tuple[Array, Array]:
         """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
         num_clusters, old = clients.weights.shape[1], averaging.labels(clients.weights)
+        embed_key, kmeans_key = jax.random.split(rng_key)
+
+        def features_of(clients: Clients, grams: Array, mask: Array) -> Array:
+            return embed(embed_key, clients, grams, mask, num_clusters)[0]
+
+        def group(features: Array, mask: Array, old: Array) -> Array:
+            found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+            named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+            return jnp.where(mask, named, old)
+
         if grams.shape[1]:
             # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
             rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
             grams = grams.at[block].set(parallel.gram(rows, mapping))
-        embed_key, kmeans_key = jax.random.split(rng_key)
-        features, _ = embed(embed_key, clients, grams, mask, num_clusters)
-        found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
-        named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
-        return jnp.where(mask, named, old), grams
+            # The Gram matrices stand for the profiles, which stay where they are.
+            clients = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
+            features_of = parallel.on_each_device(features_of, mapping)
+        return parallel.on_each_device(group, mapping)(features_of(clients, grams, mask), mask, old), grams
 
     def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         clients, own = state.clients, state.server

@@ -205,12 +205,14 @@ def fedgwc(
         seen = parallel.gather_rows(cohort, state.clients.seen)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         own = state.server._replace(optimizer=optimizer_state)
-        own = weigh(own, sizes(state), cohort, slot, losses, reports.num_steps, mapped.accepted)
+        sent = (cohort.index, cohort.data.num_examples, slot, losses, reports.num_steps, mapped.accepted)
+        own = parallel.on_each_device(weigh, cohort.mapping)(own, sizes(state), *sent)
         state = State(models, clients, own, state.round + 1)
 
         before, refused = averaging.labels(clients.weights), own.refused
         resting = jnp.any(ready(state))
-        state = parallel.run_if(resting, lambda state: test(server_key(rng_key), state), state)
+        test_all = parallel.on_each_device(lambda state: test(server_key(rng_key), state), cohort.mapping)
+        state = parallel.run_if(resting, test_all, state)
         changed = jnp.sum((clients.present & (averaging.labels(state.clients.weights) != before)).astype(jnp.int32))
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         info = averaging.round_info(
@@ -237,7 +239,8 @@ def fedgwc(
     def weigh(
         own: Server,
         counts: tuple[Array, Array],
-        cohort: Cohort,
+        index: Array,
+        num_examples: Array,
         slot: Array,
         losses: Array,
         num_steps: Array,
@@ -246,7 +249,7 @@ def fedgwc(
         """Rewards, interactions, and how much these still change."""
         count, wanted = (number.astype(jnp.float32) for number in counts)
         took = accepted[:, None] & (jnp.arange(losses.shape[1])[None] < num_steps[:, None])
-        examples = cohort.data.num_examples.astype(jnp.float32) if released else None
+        examples = num_examples.astype(jnp.float32) if released else None
         rewards = weighting_of.cluster_rewards(losses, took, slot, clusters, examples)
         coefficient = jnp.full(clusters, rate if isinstance(rate, float | int) else participation)
         if released:
@@ -255,7 +258,7 @@ def fedgwc(
             own.interactions,
             own.meetings,
             rewards,
-            cohort.index,
+            index,
             accepted,
             slot,
             coefficient,

@@ -1,5 +1,8 @@
 """What CFL-GP has besides Algorithm 1: compression, weight sharing, partial participation, unknown K, real images."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
 from fedjax_cluster.algorithms.cfl_gp import equal_groups
 from fedjax_cluster.algorithms.gradient_profiles import client_features, estimate_clusters
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation import _run_segment, simulate, streams
 from tests.federations import blobs
 
 GRADIENT = {"local": local.sgd(1.0, batch_size=None, steps=1), "server": optax.sgd(0.3)}
@@ -171,6 +174,29 @@ def test_many_clients_are_embedded_without_a_gram_matrix(monkeypatch):
     assert large.state.server.grams.shape == (3, 0, 0)
     assert small.labels.tolist() == large.labels.tolist()
     np.testing.assert_allclose(client_features(small.state, 3)[1], client_features(large.state, 3)[1], rtol=1e-3)
+
+
+@pytest.mark.optimized
+def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
+    """Read off the program: either made a clustering round of 128 clients twice as long."""
+    mapping = parallel.client_mapping("scan")
+    federation, algorithm = blobs(clients=10), method(every=1)
+    population = parallel.place_population(federation.train, federation.info, mapping)
+    state, info = algorithm.init(jax.random.key(0), population)
+    state = parallel.place_state(state, mapping)
+    rows, blocks, width = state.clients.profile.shape
+    segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
+    stop = jnp.asarray(2, jnp.int32)
+    text = jax.jit(segment).lower(streams(0), state, population, None, info, stop).compile().as_text()
+    assert mapping.mesh is not None
+    profile = f"f32[{rows // mapping.mesh.size},{blocks},{width}]"
+    lines = text.splitlines()
+    assert any(profile in line and "dynamic-update-slice" in line for line in lines)
+    # Outside the rounds' loop the undonated state is copied once.
+    copies = [line for line in lines if re.search(re.escape(profile) + r"\{[\d,]*\} copy\(", line)]
+    assert len(copies) <= 1
+    collective = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute)\(")
+    assert not [line for line in lines if collective.search(line) and "kmeans" in line]
 
 
 def test_unknown_number_of_clusters_is_estimated_by_a_pilot():
