@@ -245,7 +245,7 @@ def test_a_newcomer_joins(name):
         pytest.skip("the method admits nobody during a run")
     absent = jax.tree.map(lambda leaf: leaf.at[5].set(jnp.zeros_like(leaf[5])), state.clients)
     client = jax.tree.map(lambda leaf: leaf[5], population.data)
-    new = algorithm.admit(jax.random.key(1), state._replace(clients=absent), client, jnp.asarray(5))
+    new = jax.jit(algorithm.admit)(jax.random.key(1), state._replace(clients=absent), client, jnp.asarray(5))
     assert signature(new) == signature(state)
     assert bool(new.clients.present[5])
     assert float(new.clients.weights[5].sum()) == pytest.approx(1.0)
