@@ -37,7 +37,7 @@ ACCURACY_TOLERANCE = 0.01
 def run(bench: Bench) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ValueError("the suite whole needs PyTorch; install fedjax_cluster[peers]")
-    clients, rounds, repeats = (8, 4, 1) if bench.smoke else (32, 200, 5)
+    clients, rounds, repeats = (8, 4, 1) if bench.smoke else (32, 200, 3)
     federation = federation_of(clients, smoke=bench.smoke)
     with tempfile.TemporaryDirectory() as home:
         work, cache = pathlib.Path(home) / "work", pathlib.Path(home) / "cache"
