@@ -14,6 +14,8 @@ from jax import Array
 from fedjax_cluster import clustering, cohorts, nn, parallel, tree
 from fedjax_cluster.algorithms import averaging, one_shot
 from fedjax_cluster.algorithms.flag_search import (
+    AXES,
+    Axis,
     Effort,
     Search,
     clustered_training,
@@ -92,6 +94,8 @@ def flag(
     interval: float = 0.1,
     search_clients: int = 30,
     search_rounds: int = 5,
+    search_epochs: int | None = None,
+    elbow: Axis = "log-clusters",
     light_model: Model | None = None,
     newcomers: bool = True,
     weighting: Weighting = "examples",
@@ -121,6 +125,9 @@ def flag(
       interval: step of the searched α, from 1 down to 0.
       search_clients: m′, clients that take part in the search.
       search_rounds: rounds of clustered training of every distinct clustering.
+      search_epochs: local epochs of a client in such a round; None is what `local` does.
+      elbow: what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or
+        α ("threshold").
       light_model: trained in the search; None is a hidden layer of 64.
       newcomers: keeps what clients sent, in memory and checkpoints, so that others can join later by proximity.
       weighting: "examples" weighs clients by |D_i|, "uniform" equally.
@@ -138,13 +145,19 @@ def flag(
     'flag'
     """
     _check(clusters, beta, delta, gradient_epochs, max_vectors, vector_share, threshold, interval, local)
-    _choices(angles=(angles, ("smallest", "sum")), linkage=(linkage, LINKAGES))
+    _choices(angles=(angles, ("smallest", "sum")), linkage=(linkage, LINKAGES), elbow=(elbow, AXES))
     _at_least_one(search_clients=search_clients, search_rounds=search_rounds)
+    search_local = local
+    if search_epochs is not None:
+        _at_least_one(search_epochs=search_epochs)
+        if local.rebuild is None:
+            raise ValueError("local cannot be rebuilt for search_epochs; give local.sgd(...), or leave it None")
+        search_local = local.rebuild(steps=None, epochs=search_epochs)
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
     light = nn.mlp(hidden=(64,)) if light_model is None else light_model
     long_update = local.rebuild(steps=None, epochs=gradient_epochs) if local.rebuild and gradient_epochs else None
-    train_light = jax.jit(clustered_training(light, local, search_rounds))
+    train_light = jax.jit(clustered_training(light, search_local, search_rounds))
 
     # ------------------------------------------------------------------------------ what a client sends
 
@@ -210,6 +223,7 @@ def flag(
                     num_clients=search_clients,
                     rounds=search_rounds,
                     slots=clusters,
+                    axis=elbow,
                     note=note,
                 )
             else:
@@ -291,6 +305,8 @@ def flag(
         interval=interval,
         search_clients=search_clients,
         search_rounds=search_rounds,
+        search_epochs=search_epochs,
+        elbow=elbow,
         newcomers=newcomers,
         weighting=weighting,
         participation=participation,

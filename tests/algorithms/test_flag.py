@@ -222,7 +222,7 @@ def test_each_distinct_clustering_is_trained_once():
     [
         ([0.5, 0.6, 0.95, 0.94, 0.93], [1, 2, 4, 8, 30], 10, 2, 2),
         ([0.5, 0.9, 0.9, 0.9, 0.8], [1, 4, 4, 7, 30], 10, 1, 1),
-        ([0.5, 0.6, 0.65, 0.95, 0.9], [1, 2, 3, 12, 30], 10, 0, 3),
+        ([0.5, 0.55, 0.6, 0.95, 0.9], [1, 2, 3, 12, 30], 10, 0, 3),
         ([0.9, 0.5, 0.5, 0.6, 0.9], [1, 2, 4, 8, 30], 10, 0, 0),
         ([0.7, 0.7, 0.7, 0.7, 0.7], [1, 2, 4, 8, 30], 10, 0, 0),
         ([np.nan, np.nan, np.nan, np.nan, np.nan], [1, 2, 4, 8, 30], 10, 0, 0),
@@ -233,6 +233,28 @@ def test_the_elbow(accuracy, counts, slots, chosen, elbow):
     thresholds = flag_search.threshold_grid(0.25)
     found = flag_search.choose(thresholds, np.asarray(accuracy), np.asarray(counts), slots)
     assert found == (chosen, elbow)
+
+
+@pytest.mark.parametrize("axis", flag_search.AXES)
+def test_the_elbow_is_the_highest_point_above_the_chord(axis):
+    rng = np.random.default_rng(5)
+    thresholds = flag_search.threshold_grid(0.1)
+    for _ in range(100):
+        counts = np.sort(np.append(rng.integers(1, 60, 9), (1, 60)))
+        # Equal clusterings have equal accuracies.
+        accuracy = rng.uniform(0.4, 1.0, 61)[counts].astype(np.float32)
+        slots = int(rng.integers(1, 70))
+        expected = tuple(reference.elbow(thresholds, accuracy, counts, most, axis) for most in (slots, 60))
+        assert flag_search.choose(thresholds, accuracy, counts, slots, axis) == expected
+
+
+def test_axes_of_the_elbow_disagree():
+    """Four clusters, five, and twenty that are better by noise: the curve of five groups that share labels."""
+    accuracy = np.asarray([0.61, 0.61, 0.59, 0.85, 0.85, 0.874, 0.874, 0.875, 0.92, 0.88, 0.87])
+    counts = np.asarray([1, 1, 2, 4, 4, 5, 5, 7, 20, 67, 100])
+    thresholds = flag_search.threshold_grid(0.1)
+    chosen = {axis: counts[flag_search.choose(thresholds, accuracy, counts, 100, axis)[0]] for axis in flag_search.AXES}
+    assert chosen == {"threshold": 4, "clusters": 20, "log-clusters": 5}
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10, 25, 40])
@@ -256,6 +278,20 @@ def test_the_search_finds_the_groups():
     assert event.content["accuracy"].shape == (11,)
     assert event.content["num_clusters"][event.content["chosen"]] == 3
     assert result.history["loss_evaluations"][0] > 0
+
+
+def test_the_search_takes_its_own_epochs_and_axis():
+    arguments = {"clusters": 9, "gradient_epochs": 0, "max_vectors": 2, "light_model": LIGHT, "interval": 0.5}
+    found = {}
+    for epochs in (None, 3):
+        algorithm = flag(nn.linear(), local=FULL, search_epochs=epochs, elbow="clusters", **arguments)
+        _, info = algorithm.init(streams(0).initialization, place(lines()))
+        found[epochs] = float(info.costs.gradient_evaluations)
+        assert algorithm.config["search_epochs"] == epochs
+        assert algorithm.config["elbow"] == "clusters"
+    # A whole local data set is one mini-batch: two steps of `local` against three epochs.
+    assert found[None] > 0
+    assert found[3] / found[None] == 3 / 2
 
 
 def test_alpha_one_is_one_cluster_whatever_rounding_says():
@@ -327,6 +363,9 @@ def test_permuted_labels_are_seen_by_flag_and_not_by_pacfl():
         (flag, {"linkage": "ward"}, "linkage is 'ward'"),
         (flag, {"angles": "mean"}, "angles is 'mean'"),
         (flag, {"search_clients": 0}, "search_clients is 0"),
+        (flag, {"search_epochs": 0}, "search_epochs is 0"),
+        (flag, {"elbow": "alpha"}, "elbow is 'alpha'"),
+        (flag, {"local": FULL._replace(rebuild=None), "gradient_epochs": 0, "search_epochs": 2}, "for search_epochs"),
         (flag, {"local": FULL._replace(rebuild=None)}, "cannot be rebuilt"),
         (pacfl, {"clusters": 0}, "clusters is 0"),
         (pacfl, {"threshold": -1.0}, "threshold is -1.0"),

@@ -128,6 +128,26 @@ def test_label_groups_that_share_labels(numbered):
     assert holders.max() < 3 * holders.min()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_label_groups_tested_on_as_many_rows_of_each_label(numbered, seed):
+    """Every label of the client counts the same, and nobody is tested on what anybody trains on."""
+    examples = numbered(6000)
+    arguments = {"clients": 20, "rho": 0.3, "alpha": 0.2, "seed": seed}
+    own = scenarios.label_groups(examples, **arguments)
+    federation = scenarios.label_groups(examples, tests_per_label=40, **arguments)
+    for first, second in zip(federation.train, own.train, strict=True):
+        np.testing.assert_array_equal(first, second)
+    trained = [set(map(float, x[:n, 0, 0])) for x, _, n in zip(*federation.train, strict=True)]
+    for client, (x, y, number) in enumerate(zip(*federation.test, strict=True)):
+        held = np.unique(federation.train.y[client, : federation.train.num_examples[client]])
+        values, counts = np.unique(y[:number], return_counts=True)
+        assert values.tolist() == held.tolist()
+        assert set(counts) == {40}
+        assert not set(map(float, x[:number, 0, 0])) & set().union(*trained)
+        assert len(set(map(float, x[:number, 0, 0]))) == number
+    assert len(set(federation.test.num_examples)) > 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_label_groups_are_never_the_same_twice(numbered, seed):
     federation = scenarios.label_groups(numbered(300, num_classes=3), clients=3, num_groups=3, rho=0.67, seed=seed)
@@ -145,6 +165,8 @@ def test_label_groups_are_never_the_same_twice(numbered, seed):
         ({"clients": 4}, "too few for 5 groups"),
         ({"alpha": -1}, "alpha=-1"),
         ({"min_examples": 0}, "min_examples=0"),
+        ({"tests_per_label": 0}, "tests_per_label=0"),
+        ({"tests_per_label": 900}, "tests_per_label=900, but the rarest label has"),
     ],
 )
 def test_label_groups_refuse(arguments, message):

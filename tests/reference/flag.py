@@ -75,6 +75,20 @@ def held_out_score(start, kept, held, labels, *, rate, steps, rounds):
     return np.mean(scores)
 
 
+def elbow(thresholds, accuracy, num_clusters, slots, axis):
+    """Place of the point highest above the chord from the first to the last that has at most `slots` clusters."""
+    drawn = {"threshold": lambda i: 1 - thresholds[i], "clusters": lambda i: num_clusters[i]}
+    x = drawn.get(axis, lambda i: np.log2(num_clusters[i]))
+    last = len(thresholds) - 1
+    best, place = 0.0, 0
+    for i in range(1, last):
+        slope = (accuracy[last] - accuracy[0]) / (x(last) - x(0))
+        height = accuracy[i] - (accuracy[0] + slope * (x(i) - x(0)))
+        if num_clusters[i] <= slots and height > best + 1e-6:
+            best, place = height, i
+    return place
+
+
 def pacfl_angles(clients, *, num_classes, rank):
     """Smallest principal angle in degrees between what the clients' principal vectors of all classes span."""
     spans = []

@@ -136,6 +136,7 @@ def label_groups(
     num_groups: int = 5,
     overlap: Literal["auto", "never", "random"] = "auto",
     min_examples: int = 10,
+    tests_per_label: int | None = None,
     seed: int = 0,
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
@@ -155,6 +156,8 @@ def label_groups(
         `auto` keeps them apart where there are labels enough.
       min_examples: smallest number of examples of a client, training and test together; a client with fewer
         takes random ones from the largest of its group. At least 2.
+      tests_per_label: tests every client on so many test rows of each label that it trains on, drawn from the test
+        rows of all clients; default is its own test rows, in which labels are as rare as in training.
       seed: decides the groups' labels, who gets which example, and who is tested on which.
       test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together, on average; default is all there are.
@@ -181,15 +184,31 @@ def label_groups(
     used = used[: partition.client_sizes(len(used), clients, examples_per_client).sum()]
     rows = by_class(deal, labels[used], clients, alpha, min_examples, owned[group])
     names = tuple(f"labels {' '.join(map(str, np.flatnonzero(of_group)))}" for of_group in owned)
-    return partition.federate(
-        examples.x,
-        examples.y,
-        [used[part] for part in rows],
-        rng=divide,
-        test_fraction=test_fraction,
-        info=examples.info._replace(group_names=names),
-        group=group,
+    train, test = partition.split(divide, [used[part] for part in rows], test_fraction)
+    if tests_per_label is not None:
+        test = _same_of_each_label(divide, labels, train, test, tests_per_label)
+    return Federation(
+        partition.stack(examples.x, examples.y, train),
+        partition.stack(examples.x, examples.y, test),
+        None,
+        group,
+        examples.info._replace(group_names=names),
     )
+
+
+def _same_of_each_label(
+    rng: np.random.Generator, labels: np.ndarray, train: partition.Rows, test: partition.Rows, count: int
+) -> partition.Rows:
+    """Test rows that several clients may share, `count` of each label that a client trains on."""
+    every = rng.permutation(np.concatenate(test))
+    pools = {label: every[labels[every] == label] for label in np.unique(labels[np.concatenate(train)])}
+    least = min(len(pool) for pool in pools.values())
+    if not 1 <= count <= least:
+        raise ValueError(
+            f"tests_per_label={count!r}, but the rarest label has {least} test rows among all clients: choose 1 to "
+            f"{least}, or a larger test_fraction."
+        )
+    return [np.concatenate([pools[label][:count] for label in np.unique(labels[part])]) for part in train]
 
 
 def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_groups: int, overlap: str) -> np.ndarray:
