@@ -189,6 +189,7 @@ def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
     stop = jnp.asarray(2, jnp.int32)
     text = jax.jit(segment).lower(streams(0), state, population, None, info, stop).compile().as_text()
     assert mapping.mesh is not None
+    assert text is not None
     profile = f"f32[{rows // mapping.mesh.size},{blocks},{width}]"
     lines = text.splitlines()
     assert any(profile in line and "dynamic-update-slice" in line for line in lines)
