@@ -152,7 +152,7 @@ def _reproduce(arguments: list[str]) -> None:
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(recipes.RECIPES)}")
     directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
-    recipes.reproduce(names[0], quick=own.quick, seeds=own.seeds, directory=directory)
+    recipes.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
 
 def _bench(arguments: list[str]) -> None:
@@ -208,6 +208,8 @@ class BenchFlags:
 class ReproduceFlags:
     quick: bool = False
     """a smaller version, in a minute or two"""
+    full: bool = False
+    """the paper's own size where the recipe is shortened, for an accelerator"""
     seeds: int | None = None
     """runs per cell (default: the recipe's)"""
     run_dir: str | None = None

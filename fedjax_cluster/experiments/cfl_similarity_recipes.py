@@ -255,7 +255,7 @@ def _fig7() -> Recipe:
         title="CFL, Fig. 7: the norms behind ε₁ and ε₂ for two congruent and two incongruent clients, MNIST",
         reading=(
             "Incongruent: each client swaps two labels of its own. Congruent: one client has five of the digits, the "
-            "other the other five (drawn; in the paper 0–4 and 5–9). 2 000 training examples each and 60 rounds, where "
+            "other the other five (drawn; in the paper 0–4 and 5–9). 2000 examples per client and 60 rounds, where "
             "the paper has all of MNIST and 1 000 rounds. With 100 examples the network learns even the contradictory "
             f"labels by heart within 200 rounds, and all norms vanish. {SETTING}"
         ),

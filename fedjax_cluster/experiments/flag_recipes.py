@@ -38,8 +38,7 @@ FASHION = RunConfig(
 READING = (
     "Fashion-MNIST: all 70 000 images are divided among 100 clients in five groups, 20 % of them a round; rates, "
     "momentum and the number of groups are not given: SGD 0.01 with momentum 0.5. 60 rounds of 5 local epochs where "
-    "the paper has 200 of 10. The FLOPs leave out that LeNet-5 reuses its convolutions' weights, about seven times "
-    "its dense layers' work."
+    "the paper has 200 of 10."
 )
 # What fits minutes: 210 training rows a client, and a larger step for the fewer steps.
 SHORT: dict[str, Any] = {
@@ -50,7 +49,10 @@ SHORT: dict[str, Any] = {
     "eval_every": 5,
 }
 LIGHT: dict[str, Any] = {**SHORT, "rounds": 60, "eval_every": 20, "model": "mlp", "model_options": {"hidden": (64,)}}
-LIGHT_READING = "a hidden layer of 64, 210 training rows a client, 60 rounds of 2 local epochs at rate 0.03, t_g = 5"
+LIGHT_READING = (
+    "Shortened to a hidden layer of 64, 210 training rows a client, 60 rounds of 2 local epochs at rate 0.03, t_g = 5; "
+    "--full has LeNet-5, all images, t_g = 20 and 5 local epochs."
+)
 # The search keeps the paper's ten local epochs where training has fewer: with two its curve is noisy.
 FLAG: dict[str, Any] = {
     "method": "flag",
@@ -177,12 +179,13 @@ def _tables_2_3() -> Recipe:
             "first column's true groups. Per-FedAvg's own paper personalises by one gradient step; 40 are shown too. "
             "At ρ = 30 % five disjoint groups do not fit ten labels: their sets are drawn at random and overlap, and "
             "with α′ = 0.25 some clients hold only labels that fit several groups. Which labels are drawn decides how "
-            f"hard a column is. The search trains 10 local epochs. The quick version has {LIGHT_READING}."
+            f"hard a column is. The search trains 10 local epochs. {LIGHT_READING}"
         ),
-        cells=cells,
+        cells=(light := _short(cells, flag={"gradient_epochs": 5}, **LIGHT)),
         metrics=ACCURACY_AND_CLUSTERS,
         seeds=2,
-        quick=_short(cells, flag={"gradient_epochs": 5}, **LIGHT),
+        quick=_short(light, ("ρ=20 %, α′=1",), rounds=20),
+        full=cells,
         figure=_against_paper(ACCURACY),
     )
 
@@ -203,14 +206,13 @@ def _evaluation() -> Recipe:
             "Ours. The paper does not say what a client is tested on. On its own rows labels are as rare as in its "
             "training, which favours methods that adapt to a client; PACFL's public code, whose setting the paper "
             "takes over, tests on all test images of a client's labels, here 100 of each. "
-            f"{READING} The quick version has ρ = 30 %, α′ = 1 alone and {LIGHT_READING}."
+            f"{READING} {LIGHT_READING}"
         ),
-        cells=cells,
+        cells=(light := _short(cells, flag={"gradient_epochs": 5}, **LIGHT)),
         metrics=ACCURACY_AND_ARI,
         seeds=1,
-        quick=_short(
-            cells, [column for column in columns if "30 %, α′=1," in column], flag={"gradient_epochs": 5}, **LIGHT
-        ),
+        quick=_short(light, [column for column in columns if "30 %, α′=1," in column], rounds=20),
+        full=cells,
         figure=_against_paper(ACCURACY),
     )
 
@@ -224,6 +226,7 @@ def _lenet() -> Recipe:
             f"{READING} Shortened to 210 training rows a client, 20 rounds of 2 local epochs at rate 0.03, t_g = 5."
         ),
         cells=(shortened := _short(cells, flag={"gradient_epochs": 5}, **SHORT)),
+        full=cells,
         metrics=ACCURACY_AND_CLUSTERS,
         seeds=1,
         quick=_short([cell for cell in shortened if cell.row in ("FedAvg", "FLAG")], rounds=10),
@@ -246,11 +249,12 @@ def _table_6() -> Recipe:
     return Recipe(
         name="flag-table6",
         title="FLAG, Tables 4 and 6: the part β of the data in the proximity; β = 0 is gradients only, β = 1 data only",
-        reading=f"{READING} The quick version has β = 0, 0.5, 1 and {LIGHT_READING}.",
-        cells=cells,
+        reading=f"{READING} {LIGHT_READING}",
+        cells=(light := _short(cells, flag={"gradient_epochs": 5}, **LIGHT)),
         metrics=ACCURACY_AND_CLUSTERS,
         seeds=3,
-        quick=_short(cells, ("β=0", "β=0.5", "β=1"), flag={"gradient_epochs": 5}, **LIGHT),
+        quick=_short(light, ("β=0", "β=0.5", "β=1"), rounds=20),
+        full=cells,
         figure=_sweep("Part β of the data"),
     )
 
@@ -267,11 +271,12 @@ def _table_7() -> Recipe:
     return Recipe(
         name="flag-table7",
         title="FLAG, Table 7: the range δ of the weights by class sizes",
-        reading=f"{READING} The quick version has δ = 0, 0.4, 1 and {LIGHT_READING}.",
-        cells=cells,
+        reading=f"{READING} {LIGHT_READING}",
+        cells=(light := _short(cells, flag={"gradient_epochs": 5}, **LIGHT)),
         metrics=ACCURACY_AND_CLUSTERS,
         seeds=3,
-        quick=_short(cells, ("δ=0", "δ=0.4", "δ=1"), flag={"gradient_epochs": 5}, **LIGHT),
+        quick=_short(light, ("δ=0", "δ=0.4", "δ=1"), rounds=20),
+        full=cells,
         figure=_sweep("Range δ of the weights"),
     )
 
@@ -284,11 +289,12 @@ def _table_8() -> Recipe:
     return Recipe(
         name="flag-table8",
         title="FLAG, Table 8: local epochs t_g before the gradients are compared, β = 0",
-        reading=f"{READING} The quick version has t_g = 0, 5, 20, else {LIGHT_READING}.",
-        cells=cells,
+        reading=f"{READING} {LIGHT_READING} Here t_g is as given.",
+        cells=(light := _short(cells, **LIGHT)),
         metrics=ACCURACY_AND_CLUSTERS,
         seeds=3,
-        quick=_short(cells, ("t_g=0", "t_g=5", "t_g=20"), **LIGHT),
+        quick=_short(light, ("t_g=0", "t_g=5", "t_g=20"), rounds=20),
+        full=cells,
         figure=_sweep("Local epochs t_g"),
     )
 
@@ -328,11 +334,12 @@ def _table_5() -> Recipe:
     return Recipe(
         name="flag-table5",
         title="FLAG, Table 5 (Sec. 9): Dirichlet distribution over categories, α′ = 0.25",
-        reading=f"{READING} There are no groups. The quick version has {LIGHT_READING}, α in steps of 0.1.",
-        cells=cells,
+        reading=f"{READING} There are no groups. {LIGHT_READING} α in steps of 0.1.",
+        cells=(light := _short(cells, flag={"gradient_epochs": 5, "interval": 0.1}, **LIGHT)),
         metrics={**ACCURACY, "num_clusters": ("clusters", 1.0)},
         seeds=3,
-        quick=_short(cells, flag={"gradient_epochs": 5, "interval": 0.1}, **LIGHT),
+        quick=_short(light, rounds=20),
+        full=cells,
         figure=_against_paper(ACCURACY),
     )
 

@@ -52,6 +52,7 @@ class Recipe:
       metrics: name in the summary -> (heading, factor): what the table shows.
       seeds: runs per cell.
       quick: the cells of the smaller version, run with one seed.
+      full: the cells at the paper's own size where `cells` are shortened; for an accelerator.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
       figure: draws the cells and their outcomes, given by (row, column).
@@ -65,6 +66,7 @@ class Recipe:
     seeds: int
     quick: tuple[Cell, ...]
     figure: Callable[[Sequence[Cell], Mapping[tuple[str, str], Outcome]], Figure]
+    full: tuple[Cell, ...] = ()
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: ()
 
@@ -160,15 +162,25 @@ def run_flops(config: RunConfig) -> float:
 
 
 def reproduce(
-    recipe: Recipe | Study, *, quick: bool = False, seeds: int | None = None, directory: pathlib.Path
+    recipe: Recipe | Study,
+    *,
+    quick: bool = False,
+    full: bool = False,
+    seeds: int | None = None,
+    directory: pathlib.Path,
 ) -> tuple[list[Row], dict[tuple[str, str], Outcome]]:
     """Carries a recipe out: runs, table beside the paper's, figure; all left in `directory`.
 
     Raises:
-      ValueError: fewer than one seed, or a directory that holds other runs.
+      ValueError: fewer than one seed, a directory that holds other runs, or `full` where there is nothing fuller.
     """
     from fedjax_cluster.report import plots, tables
 
+    if full:
+        if quick or isinstance(recipe, Study) or not recipe.full:
+            why = "quick and full exclude each other" if quick else "the recipe is at the paper's own size already"
+            raise ValueError(f"recipe {recipe.name} cannot be carried out in full: {why}")
+        recipe = dataclasses.replace(recipe, cells=recipe.full)
     least = recipe.quick if isinstance(recipe, Study) else 1
     count = seeds if seeds is not None else (least if quick else recipe.seeds)
     if count < 1:

@@ -26,7 +26,8 @@ def overview() -> str:
     return "An experiment of a paper, our figures beside theirs.\n\n" + "\n\n".join(lines)
 
 
-def reproduce(name: str, *, quick: bool, seeds: int | None, directory: pathlib.Path) -> None:
+def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, directory: pathlib.Path) -> None:
     """Carries out the recipe of a name."""
     spelled = {key.replace("-", "_"): own for key, own in RECIPES.items()}
-    recipe.reproduce(spelled[known_name("recipe", name, spelled)], quick=quick, seeds=seeds, directory=directory)
+    chosen = spelled[known_name("recipe", name, spelled)]
+    recipe.reproduce(chosen, quick=quick, full=full, seeds=seeds, directory=directory)
