@@ -218,7 +218,7 @@ def _evaluation() -> Recipe:
 
 
 def _lenet() -> Recipe:
-    cells = [cell for cell in _tables_2_3().cells if cell.column == "ρ=20 %, α′=1"]
+    cells = tuple(cell for cell in _tables_2_3().full if cell.column == "ρ=20 %, α′=1")
     return Recipe(
         name="flag-lenet5",
         title="FLAG, Table 2, first column: ρ = 20 %, α′ = 1 with LeNet-5, in minutes",
