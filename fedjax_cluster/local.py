@@ -145,7 +145,7 @@ def sgd(
     """Local training by stochastic gradient steps.
 
     θ ← θ − η·(∇f(X, θ) + weight_decay·θ + proximal·(θ − θ_start)), over S steps or E epochs of mini-batches X.
-    The optimiser's state starts afresh every round.
+    The optimiser's state starts afresh every round, unless the caller hands back what `run` left.
 
     Args:
       learning_rate: η, or any optax optimiser.
@@ -160,9 +160,10 @@ def sgd(
         ∇f, made of any calls `batch_gradient(keys, model, variables, data, step)` of that (Per-FedAvg).
 
     Returns:
-      A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None, first=None)` gives the change Δθ, the loss
-      of each mini-batch before its step, and the number of examples; `anchor` replaces θ_start in the proximal term,
-      `first` is the first step's gradient where the caller has it already.
+      A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None, first=None, optimizer=None)` gives the
+      change Δθ, the loss of each mini-batch before its step, and the number of examples; `anchor` replaces θ_start in
+      the proximal term, `first` is the first step's gradient where the caller has it already, `optimizer` the
+      optimiser's state that the client's last round left.
 
     Raises:
       ValueError: a size, rate or number of steps that cannot be.
@@ -180,11 +181,11 @@ def sgd(
             raise ValueError(f"{name} is {value}; it must be a finite number, 0 or more")
     check_precision(precision)
     if isinstance(learning_rate, optax.GradientTransformation):
-        optimizer, rate = learning_rate, "optax"
+        method, rate = learning_rate, "optax"
     else:
         if not (learning_rate > 0 and math.isfinite(learning_rate)):
             raise ValueError(f"learning_rate is {learning_rate}; it must be positive and finite")
-        optimizer, rate = optax.sgd(learning_rate), float(learning_rate)
+        method, rate = optax.sgd(learning_rate), float(learning_rate)
 
     def batch_gradient(
         keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
@@ -206,9 +207,11 @@ def sgd(
         data: ClientData,
         anchor: PyTree | None = None,
         first: BatchGradient | None = None,
+        optimizer: PyTree | None = None,
     ) -> LocalResult:
         keys = jax.random.split(rng_key)
         start = variables.params
+        optimizer = method.init(start) if optimizer is None else optimizer
         anchor = start if anchor is None else anchor
 
         def step(number, params, stats, optimizer_state, known=None):
@@ -219,7 +222,7 @@ def sgd(
                 gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, params)
             if proximal:
                 gradient = jax.tree.map(lambda g, p, a: g + proximal * (p - a), gradient, params, anchor)
-            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            updates, optimizer_state = method.update(gradient, optimizer_state, params)
             return value, updates, stats, optimizer_state
 
         rows = data.x.shape[0]
@@ -234,20 +237,21 @@ def sgd(
 
         if max_steps == 1:
             # θ_start + Δ − θ_start would round the change to the parameters' precision.
-            value, delta, stats, _ = step(0, start, variables.stats, optimizer.init(start), first)
-            return LocalResult(delta, stats, value[None], jnp.asarray(1), data.num_examples)
+            value, delta, stats, optimizer = step(0, start, variables.stats, optimizer, first)
+            return LocalResult(delta, stats, value[None], jnp.asarray(1), data.num_examples, optimizer)
 
         def advance(number, carry, known=None):
             params, stats, optimizer_state, losses = carry
             value, updates, stats, optimizer_state = step(number, params, stats, optimizer_state, known)
             return optax.apply_updates(params, updates), stats, optimizer_state, losses.at[number].set(value)
 
-        carry = (start, variables.stats, optimizer.init(start), jnp.zeros(max_steps))
+        carry = (start, variables.stats, optimizer, jnp.zeros(max_steps))
         if first is not None:
             carry = advance(0, carry, first)
-        params, stats, _, losses = lax.fori_loop(0 if first is None else 1, num_steps, advance, carry)
+        params, stats, optimizer, losses = lax.fori_loop(0 if first is None else 1, num_steps, advance, carry)
         delta = jax.tree.map(jnp.subtract, params, start)
-        return LocalResult(delta, stats, losses, jnp.asarray(num_steps, jnp.int32), data.num_examples)
+        steps_taken = jnp.asarray(num_steps, jnp.int32)
+        return LocalResult(delta, stats, losses, steps_taken, data.num_examples, optimizer)
 
     def first_loss(rng_key: Array, model: Model, variables: Variables, data: ClientData) -> Array:
         batch_key, _ = jax.random.split(rng_key)
@@ -267,7 +271,7 @@ def sgd(
         "weight_decay": weight_decay,
         "precision": precision,
     }
-    return LocalUpdate(run, first_loss, {"learning_rate": rate, **arguments}, first_gradient, rebuild)
+    return LocalUpdate(run, first_loss, {"learning_rate": rate, **arguments}, first_gradient, rebuild, method.init)
 
 
 def client_key(rng_key: Array, client: Array) -> Array:

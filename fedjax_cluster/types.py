@@ -188,6 +188,7 @@ class LocalResult(NamedTuple):
     losses: Array  # f32[S], mini-batch loss of each local step, before the step; 0 beyond num_steps
     num_steps: Array  # i32[]
     num_examples: Array  # i32[]
+    optimizer: PyTree = ()  # the optimiser's state after training
 
 
 class BatchGradient(NamedTuple):
@@ -201,10 +202,11 @@ class BatchGradient(NamedTuple):
 class LocalUpdate(NamedTuple):
     """What one client does.
 
-    run:            (rng_key, model, variables, data, anchor=None, first=None) -> LocalResult
+    run:            (rng_key, model, variables, data, anchor=None, first=None, optimizer=None) -> LocalResult
     first_loss:     (rng_key, model, variables, data) -> f32[], on the mini-batch of run's first step
     first_gradient: (rng_key, model, variables, data) -> BatchGradient of run's first step, which takes it as `first`
     rebuild:        (**changes) -> LocalUpdate, with other arguments of its factory
+    init_optimizer: (params) -> the optimiser's state before any training, which `run` starts from unless given one
     """
 
     run: Callable[..., LocalResult]
@@ -212,6 +214,7 @@ class LocalUpdate(NamedTuple):
     config: Mapping[str, Any]
     first_gradient: Callable[..., BatchGradient] | None = None
     rebuild: Callable[..., LocalUpdate] | None = None
+    init_optimizer: Callable[[PyTree], PyTree] | None = None
 
 
 class ClusteredAlgorithm(NamedTuple):

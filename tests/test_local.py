@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import local, nn
+from fedjax_cluster import local, nn, tree
 from fedjax_cluster.types import ClientData, Variables
 from tests.federations import INFO, as_lists, blobs
 from tests.reference import federated
@@ -196,3 +196,21 @@ def test_impossible_numbers_are_refused(arguments, message):
     arguments = {"learning_rate": 0.1, "batch_size": 4, **arguments}
     with pytest.raises(ValueError, match=message):
         local.sgd(arguments.pop("learning_rate"), **arguments)
+
+
+def test_an_optimizer_handed_back_goes_on_where_it_was():
+    """Momentum through two rounds of two steps is momentum through four steps; afresh it is not."""
+    data, model = client(valid=15), nn.linear()
+    optimizer = optax.sgd(0.2, momentum=0.9)
+    start = model.init(KEY, INFO)
+    whole = local.sgd(optimizer, batch_size=None, steps=4).run(KEY, model, start, data)
+    halves = local.sgd(optimizer, batch_size=None, steps=2)
+
+    def second(first, **more):
+        middle = start._replace(params=optax.apply_updates(start.params, first.delta))
+        return optax.apply_updates(first.delta, halves.run(KEY, model, middle, data, **more).delta)
+
+    first = halves.run(KEY, model, start, data, optimizer=halves.init_optimizer(start.params))
+    kept = tree.ravel(second(first, optimizer=first.optimizer))
+    np.testing.assert_allclose(kept, tree.ravel(whole.delta), rtol=1e-4, atol=1e-6)
+    assert not np.allclose(tree.ravel(second(first)), kept, rtol=1e-2)

@@ -53,6 +53,7 @@ class Sent(NamedTuple):
     stats: PyTree
     weight: Array  # f32[]
     gain: Array  # f32[], accuracy of its cluster's model minus that of the parent's, on its held-out rows
+    optimizer: PyTree  # after its training, where it is kept
     report: averaging.Report
 
 
@@ -69,6 +70,7 @@ def cfl(
     first_round: int = 20,
     similarity_of: Literal["updates", "gradients"] = "updates",
     weighting: Weighting = "uniform",
+    keep_optimizer: bool = False,
     fall_back_after: int | None = None,
     held_out: float = 0.1,
     transform: privacy.Scheme | None = None,
@@ -93,6 +95,8 @@ def cfl(
       first_round: 0-based round from which on clusters may be split.
       similarity_of: criteria and cosines of the weight "updates", or of full "gradients" at the cluster's model.
       weighting: mean over clients, "uniform" (Algorithm 5) or by "examples" (Algorithm 2).
+      keep_optimizer: a client goes on with its optimiser's state of its last round, momentum above all, as in the
+        authors' code; M more models to keep. Otherwise it starts afresh (Algorithm 5 says nothing of it).
       fall_back_after: rounds after a split at which a part whose held-out accuracy is below that of its parent's
         model goes back to the latter for good (Sec. II-A); None never does.
       held_out: share of each client's training rows kept from training for that; used with fall_back_after only.
@@ -143,6 +147,7 @@ def cfl(
             valid=jnp.zeros(capacity, bool),
             side=jnp.full((capacity, num_splits), -1, jnp.int32),
             edges=jnp.zeros((capacity, num_splits, kept)),
+            optimizer=tree.broadcast(untrained(one), capacity),
         )
         never = jnp.full(clusters, -1, jnp.int32)
         own = Server(
@@ -165,6 +170,12 @@ def cfl(
             return privacy.OrthonormalTransform(lambda vector: vector, lambda vector: vector, size)
         return privacy.orthonormal_transform(transform, jax.random.key(transform_seed), size)
 
+    def untrained(variables: Variables) -> PyTree:
+        """An optimiser's state before any training, where clients keep theirs."""
+        if not keep_optimizer or local.init_optimizer is None:
+            return ()
+        return local.init_optimizer(variables.params)
+
     def select(rng_key: Array, state: State) -> Selection:
         # A cluster that fell back keeps its parent's model; its clients have nothing to train.
         settled = state.clients.weights @ (state.server.fell_back >= 0).astype(jnp.float32)
@@ -179,9 +190,10 @@ def cfl(
         slot = jnp.maximum(averaging.labels(parallel.gather_rows(cohort, state.clients.weights)), 0)
         due = on_probation(state)
         mapped = parallel.for_each_client(
-            lambda client, slot: send(rng_key, state, secret, slot, due[slot], client),
+            lambda client, slot, optimizer: send(rng_key, state, secret, slot, due[slot], optimizer, client),
             cohort,
             slot,
+            parallel.gather_rows(cohort, state.clients.optimizer),
             collect=lambda sent: sent,
         )
         sent: Sent = mapped.collected
@@ -212,11 +224,12 @@ def cfl(
         )
         return state._replace(round=state.round + 1), info
 
-    def send(rng_key: Array, state: State, secret, slot: Array, due: Array, client: Client) -> Sent:
+    def send(rng_key: Array, state: State, secret, slot: Array, due: Array, optimizer: PyTree, client: Client) -> Sent:
         """A client's training; everything it sends is transformed, except batch-norm statistics."""
         start = averaging.cluster_variables(state.clusters, slot)
         data = training_rows(client.data)
-        result = local.run(client_key(rng_key, client.index), model, start, data)
+        optimizer = optimizer if keep_optimizer else None
+        result = local.run(client_key(rng_key, client.index), model, start, data, optimizer=optimizer)
         gain = jnp.zeros(())
         if fall_back_after is not None:
             rows = data.num_examples, client.data
@@ -232,6 +245,7 @@ def cfl(
             stats=result.stats,
             weight=client_weight(weighting, result.num_examples),
             gain=gain,
+            optimizer=result.optimizer if keep_optimizer else (),
             report=averaging.report(result),
         )
 
@@ -250,7 +264,8 @@ def cfl(
         rows = (vector, sent.weight, jnp.ones_like(accepted), accepted)
         kept = parallel.scatter_rows(cohort, (old.update, old.share, old.seen, old.valid), rows)
         names = ("update", "share", "seen", "valid")
-        return state._replace(clients=old._replace(**dict(zip(names, kept, strict=True))))
+        optimizer = parallel.scatter_rows(cohort, old.optimizer, sent.optimizer, cohort.mask & accepted)
+        return state._replace(clients=old._replace(optimizer=optimizer, **dict(zip(names, kept, strict=True))))
 
     # ------------------------------------------------------------------------------------ when to split
 
@@ -372,10 +387,15 @@ def cfl(
             return vector[own.coordinates] if len(own.coordinates) else vector
 
         slot = lead_to_leaf(own.splits, clients.side, clients.edges, change)
-        changes = (averaging.one_hot(slot, clusters), jnp.asarray(True), jnp.asarray(False), jnp.asarray(False))
-        rows = tree.scatter((clients.weights, clients.present, clients.seen, clients.valid), index, changes)
-        weights, present, seen, valid = rows
-        return state._replace(clients=clients._replace(weights=weights, present=present, seen=seen, valid=valid))
+        new = {
+            "weights": averaging.one_hot(slot, clusters),
+            "present": jnp.asarray(True),
+            "seen": jnp.asarray(False),
+            "valid": jnp.asarray(False),
+            "optimizer": untrained(averaging.cluster_variables(state.clusters, slot)),
+        }
+        rows = tree.scatter({name: getattr(clients, name) for name in new}, index, new)
+        return state._replace(clients=clients._replace(**rows))
 
     def costs(cohort: Cohort, reports: averaging.Report) -> Costs:
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
@@ -397,6 +417,7 @@ def cfl(
         first_round=first_round,
         similarity_of=similarity_of,
         weighting=weighting,
+        keep_optimizer=keep_optimizer,
         fall_back_after=fall_back_after,
         held_out=held_out if fall_back_after is not None else None,
         transform=transform,

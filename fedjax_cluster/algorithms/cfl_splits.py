@@ -63,6 +63,7 @@ class Clients(NamedTuple):
     valid: Array  # bool[M], its latest update was finite
     side: Array  # i32[M, S], where each split put it; −1 where it was not among those split
     edges: Array  # f32[M, S, r], coordinates of its update before the split
+    optimizer: PyTree  # leaves [M, ...], its optimiser's state; empty where that starts afresh every round
 
 
 class Server(NamedTuple):

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
-from fedjax_cluster.data.partition import Rows
+from fedjax_cluster.data.partition import Rows, client_sizes
+
+ClientSizes = Literal["free", "equal"]
+
+
+def divide(
+    rng: np.random.Generator,
+    labels: np.ndarray,
+    clients: int,
+    alpha: float,
+    sizes: ClientSizes,
+    *,
+    examples_per_client: int | None = None,
+    min_examples: int = 10,
+) -> Rows:
+    """Rows of every client, by `by_class` where sizes are "free" and by `by_client` where they are "equal".
+
+    Raises:
+      ValueError: too few rows, or an argument out of range.
+    """
+    check_alpha(alpha)
+    counts = client_sizes(len(labels), clients, examples_per_client)
+    if sizes == "equal":
+        return by_client(rng, labels, counts, alpha)
+    if sizes != "free":
+        raise ValueError(f"client_sizes={sizes!r} is unknown: choose 'free' or 'equal'.")
+    check_minimum(min_examples)
+    used = rng.permutation(len(labels))[: counts.sum()]
+    return [used[part] for part in by_class(rng, labels[used], clients, alpha, min_examples)]
 
 
 def by_class(
@@ -113,6 +143,14 @@ def check_alpha(alpha: float) -> None:
         raise ValueError(
             f"alpha={alpha!r} is not a Dirichlet concentration: choose 0 (one class per client) to infinity (all "
             f"clients alike)."
+        )
+
+
+def check_minimum(min_examples: int) -> None:
+    """Raises ValueError unless a client is left an example to train on and one to test on."""
+    if not min_examples >= 2:
+        raise ValueError(
+            f"min_examples={min_examples!r} is too small: a client needs an example to train on and one to test on."
         )
 
 

@@ -14,7 +14,6 @@ from fedjax_cluster.experiments.cfl_similarity_recipes import (
     LABEL_SWAP,
     NAN,
     SETTING,
-    SMALL_CNN,
     separation,
 )
 from fedjax_cluster.experiments.config import RunConfig, build_federation
@@ -102,15 +101,17 @@ ROTATED = RunConfig(
     dataset="mnist",
     clients=10,
     clusters=4,
+    model="lenet5",
     rounds=40,
     batch_size=128,
     learning_rate=0.1,
     momentum=0.9,
     local_epochs=1,
+    examples_per_client=1000,
+    test_fraction=0.2,
     eval_every=1,
-    scenario_options={"angles": (0, 180), "alpha": 1.0},
-    method_options={"first_round": 20, "epsilon_1": 0.4, "epsilon_2": 1.6},
-    **SMALL_CNN,
+    scenario_options={"angles": (0, 180), "alpha": 1.0, "client_sizes": "free"},
+    method_options={"first_round": 20, "epsilon_1": 0.4, "epsilon_2": 1.6, "keep_optimizer": True},
 )
 
 

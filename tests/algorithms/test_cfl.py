@@ -18,6 +18,7 @@ from tests.reference import bipartition as brute_force
 from tests.reference import cfl as reference
 
 FULL = local.sgd(0.3, batch_size=None, steps=2)
+MOMENTUM = local.sgd(optax.sgd(0.2, momentum=0.5), batch_size=None, steps=2)
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 ROUNDS = 24
 
@@ -59,10 +60,15 @@ def labels(state):
         {"gamma_max": 0.5},
         {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2},
         {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5},
+        {"local": MOMENTUM, "gamma_max": 0.5},
+        {"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True},
     ],
 )
 def test_it_is_algorithm_5(options):
-    """Twelve clients in three groups; the second case has no slot for the second split, and keeps its momentum."""
+    """Twelve clients in three groups; the second case has no slot for the second split; its server keeps its momentum.
+
+    In the last two the clients have a momentum, afresh every round or kept.
+    """
     federation = blobs(clients=12, groups=3)
     algorithm = build(**options)
     state = start_of(algorithm, federation)[1]
@@ -76,9 +82,11 @@ def test_it_is_algorithm_5(options):
     expected, split_rounds = reference.cfl(
         tuple(first),
         as_lists(federation),
-        rate=0.3,
+        rate=0.2 if "local" in options else 0.3,
         steps=2,
         rounds=ROUNDS,
+        client_momentum=0.5 if "local" in options else 0.0,
+        keep=config["keep_optimizer"],
         most_clusters=config["clusters"],
         momentum=0.5 if "server" in options else 0.0,
         of_gradients=config["similarity_of"] == "gradients",

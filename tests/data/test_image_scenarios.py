@@ -54,6 +54,9 @@ def test_rotated_with_label_skew(numbered):
         return np.mean([np.bincount(labels).max() / len(labels) for labels in federation.train.y])
 
     assert largest_share(alpha=0.5) > 2 * largest_share()
+    free = scenarios.rotated(examples, clients=10, angles=(0, 180), alpha=1.0, client_sizes="free")
+    assert np.ptp(free.train.num_examples) > 20
+    assert np.sum(free.train.num_examples) + np.sum(free.test.num_examples) == 2000
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,8 @@ def test_rotated_with_label_skew(numbered):
         ({"angles": (0, 360)}, "same angle twice"),
         ({"groups": "pair"}, "'pairs'"),
         ({"alpha": -1}, "alpha=-1"),
+        ({"alpha": 1, "client_sizes": "any"}, "'any' is unknown"),
+        ({"client_sizes": "free"}, "goes with alpha"),
     ],
 )
 def test_rotated_refuses(arguments, message):

@@ -46,14 +46,18 @@ def cfl(
     weighting="uniform",
     momentum=0.0,
     of_gradients=False,
+    client_momentum=0.0,
+    keep=False,
 ):
     """Returns [(members, model)] in the order in which clusters came to be, and the rounds of the splits.
 
-    A split's first part keeps the place in the list, the other goes to its end.
+    A split's first part keeps the place in the list, the other goes to its end. Clients step with `client_momentum`,
+    and `keep` their velocities from round to round.
     """
     clusters = [(list(range(len(clients))), model, [np.zeros_like(part) for part in model])]
     share = [len(y) if weighting == "examples" else 1.0 for _, y in clients]
     split_rounds = []
+    velocities = [[0.0, 0.0] for _ in clients]
 
     def mean(members, vectors):
         total = sum(share[i] for i in members)
@@ -66,8 +70,11 @@ def cfl(
     for number in range(rounds):
         after, born = [], []
         count = len(clusters)
-        for members, start, velocity in clusters:
-            changes = {i: local_change(start, *clients[i], rate, steps) for i in members}
+        for members, start, server_velocity in clusters:
+            changes = {}
+            for i in members:
+                velocity = velocities[i] if keep else None
+                changes[i] = local_change(start, *clients[i], rate, steps, client_momentum, velocity)
             judged = {i: gradient(*start, *clients[i])[:2] for i in members} if of_gradients else changes
             vectors = {i: flat(judged[i]) for i in members}
             parts = [members]
@@ -78,8 +85,8 @@ def cfl(
                 if gamma_max < np.sqrt((1 - across) / 2) and count < most_clusters:
                     parts, count = [one, other], count + 1
                     split_rounds.append(number)
-            after.append(moved(parts[0], start, velocity, changes))
-            born += [moved(part, start, velocity, changes) for part in parts[1:]]
+            after.append(moved(parts[0], start, server_velocity, changes))
+            born += [moved(part, start, server_velocity, changes) for part in parts[1:]]
         clusters = after + born
     return [(members, start) for members, start, _ in clusters], split_rounds
 

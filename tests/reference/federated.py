@@ -19,12 +19,14 @@ def gradient(weights, bias, x, y):
     return x.T @ probability / len(y), probability.mean(0), loss
 
 
-def local_change(model, x, y, rate, steps):
-    """Δθ after full-batch steps from `model` (Algorithm 5 of CFL-GP)."""
+def local_change(model, x, y, rate, steps, momentum=0.0, velocity=None):
+    """Δθ after full-batch steps from `model` (Algorithm 5 of CFL-GP); a `velocity` list is carried on, and changed."""
     weights, bias = model[0].copy(), model[1].copy()
+    velocity = [0.0, 0.0] if velocity is None else velocity
     for _ in range(steps):
         to_weights, to_bias, _ = gradient(weights, bias, x, y)
-        weights, bias = weights - rate * to_weights, bias - rate * to_bias
+        velocity[:] = [momentum * v + g for v, g in zip(velocity, (to_weights, to_bias), strict=True)]
+        weights, bias = weights - rate * velocity[0], bias - rate * velocity[1]
     return weights - model[0], bias - model[1]
 
 

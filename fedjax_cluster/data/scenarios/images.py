@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.data.dirichlet import by_client, check_alpha
+from fedjax_cluster.data.dirichlet import ClientSizes, divide
 from fedjax_cluster.data.rotation import rotate
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
@@ -24,6 +24,7 @@ def rotated(
     angles: Sequence[float] = (0.0, 90.0, 180.0, 270.0),
     groups: Literal["angles", "pairs", "none"] = "angles",
     alpha: float | None = None,
+    client_sizes: ClientSizes = "equal",
     seed: int = 0,
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
@@ -38,7 +39,8 @@ def rotated(
       angles: degrees, counter-clockwise. Right angles are exact, others bilinear.
       groups: what counts as one true group: every angle; `pairs` of neighbours no more than 20 degrees apart
         (the eight angles 0, 15, 90, 105, … make four groups); `none` leaves the group open.
-      alpha: makes the labels differ as well, α of `dirichlet` with equal client sizes.
+      alpha: makes the labels differ as well, α of `dirichlet`.
+      client_sizes: of that, `equal` or `free`; without `alpha` all are equal.
       seed: decides who gets which example, and who is tested on which.
       test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together; default is all there are, in equal shares.
@@ -60,18 +62,19 @@ def rotated(
     group, names = _groups_of_angles(turns, groups)
     # NOTE: F.5 divides the data among the angles and then each part among its clients. Where the clients do
     # not divide by the angles, that would give clients unequal shares; here all clients get the same share.
-    deal, divide, _ = partition.streams(seed, 3)
+    deal, part, _ = partition.streams(seed, 3)
     if alpha is None:
+        if client_sizes != "equal":
+            raise ValueError(f"client_sizes={client_sizes!r} goes with alpha, which is not given; leave it at 'equal'.")
         rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
     else:
-        check_alpha(alpha)
-        sizes = partition.client_sizes(len(examples.y), clients, examples_per_client)
-        rows = by_client(deal, np.asarray(examples.y), sizes, alpha)
+        labels = np.asarray(examples.y)
+        rows = divide(deal, labels, clients, alpha, client_sizes, examples_per_client=examples_per_client)
     federation = partition.federate(
         examples.x,
         examples.y,
         rows,
-        rng=divide,
+        rng=part,
         test_fraction=test_fraction,
         info=examples.info._replace(group_names=names),
         group=None if groups == "none" else group[angle_of],

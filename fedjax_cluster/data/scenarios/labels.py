@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.data.dirichlet import by_class, by_client, check_alpha
+from fedjax_cluster.data.dirichlet import ClientSizes, by_class, by_client, check_alpha, check_minimum, divide
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
@@ -20,7 +20,7 @@ def dirichlet(
     *,
     clients: int,
     alpha: float = 0.5,
-    client_sizes: Literal["free", "equal"] = "free",
+    client_sizes: ClientSizes = "free",
     min_examples: int = 10,
     seed: int = 0,
     test_fraction: float = 0.3,
@@ -56,19 +56,17 @@ def dirichlet(
     array([252, 252, 251, 251, 251], dtype=int32)
     """
     check_examples(examples)
-    check_alpha(alpha)
-    deal, divide = partition.streams(seed, 2)
-    labels = np.asarray(examples.y)
-    sizes = partition.client_sizes(len(labels), clients, examples_per_client)
-    if client_sizes == "equal":
-        rows = by_client(deal, labels, sizes, alpha)
-    elif client_sizes == "free":
-        _check_minimum(min_examples)
-        used = deal.permutation(len(labels))[: sizes.sum()]
-        rows = [used[part] for part in by_class(deal, labels[used], clients, alpha, min_examples)]
-    else:
-        raise ValueError(f"client_sizes={client_sizes!r} is unknown: choose 'free' or 'equal'.")
-    return partition.federate(examples.x, examples.y, rows, rng=divide, test_fraction=test_fraction, info=examples.info)
+    deal, part = partition.streams(seed, 2)
+    rows = divide(
+        deal,
+        np.asarray(examples.y),
+        clients,
+        alpha,
+        client_sizes,
+        examples_per_client=examples_per_client,
+        min_examples=min_examples,
+    )
+    return partition.federate(examples.x, examples.y, rows, rng=part, test_fraction=test_fraction, info=examples.info)
 
 
 def heterogeneity_levels(
@@ -174,7 +172,7 @@ def label_groups(
     """
     check_examples(examples)
     check_alpha(alpha)
-    _check_minimum(min_examples)
+    check_minimum(min_examples)
     group = partition.assign_groups(clients, num_groups)
     choose, deal, divide = partition.streams(seed, 3)
     owned = _choose_labels(choose, examples.info.num_classes, rho, num_groups, overlap)
@@ -240,10 +238,3 @@ def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_g
         f"There are not {num_groups} different sets of {count} among {num_classes} labels: choose another rho, or "
         f"fewer groups."
     )
-
-
-def _check_minimum(min_examples: int) -> None:
-    if not min_examples >= 2:
-        raise ValueError(
-            f"min_examples={min_examples!r} is too small: a client needs an example to train on and one to test on."
-        )
