@@ -149,16 +149,15 @@ def simulate(
         directory.close()
         return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
 
-    started = time.perf_counter()
     run_segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
     evaluate = functools.partial(_evaluate, model=algorithm.model, personalize=algorithm.personalize)
-    state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
-    jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
-    compile_seconds = time.perf_counter() - started
-
-    saved_at, length = time.monotonic(), 1
-    figures: dict[str, float] = {}
+    saved_at, length, figures = time.monotonic(), 1, {}
+    # A Ctrl-C during compilation is noted as well: raised inside the compiler, it can be swallowed there.
     with Progress(algorithm.name, rounds, done, enabled=progress) as bar, Interrupt() as interrupt:
+        started = time.perf_counter()
+        state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
+        jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
+        compile_seconds = time.perf_counter() - started
         while done < rounds and not interrupt.wanted:
             if schedule.due(done):
                 state = schedule.apply(keys.evaluation, state, federation.train, done)
@@ -187,6 +186,10 @@ def simulate(
             if directory is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                 directory.save(state, history)
                 saved_at = time.monotonic()
+    if interrupt.wanted and not history:
+        if directory is not None:
+            directory.close()
+        raise KeyboardInterrupt
     if time_clustering and not interrupt.wanted:
         initial = float(info.costs.clustering_seconds)
         history = with_clustering_seconds(history, algorithm, keys.local, state, mapping, initial)
