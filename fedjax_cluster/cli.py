@@ -20,7 +20,7 @@ commands:
   resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
-  bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite but peers)
+  bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite that needs no peers)
   list                        methods, scenarios, data sets, models and recipes
 
 `{PROG} COMMAND --help` lists a command's flags."""
@@ -209,7 +209,7 @@ class ReproduceFlags:
     quick: bool = False
     """a smaller version, in a minute or two"""
     full: bool = False
-    """the paper's own size where the recipe is shortened, for an accelerator"""
+    """nearer to the paper's size where the recipe is shortened; for an accelerator"""
     seeds: int | None = None
     """runs per cell (default: the recipe's)"""
     run_dir: str | None = None

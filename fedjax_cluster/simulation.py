@@ -115,7 +115,7 @@ def simulate(
 
     Raises:
       ValueError: the federation cannot be used, a number is out of range, or run_dir holds another experiment.
-      KeyboardInterrupt: after a checkpoint, where there is a run_dir.
+      KeyboardInterrupt: after a checkpoint, where there is a run_dir and a round has been done.
     """
     _check_numbers(rounds=rounds, eval_every=eval_every, eval_clients=eval_clients)
     clusters = algorithm.config.get("clusters")
@@ -156,7 +156,8 @@ def simulate(
     with Progress(algorithm.name, rounds, done, enabled=progress) as bar, Interrupt() as interrupt:
         started = time.perf_counter()
         state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
-        jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
+        if not interrupt.wanted:
+            jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
         compile_seconds = time.perf_counter() - started
         while done < rounds and not interrupt.wanted:
             if schedule.due(done):
@@ -183,16 +184,21 @@ def simulate(
                 rows = _add_figures(rows, figures)
             history = _append(history, rows)
             bar.update(done, {**figures, **_last(history)}, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9))
-            if directory is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+            if directory is not None and done < rounds and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                 directory.save(state, history)
                 saved_at = time.monotonic()
+        if time_clustering and not interrupt.wanted:
+            initial = float(info.costs.clustering_seconds)
+            try:
+                history = with_clustering_seconds(history, algorithm, keys.local, state, mapping, initial)
+            except BaseException:
+                if directory is not None:
+                    directory.save(state, history)
+                raise
     if interrupt.wanted and not history:
         if directory is not None:
             directory.close()
         raise KeyboardInterrupt
-    if time_clustering and not interrupt.wanted:
-        initial = float(info.costs.clustering_seconds)
-        history = with_clustering_seconds(history, algorithm, keys.local, state, mapping, initial)
     summary = summarize(algorithm, federation, state, history, seed, compile_seconds, config)
     if directory is not None:
         directory.save(state, history)

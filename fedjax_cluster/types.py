@@ -227,7 +227,7 @@ class ClusteredAlgorithm(NamedTuple):
     admit:       (rng_key, state, client, index) -> State, for a client that joins; or None
     harvest:     (state) -> mapping of arrays to keep of a state after an event; or None
     cluster:     (rng_key, state, mapping) -> i32[M] labels: what the server computes of what it holds in one clustering
-                 of a round, and no more; `step` uses it, `simulate` times it. None where the clients choose, or `init`
+                 of a round, and no more, as `step` does; `simulate` times it. None where the clients choose, or `init`
                  clusters once and measures that itself
     """
 

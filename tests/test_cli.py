@@ -1,6 +1,7 @@
 """The command line as a user meets it: the main job, one-line errors with status 2, the files it leaves."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -137,9 +138,9 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
 def test_a_run_that_cannot_do_what_it_is_for_says_so_first(capsys):
     words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --eval-every 1 --model linear --run-dir own"
     assert cli.main(words.split()) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "never split" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "cannot split" in line]
     assert len(said) == 1
-    assert said[0].startswith("fedjax-cluster: fedgwc will never split: ")
+    assert said[0].startswith("fedjax-cluster: fedgwc cannot split: ")
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -251,3 +252,21 @@ def test_quick_recipe_leaves_table_and_figure(capsys):
     ours = {row["row"]: row["ours"] for row in rows if row["metric"] == "ARI"}
     assert ours["CFL-GP"] > ours["Global"]
     assert np.isfinite(ours["IFCA"])
+
+
+def test_fuller_recipes_have_the_same_cells_and_more_work(capsys):
+    for recipe in RECIPES.values():
+        if getattr(recipe, "full", ()):
+            own, fuller = ({(cell.row, cell.column) for cell in cells} for cells in (recipe.cells, recipe.full))
+            assert own == fuller
+            assert dataclasses.replace(recipe, cells=recipe.full).flops > recipe.flops
+    assert cli.main(["reproduce", "cfl-fig3", "--full", "--run-dir", "out"]) == 2
+    assert "no fuller version" in capsys.readouterr().err
+    assert cli.main(["reproduce", "flag-table8", "--full", "--quick", "--run-dir", "out"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert not os.path.exists("out")
+
+
+def test_a_momentum_that_could_do_nothing_is_refused(capsys):
+    assert cli.main(["run", "fesem", "--momentum", "0.9", "--run-dir", "own"]) == 2
+    assert "give --local-steps" in capsys.readouterr().err

@@ -122,6 +122,10 @@ def cfl(
         privacy.check_scheme(transform)
     if edge_coordinates is not None and edge_coordinates < 1:
         raise ValueError(f"edge_coordinates is {edge_coordinates}; keep at least one, or None for all")
+    if keep_optimizer and not jax.tree.leaves(
+        local.init_optimizer({"w": jnp.zeros(1)}) if local.init_optimizer else ()
+    ):
+        raise ValueError("keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum, say")
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
     num_splits = max(clusters - 1, 1)

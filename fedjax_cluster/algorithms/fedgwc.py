@@ -160,11 +160,11 @@ def fedgwc(
         if clusters > 1 and max_children is None and int(most_children(state)[0]) < 2:
             count, cohort = (int(number[0]) for number in sizes(state))
             LOG.warning(
-                "fedgwc will never split: a cluster has at most clients // cohort parts, here %d // %d = 1; "
+                "fedgwc cannot split: a cluster has at most clients // cohort parts, here %d // %d = 1; "
                 "give max_children%s",
                 count,
                 cohort,
-                " or a participation of 0.5 or less" if 0.5 * count >= 3 else "",
+                f" or a participation of {100 * (count // 2) // count / 100:g} or less" if count // 2 >= 3 else "",
             )
         return state, averaging.initial_info(clusters)
 

@@ -95,7 +95,7 @@ def flag(
     search_clients: int = 30,
     search_rounds: int = 5,
     search_epochs: int | None = None,
-    elbow: Axis = "log-clusters",
+    elbow: Axis = "threshold",
     light_model: Model | None = None,
     newcomers: bool = True,
     weighting: Weighting = "examples",

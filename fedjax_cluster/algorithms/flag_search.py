@@ -59,13 +59,13 @@ def cuts(dendrogram: clustering.Dendrogram, thresholds: np.ndarray) -> np.ndarra
 
 
 def choose(
-    thresholds: np.ndarray, accuracy: np.ndarray, num_clusters: np.ndarray, slots: int, axis: Axis = "log-clusters"
+    thresholds: np.ndarray, accuracy: np.ndarray, num_clusters: np.ndarray, slots: int, axis: Axis = "threshold"
 ) -> tuple[int, int]:
     """The elbow of the curve: the point highest above its chord; of equal points the largest α.
 
     NOTE: points below the chord do not count, although some lie farther from it: they are worse than doing without.
 
-    NOTE: the paper names the elbow method and shows accuracy over α; Syakur et al. (2018), whom it cites, draw over the
+    The paper names the elbow method and shows accuracy over α; Syakur et al. (2018), whom it cites, draw over the
     number of clusters; its logarithm is ours. Chosen on held-out training rows of Fashion-MNIST, five groups that
     share labels (ρ = 30 %, α′ = 1), eight curves of three federations, steps of 0.1: the groups were taken from 4 of
     them over α, whose chord rises more between two merges than the fifth cluster brings; from 6 over the number of

@@ -86,8 +86,8 @@ def _feed_the_poor(rows: Rows, members: np.ndarray, min_examples: int) -> None:
     sizes = np.array([len(rows[client]) for client in members])
     if sizes.sum() < min_examples * len(members):
         raise ValueError(
-            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: ask for fewer "
-            f"clients, or for a smaller `min_examples`."
+            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: give more "
+            f"examples per client, have fewer clients, or ask for a smaller `min_examples`."
         )
     for poor in np.flatnonzero(sizes < min_examples):
         while sizes[poor] < min_examples:

@@ -213,6 +213,11 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     momentum = config.momentum or None
     steps = config.local_steps
     if steps is None and config.local_epochs is None and config.method in MODEL_AVERAGING_ONLY:
+        if momentum:
+            raise ValueError(
+                f"momentum is {momentum:g}, but clients start afresh every round and take a single step, in which it "
+                "does nothing; give --local-steps or --local-epochs, or no momentum"
+            )
         steps = 1
     if steps is None and config.local_epochs is None:
         own = local.sgd(

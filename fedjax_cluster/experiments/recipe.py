@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_cluster.checkpoints import write_json
-from fedjax_cluster.experiments.config import RunConfig, build_model
+from fedjax_cluster.experiments.config import MODELS, RunConfig
 from fedjax_cluster.experiments.runs import Outcome, compare
 from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.result import SimulationResult
@@ -52,7 +54,7 @@ class Recipe:
       metrics: name in the summary -> (heading, factor): what the table shows.
       seeds: runs per cell.
       quick: the cells of the smaller version, run with one seed.
-      full: the cells at the paper's own size where `cells` are shortened; for an accelerator.
+      full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
       figure: draws the cells and their outcomes, given by (row, column).
@@ -136,9 +138,7 @@ def run_flops(config: RunConfig) -> float:
     }.get(config.dataset.split("+")[0], ((1,), 1, 0))
     if config.scenario == "linear_regression":
         shape, classes = (1,), 0
-    task = "classification" if classes else "regression"
-    info = DatasetInfo(config.dataset, shape, classes, task)
-    per_example = gradient_flops(build_model(config), info, config.batch_size) / config.batch_size
+    per_example = _gradient_flops(config.model, json.dumps(config.model_options), shape, classes, config.batch_size)
     rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
     steps: float = config.local_steps or 1
     if config.local_epochs:
@@ -161,6 +161,13 @@ def run_flops(config: RunConfig) -> float:
     return own
 
 
+@functools.cache
+def _gradient_flops(model: str, options: str, shape: tuple[int, ...], classes: int, batch_size: int) -> float:
+    """FLOPs of a mini-batch gradient per example; the model is traced once for all cells that have it."""
+    info = DatasetInfo("", shape, classes, "classification" if classes else "regression")
+    return gradient_flops(MODELS[model](**json.loads(options)), info, batch_size) / batch_size
+
+
 def reproduce(
     recipe: Recipe | Study,
     *,
@@ -178,7 +185,7 @@ def reproduce(
 
     if full:
         if quick or isinstance(recipe, Study) or not recipe.full:
-            why = "quick and full exclude each other" if quick else "the recipe is at the paper's own size already"
+            why = "quick and full exclude each other" if quick else "it has no fuller version"
             raise ValueError(f"recipe {recipe.name} cannot be carried out in full: {why}")
         recipe = dataclasses.replace(recipe, cells=recipe.full)
     least = recipe.quick if isinstance(recipe, Study) else 1

@@ -51,7 +51,7 @@ class Conv(linen.Module):
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
         return convolution(
-            x,
+            x.astype(kernel.dtype),
             kernel,
             bias,
             strides=self.strides,

@@ -101,6 +101,26 @@ def test_it_is_algorithm_5(options):
             np.testing.assert_allclose(ours, part, rtol=2e-4, atol=2e-5)
 
 
+def test_kept_optimizers_are_the_clients_own_in_cohorts_on_any_devices_and_new_for_newcomers():
+    federation = blobs(clients=12, groups=3)
+    algorithm = build(local=MOMENTUM, keep_optimizer=True, participation=0.5, gamma_max=0.5)
+    runs = [
+        simulate(algorithm, federation, rounds=8, eval_every=8, mapping=mapping).state
+        for mapping in (SCAN, parallel.client_mapping("chunked", chunk_size=2, devices=jax.devices()[:4]))
+    ]
+    for one, other in zip(*(jax.tree.leaves((run.clusters, run.clients.optimizer)) for run in runs), strict=True):
+        np.testing.assert_allclose(one[:12] if len(one) > 12 else one, other[: len(one)][:12], rtol=1e-4, atol=1e-6)
+    velocity = jax.tree.leaves(runs[0].clients.optimizer)[0]
+    assert np.all(np.any(np.asarray(velocity)[:12] != 0, axis=tuple(range(1, velocity.ndim))))
+    newcomer = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), federation.train)
+    after = algorithm.admit(jax.random.key(0), runs[0], newcomer, jnp.asarray(3))
+    kept = jax.tree.leaves(after.clients.optimizer)[0]
+    assert not np.any(kept[3])
+    np.testing.assert_array_equal(kept[4], velocity[4])
+    with pytest.raises(ValueError, match="keeps no state"):
+        build(keep_optimizer=True)
+
+
 # ------------------------------------------------------------------------- the faults that codes copied
 
 

@@ -106,3 +106,13 @@ def test_figures_on_digits_are_those_of_float32():
     assert wide[0] > 0.8
     assert abs(narrow[0] - wide[0]) < 0.015
     assert narrow[1] == wide[1]
+
+
+def test_data_in_bfloat16_are_taken_by_convolutions_with_float32_weights():
+    model = nn.cnn(channels=(2,), dense=(4,))
+    info = DatasetInfo("images", (8, 8), 3, "classification")
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8))
+    variables = model.init(jax.random.key(1), info)
+    narrow, wide = (model.apply(variables, x.astype(dtype), train=False)[0] for dtype in (jnp.bfloat16, jnp.float32))
+    assert narrow.dtype == jnp.float32
+    np.testing.assert_allclose(narrow, wide, atol=0.05)

@@ -25,6 +25,7 @@ def rotated(
     groups: Literal["angles", "pairs", "none"] = "angles",
     alpha: float | None = None,
     client_sizes: ClientSizes = "equal",
+    min_examples: int = 10,
     seed: int = 0,
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
@@ -41,6 +42,7 @@ def rotated(
         (the eight angles 0, 15, 90, 105, … make four groups); `none` leaves the group open.
       alpha: makes the labels differ as well, α of `dirichlet`.
       client_sizes: of that, `equal` or `free`; without `alpha` all are equal.
+      min_examples: of that, where sizes are free.
       seed: decides who gets which example, and who is tested on which.
       test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together; default is all there are, in equal shares.
@@ -69,7 +71,8 @@ def rotated(
         rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
     else:
         labels = np.asarray(examples.y)
-        rows = divide(deal, labels, clients, alpha, client_sizes, examples_per_client=examples_per_client)
+        count = {"examples_per_client": examples_per_client, "min_examples": min_examples}
+        rows = divide(deal, labels, clients, alpha, client_sizes, **count)
     federation = partition.federate(
         examples.x,
         examples.y,
