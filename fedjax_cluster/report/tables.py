@@ -35,6 +35,8 @@ class Number(NamedTuple):
 
     >>> Number(87.249, 0.21, decimals=1).text(), Number(0.5, decimals=1, signed=True).text()
     ('87.2 ± 0.2', '+0.5')
+    >>> Number(3.6e-7, decimals=3).text()
+    '4e-07'
     """
 
     mean: float
@@ -43,7 +45,10 @@ class Number(NamedTuple):
     signed: bool = False
 
     def text(self) -> str:
-        shown = f"{self.mean:{'+' if self.signed else ''},.{self.decimals}f}"
+        sign = "+" if self.signed else ""
+        shown = f"{self.mean:{sign},.{self.decimals}f}"
+        if self.decimals >= 3 and self.std is None and 0 < abs(self.mean) < 0.5 * 0.1**self.decimals:
+            shown = f"{self.mean:{sign}.0e}"
         if not float(shown.replace(",", "")):
             shown = shown.lstrip("+-")
         return shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
