@@ -175,9 +175,9 @@ def _fig5() -> Recipe:
         name="cfl-fig5",
         title="CFL, Fig. 5: separation gap against the examples per client, label-swap MNIST, after 50 rounds",
         reading=(
-            "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 from "
-            "20 examples on, ours from between 20 and 50: with probability 0.23 one of the two swapped labels is not "
-            f"among 20 random examples, and such a client is like nobody. {SETTING}"
+            "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 "
+            "from 20 examples on, ours from between 20 and 50: with probability 0.23 one of the two swapped labels "
+            f"is not among 20 random examples, and such a client is like nobody. {SETTING}"
         ),
         cells=cells,
         metrics={"gap": ("separation gap", 1.0), "accuracy": ("accuracy (%)", 100.0)},
