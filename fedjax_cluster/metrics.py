@@ -160,16 +160,11 @@ class Ledger(NamedTuple):
 
 
 def ledger(history: dict[str, np.ndarray], state: State) -> Ledger:
-    """Sums a history's costs; a model is its parameters and batch-norm statistics, four bytes each.
-
-    A column that an older version's history has not, or not in all rows, sums to NaN.
-    """
+    """Sums a history's costs; a model is its parameters and batch-norm statistics, four bytes each."""
     slots = state.clusters.active.shape[0]
     model = 4 * (tree.size(state.clusters.params) + tree.size(state.clusters.stats)) / slots
     total = {
-        name: float(np.sum(history.get(name, np.nan), dtype=np.float64))
-        for name in Costs._fields
-        if name != "clustering_seconds"
+        name: float(np.sum(history[name], dtype=np.float64)) for name in Costs._fields if name != "clustering_seconds"
     }
     down, up, clusterings = total["models_down"], total["models_up"], total["clusterings"]
     seconds = 0.0 if clusterings == 0 else None

@@ -122,9 +122,8 @@ def cfl(
         privacy.check_scheme(transform)
     if edge_coordinates is not None and edge_coordinates < 1:
         raise ValueError(f"edge_coordinates is {edge_coordinates}; keep at least one, or None for all")
-    if keep_optimizer and not jax.tree.leaves(
-        local.init_optimizer({"w": jnp.zeros(1)}) if local.init_optimizer else ()
-    ):
+    start_optimizer = (local.init_optimizer if keep_optimizer else None) or (lambda params: ())
+    if keep_optimizer and not jax.tree.leaves(start_optimizer(jnp.zeros(1))):
         raise ValueError("keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum, say")
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
@@ -151,7 +150,7 @@ def cfl(
             valid=jnp.zeros(capacity, bool),
             side=jnp.full((capacity, num_splits), -1, jnp.int32),
             edges=jnp.zeros((capacity, num_splits, kept)),
-            optimizer=tree.broadcast(untrained(one), capacity),
+            optimizer=tree.broadcast(start_optimizer(one.params), capacity),
         )
         never = jnp.full(clusters, -1, jnp.int32)
         own = Server(
@@ -173,12 +172,6 @@ def cfl(
         if transform is None:
             return privacy.OrthonormalTransform(lambda vector: vector, lambda vector: vector, size)
         return privacy.orthonormal_transform(transform, jax.random.key(transform_seed), size)
-
-    def untrained(variables: Variables) -> PyTree:
-        """An optimiser's state before any training, where clients keep theirs."""
-        if not keep_optimizer or local.init_optimizer is None:
-            return ()
-        return local.init_optimizer(variables.params)
 
     def select(rng_key: Array, state: State) -> Selection:
         # A cluster that fell back keeps its parent's model; its clients have nothing to train.
@@ -396,7 +389,7 @@ def cfl(
             "present": jnp.asarray(True),
             "seen": jnp.asarray(False),
             "valid": jnp.asarray(False),
-            "optimizer": untrained(averaging.cluster_variables(state.clusters, slot)),
+            "optimizer": start_optimizer(averaging.cluster_variables(state.clusters, slot).params),
         }
         rows = tree.scatter({name: getattr(clients, name) for name in new}, index, new)
         return state._replace(clients=clients._replace(**rows))

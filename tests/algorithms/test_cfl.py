@@ -109,7 +109,8 @@ def test_kept_optimizers_are_the_clients_own_in_cohorts_on_any_devices_and_new_f
         for mapping in (SCAN, parallel.client_mapping("chunked", chunk_size=2, devices=jax.devices()[:4]))
     ]
     for one, other in zip(*(jax.tree.leaves((run.clusters, run.clients.optimizer)) for run in runs), strict=True):
-        np.testing.assert_allclose(one[:12] if len(one) > 12 else one, other[: len(one)][:12], rtol=1e-4, atol=1e-6)
+        # Devices pad the rows of clients, not those of clusters.
+        np.testing.assert_allclose(one[:12], other[:12], rtol=1e-4, atol=1e-6)
     velocity = jax.tree.leaves(runs[0].clients.optimizer)[0]
     assert np.all(np.any(np.asarray(velocity)[:12] != 0, axis=tuple(range(1, velocity.ndim))))
     newcomer = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), federation.train)
