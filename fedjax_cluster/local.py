@@ -226,10 +226,9 @@ def sgd(
             return value, updates, stats, optimizer_state
 
         rows = data.x.shape[0]
-        per_epoch = 1 if batch_size is None or batch_size >= rows else batch_size
         if steps is not None:
             max_steps, num_steps = steps, steps
-        elif per_epoch == 1:
+        elif batch_size is None or batch_size >= rows:
             max_steps, num_steps = epochs, epochs
         else:
             max_steps = epochs * math.ceil(rows / batch_size)

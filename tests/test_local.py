@@ -91,9 +91,12 @@ def test_a_single_step_of_rate_one_is_minus_the_gradient_to_full_precision():
         np.testing.assert_allclose(ours, -expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("valid", "expected"), [(20, 8), (9, 4), (3, 2), (0, 0)])
-def test_ragged_clients_take_as_many_steps_as_they_have_batches(valid, expected):
-    result = local.sgd(0.1, batch_size=5, epochs=2).run(
+@pytest.mark.parametrize(
+    ("batch_size", "valid", "expected"),
+    [(5, 20, 8), (5, 9, 4), (5, 3, 2), (5, 0, 0), (1, 20, 40), (1, 3, 6), (20, 9, 2)],
+)
+def test_ragged_clients_take_as_many_steps_as_they_have_batches(batch_size, valid, expected):
+    result = local.sgd(0.1, batch_size=batch_size, epochs=2).run(
         KEY, nn.linear(), nn.linear().init(KEY, INFO), client(valid=valid)
     )
     assert int(result.num_steps) == expected
