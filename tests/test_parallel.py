@@ -1,11 +1,13 @@
 """The client mapping: equal to a plain loop under every strategy, and no larger collective than the cohort."""
 
+import os
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
@@ -215,3 +217,13 @@ def test_automatic_chunks_follow_memory():
     one = (jnp.zeros((100, 10)),)
     bound = client_loop.bytes_per_client(lambda x: (x @ x.T).sum(), one)
     assert 100 * 100 * 4 <= bound <= 4 * 100 * 100 * 4
+
+
+def test_lapack_keeps_to_one_thread_and_numpy_to_its_own():
+    found = threadpoolctl.threadpool_info()
+    lapack = [library["num_threads"] for library in found if "scipy.libs" in library["filepath"]]
+    if not lapack:
+        pytest.skip("SciPy brings no BLAS of its own here")
+    assert lapack == [1] * len(lapack)
+    own = [library["num_threads"] for library in found if "numpy.libs" in library["filepath"]]
+    assert all(threads == os.cpu_count() for threads in own) or not own

@@ -29,6 +29,8 @@ from fedjax_cluster.types import ClientData, ClusteredAlgorithm, DatasetInfo, Lo
 RATE = 0.1
 # The two sides sum in another order; after some steps of training the losses agree to so much.
 LOSS_TOLERANCE = 2e-3
+# Rounds of one call, where a round takes less than a second; `simulate` evaluates every ten rounds by default.
+SEGMENT = 10
 AIMS = {"MLP 784-200-10": 2.5, "CNN 5×5 (32, 64)": 1.15, "ResNet-18": 1.0}
 
 
@@ -117,7 +119,7 @@ def check_losses(what: str, ours: float, theirs: float) -> None:
 
 
 def rounds_of(algorithm: ClusteredAlgorithm, data: ClientData, info: DatasetInfo):
-    """The start of a run, and a function that does one more round of it as `simulate` would."""
+    """The start of a run, and a function that does some more rounds of it as `simulate` would."""
     population = parallel.place_population(data, info, parallel.client_mapping())
     keys = streams(0)
     state, report = algorithm.init(keys.initialization, population)
@@ -125,14 +127,14 @@ def rounds_of(algorithm: ClusteredAlgorithm, data: ClientData, info: DatasetInfo
     held = [parallel.place_state(state, population.mapping)]
     last: list[dict[str, Any]] = [{}]
 
-    def one_round() -> Any:
-        stop = jnp.asarray(int(held[0].round) + 1, jnp.int32)
+    def advance(rounds: int = 1) -> Any:
+        stop = jnp.asarray(int(held[0].round) + rounds, jnp.int32)
         held[0], last[0] = _run_segment(
             keys, held[0], population, None, report, stop, select=algorithm.select, step=algorithm.step
         )
         return held[0]
 
-    return first, one_round, last
+    return first, advance, last
 
 
 def models_of(state: Any) -> list[Variables]:
@@ -145,30 +147,32 @@ def rounds_against_torch(bench: Bench, name: str) -> None:
     from fedjax_cluster.benchmarks import torch_peer
 
     clients, batch, steps = (4, 4, 2) if bench.smoke else (10, *{"fedgwc": (64, 7), "cfl": (128, 4)}[name])
+    rounds = 1 if bench.smoke or name == "cfl" else SEGMENT
     model, forward = {"fedgwc": (nn.mlp(), torch_peer.mlp), "cfl": (nn.cnn(), torch_peer.cnn)}[name]
     data = noise_clients(DIGITS, clients, batch * steps)
     own = local.sgd(RATE, batch_size=batch, epochs=1)
     # Thresholds that are never met: every round is one of training and bookkeeping.
     options = {"fedgwc": {"tolerance": 1e-30}, "cfl": {}}[name]
     algorithm = REGISTRY[name](model, clusters=4, local=own, participation=1.0, **options)
-    first, one_round, last = rounds_of(algorithm, data, DIGITS)
+    first, advance, last = rounds_of(algorithm, data, DIGITS)
     weights = torch_peer.parameters(models_of(first)[0])
     order = batches_of(jax.random.fold_in(streams(0).local, 0), data, steps, batch)
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64), "b": order})
     arguments = (forward, weights, placed["x"], placed["y"], placed["b"], RATE)
     round_of = {"fedgwc": torch_peer.fedgwc_round, "cfl": torch_peer.cfl_round}[name]
-    one_round()
+    advance()
     check_losses(name, float(last[0]["loss"][0]), round_of(*arguments, 2)[1])
     bench.row(
         {"fedgwc": "FedGWC round, MLP 784-200-10", "cfl": "CFL round, CNN 5×5 (32, 64)"}[name],
         f"{clients} clients × {steps} steps × b={batch}",
-        one_round,
+        partial(advance, rounds),
         flops=clients * steps * gradient_flops(model, DIGITS, batch),
         peers={
             f"PyTorch loop, {threads} thread{'s' * (threads > 1)}": partial(round_of, *arguments, threads)
             for threads in (1, 2)
         },
         at_least={"fedgwc": 2.5, "cfl": 1.15}[name],
+        rounds=rounds,
     )
 
 
@@ -178,11 +182,11 @@ def ifca_against_torch(bench: Bench) -> None:
     clients, rows, steps, clusters = (4, 8, 2, 2) if bench.smoke else (2400, 100, 10, 4)
     model, data = nn.mlp(), noise_clients(DIGITS, clients, rows)
     algorithm = REGISTRY["ifca"](model, clusters=clusters, local=local.sgd(RATE, batch_size=None, steps=steps))
-    first, one_round, last = rounds_of(algorithm, data, DIGITS)
+    first, advance, last = rounds_of(algorithm, data, DIGITS)
     weights = [torch_peer.parameters(variables) for variables in models_of(first)]
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64)})
     arguments = (torch_peer.mlp, weights, placed["x"], placed["y"], steps, RATE)
-    one_round()
+    advance()
     check_losses("IFCA", float(last[0]["loss"][0]), torch_peer.ifca_round(*arguments, 2)[1])
     # A round of all takes the peer half a minute: a few clients tell which number of threads suits it.
     few = [*arguments[:2], *(part[: max(2, clients // 20)] for part in arguments[2:4]), *arguments[4:]]
@@ -193,7 +197,7 @@ def ifca_against_torch(bench: Bench) -> None:
     bench.row(
         "IFCA round, MLP 784-200-10",
         f"{clients} clients × {steps} full-batch steps of {rows}, K={clusters}",
-        one_round,
+        advance,
         flops=clients * (steps * gradient + clusters * forward),
         peers={
             f"PyTorch loop, {threads} thread{'s' * (threads > 1)}": partial(torch_peer.ifca_round, *arguments, threads)
@@ -207,28 +211,29 @@ def cfl_gp_against_published(bench: Bench) -> None:
     from fedjax_cluster.benchmarks import torch_peer
     from fedjax_cluster.benchmarks.cfl_gp_peer import PublishedCflGp
 
-    clients, rows, clusters = (6, 8, 2) if bench.smoke else (128, 64, 4)
+    clients, rows, clusters, rounds = (6, 8, 2, 1) if bench.smoke else (128, 64, 4, SEGMENT)
     model = nn.mlp(hidden=(8,)) if bench.smoke else nn.mlp()
     data = noise_clients(DIGITS, clients, rows)
     algorithm = REGISTRY["cfl_gp"](
         model, clusters=clusters, local=local.sgd(1.0, batch_size=None, steps=1), server=optax.sgd(RATE), every=1
     )
-    first, one_round, last = rounds_of(algorithm, data, DIGITS)
+    first, advance, last = rounds_of(algorithm, data, DIGITS)
     weights = [torch_peer.parameters(variables) for variables in models_of(first)]
     assignment = np.argmax(first.clients.weights, -1)[:clients]
     peer = PublishedCflGp(torch_peer.mlp, weights, assignment, 2)
     placed = torch_peer.tensors({"x": data.x, "y": data.y.astype(np.int64)})
     whole = [slice(None)] * clients
-    one_round()
+    advance()
     check_losses("CFL-GP", float(last[0]["loss"][0]), peer.train(placed["x"], placed["y"], whole, RATE, cluster=True))
     bench.row(
         "CFL-GP clustering round, MLP 784-200-10",
         f"M={clients}, K={clusters}, d={sum(value.numel() for value in weights[0].values())}",
-        one_round,
+        partial(advance, rounds),
         flops=clients * 2 * gradient_flops(model, DIGITS, rows),
         peers={
             "PyTorch and NumPy's full SVD": partial(peer.train, placed["x"], placed["y"], whole, RATE, cluster=True)
         },
         at_least=40.0,
         repetitions=5,
+        rounds=rounds,
     )

@@ -136,9 +136,9 @@ GRADIENT_LOSS_RECIPES = (
         "gradient-loss-mnist-cnn",
         "Gradient-and-loss CFL, Fig. 4(d)–(f): class-overlap MNIST, CNN",
         {**_weights(0.2), **IFCA},
-        {"rounds": 12, "eval_every": 4, **CNN, "batch_size": 16},
+        {"rounds": 30, "eval_every": 5, **CNN, "batch_size": 32},
         seeds=1,
-        reading=("Mini-batches of 16 and 12 rounds, for a convolution's cost: it uses each weight hundreds of times."),
+        reading=("Mini-batches of 32 and 30 rounds, for a convolution's cost: it uses each weight hundreds of times."),
         quick={"rounds": 2, "eval_every": 2},
     ),
     _recipe(
