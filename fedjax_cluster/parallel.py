@@ -36,10 +36,13 @@ Strategy = Literal["auto", "scan", "vmap", "chunked"]
 def use_all_cores(cores: int | None = None) -> None:
     """Asks for one XLA CPU device per core; to be called before JAX's first computation.
 
-    Each device then works on a single thread, as every core has a device of its own; and XLA gets twice
-    as many threads to run programs on. With a thread a device, programs with collectives that are under way at once
-    could occupy all threads, each waiting for a part of itself that none is left for. LAPACK, which XLA's eigenvalues
-    and singular values are on a CPU, keeps to a single thread for the same reason (NumPy's own products do not).
+    Each device then works on a single thread, as every core has a device of its own. LAPACK, which XLA's eigenvalues
+    and singular values are on a CPU, keeps to one thread too (NumPy's own products do not).
+
+    NOTE: on several CPU devices XLA (seen with jax 0.10) can come to a standstill when a loop of one's own starts more
+    than thirty programs that hold collectives without awaiting any. Await some, with `jax.block_until_ready`, as
+    `simulate` does; or set the environment variable NPROC to twice the cores beforehand, which gives XLA a second
+    thread per core to start programs on, and makes local training 1.2 to 2 times as slow.
 
     Args:
       cores: number of devices; None for all cores that the process may use.
@@ -51,7 +54,6 @@ def use_all_cores(cores: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if SINGLE_THREADED not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SINGLE_THREADED}".strip()
-    os.environ.setdefault("NPROC", str(2 * cores))
     _keep_lapack_to_one_thread()
     try:
         jax.config.update("jax_num_cpu_devices", cores)

@@ -117,7 +117,8 @@ def cfl_gp(
         advance = jax.jit(step)
         for number in range(pilot_rounds):
             cohort = parallel.everyone(population)
-            state, info = advance(jax.random.fold_in(pilot_key, number), state, cohort)
+            # Awaited, as many rounds under way at once could block one another (`parallel.use_all_cores`).
+            state, info = jax.block_until_ready(advance(jax.random.fold_in(pilot_key, number), state, cohort))
             costs = jax.tree.map(jnp.add, costs, info.costs)
         found = estimate_clusters(pilot_key, state, most).num_clusters
         return init_with(rng_key, population, found), averaging.initial_info(found, costs)

@@ -239,7 +239,7 @@ def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[
       RuntimeError: it failed; the message ends with what it wrote.
     """
     # Without what `parallel.use_all_cores` left for this process.
-    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, *(str(argument) for argument in arguments)],
         capture_output=True,
