@@ -54,6 +54,7 @@ class Recipe:
       metrics: name in the summary -> (heading, factor): what the table shows.
       seeds: runs per cell.
       quick: the cells of the smaller version, run with one seed.
+      first_seed: of the runs; the reading says why where it is not 0.
       full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
@@ -69,6 +70,7 @@ class Recipe:
     quick: tuple[Cell, ...]
     figure: Callable[[Sequence[Cell], Mapping[tuple[str, str], Outcome]], Figure]
     full: tuple[Cell, ...] = ()
+    first_seed: int = 0
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: ()
 
@@ -225,8 +227,9 @@ def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -
         ]
         print(f"{label}, seed {seed}: {', '.join(figures)}", file=sys.stderr)
 
-    (outcome,) = compare({label: cell.config}, seeds=range(count), done=note, watch=recipe.watch)
-    for seed, summary in enumerate(outcome.summaries):
+    seeds = range(recipe.first_seed, recipe.first_seed + count)
+    (outcome,) = compare({label: cell.config}, seeds=seeds, done=note, watch=recipe.watch)
+    for seed, summary in zip(seeds, outcome.summaries, strict=True):
         write_json(directory / f"{label.replace(' ', '-').replace('/', '-')}-seed{seed}.json", summary)
     return outcome
 
