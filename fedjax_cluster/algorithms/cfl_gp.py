@@ -246,7 +246,8 @@ def cfl_gp(
             reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
             collect=lambda output: (averaging.report(output[1]), output[2]),
         )
-        reports, columns = mapped.collected
+        reports, parts = mapped.collected
+        columns = jnp.concatenate(parts, axis=1)
         clients = fold_in_block(state, cohort, columns, mapped.accepted)
         old = averaging.labels(clients.weights)
         clustered = clients.present
@@ -284,9 +285,10 @@ def cfl_gp(
         own = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
         return jnp.maximum(own, 0)
 
-    def compress(delta: PyTree, coordinates: Array) -> Array:
-        vector = tree.ravel(profile_leaves(delta))
-        return vector[coordinates] if len(coordinates) else vector
+    def compress(delta: PyTree, coordinates: Array) -> list[Array]:
+        leaves = profile_leaves(delta)
+        # Leaf by leaf: inside the loop over clients, the copy into one vector was at times fifty times slower.
+        return [tree.ravel(leaves)[coordinates]] if len(coordinates) else [leaf.reshape(-1) for leaf in leaves]
 
     def fold_in_block(state: State, cohort: Cohort, columns: Array, accepted: Array) -> Clients:
         """Updates block k̃ of the cohort's profiles."""
