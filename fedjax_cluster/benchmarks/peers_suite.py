@@ -152,7 +152,7 @@ def rounds_against_torch(bench: Bench, name: str) -> None:
     data = noise_clients(DIGITS, clients, batch * steps)
     own = local.sgd(RATE, batch_size=batch, epochs=1)
     # Thresholds that are never met: every round is one of training and bookkeeping.
-    options = {"fedgwc": {"tolerance": 1e-30}, "cfl": {}}[name]
+    options = {"fedgwc": {"tolerance": 1e-30, "max_children": 2}, "cfl": {}}[name]
     algorithm = REGISTRY[name](model, clusters=4, local=own, participation=1.0, **options)
     first, advance, last = rounds_of(algorithm, data, DIGITS)
     weights = torch_peer.parameters(models_of(first)[0])

@@ -190,6 +190,34 @@ def _tables_2_3() -> Recipe:
     )
 
 
+def _disjoint() -> Recipe:
+    columns = {
+        name: {**changes, "scenario_options": {**changes["scenario_options"], "num_groups": 3}}
+        for name, changes in _columns(((30, 1.0), (30, 0.25))).items()
+    }
+    told = {
+        label: {**changes, "clusters": 3} if changes.get("clusters") == 5 else changes
+        for label, changes in _methods().items()
+    }
+    overlapping = {(cell.row, cell.column): cell.paper for cell in _tables_2_3().full}
+    cells = grid(FASHION, told, columns, {row: [overlapping[row, column] for column in columns] for row in told})
+    return Recipe(
+        name="flag-disjoint",
+        title="FLAG, Tables 2 and 3 at ρ = 30 % with three groups, whose labels do not overlap",
+        reading=(
+            "The paper gives neither the number of groups nor whether they share labels; with three groups of three "
+            "labels there is, unlike with five, a right answer for every client. IFCA and FedSoft are told that there "
+            f"are three clusters. {READING.replace('five groups', 'three groups')} {LIGHT_READING}"
+        ),
+        cells=(light := _short(cells, flag={"gradient_epochs": 5}, **LIGHT)),
+        metrics=ACCURACY_AND_CLUSTERS,
+        seeds=2,
+        quick=_short(light, ("ρ=30 %, α′=1",), rounds=20),
+        full=cells,
+        figure=_against_paper(ACCURACY),
+    )
+
+
 def _evaluation() -> Recipe:
     cases = ((20, 1.0), (30, 1.0), (30, 0.25))
     columns = {
@@ -416,6 +444,7 @@ def _shifts() -> Recipe:
 
 FLAG_RECIPES = (
     _tables_2_3(),
+    _disjoint(),
     _evaluation(),
     _lenet(),
     _table_6(),
