@@ -3,6 +3,7 @@
 import gc
 import pathlib
 
+import hypothesis
 import jax
 import pytest
 
@@ -11,6 +12,9 @@ from fedjax_cluster import parallel
 parallel.use_all_cores(2)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tests time nothing: the first example of a property compiles, and a busy machine is slow.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 # Compilation is most of a test's time; tests marked `optimized` get the programs that users run.
 jax.config.update("jax_disable_most_optimizations", True)
 # XLA's older code generator takes a third of the newer one's time.

@@ -268,6 +268,18 @@ def test_label_swap_exchanges_two_labels_and_no_others(numbered):
     np.testing.assert_array_equal(table[4:], [[0, 1, 2, 5, 4, 3, 6, 7, 8, 9]] * 4)
 
 
+def test_balanced_label_swap_gives_every_client_each_label_equally_often(numbered):
+    examples = numbered(4000)
+    pairs = ((1, 7), (3, 5))
+    federation = scenarios.label_swap(examples, clients=8, pairs=pairs, balanced=True, examples_per_client=60)
+    for part, each in ((federation.train, 4), (federation.test, 2)):
+        counts = [np.bincount(y[:n], minlength=10) for y, n in zip(part.y, part.num_examples, strict=True)]
+        np.testing.assert_array_equal(counts, np.full((8, 10), each))
+    assert not (np.diff(federation.train.y, axis=1) >= 0).all(1).any()  # labels are not in order
+    table = _renaming(federation, examples)
+    assert [[table[i, c] for c in (1, 7, 3, 5)] for i in (0, 7)] == [[7, 1, 3, 5], [1, 7, 5, 3]]
+
+
 @pytest.mark.parametrize(("groups", "classes"), [(4, 10), (5, 10), (6, 4), (3, 3)])
 def test_label_swap_draws_pairs(numbered, groups, classes):
     federation = scenarios.label_swap(numbered(4000, num_classes=classes), clients=groups, num_groups=groups)
@@ -307,6 +319,7 @@ def test_label_shift_adds_modulo_the_classes(numbered):
         ("label_swap", {"pairs": ((1, 2), (2, 1))}, "none twice"),
         ("label_swap", {"pairs": ()}, "at least one pair"),
         ("label_swap", {"num_groups": 46}, "46 different pairs"),
+        ("label_swap", {"balanced": True, "examples_per_client": 25}, "could have 20 or 30"),
         ("label_permutation", {"num_groups": 0}, "0 groups cannot hold"),
         ("label_shift", {"shifts": (0, 10)}, "different ones modulo the 10"),
         ("label_shift", {"shifts": ()}, "at least one"),

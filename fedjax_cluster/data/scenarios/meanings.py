@@ -18,6 +18,7 @@ def label_swap(
     clients: int,
     num_groups: int = 4,
     pairs: Sequence[tuple[int, int]] | None = None,
+    balanced: bool = False,
     seed: int = 0,
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
@@ -30,6 +31,8 @@ def label_swap(
       num_groups: number of groups; ignored where `pairs` are given.
       pairs: for each group the two labels that it exchanges, such as ((1, 7), (3, 5)); default draws them, all
         labels different where there are enough.
+      balanced: every client has equally many examples of each label, to train on and to be tested on; otherwise
+        a client with few examples may have none of the labels that its group exchanges.
       seed: decides the pairs, who gets which example, and who is tested on which.
       test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together; default is all there are, in equal shares.
@@ -38,7 +41,8 @@ def label_swap(
       A Federation with `group` i32[M]; a group's name says what it exchanges.
 
     Raises:
-      ValueError: pairs that are no two labels or occur twice, too few examples, or an argument out of range.
+      ValueError: pairs that are no two labels or occur twice, too few examples, `examples_per_client` that is no
+        multiple of the labels where they are to be balanced, or an argument out of range.
 
     >>> from fedjax_cluster.data import digits
     >>> federation = label_swap(digits(), clients=20, pairs=((1, 7), (3, 5)))
@@ -58,7 +62,7 @@ def label_swap(
     for table, (one, other) in zip(tables, chosen, strict=True):
         table[[one, other]] = other, one
     names = tuple(f"{one}↔{other}" for one, other in chosen)
-    return _federate(examples, clients, tables, names, seed, test_fraction, examples_per_client)
+    return _federate(examples, clients, tables, names, seed, test_fraction, examples_per_client, balanced)
 
 
 def label_permutation(
@@ -152,19 +156,51 @@ def _federate(
     seed: int,
     test_fraction: float,
     examples_per_client: int | None,
+    balanced: bool = False,
 ) -> Federation:
     group = partition.assign_groups(clients, len(tables))
     _, deal, divide = partition.streams(seed, 3)
-    federation = partition.federate(
-        examples.x,
-        examples.y,
-        partition.deal(deal, len(examples.y), clients, examples_per_client),
-        rng=divide,
-        test_fraction=test_fraction,
-        info=examples.info._replace(group_names=names),
-        group=group,
-    )
+    y = np.asarray(examples.y)
+    if balanced:
+        pools = [np.flatnonzero(y == label) for label in range(examples.info.num_classes)]
+        each = _examples_per_label(pools, clients, examples_per_client)
+        of_labels = [_shares(deal, divide, pool, clients, each, test_fraction) for pool in pools]
+        # One label after the other would make mini-batches of single labels.
+        train, test = (
+            [divide.permutation(np.concatenate(of_client)) for of_client in zip(*shares, strict=True)]
+            for shares in zip(*of_labels, strict=True)
+        )
+    else:
+        train, test = _shares(deal, divide, np.arange(len(y)), clients, examples_per_client, test_fraction)
+    info = examples.info._replace(group_names=names)
+    stacked = partition.stack(examples.x, y, train), partition.stack(examples.x, y, test)
+    federation = Federation(*stacked, None, group, info)
     return partition.relabel(federation, tables[group])
+
+
+def _shares(
+    deal: np.random.Generator,
+    divide: np.random.Generator,
+    pool: np.ndarray,
+    clients: int,
+    each: int | None,
+    test_fraction: float,
+) -> tuple[partition.Rows, partition.Rows]:
+    """The rows in `pool` dealt out at random, as training and test rows of each client."""
+    dealt = partition.deal(deal, len(pool), clients, each)
+    return partition.split(divide, [pool[rows] for rows in dealt], test_fraction)
+
+
+def _examples_per_label(pools: Sequence[np.ndarray], clients: int, examples_per_client: int | None) -> int:
+    if examples_per_client is None:
+        return min(map(len, pools)) // clients
+    if examples_per_client % len(pools):
+        raise ValueError(
+            f"examples_per_client={examples_per_client} is no multiple of the {len(pools)} labels: balanced clients "
+            f"could have {examples_per_client // len(pools) * len(pools)} or "
+            f"{(examples_per_client // len(pools) + 1) * len(pools)} examples."
+        )
+    return examples_per_client // len(pools)
 
 
 def _draw_pairs(rng: np.random.Generator, classes: int, count: int) -> list[tuple[int, int]]:
