@@ -179,8 +179,8 @@ def _fig5() -> Recipe:
         reading=(
             "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 "
             "from 20 examples on, and so is ours where every client has each label equally often. Of 20 examples "
-            "at random none is of one of the two swapped labels with probability 0.23; such a client is like nobody, and "
-            f"the gap comes between 20 and 50. {SETTING}"
+            "drawn at random none is of one of the two swapped labels with probability 0.23. Such a client is like "
+            f"nobody, and the gap comes between 20 and 50. {SETTING}"
         ),
         cells=cells,
         metrics={"gap": ("separation gap", 1.0), "accuracy": ("accuracy (%)", 100.0)},
