@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +42,8 @@ from fedjax_cluster.types import (
     Variables,
 )
 
+LOG = logging.getLogger(__name__)
+
 
 class Clients(NamedTuple):
     """What FLAG keeps of its clients, so that newcomers can be compared with them."""
@@ -50,6 +53,7 @@ class Clients(NamedTuple):
     vectors: Array  # f32[M, L, f, p], principal vectors of each class
     counts: Array  # i32[M, L], examples of each class; 0 or 1 where counts are not shared
     updates: Array  # f32[M, d], change of the parameters after t_g local epochs
+    known: Array  # bool[M]; False for one that sent infinities: it counts in no comparison
 
 
 class Matrices(NamedTuple):
@@ -110,15 +114,17 @@ def flag(
     Args:
       model: what is trained.
       clusters: the most clusters there can be; how many there are, FLAG finds. The search passes over thresholds with
-        more.
+        more, and warns where its elbow is one of them.
       local: what a client does in a round; its optimiser and mini-batches also serve the t_g epochs and the search.
       server: any optax transformation of minus the mean change; None is plain averaging.
       beta: β in [0, 1], the part of the data in A.
       delta: δ in [0, 1]: class sizes weigh angles by 1 − δ to 1 + δ.
-      gradient_epochs: t_g, local epochs before Δ_i is sent; 0 leaves gradients out.
+      gradient_epochs: t_g, local epochs before Δ_i is sent. With 0 no gradient is compared: Ĝ = 0 and A = β·V̂, which
+        reaches only up to β; for the data alone give β = 1 as well.
       max_vectors: the most principal vectors per class.
       vector_share: principal vectors per class as a share of its examples, at least 1 vector.
-      angles: per class the "smallest" principal angle, or the "sum" of all.
+      angles: per class the "smallest" principal angle, or the "sum" of all, which grows with the number of vectors:
+        it compares only clients that send equally many.
       share_class_counts: False keeps class sizes from the server, and weighs all angles equally.
       linkage: "average", "single" or "complete".
       threshold: α in [0, 1]; None searches it (Algorithm 3).
@@ -233,6 +239,17 @@ def flag(
                     thresholds, np.full(1, np.nan, np.float32), number.astype(np.int32), np.int32(0), np.int32(0)
                 )
         alpha = thresholds[int(search.chosen)]
+        if (wanted := int(search.num_clusters[int(search.elbow)])) > clusters:
+            LOG.warning(
+                "flag: the elbow is at α = %g with %d clusters, but clusters is %d; took α = %g with %d. "
+                "Raise clusters to %d",
+                thresholds[int(search.elbow)],
+                wanted,
+                clusters,
+                alpha,
+                int(search.num_clusters[int(search.chosen)]),
+                wanted,
+            )
         labels = one_shot.with_largest(cuts(dendrogram, alpha[None])[0], present)
         found = int(labels.max()) + 1
         one_shot.check_found("flag", found, clusters, f"α = {alpha:g}")
@@ -241,7 +258,7 @@ def flag(
         weights = averaging.one_hot(jnp.asarray(labels), clusters)
         rows = averaging.HardClients(weights, jnp.asarray(present))
         if newcomers:
-            rows = Clients(weights, jnp.asarray(present), vectors, counts, updates)
+            rows = Clients(weights, jnp.asarray(present), vectors, counts, updates, jnp.asarray(known))
         own = Server(
             init_optimizer(optimizer, models),
             jax.tree.map(jnp.asarray, start) if newcomers else None,
@@ -283,10 +300,13 @@ def flag(
             measured.vectors,
             measured.counts,
             measured.update,
+            finite,
         )
         clients = tree.scatter(clients, index, unassigned)
-        matrices = compare(clients.vectors, clients.counts, clients.updates, clients.present)
-        slot = one_shot.nearest_cluster(matrices.proximity[index], clients.weights, linkage)
+        compared = clients.present & clients.known
+        matrices = compare(clients.vectors, clients.counts, clients.updates, compared)
+        slot = one_shot.nearest_cluster(matrices.proximity[index], clients.weights, compared, linkage)
+        slot = jnp.where(finite, slot, one_shot.largest_cluster(clients.weights))
         weights = tree.scatter(clients.weights, index, averaging.one_hot(slot, clients.weights.shape[1]))
         return state._replace(clients=clients._replace(weights=weights), server=own._replace(matrices=matrices))
 

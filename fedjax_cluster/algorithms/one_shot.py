@@ -70,24 +70,26 @@ def start_clusters(rng_key: Array, model: Model, info: DatasetInfo, slots: int, 
     return models._replace(active=jnp.arange(slots) < found)
 
 
-def nearest_cluster(distance: Array, weights: Array, linkage: str) -> Array:
+def nearest_cluster(distance: Array, weights: Array, known: Array, linkage: str) -> Array:
     """The cluster to which one client is nearest, as the linkage measures distances.
 
     Args:
       distance: f32[M], from the client to all.
-      weights: f32[M, K], one-hot; a row of zeros for whom not to count.
+      weights: f32[M, K], one-hot; a row of zeros for a client without a cluster.
+      known: bool[M], clients that count.
       linkage: "average", "single" or "complete".
 
     Returns:
       i32[]; 0 where no cluster has a member.
 
     >>> weights = jnp.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, "average"))
+    >>> known = jnp.ones(3, bool)
+    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, known, "average"))
     1
-    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, "complete"))
+    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, known, "complete"))
     0
     """
-    members = weights > 0
+    members = (weights > 0) & known[:, None]
     distance = distance[:, None]
     if linkage == "single":
         to_cluster = jnp.where(members, distance, jnp.inf).min(0)
@@ -98,6 +100,11 @@ def nearest_cluster(distance: Array, weights: Array, linkage: str) -> Array:
         total = jnp.where(members, distance, 0.0).sum(0)
         to_cluster = jnp.where(count > 0, total / jnp.maximum(count, 1.0), jnp.inf)
     return jnp.argmin(to_cluster).astype(jnp.int32)
+
+
+def largest_cluster(weights: Array) -> Array:
+    """i32[], the cluster with most members of weights f32[M, K]."""
+    return jnp.argmax(weights.sum(0)).astype(jnp.int32)
 
 
 def with_largest(labels: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -67,7 +67,8 @@ def pacfl(
       server: any optax transformation of minus the mean change; None is plain averaging.
       threshold: largest distance at which clusters merge, in degrees; it depends on the data.
       num_vectors: p, principal vectors per class.
-      angles: the "smallest" principal angle between two spans, or the "sum" of all.
+      angles: the "smallest" principal angle between two spans, or the "sum" of all, which grows with their dimensions:
+        it compares only clients that have equally many classes.
       linkage: "average", "single" or "complete".
       weighting: "examples" weighs clients by |D_i|, "uniform" equally.
       participation: share of the clients in a round, in (0, 1].
@@ -155,7 +156,7 @@ def pacfl(
         row = Clients(jnp.zeros(clients.weights.shape[1]), jnp.asarray(True), vectors)
         clients = tree.scatter(clients, index, row)
         between = compare(clients.vectors)
-        slot = one_shot.nearest_cluster(between[index], clients.weights, linkage)
+        slot = one_shot.nearest_cluster(between[index], clients.weights, clients.present, linkage)
         weights = tree.scatter(clients.weights, index, averaging.one_hot(slot, clients.weights.shape[1]))
         server = state.server._replace(angles=between)
         return state._replace(clients=clients._replace(weights=weights), server=server)

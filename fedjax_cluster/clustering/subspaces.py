@@ -25,6 +25,7 @@ _DIRECT = 64
 
 # Clients compared at once.
 _BLOCK = 128
+_BLOCK_COLUMNS = 4096  # of all clients of a block together: its products are a square of so many numbers
 
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
@@ -175,7 +176,8 @@ def classwise_angles(vectors: Any, counts: Any, reduction: str = "smallest") -> 
     Args:
         vectors: f32[M, L, f, p], orthonormal columns or zeros, as `principal_vectors` gives them.
         counts: i32[M, L], examples of each class on each client.
-        reduction: "smallest" principal angle, or the "sum" of all of them, static.
+        reduction: "smallest" principal angle, or the "sum" of all min(p_i, p_j) of them, which ranks only pairs of
+            equal dimensions, static.
 
     Returns:
         f32[M, M, L] in degrees, symmetric in the clients, 0 between a client and itself.
@@ -205,7 +207,7 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     num_clients, num_classes, num_features, rank = vectors.shape
     used = jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0  # [M, L, p]
     dimension = used.sum(axis=2, dtype=jnp.int32)  # [M, L]
-    size = min(_BLOCK, num_clients)
+    size = min(_BLOCK, num_clients, max(1, _BLOCK_COLUMNS // rank))
     blocks = -(-num_clients // size)
     padded = jnp.pad(vectors, ((0, blocks * size - num_clients), (0, 0), (0, 0), (0, 0)))
     # [L, f, p·M']: one matrix product per class and pair of blocks.
@@ -230,7 +232,8 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
             else:
                 number_of_angles = jnp.minimum(rows[:, None], others[None, :])
                 counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < number_of_angles[None]
-                between = jnp.where(counted, between, 0.0).sum(axis=0)
+                # An empty subspace is at a right angle to all, as for the smallest angle.
+                between = jnp.where(number_of_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
             return lax.dynamic_update_slice(angles, between, (firsts[number], seconds[number]))
 
         nothing = jnp.zeros((blocks * size, blocks * size), jnp.float32)

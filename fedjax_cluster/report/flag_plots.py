@@ -75,7 +75,9 @@ def dissimilarity_matrices(
     return figure
 
 
-def threshold_search(thresholds: Any, accuracy: Any, num_clusters: Any, chosen: int) -> Figure:
+def threshold_search(
+    thresholds: Any, accuracy: Any, num_clusters: Any, chosen: int, elbow: int | None = None
+) -> Figure:
     """Draws the held-out accuracy and the number of clusters against the clustering threshold α (FLAG, Fig. 1).
 
     Args:
@@ -83,6 +85,7 @@ def threshold_search(thresholds: Any, accuracy: Any, num_clusters: Any, chosen: 
       accuracy: f32[T] in [0, 1]; NaN where no model was trained.
       num_clusters: i32[T].
       chosen: place of the α that was taken.
+      elbow: place of the elbow, where its clusters may not have fitted; None is `chosen`.
 
     Returns:
       The figure, one paper column wide; α falls from left to right.
@@ -126,7 +129,7 @@ def threshold_search(thresholds: Any, accuracy: Any, num_clusters: Any, chosen: 
                 markerfacecolor="none",
                 markeredgecolor="black",
                 markeredgewidth=1.0,
-                label=f"elbow, α = {alpha[int(chosen)]:g}",
+                label=f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:g}",
                 zorder=4,
             )
         axes.set_ylabel("Held-out accuracy (%)")

@@ -80,10 +80,15 @@ def _gradient_profiles(result: SimulationResult) -> dict[str, Figure]:
 def _one_shot(result: SimulationResult) -> dict[str, Figure]:
     """FLAG's matrices, search and tree; PACFL's tree."""
     federation, config = result.federation, result.algorithm.config
-    present = np.flatnonzero(np.asarray(federation.train.num_examples) > 0)
-    if len(present) < 2 or not result.events:
+    if not result.events:
         return {}
-    content, pairs = result.events[0].content, np.ix_(present, present)
+    content = result.events[0].content
+    between = content["angles"] if "angles" in content else content["proximity"]
+    # Who joined later, or sent infinities, was compared with nobody: 0 to all would draw them as like everybody.
+    present = np.flatnonzero((content["labels"] >= 0) & (between.any(1) | ~between.any()))
+    if len(present) < 2:
+        return {}
+    pairs = np.ix_(present, present)
     group = None if federation.group is None else np.asarray(federation.group)[present]
     names = federation.info.group_names
     common = {"linkage": config["linkage"], "group": group, "group_names": names}
@@ -103,7 +108,7 @@ def _one_shot(result: SimulationResult) -> dict[str, Figure]:
     }
     if np.isfinite(content["accuracy"]).any():
         figures["threshold_search"] = flag_plots.threshold_search(
-            content["thresholds"], content["accuracy"], content["num_clusters"], chosen
+            content["thresholds"], content["accuracy"], content["num_clusters"], chosen, int(content["elbow"])
         )
     return figures
 

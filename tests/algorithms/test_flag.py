@@ -123,9 +123,10 @@ def test_counts_that_are_not_shared_weigh_all_angles_equally():
     np.testing.assert_allclose(private.server.matrices.data, uniform.server.matrices.data, rtol=1e-5)
     assert np.asarray(private.clients.counts).max() == 1
     assert np.abs(np.asarray(private.server.matrices.data) - at_threshold()[1].server.matrices.data).max() > 1.0
-    # Without local epochs there is no direction: all angles are 90°, and A is the data's alone.
+    # Without local epochs there is no direction: all angles are 90°, and Ĝ is 0.
     off = ~np.eye(9, dtype=bool)
     np.testing.assert_allclose(np.asarray(private.server.matrices.gradient)[off], 90.0)
+    np.testing.assert_allclose(np.asarray(private.server.matrices.proximity).max(), 0.5, rtol=1e-5)
 
 
 def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
@@ -155,7 +156,46 @@ def test_a_newcomer_joins_the_nearest_cluster(method):
         assert labels_of(new.clients.weights).tolist() == labels_of(state.clients.weights).tolist()
 
 
+@pytest.mark.parametrize("linkage_name", ["average", "complete"])
+def test_who_could_not_be_measured_disturbs_no_newcomer(linkage_name):
+    """Clients 0 and 1 sent infinities; the others come back to where they were, and a third such to the largest."""
+    population = place(lines())
+    x = population.data.x.at[:2].set(jnp.nan)
+    broken = dataclasses.replace(population, data=population.data._replace(x=x))
+    algorithm = flag(
+        nn.linear(), clusters=5, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, threshold=0.6, linkage=linkage_name
+    )
+    state, info = algorithm.init(streams(0).initialization, broken)
+    before = labels_of(state.clients.weights)
+    assert int(info.num_rejected) == 2
+    assert clustering.scores.adjusted_rand_index(before[2:], lines().group[2:]) == 1.0
+    admit = jax.jit(algorithm.admit)
+    for index in range(2, 9):
+        absent = jax.tree.map(lambda leaf, i=index: leaf.at[i].set(jnp.zeros_like(leaf[i])), state.clients)
+        client = jax.tree.map(lambda leaf, i=index: jnp.asarray(leaf[i]), lines().train)
+        new = admit(jax.random.key(9), state._replace(clients=absent), client, jnp.asarray(index))
+        assert labels_of(new.clients.weights).tolist() == before.tolist()
+    sick = client._replace(x=jnp.full_like(client.x, jnp.nan))
+    new = admit(jax.random.key(9), state._replace(clients=absent), sick, jnp.asarray(8))
+    largest = np.bincount(before[:8]).argmax()
+    assert int(labels_of(new.clients.weights)[8]) == largest
+    assert not new.clients.known[8]
+
+
 # ---------------------------------------------------------------------------------------------- search
+
+
+@pytest.mark.parametrize(("clusters", "said"), [(1, True), (9, False)])
+def test_an_elbow_that_does_not_fit_is_said(clusters, said, caplog):
+    algorithm = flag(
+        nn.linear(), clusters=clusters, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, interval=0.25,
+        light_model=LIGHT._replace(metrics=true_class_probability),
+    )  # fmt: skip
+    state, _ = algorithm.init(streams(0).initialization, place(lines()))
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("fedjax_cluster")]
+    assert any("2 clusters, but clusters is 1" in message for message in messages) == said
+    assert len(messages) == said
+    assert int(state.clusters.active.sum()) == (1 if said else 2)
 
 
 def true_class_probability(predictions, y, mask):
@@ -324,7 +364,10 @@ def test_nearest_cluster_measures_as_the_linkage_does():
     weights = jnp.asarray([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]])
     expected = {"average": 1, "single": 0, "complete": 1}
     for name, slot in expected.items():
-        assert int(one_shot.nearest_cluster(distance, weights, name)) == slot
+        assert int(one_shot.nearest_cluster(distance, weights, jnp.ones(5, bool), name)) == slot
+    # Without the first client its cluster is 9 away, however it is measured.
+    for name in expected:
+        assert int(one_shot.nearest_cluster(distance, weights, jnp.arange(5) > 0, name)) == 1
 
 
 # ------------------------------------------------------------------------------- what must be told apart

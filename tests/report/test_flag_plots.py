@@ -51,6 +51,12 @@ def test_search_shows_accuracy_clusters_and_the_elbow(tmp_path):
     assert plots.save(figure, tmp_path / "search.png").stat().st_size > 5000
 
 
+def test_what_was_taken_is_called_the_elbow_only_where_it_is():
+    for elbow, name in ((None, "elbow"), (1, "elbow"), (2, "taken")):
+        figure = flag_plots.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1, elbow)
+        assert figure.axes[1].get_lines()[1].get_label() == f"{name}, α = 0.5"
+
+
 def test_search_without_accuracies_has_no_elbow():
     figure = flag_plots.threshold_search([0.6], [np.nan], [3], 0)
     assert len(figure.axes[1].get_lines()) == 1
@@ -73,21 +79,32 @@ def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
 
 
 @pytest.mark.parametrize("searched", [True, False])
-def test_a_finished_run_is_drawn_from_what_was_harvested(searched):
-    """The seventh client has no examples and no distances."""
-    padded = np.zeros((7, 7))
+def test_a_finished_run_is_drawn_from_what_was_harvested(searched, monkeypatch):
+    """The seventh client has no examples, the eighth joined later, and the ninth sent infinities: no distances."""
+    drawn = []
+    tree = flag_plots.dendrogram
+
+    def drawing(distance, **options):
+        drawn.append(distance)
+        return tree(distance, **options)
+
+    monkeypatch.setattr(flag_plots, "dendrogram", drawing)
+    padded = np.zeros((9, 9))
     padded[:6, :6] = distances()
+    labels = np.array([0, 0, 0, 1, 1, 1, -1, -1, 0])
     content = {
         **dict.fromkeys(("data", "gradient", "proximity"), padded),
         "thresholds": np.array([1.0, 0.5, 0.0]),
         "accuracy": np.array([0.4, 0.9, 0.8]) if searched else np.full(3, np.nan),
         "num_clusters": np.array([1, 3, 6]),
         "chosen": np.array(1),
+        "elbow": np.array(1),
+        "labels": labels,
     }
     result = SimpleNamespace(
         federation=SimpleNamespace(
-            train=SimpleNamespace(num_examples=np.array([4, 4, 4, 4, 4, 4, 0])),
-            group=np.append(GROUP, -1),
+            train=SimpleNamespace(num_examples=np.array([4, 4, 4, 4, 4, 4, 0, 4, 4])),
+            group=np.append(GROUP, [-1, 0, 1]),
             info=SimpleNamespace(group_names=NAMES),
         ),
         algorithm=SimpleNamespace(config={"linkage": "average", "threshold": 3.0}),
@@ -95,8 +112,10 @@ def test_a_finished_run_is_drawn_from_what_was_harvested(searched):
     )
     expected = {"dissimilarity_matrices", "dendrogram"} | ({"threshold_search"} if searched else set())
     assert set(METHOD_FIGURES["flag"](result)) == expected
-    result.events = (SimpleNamespace(content={"angles": padded}),)
+    result.events = (SimpleNamespace(content={"angles": padded, "labels": labels}),)
     assert set(METHOD_FIGURES["pacfl"](result)) == {"dendrogram"}
+    for distance in drawn:
+        np.testing.assert_array_equal(distance, distances())
     result.events = ()
     assert METHOD_FIGURES["flag"](result) == {}
 
