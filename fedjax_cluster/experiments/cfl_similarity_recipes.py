@@ -171,7 +171,9 @@ def _fig5() -> Recipe:
             for row in dict.fromkeys(row for row, _ in outcomes)
         }
         x = [float(column.partition("=")[2]) for column in columns]
-        return plots.sweep(x, series, x_label="Training examples per client", y_label="Separation gap g(α)", log_x=True)
+        gap = plots.sweep(x, series, x_label="Training examples per client", y_label="Separation gap g(α)", log_x=True)
+        gap.axes[0].axhline(0, color="black", linewidth=0.6)  # above it the best split is correct
+        return gap
 
     return Recipe(
         name="cfl-fig5",

@@ -155,8 +155,10 @@ GRADIENT_LOSS_RECIPES = (
         seeds=1,
         reading=(
             "Mini-batches of 32, a rate of 0.05 and 40 rounds, for a convolution's cost: it uses each weight hundreds "
-            "of times. At a rate of 0.1 the losses leap about after some ten rounds, and devices end in one cluster "
-            "(λ = 0.2) or two (IFCA)."
+            "of times. Clusters form at once (λ = 0.2) and dissolve while the loss falls, in IFCA too: a model that is "
+            "some steps ahead is then better for the devices of every cluster, which share six of eight classes, than "
+            "their own. At a rate of 0.1 that happens earlier; with 8 and 16 channels purity stays between 0.5 and 0.8 "
+            "until round 240, at an accuracy of 92.6 %."
         ),
         quick={"rounds": 2, "eval_every": 2},
     ),
