@@ -41,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command(arguments[1:])
     except ValueError as error:
         return _mistake(str(error))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # `simulate` says which directory it has left.
+        hint = f"; go on with: {PROG} resume {interrupt}" if interrupt.args else ""
+        print(f"interrupted{hint}", file=sys.stderr)
         return 130
     return 0
 

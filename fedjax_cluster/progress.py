@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -50,6 +50,19 @@ class Progress(contextlib.AbstractContextManager):
         ]
         shown.append(f"{client_rounds_per_second:,.0f} client-rounds/s")
         self._bar.update(self._task, completed=done, figures="  ".join(shown))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignores Ctrl-C, so that what is being saved is saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class Interrupt(contextlib.AbstractContextManager):

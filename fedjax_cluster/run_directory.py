@@ -45,6 +45,7 @@ class RunDirectory:
         known = read_config(self.path, missing_ok=True)
         if known is not None:
             _check_same(self.path, known["identity"], json.loads(json.dumps(self._identity)))
+            _check_same_settings(self.path, known.get("experiment"), config)
         elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
         self._config = config
@@ -155,6 +156,22 @@ def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any
             for key in sorted({*old, *new})
             if old.get(key) != new.get(key)
         ]
+    _refuse(path, different)
+
+
+def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wanted: Mapping[str, Any] | None) -> None:
+    """What an algorithm does not tell, such as the server's rate and the model; a run may only get longer."""
+    if not known or not wanted:
+        return
+    different = [
+        f"{key} is {known[key]} there and {value} here"
+        for key, value in json.loads(json.dumps(dict(wanted))).items()
+        if key != "rounds" and key in known and known[key] != value
+    ]
+    _refuse(path, different)
+
+
+def _refuse(path: pathlib.Path, different: list[str]) -> None:
     if different:
         raise ValueError(
             f"the run directory {path} belongs to another experiment: {'; '.join(different)}; choose another directory"

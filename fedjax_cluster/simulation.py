@@ -18,7 +18,7 @@ from fedjax_cluster.algorithms.averaging import labels
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.membership import Schedule
 from fedjax_cluster.metrics import CLUSTERING_SECONDS, evaluate_clients, federation_figures, with_clustering_seconds
-from fedjax_cluster.progress import Interrupt, Progress
+from fedjax_cluster.progress import Interrupt, Progress, undisturbed
 from fedjax_cluster.result import SimulationResult, summarize
 from fedjax_cluster.run_directory import RunDirectory
 from fedjax_cluster.types import (
@@ -143,7 +143,9 @@ def simulate(
     done = int(state.round)
     if done == 0 and bool(info.event):
         events = _harvest(algorithm, state, -1, directory)
-    if done >= rounds:
+    if done > rounds:
+        raise ValueError(f"{run_dir} has {done} rounds already, but rounds is {rounds}; give at least {done}")
+    if done == rounds:
         assert directory is not None
         summary = directory.read_summary() or summarize(algorithm, federation, state, history, seed, 0.0, config)
         directory.close()
@@ -201,11 +203,12 @@ def simulate(
         raise KeyboardInterrupt
     summary = summarize(algorithm, federation, state, history, seed, compile_seconds, config)
     if directory is not None:
-        directory.save(state, history)
-        directory.write_summary(summary)
-        directory.close()
+        with undisturbed():
+            directory.save(state, history)
+            directory.write_summary(summary)
+            directory.close()
     if interrupt.wanted:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*([] if directory is None else [str(directory.path)]))
     return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
 
 
@@ -289,7 +292,8 @@ def _agreement(state: State, group: Array | None) -> dict[str, Array]:
 def _report(info: RoundInfo, state: State, agreement: dict[str, Array]) -> dict[str, Array]:
     """The scalars of a round that go into the history."""
     count = info.num_clients.astype(jnp.float32)
-    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.maximum(jnp.sum(count), 1.0)
+    # NaN where every update was rejected: 0 would look like a perfect fit.
+    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
     return {
         "loss": loss,
         "num_clients": jnp.sum(info.num_clients),

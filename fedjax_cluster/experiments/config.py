@@ -137,6 +137,9 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"the configuration holds settings unknown here: {', '.join(unknown)}")
         return cls(**content)
 
 
