@@ -55,9 +55,9 @@ def dissimilarity_matrices(
         _check_square(matrix, name, len(matrices[0]))
     order, ends, middles, names = _by_group(group, len(matrices[0]), group_names)
     titles = ("Data $V$", "Gradients $G$", "Proximity $A$")
-    units = ("angle (degrees)", "angle (degrees)", "scaled, without unit")
+    units = ("weighted angle (degrees)", "angle (degrees)", "scaled, without unit")
     with style():
-        figure = new_figure(DOUBLE, 2.75)
+        figure = new_figure(DOUBLE, 3.0)
         panels = figure.subplots(1, 3, sharey=True)
         for axes, matrix, title, unit in zip(panels, matrices, titles, units, strict=True):
             # The diagonal is 0 by definition and would stretch the scale.

@@ -30,7 +30,8 @@ def test_matrices_are_ordered_by_true_group():
         np.testing.assert_allclose(np.asarray(shown)[off], matrix[np.ix_(order, order)][off])
         assert len(axes.get_lines()) == 4
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(NAMES)
-    assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["angle (degrees)"] * 2 + ["scaled, without unit"]
+    units = ["weighted angle (degrees)", "angle (degrees)", "scaled, without unit"]
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == units
 
 
 def test_without_groups_clients_keep_their_order():
