@@ -144,6 +144,8 @@ def simulate(
     if done == 0 and bool(info.event):
         events = _harvest(algorithm, state, -1, directory)
     if done > rounds:
+        assert directory is not None
+        directory.close()
         raise ValueError(f"{run_dir} has {done} rounds already, but rounds is {rounds}; give at least {done}")
     if done == rounds:
         assert directory is not None

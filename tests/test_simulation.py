@@ -17,6 +17,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl_gp, fedavg
+from fedjax_cluster.progress import undisturbed
 from fedjax_cluster.run_directory import read_history
 from fedjax_cluster.simulation import simulate
 from tests.federations import blobs
@@ -194,6 +195,20 @@ def test_events_are_harvested_and_read_again(tmp_path):
         np.testing.assert_array_equal(one.content["weights"], other.content["weights"])
 
 
+def test_saving_is_not_interrupted():
+    with undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_round_whose_updates_are_all_rejected_has_no_loss():
+    diverging = fedavg(nn.mlp(), local=local.sgd(1e30, batch_size=8, steps=3))
+    result = simulate(diverging, blobs(), rounds=1)
+    assert result.summary["num_rejected"] == len(blobs().train.num_examples)
+    assert np.isnan(result.history["loss"]).all()
+
+
 @pytest.mark.optimized
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, number):
@@ -211,7 +226,7 @@ def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, numb
     _, error = process.communicate()
     assert process.returncode != 0
     if number == signal.SIGINT:
-        assert "KeyboardInterrupt" in error
+        assert f"KeyboardInterrupt: {run}" in error
         assert (run / "summary.json").exists()
     done = len(read_history(run)["round"])
     assert 3 <= done < 400
