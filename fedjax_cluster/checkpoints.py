@@ -35,16 +35,17 @@ def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes JSON; numbers that are not finite become null, as JSON has none."""
     with atomic_file(path) as beside:
-        beside.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+        beside.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON would give back: lists for tuples and arrays, numbers of Python's types, None for NaN."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):

@@ -50,7 +50,7 @@ class SimulationResult:
         """Predictions of one client's personal model for rows x [N, ...].
 
         Raises:
-          ValueError: no such client, or rows of another shape than the client's.
+          ValueError: no such client, no rows, or rows of another shape than the client's.
         """
         train = self.federation.train
         count = len(train.num_examples)
@@ -59,6 +59,8 @@ class SimulationResult:
         x = np.asarray(x)
         if x.shape[1:] != np.shape(train.x)[2:]:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
+        if not len(x):
+            raise ValueError("x has no rows; give at least one")
         row = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), train)
         key = jax.random.fold_in(self.evaluation_key, client)
         own = self.algorithm

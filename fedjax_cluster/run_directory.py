@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_cluster.checkpoints import Checkpoints, atomic_file, check_writable, write_json
+from fedjax_cluster.checkpoints import Checkpoints, atomic_file, check_writable, plain, write_json
 from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, Membership, State
 
 
@@ -31,6 +31,9 @@ class RunDirectory:
     ):
         self.path = pathlib.Path(path)
         check_writable(self.path)
+        for name in ("checkpoints", "events", "plots"):
+            if (self.path / name).exists() and not (self.path / name).is_dir():
+                raise ValueError(f"{self.path / name} is a file, where the run leaves a directory; move it away")
         self._identity = {
             "algorithm": algorithm.name,
             "algorithm_config": dict(algorithm.config),
@@ -44,7 +47,7 @@ class RunDirectory:
             self._identity["membership"] = [change._asdict() for change in membership]
         known = read_config(self.path, missing_ok=True)
         if known is not None:
-            _check_same(self.path, known["identity"], json.loads(json.dumps(self._identity)))
+            _check_same(self.path, known["identity"], plain(self._identity))
             _check_same_settings(self.path, known.get("experiment"), config)
         elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
@@ -59,7 +62,16 @@ class RunDirectory:
     def restore(self, like: State) -> tuple[State, dict[str, np.ndarray]] | None:
         """The newest checkpoint's state and history; None for a fresh run."""
         latest = self._checkpoints.latest()
-        return None if latest is None else self._checkpoints.restore(latest, like)
+        if latest is None:
+            return None
+        try:
+            return self._checkpoints.restore(latest, like)
+        except (ValueError, KeyError, OSError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"the checkpoint {self.path / 'checkpoints' / str(latest)} cannot be taken up: it is damaged or of a "
+                f"model of another size ({reason}); delete it to go on from the one before, or choose another directory"
+            ) from error
 
     def save(self, state: State, history: dict[str, np.ndarray]) -> None:
         self._checkpoints.save(int(state.round), state, history)
@@ -119,11 +131,14 @@ def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} has no metrics.csv yet; the run has not reached its first checkpoint") from None
     if len(rows) < 2:
         raise ValueError(f"{path / 'metrics.csv'} holds no round yet")
-    columns = zip(*rows[1:], strict=True)
-    return {
-        name: np.asarray([float(cell) if cell else np.nan for cell in column])
-        for name, column in zip(rows[0], columns, strict=True)
-    }
+    try:
+        columns = zip(*rows[1:], strict=True)
+        return {
+            name: np.asarray([float(cell) if cell else np.nan for cell in column])
+            for name, column in zip(rows[0], columns, strict=True)
+        }
+    except ValueError as error:
+        raise ValueError(f"{path / 'metrics.csv'} is damaged ({error}); resume the run to write it anew") from None
 
 
 def write_history(path: pathlib.Path, history: dict[str, np.ndarray]) -> None:
@@ -165,7 +180,7 @@ def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wante
         return
     different = [
         f"{key} is {known[key]} there and {value} here"
-        for key, value in json.loads(json.dumps(dict(wanted))).items()
+        for key, value in plain(dict(wanted)).items()
         if key != "rounds" and key in known and known[key] != value
     ]
     _refuse(path, different)

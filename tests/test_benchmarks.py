@@ -1,6 +1,7 @@
 """What a benchmark counts and how its results are shown; the rates themselves are measured, not tested."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_readme_gets_its_tables_between_its_marks_and_keeps_the_rest(tmp_path)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
     for _ in range(2):
-        tables.write_readme(tmp_path, readme)
+        tables.write_between_marks(tables.all_tables(tables.read_results(tmp_path)), readme)
     text = readme.read_text()
     assert text.startswith("before\n")
     assert text.endswith(f"{tables.END}\nafter\n")
@@ -71,10 +72,18 @@ def test_a_missed_aim_is_said_to_be_missed():
 
 
 def test_a_readme_without_marks_is_refused(tmp_path):
-    (tmp_path / "local-cpu.json").write_text(json.dumps(report()))
     (tmp_path / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match="no lines"):
-        tables.write_readme(tmp_path, tmp_path / "README.md")
+        tables.write_between_marks("a table", tmp_path / "README.md")
+
+
+def test_the_readmes_hold_the_tables_of_the_results():
+    root = pathlib.Path(__file__).parents[1]
+    reports = tables.read_results(root / "benchmarks" / "results")
+    assert f"\n\n{tables.all_tables(reports)}\n\n" in (root / "benchmarks" / "README.md").read_text()
+    assert f"\n\n{tables.headline_table(reports)}\n\n" in (root / "README.md").read_text()
+    with pytest.raises(ValueError, match="have no row 'CFL-GP on mnist, whole process'"):
+        tables.headline_table([report()])
 
 
 def test_an_unknown_suite_is_refused():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import cli
+from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.recipes import RECIPES
 from fedjax_cluster.types import Membership
@@ -77,7 +78,21 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--stop-after", "0"], "stop_after is 0"),
         (["run", "--beta", "2"], "beta is 2"),
         (["run", "--compression", "0.5"], "compression is 0.5"),
+        (["run", "--compression", "nan"], "compression is nan"),
+        (["run", "--cluster-until", "-1"], "cluster_until is -1"),
         (["run", "--profile-layers", "conv_7"], "hidden_0/kernel"),
+        (["run", "--scenario", "dirichlet", "--alpha", "1", "--angles", "0", "90"], "--angles belongs neither"),
+        (["run", "--scenario", "users"], "user_ids of scenario users cannot be given"),
+        (
+            ["run", "--scenario", "mixed-datasets", "--dataset", "digits+digits", "--angles", "0"],
+            "angles of scenario mixed-datasets cannot be given",
+        ),
+        (["run", "--optimizer", "adam", "--momentum", "0.9"], "adam has its own"),
+        (["run", "--server-learning-rate", "0.5"], "server_learning_rate is 0.5"),
+        (["run", "--weight-decay", "nan"], "weight_decay is nan"),
+        (["run", "--seed", "-1"], "seed is -1"),
+        (["run", "--num-outputs", "3"], "digits has 10 classes"),
+        (["run", "--model", "linear", "--init-scale", "inf"], "bound is inf"),
         (["run", "ifca", "--clusters", "auto"], "needs a number"),
         (["run", "--clients", "5000"], "1797 examples are too few"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
@@ -173,6 +188,38 @@ def test_every_option_of_a_method_is_a_flag():
     assert config.method_options["decimals"] == 3
     assert config.scenario_options == {"angles": [0.0, 15.0]}
     assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_a_scenarios_option_of_a_name_that_the_method_has_too_is_a_flag_of_its_own():
+    words = ["--angles", "sum", "--scenario-angles", "0", "90"]
+    config, _ = flags.parse_run("pacfl", words, "run")
+    assert (config.method_options["angles"], config.scenario_options) == ("sum", {"angles": [0.0, 90.0]})
+    configs, _ = flags.parse_compare(
+        ["pacfl", "fedavg"], ["--angles", "sum", "--scenario-angles", "0", "90"], "compare"
+    )
+    assert configs["fedavg"].method_options == {}
+    assert configs["fedavg"].scenario_options == {"angles": [0.0, 90.0]}
+
+
+def test_options_of_several_numbers_each_are_flags():
+    words = "--scenario label-swap --pairs 1 7 3 5 --normalize 0.5 0.25"
+    config, _ = flags.parse_run("fedavg", words.split(), "run")
+    assert config.scenario_options == {"pairs": [[1, 7], [3, 5]]}
+    assert config.model_options == {"normalize": [0.5, 0.25]}
+    assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("method", sorted(REGISTRY))
+def test_every_flag_says_what_it_is(method, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", method, "--help"])
+    shown = re.sub("[│╭╮╰╯─]", "", capsys.readouterr().out)
+    _, *entries = re.split(r"\n +(?=--)", shown)
+    assert len(entries) > 30
+    for entry in entries:
+        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry, flags=re.DOTALL).split()
+        assert len(told) > 1, entry
+        assert told[:2] != ["as", "in"], entry
 
 
 @pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])

@@ -117,6 +117,38 @@ def test_eval_clients_evaluates_that_many():
     assert all_of_them["accuracy_std"] != some["accuracy_std"]
 
 
+def test_a_damaged_checkpoint_or_one_of_another_model_is_said_to_be_so(tmp_path):
+    run = tmp_path / "run"
+    simulate(method(), blobs(), rounds=3, run_dir=run)
+    other = cfl_gp(nn.mlp(hidden=(3,)), clusters=3, local=local.sgd(1.0, batch_size=8, steps=1), every=5)
+    wider = other._replace(config=method().config)
+    with pytest.raises(ValueError, match=r"checkpoints/3 cannot be taken up: it is damaged or of a model of another"):
+        simulate(wider, blobs(), rounds=5, run_dir=run)
+    for file in (run / "checkpoints" / "3").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"checkpoints/3 cannot be taken up"):
+        simulate(method(), blobs(), rounds=5, run_dir=run)
+
+
+def test_damaged_metrics_and_a_file_in_a_directorys_place_are_said(tmp_path):
+    run = tmp_path / "run"
+    simulate(method(), blobs(), rounds=2, run_dir=run)
+    (run / "metrics.csv").write_text("round,loss\n0,x\n")
+    with pytest.raises(ValueError, match=r"metrics.csv is damaged"):
+        read_history(run)
+    (run / "plots").write_text("")
+    with pytest.raises(ValueError, match=r"plots is a file"):
+        simulate(method(), blobs(), rounds=3, run_dir=run)
+
+
+def test_numbers_of_numpys_types_do(tmp_path):
+    algorithm = cfl_gp(nn.linear(), clusters=np.int64(3), local=local.sgd(1.0, batch_size=8, steps=1))
+    result = simulate(algorithm, blobs(), rounds=np.int64(2), seed=np.int64(1), run_dir=tmp_path / "run")
+    again = simulate(algorithm, blobs(), rounds=2, seed=1, run_dir=tmp_path / "run")
+    assert_same_state(result.state, again.state)
+
+
 def test_a_run_leaves_its_directory(tmp_path):
     simulate(method(), blobs(), rounds=3, run_dir=tmp_path / "run")
     assert {"config.json", "metrics.csv", "summary.json", "checkpoints"} <= set(os.listdir(tmp_path / "run"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -101,7 +103,8 @@ def cfl_gp(
     Raises:
       ValueError: a parameter out of range.
     """
-    _check(clusters, every, beta, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds)
+    clusters = clusters if clusters == "auto" else _whole("clusters", clusters)
+    _check(every, beta, cluster_until, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds)
     cohorts.cohort_size(participation, 1)
     optimizer = optax.sgd(1.0) if server is None else server
 
@@ -383,16 +386,22 @@ def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
     return jnp.where(present, rank % num_groups, -1)
 
 
-def _check(clusters, every, beta, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds) -> None:
-    if clusters != "auto" and (not isinstance(clusters, int) or clusters < 1):
-        raise ValueError(f"clusters is {clusters!r}; it must be a number, 1 or more, or 'auto'")
+def _whole(name: str, value: Any) -> int:
+    """A whole number of any type, NumPy's too, as Python's."""
+    if isinstance(value, (bool, str)) or not hasattr(value, "__index__") or operator.index(value) < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more, or 'auto'")
+    return operator.index(value)
+
+
+def _check(every, beta, cluster_until, compression, decimals, rounding, stop_after, max_clusters, pilot_rounds) -> None:
     smallest = {"every": (every, 1), "max_clusters": (max_clusters, 2), "pilot_rounds": (pilot_rounds, 2)}
     smallest["stop_after"] = (1 if stop_after is None else stop_after, 1)
+    smallest["cluster_until"] = (0 if cluster_until is None else cluster_until, 0)
     smallest["decimals"] = (0 if decimals is None else decimals, 0)
     smallest["compression"] = (compression, 1)
     for name, (value, least) in smallest.items():
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} is {value}; it must be finite and at least {least}")
     if rounding not in ("nearest", "zero"):
         raise ValueError(f"rounding is {rounding!r}; it must be 'nearest' or 'zero'")
     if beta != "mean" and not 0 < beta <= 1:

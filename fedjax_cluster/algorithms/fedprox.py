@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import optax
 
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClusteredAlgorithm, LocalUpdate, Model
+
+LOG = logging.getLogger(__name__)
 
 
 def fedprox(
@@ -41,5 +45,7 @@ def fedprox(
     if local.rebuild is None:
         raise ValueError("the local update cannot be given a proximal term; use local.sgd")
     held = local.rebuild(proximal=proximal)
+    if held.config.get("steps") == 1:
+        LOG.warning("fedprox is FedAvg with one local step a round: its term is zero there; give more steps or epochs")
     plain = fedavg(model, local=held, server=server, weighting=weighting, participation=participation)
     return plain._replace(name="fedprox", config={**plain.config, "proximal": proximal})

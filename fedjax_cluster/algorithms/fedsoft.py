@@ -63,7 +63,7 @@ def fedsoft(
       clusters: K.
       local: the steps that a client takes on its proximal problem.
       every: τ, rounds between two estimates of the importance; all clients take part in an estimate.
-      proximal: λ.
+      proximal: λ, weight of the pull of a client's model towards those of all clusters.
       smallest_importance: ε.
       participation: draws per round as a share of the clients, divided evenly among the clusters:
         ⌈participation · M / K⌉ for each.

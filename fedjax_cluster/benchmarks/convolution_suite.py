@@ -13,11 +13,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import nn, parallel
+from fedjax_cluster.benchmarks.local_suite import training
 from fedjax_cluster.benchmarks.measure import Bench
+from fedjax_cluster.benchmarks.workloads import DIGITS
 from fedjax_cluster.flops import gradient_flops
-from fedjax_cluster.types import DatasetInfo, Model, Variables
-
-DIGITS = DatasetInfo("images", (28, 28), 10)
+from fedjax_cluster.types import ClientMapping, Model, Variables
 
 
 class Layer(NamedTuple):
@@ -59,7 +59,7 @@ def run(bench: Bench) -> None:
     for layer in LAYERS[2:3] if bench.smoke else LAYERS:
         layer_rows(bench, layer, clients, batch)
     if not bench.smoke:
-        network_row(bench, clients, batch)
+        network_rows(bench, clients, batch)
 
 
 def layer_rows(bench: Bench, layer: Layer, clients: int, batch: int) -> None:
@@ -85,8 +85,8 @@ def layer_rows(bench: Bench, layer: Layer, clients: int, batch: int) -> None:
         bench.row(f"{layer.name}, {part}", size, partial(over_clients(fn), *operands), flops=flops, repetitions=5)
 
 
-def network_row(bench: Bench, clients: int, batch: int) -> None:
-    """Forward and backward of McMahan's network, in this package's form and in XLA's own."""
+def network_rows(bench: Bench, clients: int, batch: int) -> None:
+    """McMahan's network in this package's form and in XLA's own: a pass forth and back, and local training."""
     own, xla = nn.cnn(), nn.from_flax(XlaCnn(10))
     keys = jax.random.split(jax.random.key(0), clients)
     variables = jax.jit(jax.vmap(partial(own.init, info=DIGITS)))(keys)
@@ -99,9 +99,18 @@ def network_row(bench: Bench, clients: int, batch: int) -> None:
         partial(over_clients(gradient(own)), *data),
         flops=clients * gradient_flops(own, DIGITS, batch),
         peers={
-            "`vmap` of XLA's convolution": partial(jax.jit(jax.vmap(gradient(xla))), *data),
+            "`vmap` of XLA's convolution": partial(on_every_device(jax.vmap(gradient(xla))), *data),
             "XLA's convolution, a client at a time": partial(over_clients(gradient(xla)), *data),
         },
+        repetitions=5,
+    )
+    steps, mapping = 2, ClientMapping("vmap", mesh=parallel.client_mesh())
+    bench.row(
+        "CNN 5×5 (32, 64), local training",
+        f"{clients} clients × {steps} steps × b={batch}",
+        training((own, DIGITS, clients, steps, batch)),
+        flops=clients * steps * gradient_flops(own, DIGITS, batch),
+        peers={"`vmap` of XLA's convolution": training((xla, DIGITS, clients, steps, batch), mapping=mapping)},
         at_least=12.0,
         repetitions=5,
     )
@@ -109,11 +118,15 @@ def network_row(bench: Bench, clients: int, batch: int) -> None:
 
 def over_clients(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A client at a time on every device."""
-    loop = lambda *rows: lax.map(lambda row: fn(*row), rows)  # noqa: E731
+    return on_every_device(lambda *rows: lax.map(lambda row: fn(*row), rows))
+
+
+def on_every_device(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Every device computes its own clients."""
     mesh = parallel.client_mesh()
     if mesh is None:
-        return jax.jit(loop)
-    return jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)))
+        return jax.jit(fn)
+    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)))
 
 
 def gradient(model: Model) -> Callable[[Variables, Array, Array], Any]:

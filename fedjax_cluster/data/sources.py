@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import cache, partition
-from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths
+from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task
 
 _RECORDS_AT_ONCE = 4096
@@ -142,6 +142,7 @@ def from_arrays(
         y = y.astype(np.int32)
     else:
         check_finite("y", y)
+    check_pixels("x", x, x.ndim - 1, task)
     info = DatasetInfo(name, x.shape[1:], num_classes or 0, task)
     if client_ids is None:
         return Examples(x, y, info)

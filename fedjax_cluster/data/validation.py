@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
+
+LOG = logging.getLogger(__name__)
 
 
 def check_federation(federation: Federation, num_clusters: int | None = None) -> None:
@@ -18,7 +22,7 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
     Raises:
       ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length;
         num_examples beyond the rows; NaN or infinity; labels that are not whole numbers in
-        [0, num_classes); inputs of another shape than `info.input_shape`.
+        [0, num_classes); inputs of another shape than `info.input_shape`; images of whole numbers other than uint8.
 
     >>> from fedjax_cluster.data import scenarios, digits
     >>> check_federation(scenarios.rotated(digits(), clients=8), num_clusters=9)
@@ -29,8 +33,10 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
     parts = {"train": federation.train, "test": federation.test, "validation": federation.validation}
     clients = None
     for name, data in parts.items():
-        if data is None:
+        if data is None and name == "validation":
             continue
+        if not isinstance(data, ClientData):
+            raise ValueError(f"The part {name!r} is a {type(data).__name__}: give ClientData(x, y, num_examples).")
         _check_part(name, data, federation.info)
         clients = len(data.x) if clients is None else clients
         if len(data.x) != clients:
@@ -43,6 +49,11 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
         raise ValueError(
             f"`group` has the shape {list(np.shape(federation.group))}, but there are {clients} clients: give "
             f"one number per client, or None where the true groups are unknown."
+        )
+    if federation.group is not None and not np.issubdtype(np.asarray(federation.group).dtype, np.integer):
+        raise ValueError(
+            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are whole numbers: number "
+            f"them, with −1 where one is unknown."
         )
     if num_clusters is not None:
         check_num_clusters(num_clusters, clients)
@@ -113,9 +124,32 @@ def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
         )
 
 
+def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> None:
+    """Raises ValueError for images of whole numbers that models do not scale; floats that look unscaled are said."""
+    if task == "language" or x.dtype == np.uint8:
+        return
+    if input_dimensions >= 2 and np.issubdtype(x.dtype, np.integer):
+        raise ValueError(
+            f"{name} holds images of dtype {x.dtype}, which models would take as they are, while they scale uint8 to "
+            f"[0, 1]: convert them with x.astype(np.uint8), or to floats between 0 and 1."
+        )
+    some = x[:100]
+    if np.issubdtype(x.dtype, np.floating) and some.max() > 16 and (some % 1 == 0).all() and some.min() >= 0:
+        LOG.warning(
+            "%s holds floats up to %g, which models take as they are; give uint8, or divide by the largest value",
+            name,
+            some.max(),
+        )
+
+
 def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
     """Raises ValueError unless labels are whole numbers in [0, num_classes)."""
     where = f" of {owner}" if owner else ""
+    if labels.ndim > 1 and labels.shape[-1] > 1 and (np.sort(labels)[..., -2:] == (0, 1)).all() and labels.min() == 0:
+        raise ValueError(
+            f"The labels{where} of shape {list(labels.shape)} are one-hot, but classes are whole numbers: give "
+            f"labels.argmax(axis=-1)."
+        )
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"The labels{where} have the dtype {labels.dtype}, but classes are whole numbers from 0 on: convert "
@@ -145,6 +179,7 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         )
     _check_counts(name, counts, clients, rows)
     check_finite(f"x of {name!r}", x, "client")
+    check_pixels(f"x of {name!r}", x, x.ndim - 2, info.task)
     if info.task == "classification":
         filled = np.arange(rows) < counts[:, None]
         check_labels(y[filled], info.num_classes, repr(name))

@@ -126,8 +126,21 @@ class RunConfig:
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
         check_precision(self.precision)
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer is {self.optimizer!r}; choose 'sgd' or 'adam'")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
+        if self.momentum and self.optimizer == "adam":
+            raise ValueError(f"momentum is {self.momentum:g}, but adam has its own; give no momentum, or optimizer sgd")
+        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must be finite and 0 or more")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; it must be a whole number, 0 or more")
+        if self.server_learning_rate != 1.0 and self.local_steps is None and self.local_epochs is None:
+            raise ValueError(
+                f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
+                "the server's; give that alone, or --local-steps or --local-epochs"
+            )
         check_options("method", self.method, self.method_options, REGISTRY[self.method], COMMON_METHOD)
         check_options("scenario", self.scenario, self.scenario_options, SCENARIOS[self.scenario], COMMON_SCENARIO)
         check_options("model", self.model, self.model_options, MODELS[self.model], ())

@@ -10,7 +10,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -40,11 +40,10 @@ def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConf
     """
     method = known_name("method", method, REGISTRY)
     fields = _common_fields() + _command_fields(run_dir=True, seeds=False)
-    fields += _options(method, REGISTRY[method], COMMON_METHOD, optional=False)
-    taken = {name for name, _, _ in fields}
-    fields += _union_of_options(SCENARIOS, COMMON_SCENARIO, taken) + _union_of_options(MODELS, (), taken)
+    fields += _options(REGISTRY[method], COMMON_METHOD)
+    fields += _scenario_and_model_fields(fields)
     given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {_summary(REGISTRY[method])}")
-    return _config(method, given), {"run_dir": given["run_dir"]}
+    return _config(method, [method], given), {"run_dir": given["run_dir"]}
 
 
 def parse_compare(
@@ -57,11 +56,10 @@ def parse_compare(
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
     fields = _common_fields() + _command_fields(run_dir=True, seeds=True)
-    taken = {name for name, _, _ in fields}
-    fields += _union_of_options({name: REGISTRY[name] for name in names}, COMMON_METHOD, taken)
-    fields += _union_of_options(SCENARIOS, COMMON_SCENARIO, taken) + _union_of_options(MODELS, (), taken)
+    fields += _union_of_options("method", {name: REGISTRY[name] for name in names}, COMMON_METHOD, fields)
+    fields += _scenario_and_model_fields(fields)
     given = _parse(fields, arguments, prog, f"Compares {', '.join(names).replace('_', '-')}.")
-    configs = {name.replace("_", "-"): _config(name, given) for name in names}
+    configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
     return configs, {"run_dir": given["run_dir"], "seeds": given["seeds"]}
 
 
@@ -114,41 +112,55 @@ def _command_fields(*, run_dir: bool, seeds: bool) -> list[Field]:
     return fields
 
 
-def _options(name: str, factory: Callable, common: tuple[str, ...], *, optional: bool) -> list[Field]:
-    hints = typing.get_type_hints(factory)
-    notes = _argument_notes(factory, "Args:")
+def _options(factory: Callable, common: tuple[str, ...]) -> list[Field]:
+    """A factory's own options, with their defaults."""
     fields = []
-    for option, parameter in own_options(factory, common).items():
-        hint = _parsable(hints.get(option, str))
-        if hint is None:
-            continue
-        default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        note = notes.get(option, "")
-        if optional:
-            note = f"{name.replace('_', '-')}: {note}"
-        if optional or default is None:
-            hint, default = hint | None, None
+    for option, hint, note, default in _parsable_options(factory, common):
+        hint = hint | None if default is None else hint
         fields.append((option, _noted(hint, note), _as_tuple(default)))
     return fields
 
 
-def _union_of_options(registry: Mapping[str, Callable], common: tuple[str, ...], taken: set[str]) -> list[Field]:
-    found: dict[str, Field] = {}
+def _parsable_options(factory: Callable, common: tuple[str, ...]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Name, type, note and default of what the command line can give."""
+    hints = typing.get_type_hints(factory)
+    notes = _argument_notes(factory, "Args:")
+    for option, parameter in own_options(factory, common).items():
+        hint = _parsable(hints.get(option, str))
+        if hint is not None:
+            default = None if parameter.default is inspect.Parameter.empty else parameter.default
+            yield option, hint, notes.get(option, ""), default
+
+
+def _scenario_and_model_fields(fields: list[Field]) -> list[Field]:
+    scenarios = _union_of_options("scenario", SCENARIOS, COMMON_SCENARIO, fields)
+    return scenarios + _union_of_options("model", MODELS, (), fields + scenarios)
+
+
+def _union_of_options(
+    kind: str, registry: Mapping[str, Callable], common: tuple[str, ...], before: list[Field]
+) -> list[Field]:
+    """The options of all of a kind; one whose name another flag has already is called --KIND-NAME."""
+    taken = {name for name, _, _ in before}
+    hints: dict[str, list[Any]] = {}
+    notes: dict[str, dict[str, list[str]]] = {}  # flag -> note -> who says so
     for name, factory in registry.items():
-        for field in _options(name, factory, common, optional=True):
-            if field[0] in taken:
-                continue
-            if field[0] in found:
-                field = _either(found[field[0]], field)
-            found[field[0]] = field
-    taken |= set(found)
-    return list(found.values())
+        for option, hint, note, _ in _parsable_options(factory, common):
+            flag = f"{kind}_{option}" if option in taken else option
+            hints.setdefault(flag, []).append(hint)
+            notes.setdefault(flag, {}).setdefault(note.removesuffix("."), []).append(name.replace("_", "-"))
+    told = {flag: "; ".join(f"{', '.join(names)}: {note}" for note, names in notes[flag].items()) for flag in hints}
+    return [(flag, _noted(_either(given), told[flag]), None) for flag, given in hints.items()]
 
 
-def _either(first: Field, second: Field) -> Field:
-    """One flag for an option that two factories share."""
-    (one, note), (other, more) = (typing.get_args(field[1]) for field in (first, second))
-    return first[0], _noted(one | other, f"{note.help}; {more.help}"), None
+def _either(hints: Sequence[Any]) -> Any:
+    """None or any of the types, each named once."""
+    parts = dict.fromkeys(part for hint in hints for part in typing.get_args(hint | None))
+    choices = dict.fromkeys(
+        choice for part in parts if typing.get_origin(part) is typing.Literal for choice in typing.get_args(part)
+    )
+    others = [part for part in parts if typing.get_origin(part) is not typing.Literal]
+    return typing.Union[(*others, *([typing.Literal[tuple(choices)]] if choices else []))]
 
 
 def _parsable(hint: Any) -> Any | None:
@@ -156,14 +168,22 @@ def _parsable(hint: Any) -> Any | None:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         parts = [part for part in map(_parsable, inner) if part is not None]
-        return typing.Union[tuple(parts)] if parts else None  # noqa: UP007
+        return typing.Union[tuple(parts)] if set(parts) - {type(None)} else None  # noqa: UP007
+    if origin is tuple and Ellipsis not in inner:
+        # A flag's words can be told apart where every part takes one of them.
+        parts = [_one_word(part) for part in inner]
+        return None if None in parts else tuple[tuple(parts)]
     if isinstance(origin, type) and issubclass(origin, Sequence):
         item = _parsable(inner[0])
-        nested = typing.get_origin(item) is tuple
-        return None if item is None or nested else tuple[item, ...]
+        return None if item is None or Ellipsis in typing.get_args(item) else tuple[item, ...]
     if origin is typing.Literal or hint in (int, float, str, bool, type(None)):
         return hint
     return None
+
+
+def _one_word(hint: Any) -> type | None:
+    """The type, or that among alternatives, which a single word of the command line gives."""
+    return next((kind for kind in (hint, *typing.get_args(hint)) if kind in (int, float, str)), None)
 
 
 def _as_tuple(default: Any) -> Any:
@@ -184,30 +204,51 @@ def _parse(fields: list[Field], arguments: Sequence[str], prog: str, description
     return {name: getattr(parsed, name) for name, _, _ in fields}
 
 
-def _config(method: str, given: Mapping[str, Any]) -> RunConfig:
+def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> RunConfig:
+    """One method's configuration; flags of the other `methods` of a comparison are theirs."""
     own = {field.name for field in dataclasses.fields(RunConfig)}
     scenario = known_name("scenario", given["scenario"], SCENARIOS)
     model = known_name("model", given["model"], MODELS)
-    options = {
-        "method_options": own_options(REGISTRY[method], COMMON_METHOD),
-        "scenario_options": own_options(SCENARIOS[scenario], COMMON_SCENARIO),
-        "model_options": own_options(MODELS[model], ()),
-    }
-    chosen: dict[str, Any] = {kind: {} for kind in options}
-    for name, value in given.items():
-        if name in own or name in COMMAND_FLAGS or value is None:
-            continue
-        homes = [kind for kind, parameters in options.items() if name in parameters]
-        # A method's flags always have a value; another method's, in a comparison, concern this one not.
-        if not homes and not any(name in own_options(factory, COMMON_METHOD) for factory in REGISTRY.values()):
+    factories = (
+        ("method", REGISTRY[method], COMMON_METHOD),
+        ("scenario", SCENARIOS[scenario], COMMON_SCENARIO),
+        ("model", MODELS[model], ()),
+    )
+    theirs = {option for other in methods for option in own_options(REGISTRY[other], COMMON_METHOD)}
+    used = theirs | own | set(COMMAND_FLAGS)
+    chosen: dict[str, dict[str, Any]] = {}
+    for kind, factory, common in factories:
+        hints = typing.get_type_hints(factory)
+        chosen[kind] = {}
+        for option, parameter in own_options(factory, common).items():
+            flag = f"{kind}_{option}" if f"{kind}_{option}" in given else option
+            value = None if kind != "method" and flag in theirs else given.get(flag)
+            needed = parameter.default is inspect.Parameter.empty
+            if _parsable(hints[option]) is None and (needed or value is not None):
+                name = factory.__name__.replace("_", "-")
+                raise ValueError(f"{option} of {kind} {name} cannot be given on the command line; use Python")
+            if value is None:
+                continue
+            chosen[kind][option] = _as_list(value)
+            used.add(flag)
+    for flag, value in given.items():
+        if value is not None and flag not in used:
             raise ValueError(
-                f"--{name.replace('_', '-')} belongs neither to scenario {scenario.replace('_', '-')} "
-                f"nor to model {model}, but to {_owners(name)}"
+                f"{_spelled(flag)} belongs neither to scenario {scenario.replace('_', '-')} "
+                f"nor to model {model.replace('_', '-')}, but to {_owners(flag)}"
             )
-        for kind in homes[:1]:
-            chosen[kind][name] = list(value) if isinstance(value, tuple) else value
     known = {name: given[name] for name in own if name in given}
-    return RunConfig(method=method, membership=_membership(given), **known, **chosen)
+    options: dict[str, Any] = {f"{kind}_options": values for kind, values in chosen.items()}
+    return RunConfig(method=method, membership=_membership(given), **known, **options)
+
+
+def _as_list(value: Any) -> Any:
+    """As JSON gives it back."""
+    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _spelled(flag: str) -> str:
+    return "--" + flag.replace("_", "-")
 
 
 def _membership(given: Mapping[str, Any]) -> tuple[Membership, ...]:
@@ -225,9 +266,11 @@ def _membership(given: Mapping[str, Any]) -> tuple[Membership, ...]:
     )
 
 
-def _owners(option: str) -> str:
-    owners = [name for name, factory in SCENARIOS.items() if option in own_options(factory, COMMON_SCENARIO)]
-    owners += [name for name, factory in MODELS.items() if option in own_options(factory, ())]
+def _owners(flag: str) -> str:
+    owners = []
+    for kind, registry, common in (("scenario", SCENARIOS, COMMON_SCENARIO), ("model", MODELS, ())):
+        option = flag.removeprefix(f"{kind}_")
+        owners += [name for name, factory in registry.items() if option in own_options(factory, common)]
     return ", ".join(owners).replace("_", "-")
 
 
@@ -235,12 +278,22 @@ def _owners(option: str) -> str:
 
 
 def _argument_notes(documented: Any, heading: str) -> dict[str, str]:
-    """The notes on arguments in a docstring, by name."""
+    """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
     text = inspect.getdoc(documented) or ""
     _, _, section = text.partition(heading)
     section = re.split(r"\n\s*\n(?=\S)", section)[0]
-    notes = re.findall(r"^ {2}(\w+): (.*?)(?=^ {2}\w+: |\Z)", section, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(note.split()) for name, note in notes}
+    _, *entries = re.split(r"^ {2}((?:\w+, )*\w+): ", section, flags=re.MULTILINE)
+    notes: dict[str, str] = {}
+    for names, note in zip(entries[::2], entries[1::2], strict=True):
+        note = " ".join(note.split())
+        referred = re.match(r"as in `(\w+)`", note)
+        elsewhere = _argument_notes(_named(documented, referred[1]), heading) if referred else {}
+        notes |= {name: elsewhere.get(name, note) for name in names.split(", ")}
+    return notes
+
+
+def _named(documented: Any, name: str) -> Any:
+    return getattr(documented, "__globals__", {}).get(name) or REGISTRY.get(name)
 
 
 def _summary(documented: Any) -> str:

@@ -29,15 +29,15 @@ def uniform(bound: float):
       An initialiser `(rng_key, shape, dtype=float32) -> Array`.
 
     Raises:
-      ValueError: a negative bound.
+      ValueError: a negative or infinite bound.
 
     >>> import jax
     >>> weights = uniform(0.5)(jax.random.key(0), (1000,))
     >>> bool(abs(weights).max() <= 0.5)
     True
     """
-    if bound < 0:
-        raise ValueError(f"bound is {bound}; a uniform distribution on ±bound needs bound >= 0")
+    if not 0 <= bound < math.inf:
+        raise ValueError(f"bound is {bound}; a uniform distribution on ±bound needs a finite bound, 0 or more")
 
     def init(rng_key: Array, shape, dtype=jax.numpy.float32, **_) -> Array:
         return jax.random.uniform(rng_key, shape, dtype, -bound, bound)

@@ -57,7 +57,7 @@ def from_flax(
         return module if isinstance(module, linen.Module) else module(outputs())
 
     def init(rng_key: Array, info: DatasetInfo) -> Variables:
-        built = build(lambda: _num_outputs(info, loss) if num_outputs is None else num_outputs)
+        built = build(lambda: _num_outputs(info, loss, num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
         variables = built.init(rng_key, x, **_mode(built, train=False))
         unknown = set(variables) - {"params", "batch_stats"}
@@ -84,7 +84,12 @@ def from_flax(
     return Model(init, apply, task.loss, task.predict, task.metrics)
 
 
-def _num_outputs(info: DatasetInfo, loss: LossName) -> int:
+def _num_outputs(info: DatasetInfo, loss: LossName, given: int | None) -> int:
+    if given is not None:
+        least = info.num_classes if info.task in ("classification", "language") and loss != "mse" else 1
+        if given < least:
+            raise ValueError(f"num_outputs is {given}, but {info.name} has {least} classes; give at least as many")
+        return given
     if info.task in ("classification", "language"):
         if info.num_classes < 2:
             raise ValueError(

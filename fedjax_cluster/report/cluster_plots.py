@@ -27,6 +27,7 @@ from fedjax_cluster.report.style import (
 )
 
 NAME_WIDTH = 16
+LEGEND_LINES = 24  # in one column
 HEADINGS = ("True group", "Cluster")
 UNKNOWN = "#C8C8C8"
 NO_CLUSTER = "$?$"
@@ -56,12 +57,14 @@ def client_features(features: Any, group: Any | None, labels: Any, group_names: 
     pairs = _pairs(points.shape[1])
     entries = _legend_entries(looks, None if group is None else group_names)
     lines = sum(name.count("\n") + 1 for _, name in entries)
+    columns = -(-lines // LEGEND_LINES)
     with style():
-        figure = new_figure(SINGLE if len(pairs) == 1 else DOUBLE, max(2.6, LINE_INCHES * lines + 0.2))
+        width = SINGLE if len(pairs) == columns == 1 else DOUBLE
+        figure = new_figure(width, max(2.6, LINE_INCHES * -(-lines // columns) + 0.2))
         panels = figure.subplots(1, len(pairs), squeeze=False)[0]
         for axes, (across, up) in zip(panels, pairs, strict=True):
             _scatter(axes, points, across, up, by, labels, looks)
-        legend = figure.legend(*zip(*entries, strict=True), loc="outside right upper", handlelength=1)
+        legend = figure.legend(*zip(*entries, strict=True), loc="outside right upper", handlelength=1, ncols=columns)
         for text in legend.get_texts():
             if text.get_text() in HEADINGS:
                 text.set_fontweight("bold")
@@ -192,7 +195,9 @@ def _colors(values: np.ndarray) -> dict[int, str]:
 
 def _markers(labels: np.ndarray) -> dict[int, str]:
     known = _known(labels)
-    return {label: NO_CLUSTER if label < 0 else MARKERS[index % len(MARKERS)] for index, label in enumerate(known)}
+    # More clusters than markers are told apart by their numbers.
+    plain = [f"${label}$" for label in known] if len(known) > len(MARKERS) else MARKERS
+    return {label: NO_CLUSTER if label < 0 else plain[index] for index, label in enumerate(known)}
 
 
 def _known(values: np.ndarray) -> list[int]:

@@ -193,7 +193,7 @@ def dendrogram(
         figure = new_figure(DOUBLE, 2.5)
         axes = figure.subplots()
         axes.add_collection(LineCollection(paths, colors=NEUTRAL, linewidths=0.7))
-        top = 1.05 * merges[:, 2].max()
+        top = 1.05 * max(merges[:, 2].max(), 0.0 if threshold is None else threshold)
         low = 0.0
         if group is not None:
             group = np.asarray(group)
@@ -213,7 +213,7 @@ def dendrogram(
             )
             handles.append(line)
         axes.set_xlim(-0.5, len(matrix) - 0.5)
-        axes.set_ylim(low, max(top, 0.0 if threshold is None else 1.05 * threshold))
+        axes.set_ylim(low, top)
         axes.set_xticks([])
         axes.yaxis.set_major_locator(MaxNLocator(6, prune="lower" if low < 0 else None))
         axes.grid(False, axis="x")

@@ -103,7 +103,7 @@ def learning_curves(histories: Mapping[str, History | Sequence[History]], metric
                 axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
         last = max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
         column[-1].set_xlim(-0.02 * last - 0.5, 1.02 * last + 0.5)
-        column[-1].xaxis.set_major_locator(MaxNLocator(7, steps=STEPS, integer=True))
+        column[-1].xaxis.set_major_locator(MaxNLocator(7, steps=STEPS, integer=True, min_n_ticks=1))
         column[-1].set_xlabel("Communication round")
         # A method may have values in one of the panels only.
         entries = {str(line.get_label()): line for axes in column for line in axes.get_lines()}

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster.data import check_federation, digits, scenarios
+from fedjax_cluster.data import check_federation, digits, from_arrays, scenarios
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
 
@@ -59,6 +59,33 @@ def test_labels_of_padding_are_nobodys_business():
 def test_a_bad_federation_is_refused(train, message):
     with pytest.raises(ValueError, match=message):
         check_federation(_federation(**train))
+
+
+def test_images_of_whole_numbers_are_refused_and_unscaled_floats_said(caplog):
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8))
+    with pytest.raises(ValueError, match=r"x holds images of dtype int32.*uint8"):
+        from_arrays(images, np.zeros(30, int))
+    good = from_arrays(images.astype(np.uint8), np.arange(30) % 3, np.arange(30) % 5)
+    bad = good._replace(train=good.train._replace(x=good.train.x.astype(np.int32)))
+    with pytest.raises(ValueError, match=r"x of 'train' holds images of dtype int32"):
+        check_federation(bad)
+    from_arrays(images / 255, np.zeros(30, int))
+    from_arrays(np.zeros((30, 12), int), np.zeros((30, 12), int), num_classes=3, task="language")
+    assert not caplog.records
+    from_arrays(images.astype(float), np.zeros(30, int))
+    assert "floats up to 255" in caplog.text
+
+
+def test_one_hot_labels_are_refused():
+    with pytest.raises(ValueError, match=r"one-hot.*argmax"):
+        from_arrays(np.zeros((6, 2)), np.eye(3, dtype=int)[[0, 1, 2, 0, 1, 2]])
+
+
+def test_a_federation_has_a_test_part_and_groups_of_whole_numbers():
+    with pytest.raises(ValueError, match="'test' is a NoneType"):
+        check_federation(_federation()._replace(test=None))
+    with pytest.raises(ValueError, match="`group` has the dtype float"):
+        check_federation(_federation()._replace(group=np.array([0, 1, np.nan, 1])))
 
 
 def test_every_part_is_looked_at():

@@ -61,6 +61,15 @@ def test_colour_is_the_group_and_marker_the_cluster(check_layout):
     check_layout(figure)
 
 
+def test_more_clusters_than_markers_are_told_apart_by_their_numbers(check_layout):
+    labels = np.arange(40) % 20
+    figure = cluster_plots.client_features(np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 5, labels)
+    handles = dict(zip(legend_texts(figure), figure.legends[0].legend_handles, strict=True))
+    assert len({str(handles[str(label)].get_marker()) for label in range(20)}) == 20
+    assert figure.get_figheight() < 4
+    check_layout(figure)
+
+
 def test_legend_shows_what_is_drawn():
     """The legend's colour of a group, and its marker of a cluster, are those of the points."""
     features = np.asarray([[0.0, 0.0], [1.0, 1.0]])

@@ -79,6 +79,13 @@ def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
         assert (drawn[first] == drawn[second]) == (GROUP[leaves[first]] == GROUP[leaves[second]])
 
 
+def test_the_strip_of_groups_stays_beneath_the_tree_of_a_high_cut():
+    distance = distances()
+    (axes,) = flag_plots.dendrogram(distance, threshold=100 * distance.max(), group=GROUP).axes
+    strip = max(patch.get_window_extent().y1 for patch in axes.patches)
+    assert strip <= axes.transData.transform((0, 0))[1]
+
+
 @pytest.mark.parametrize("searched", [True, False])
 def test_a_finished_run_is_drawn_from_what_was_harvested(searched, monkeypatch):
     """The seventh client has no examples, the eighth joined later, and the ninth sent infinities: no distances."""

@@ -163,6 +163,9 @@ def test_one_round_is_a_single_point(make_history, check_layout):
     figure = plots.learning_curves({"ifca": make_history(1)})
     x, _ = lines(figure.axes[0])["IFCA"]
     np.testing.assert_array_equal(x, [0])
+    figure.draw_without_rendering()
+    low, high = figure.axes[-1].get_xlim()
+    assert [tick for tick in figure.axes[-1].get_xticks() if low <= tick <= high] == [0]
     check_layout(figure)
 
 

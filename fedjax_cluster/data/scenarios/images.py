@@ -186,6 +186,8 @@ def mixed_datasets(
     # angles counted as one group, as in F.5, K = 5. One model for each of these groups, trained as the paper says
     # on 32 clients, reaches 82.1 % (Table 11: 82.4 ± 0.03).
     turns = angles if angles is not None else [EIGHT_ANGLES] + [(0.0,)] * (len(examples) - 1)
+    if any(np.ndim(turn) != 1 for turn in turns):
+        raise ValueError(f"angles={angles!r} must hold a sequence for each data set, such as ((0, 90), (0,)).")
     if len(turns) != len(examples):
         raise ValueError(f"`angles` has {len(turns)} entries for {len(examples)} data sets: give one for each.")
 
@@ -234,6 +236,8 @@ def _turn(federation: Federation, angle_of: np.ndarray, angles: Sequence[float])
 
 
 def _check_angles(angles: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(angles, str) or np.ndim(angles) != 1:
+        raise ValueError(f"angles={angles!r} is not a sequence of degrees: give one such as (0, 90, 180, 270).")
     turns = tuple(float(angle) for angle in angles)
     if not turns or not np.isfinite(turns).all():
         raise ValueError(f"angles={tuple(angles)} are not one or more numbers of degrees.")
