@@ -64,7 +64,7 @@ def fedsoft(
       local: the steps that a client takes on its proximal problem.
       every: τ, rounds between two estimates of the importance; all clients take part in an estimate.
       proximal: λ, weight of the pull of a client's model towards those of all clusters.
-      smallest_importance: ε.
+      smallest_importance: ε, the least weight of a cluster in a client's problem, so that none is lost for good.
       participation: draws per round as a share of the clients, divided evenly among the clusters:
         ⌈participation · M / K⌉ for each.
 

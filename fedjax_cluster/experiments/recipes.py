@@ -9,6 +9,7 @@ from fedjax_cluster.experiments.cfl_gp_recipes import CFL_GP_RECIPES
 from fedjax_cluster.experiments.cfl_recipes import CFL_RECIPES
 from fedjax_cluster.experiments.config import known_name
 from fedjax_cluster.experiments.fedgwc_recipes import FEDGWC_RECIPES
+from fedjax_cluster.experiments.flag_parameter_recipes import FLAG_PARAMETER_RECIPES
 from fedjax_cluster.experiments.flag_recipes import FLAG_RECIPES
 from fedjax_cluster.experiments.gradient_loss_recipes import GRADIENT_LOSS_RECIPES
 from fedjax_cluster.experiments.mixture_recipes import MIXTURE_RECIPES
@@ -16,7 +17,15 @@ from fedjax_cluster.experiments.recipe import Recipe, Study
 
 RECIPES: dict[str, Recipe | Study] = {
     own.name: own
-    for own in (*CFL_GP_RECIPES, *CFL_RECIPES, *FEDGWC_RECIPES, *FLAG_RECIPES, *GRADIENT_LOSS_RECIPES, *MIXTURE_RECIPES)
+    for own in (
+        *CFL_GP_RECIPES,
+        *CFL_RECIPES,
+        *FEDGWC_RECIPES,
+        *FLAG_RECIPES,
+        *FLAG_PARAMETER_RECIPES,
+        *GRADIENT_LOSS_RECIPES,
+        *MIXTURE_RECIPES,
+    )
 }
 
 
