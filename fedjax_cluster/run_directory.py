@@ -59,6 +59,11 @@ class RunDirectory:
             write_json(self.path / "config.json", {"identity": self._identity, "experiment": self._config})
         self._checkpoints = Checkpoints(self.path / "checkpoints")
 
+    def has_checkpoint(self) -> bool:
+        """Whether there is a state to read back, as far as can be told before `open`."""
+        folder = self.path / "checkpoints"
+        return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
+
     def restore(self, like: State) -> tuple[State, dict[str, np.ndarray]] | None:
         """The newest checkpoint's state and history; None for a fresh run."""
         latest = self._checkpoints.latest()

@@ -131,8 +131,8 @@ def simulate(
     train = parallel.place_population(federation.train, federation.info, mapping)
     test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping)
     group = _groups(federation, train)
-    state, info = algorithm.init(keys.initialization, schedule.start(train))
-    state = parallel.place_state(state, mapping)
+    init = functools.partial(_initial_state, algorithm, keys.initialization, schedule.start(train), mapping)
+    state, info = init(blank=directory is not None and directory.has_checkpoint())
     history: dict[str, np.ndarray] = {}
     events: tuple[Event, ...] = ()
     if directory is not None:
@@ -140,6 +140,8 @@ def simulate(
         if (restored := directory.restore(state)) is not None:
             state, history = restored
             events = directory.read_events(int(state.round))
+        else:
+            state, info = init(blank=False) if directory.has_checkpoint() else (state, info)
     done = int(state.round)
     if done == 0 and bool(info.event):
         events = _harvest(algorithm, state, -1, directory)
@@ -212,6 +214,15 @@ def simulate(
     if interrupt.wanted:
         raise KeyboardInterrupt(*([] if directory is None else [str(directory.path)]))
     return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
+
+
+def _initial_state(
+    algorithm: ClusteredAlgorithm, rng_key: Array, population: Population, mapping: ClientMapping, *, blank: bool
+) -> tuple[State, RoundInfo]:
+    """The state before the first round; `blank` spares the work where it is only to be replaced."""
+    start = algorithm.blank if blank and algorithm.blank is not None else algorithm.init
+    state, info = start(rng_key, population)
+    return parallel.place_state(state, mapping), info
 
 
 def _harvest(

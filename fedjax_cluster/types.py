@@ -229,6 +229,8 @@ class ClusteredAlgorithm(NamedTuple):
     cluster:     (rng_key, state, mapping) -> i32[M] labels: what the server computes of what it holds in one clustering
                  of a round, and no more, as `step` does; `simulate` times it. None where the clients choose, or `init`
                  clusters once and measures that itself
+    blank:       (rng_key, population) -> (State, RoundInfo) of the shapes of `init`'s, without its work, for a state
+                 that is read back; None where `init` is quick
     """
 
     name: str
@@ -241,3 +243,4 @@ class ClusteredAlgorithm(NamedTuple):
     admit: Callable[..., State] | None = None
     harvest: Callable[[State], Mapping[str, Any]] | None = None
     cluster: Callable[..., Array] | None = None
+    blank: Callable[..., tuple[State, RoundInfo]] | None = None

@@ -254,17 +254,8 @@ def flag(
         found = int(labels.max()) + 1
         one_shot.check_found("flag", found, clusters, f"α = {alpha:g}")
 
-        models = one_shot.start_clusters(rng_key, model, population.info, clusters, found)
-        weights = averaging.one_hot(jnp.asarray(labels), clusters)
-        rows = averaging.HardClients(weights, jnp.asarray(present))
-        if newcomers:
-            rows = Clients(weights, jnp.asarray(present), vectors, counts, updates, jnp.asarray(known))
-        own = Server(
-            init_optimizer(optimizer, models),
-            jax.tree.map(jnp.asarray, start) if newcomers else None,
-            matrices,
-            jax.tree.map(jnp.asarray, search),
-        )
+        measured = Measured(vectors, counts, updates, num_steps)
+        state = assemble(rng_key, population, labels, measured, known, start, matrices, search)
         size, light_size = tree.size(start.params), _size(light, population)
         clients = float(present.sum())
         trained = clients if long_update is not None else 0.0
@@ -281,7 +272,46 @@ def flag(
         info = info._replace(
             num_rejected=jnp.asarray(int((present & ~known).sum()), jnp.int32), event=jnp.asarray(True)
         )
-        return State(models, rows, own, jnp.zeros((), jnp.int32)), info
+        return state, info
+
+    def assemble(
+        rng_key: Array,
+        population: Population,
+        labels: np.ndarray,
+        measured: Measured,
+        known: Any,
+        start: Variables,
+        matrices: Matrices,
+        search: Search,
+    ) -> State:
+        """The state before the first round from what was measured and found."""
+        models = one_shot.start_clusters(rng_key, model, population.info, clusters, int(labels.max()) + 1)
+        weights = averaging.one_hot(jnp.asarray(labels), clusters)
+        present = jnp.asarray(averaging.present_clients(population))
+        rows = averaging.HardClients(weights, present)
+        if newcomers:
+            rows = Clients(weights, present, measured.vectors, measured.counts, measured.update, jnp.asarray(known))
+        own = Server(
+            init_optimizer(optimizer, models),
+            jax.tree.map(jnp.asarray, start) if newcomers else None,
+            matrices,
+            jax.tree.map(jnp.asarray, search),
+        )
+        return State(models, rows, own, jnp.zeros((), jnp.int32))
+
+    def blank(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        start = model.init(rng_key, population.info)
+        mapped = jax.eval_shape(measure_all, rng_key, population, start)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
+        measured, known = zeros.collected, zeros.accepted
+        many = known.shape[0]
+        matrices = Matrices(*[jnp.zeros((many, many))] * 3)
+        tried = len(threshold_grid(interval)) if threshold is None else 1
+        floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
+        search = Search(floats, floats, whole, np.int32(0), np.int32(0))
+        labels = np.zeros(many, np.int32)
+        state = assemble(rng_key, population, labels, measured, known, start, matrices, search)
+        return state, averaging.initial_info(clusters)
 
     # ------------------------------------------------------------------------------------ rounds and after
 
@@ -341,6 +371,7 @@ def flag(
         averaging.personalize_by_label,
         admit if newcomers else None,
         harvest,
+        blank=blank,
     )
 
 

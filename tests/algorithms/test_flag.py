@@ -320,6 +320,28 @@ def test_the_search_finds_the_groups():
     assert result.history["loss_evaluations"][0] > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"threshold": 0.6}, {"newcomers": False}, {"gradient_epochs": 0, "beta": 1.0}])
+def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, options):
+    algorithm = flag(
+        nn.linear(), clusters=9, local=FULL, light_model=LIGHT, **{"gradient_epochs": 1, "search_rounds": 1, **options}
+    )
+    population = place(lines())
+    shapes = lambda state: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]  # noqa: E731
+    assert shapes(algorithm.blank(jax.random.key(0), population)) == shapes(
+        algorithm.init(jax.random.key(0), population)
+    )
+    whole = simulate(algorithm, lines(), rounds=3, mapping=SCAN)
+    simulate(algorithm, lines(), rounds=2, mapping=SCAN, run_dir=tmp_path / "run")
+
+    def never(*arguments, **options):
+        raise AssertionError("clustered again")
+
+    resumed = simulate(algorithm._replace(init=never), lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "run")
+    for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(resumed.events[0].content["proximity"], whole.events[0].content["proximity"])
+
+
 def test_the_search_takes_its_own_epochs_and_axis():
     arguments = {"clusters": 9, "gradient_epochs": 0, "max_vectors": 2, "light_model": LIGHT, "interval": 0.5}
     found = {}
