@@ -145,13 +145,16 @@ def _scatter(
     vertical = np.arange(len(points)) if up is None else points[:, up]
     for label, marker in looks.markers.items():
         mine = labels == label
+        size = float(np.clip(2500 / len(points), 7, 20))
+        outlined = len(points) <= 200 and not _is_number(marker)
         axes.scatter(
             points[mine, across],
             vertical[mine],
-            s=float(np.clip(2500 / len(points), 7, 20)),
+            # A number is as wide as any marker, so that its digits get smaller with their count.
+            s=1.5 * len(str(label)) * size if _is_number(marker) else size,
             marker=marker,
             c=[looks.colors[int(value)] for value in by[mine]],
-            edgecolors="white" if len(points) <= 200 else "none",
+            edgecolors="white" if outlined else "none",
             linewidths=0.3,
             alpha=0.9,
         )
@@ -175,8 +178,11 @@ def _legend_entries(looks: _Looks, group_names: Sequence[str] | None) -> list[tu
         return Line2D([], [], linestyle="none"), name
 
     clusters = {label: "none" if label < 0 else str(label) for label in looks.markers}
+    if any(map(_is_number, looks.markers.values())):
+        first = min(label for label in clusters if label >= 0)
+        clusters = {label: "as numbered" if label == first else "none" for label in clusters if label in (first, -1)}
     if group_names is None:
-        pairs = [entry(name, looks.colors[label], looks.markers[label]) for label, name in clusters.items()]
+        pairs = [entry(clusters[label], looks.colors[label], looks.markers[label]) for label in clusters]
         return [heading(HEADINGS[1]), *pairs]
     groups = {group: wrapped(_group_name(group, group_names), NAME_WIDTH) for group in looks.colors}
     return [
@@ -198,6 +204,10 @@ def _markers(labels: np.ndarray) -> dict[int, str]:
     # More clusters than markers are told apart by their numbers.
     plain = [f"${label}$" for label in known] if len(known) > len(MARKERS) else MARKERS
     return {label: NO_CLUSTER if label < 0 else plain[index] for index, label in enumerate(known)}
+
+
+def _is_number(marker: str) -> bool:
+    return marker.strip("$").isdigit()
 
 
 def _known(values: np.ndarray) -> list[int]:

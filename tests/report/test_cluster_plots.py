@@ -64,8 +64,16 @@ def test_colour_is_the_group_and_marker_the_cluster(check_layout):
 def test_more_clusters_than_markers_are_told_apart_by_their_numbers(check_layout):
     labels = np.arange(40) % 20
     figure = cluster_plots.client_features(np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 5, labels)
-    handles = dict(zip(legend_texts(figure), figure.legends[0].legend_handles, strict=True))
-    assert len({str(handles[str(label)].get_marker()) for label in range(20)}) == 20
+    assert drawn(figure.axes[0])[1] == 20
+    assert legend_texts(figure)[-2:] == ["Cluster", "as numbered"]
+    check_layout(figure)
+    by_cluster = cluster_plots.client_features(np.arange(60.0).reshape(60, 1), None, np.arange(60) % 30)
+    assert legend_texts(by_cluster) == ["Cluster", "as numbered"]
+
+
+def test_the_legend_of_many_groups_takes_several_columns(check_layout):
+    figure = cluster_plots.client_features(np.arange(60.0).reshape(60, 1), np.arange(60) % 30, np.arange(60) % 2)
+    assert len(legend_texts(figure)) == 1 + 30 + 2 + 2
     assert figure.get_figheight() < 4
     check_layout(figure)
 
