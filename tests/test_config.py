@@ -46,3 +46,24 @@ def test_where_gradients_are_averaged_the_rate_is_the_servers():
     assert float(updates["w"][0]) == -0.25
     own, server = build_local(RunConfig(method="fesem", learning_rate=0.25))
     assert (own.config["learning_rate"], own.config["steps"]) == (0.25, 1)
+
+
+def test_a_configuration_of_another_version_is_refused_by_name():
+    content = {**RunConfig().to_json(), "temperature": 1.0}
+    with pytest.raises(ValueError, match=r"settings unknown here: temperature"):
+        RunConfig.from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "Adam"}, "optimizer is 'Adam'; choose 'sgd' or 'adam'"),
+        ({"optimizer": "adam", "momentum": 0.9}, "adam has its own"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"server_learning_rate": 0.5}, "server_learning_rate is 0.5"),
+    ],
+)
+def test_settings_that_would_do_nothing_or_something_else_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig(**settings)

@@ -110,6 +110,14 @@ def _subspaces(seed, dimensions):
 
 
 @pytest.mark.parametrize("reduction", ["smallest", "sum"])
+def test_an_empty_subspace_is_at_a_right_angle_to_all(reduction):
+    vectors = np.zeros((3, 1, 4, 2), np.float32)
+    vectors[0, 0, :2] = vectors[1, 0, :2] = np.eye(2)
+    angles = np.asarray(fcc.classwise_angles(vectors, np.ones((3, 1), np.int32), reduction))[..., 0]
+    np.testing.assert_allclose(angles, [[0, 0, 90], [0, 0, 90], [90, 90, 0]], atol=0.06)
+
+
+@pytest.mark.parametrize("reduction", ["smallest", "sum"])
 def test_classwise_angles_equal_scipy(reduction):
     rng = np.random.default_rng(0)
     dimensions = rng.integers(0, P + 1, size=(M, L))
