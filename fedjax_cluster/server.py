@@ -56,17 +56,17 @@ def update_clusters(
     return clusters._replace(params=params, stats=stats), tree.where(occupied, new_state, optimizer_state)
 
 
-def share_layers(clusters: Clusters, patterns: Sequence[str], num_clients: Array) -> Clusters:
-    """Averages chosen layers over all clients: over the clusters, weighted by their clients.
+def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> Clusters:
+    """Averages chosen layers over all clients: over the clusters, weighted as their clients were.
 
     θ_shared = Σ_k n_k θ_k / Σ_k n_k, written to every active cluster; statistics of a chosen layer follow it.
 
     Args:
       clusters: the K models.
       patterns: parameter paths as in `tree.match`, such as `["!output"]`.
-      num_clients: i32[K] or f32[K].
+      weight: i32[K] or f32[K], sums of the clients' weights; their number where these are uniform.
     """
-    weight = num_clients.astype(jnp.float32)
+    weight = weight.astype(jnp.float32)
     weight = weight / jnp.maximum(weight.sum(), 1.0)
 
     def share(leaf: Array) -> Array:
@@ -79,6 +79,14 @@ def share_layers(clusters: Clusters, patterns: Sequence[str], num_clients: Array
     params = shared(clusters.params, tree.match(clusters.params, patterns))
     stats = shared(clusters.stats, tree.match(clusters.stats, patterns, strict=False))
     return clusters._replace(params=params, stats=stats)
+
+
+def shared_part(params: PyTree, patterns: Sequence[str]) -> float:
+    """The share of the parameters that are in shared layers."""
+    if not patterns:
+        return 0.0
+    leaves, chosen = jax.tree.leaves(params), jax.tree.leaves(tree.match(params, patterns))
+    return sum(leaf.size for leaf, pick in zip(leaves, chosen, strict=True) if pick) / tree.size(params)
 
 
 def keep_decimals(values: PyTree, decimals: int | None, rounding: Rounding = "nearest") -> PyTree:

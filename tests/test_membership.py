@@ -3,13 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import cfl, fedavg, ifca
+from fedjax_cluster.algorithms import cfl, fedavg, fedsoft, ifca, local_only, pacfl
 from fedjax_cluster.simulation import simulate
-from fedjax_cluster.types import Membership
+from fedjax_cluster.types import ClientData, DatasetInfo, Federation, Membership
 from tests.federations import blobs
 
 CHANGES = (Membership(3, join=(6,)), Membership(5, join=(7, 6), leave=(2,)), Membership(4, leave=(6,)))
@@ -102,3 +103,51 @@ def test_a_method_that_admits_nobody_takes_no_joins():
     own = fedavg(nn.linear(), local=FULL)._replace(admit=None)
     with pytest.raises(ValueError, match="fedavg admits no client"):
         simulate(own, blobs(), rounds=4, membership=[Membership(2, join=(1,))])
+
+
+@pytest.mark.parametrize("build", [local_only, fedsoft])
+def test_who_comes_back_goes_on_with_its_own_model(build):
+    options = {"clusters": 2} if build is fedsoft else {}
+    algorithm = build(nn.linear(), local=FULL, **options)
+    left = simulate(algorithm, blobs(), rounds=6, eval_every=6, membership=[Membership(4, leave=(2,))]).state
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[2]), blobs().train)
+    back = algorithm.admit(jax.random.key(0), left, client, jnp.asarray(2))
+    rows = (lambda state: state.clients.models) if build is local_only else (lambda state: state.clients.own)
+    others = left.clusters.params
+    for before, after, centres in zip(
+        *map(jax.tree.leaves, (rows(left).params, rows(back).params, others)), strict=True
+    ):
+        np.testing.assert_array_equal(before[2], after[2])
+        assert (np.abs(np.asarray(centres) - np.asarray(after[2])).max(axis=tuple(range(1, centres.ndim))) > 0).all()
+    assert build is local_only or bool(back.clients.trained[2])
+
+
+def test_a_newcomer_with_infinite_losses_takes_nobodys_draws():
+    federation = blobs()
+    wild = federation.train._replace(x=np.where(np.arange(8)[:, None, None] == 2, 3e38, federation.train.x))
+    algorithm = fedsoft(nn.linear(), clusters=2, local=FULL, participation=0.5)
+    result = simulate(
+        algorithm, federation._replace(train=wild), rounds=8, eval_every=8, membership=[Membership(3, join=(2,))]
+    )
+    assert np.isfinite(np.asarray(result.state.clients.weights)).all()
+    assert (result.history["num_clusters"][3:] > 1).any()
+
+
+def test_a_newcomer_unlike_all_clusters_opens_one_while_there_are_slots():
+    """Three groups of clients on axes of their own; the third comes later."""
+    rng, group = np.random.default_rng(0), np.arange(9) % 3
+    x = np.zeros((9, 12, 6), np.float32)
+    for client in range(9):
+        x[client, :, 2 * group[client]] = rng.normal(3, 0.1, 12)
+    data = ClientData(x, np.zeros((9, 12), np.int32), np.full(9, 12, np.int32))
+    info = DatasetInfo("axes", (6,), 2)
+    federation = Federation(data, data, None, group.astype(np.int32), info)
+    late = [Membership(1, join=tuple(np.flatnonzero(group == 2).tolist()))]
+    found = {}
+    for slots in (2, 4):
+        algorithm = pacfl(nn.linear(), clusters=slots, local=FULL, threshold=10.0, num_vectors=1)
+        result = simulate(algorithm, federation, rounds=3, eval_every=3, membership=late)
+        found[slots] = result
+    assert found[4].history["adjusted_rand_index"][-1] == 1.0
+    assert found[4].history["num_clusters"].tolist() == [2, 3, 3]
+    assert found[2].history["num_clusters"].tolist() == [2, 2, 2]

@@ -17,7 +17,15 @@ from fedjax_cluster.algorithms import averaging
 from fedjax_cluster.algorithms.gradient_profiles import Clients, embed, estimate_clusters
 from fedjax_cluster.client_loop import Client, Reduced
 from fedjax_cluster.local import dataset_loss, server_key
-from fedjax_cluster.server import Rounding, Weighting, init_optimizer, keep_decimals, share_layers, update_clusters
+from fedjax_cluster.server import (
+    Rounding,
+    Weighting,
+    init_optimizer,
+    keep_decimals,
+    share_layers,
+    shared_part,
+    update_clusters,
+)
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -203,7 +211,7 @@ def cfl_gp(
     def update_models(state: State, reduced: Reduced) -> State:
         models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, reduced)
         if shared_layers:
-            models = share_layers(models, shared_layers, reduced.count)
+            models = share_layers(models, shared_layers, reduced.weight)
         return state._replace(clusters=models, server=state.server._replace(optimizer=optimizer_state))
 
     def train(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
@@ -273,7 +281,8 @@ def cfl_gp(
             num_clusters,
             changed,
             Costs(
-                models_down=participants + extra,
+                # Shared layers are in the client's own model already.
+                models_down=participants + (1.0 - shared_part(state.clusters.params, shared_layers)) * extra,
                 models_up=participants + share * extra,
                 gradient_evaluations=jnp.sum(steps) + jnp.sum(jnp.where(others, steps, 0.0)),
                 clusterings=1.0,

@@ -56,6 +56,7 @@ class Server(NamedTuple):
     calm: Array  # i32[K], rounds in a row that the average was below the tolerance
     parent: Array  # i32[], the cluster tested last
     index: Array  # f32[], its Davies–Bouldin index
+    tested: Array  # f32[], its running average at that time
     refused: Array  # i32[], splits for which there were not slots enough
 
 
@@ -98,7 +99,8 @@ def fedgwc(
       patience: rounds; None is ⌈clients/cohort⌉ of the cluster.
       max_children: n_max; None is min(⌊clients/cohort⌋, 4) of the cluster, which never splits one whose clients all
         take part.
-      smallest: clients that each child of a split must have.
+      smallest: clients that each child of a split must have; ours, after the K_min of Theorem A.5: with fewer, a
+        cohort of a cluster would be everybody.
       sampling: "rare" draws clients with probability ∝ 1/(1 + times seen), "uniform" all alike.
       centre: (ours) takes each row's mean off P before the affinity, so that only the company counts.
       variant: "released" is the public code where it differs from the paper: P starts at 1/M², moments weighted by
@@ -131,6 +133,8 @@ def fedgwc(
     optimizer = optax.sgd(1.0) if server is None else server
     if server_momentum:
         optimizer = optax.chain(optax.trace(server_momentum), optimizer)
+    if centre and variant == "released":
+        raise ValueError("centre is ours, but variant is 'released', the public code as it is; give one of them")
     released = variant == "released"
     counted = rate == "count" and not released
     children_bound = MOST_CHILDREN if max_children is None else max_children
@@ -150,6 +154,7 @@ def fedgwc(
             interactions=jnp.full((size, size), start, jnp.float32),
             meetings=jnp.zeros((size, size) if counted else (0, 0), jnp.int32),
             average=jnp.ones(clusters),
+            tested=jnp.ones(()),
             calm=jnp.zeros(clusters, jnp.int32),
             parent=jnp.zeros((), jnp.int32),
             index=jnp.full((), jnp.inf, jnp.float32),
@@ -266,12 +271,14 @@ def fedgwc(
             counted=counted,
         )
         pairs = jnp.square(jnp.maximum(wanted if released else count, 1.0))
-        average = own.average + coefficient * (meeting.change / pairs - own.average)
+        # A cluster all of whose clients were rejected has learnt nothing.
+        met = jax.ops.segment_max(accepted.astype(jnp.int32), slot, clusters) > 0
+        average = own.average + jnp.where(met, coefficient * (meeting.change / pairs - own.average), 0.0)
         return own._replace(
             interactions=meeting.interactions,
             meetings=meeting.meetings,
             average=average,
-            calm=jnp.where(average < tolerance, own.calm + 1, 0),
+            calm=jnp.where(average < tolerance, own.calm + met.astype(jnp.int32), 0),
         )
 
     # ------------------------------------------------------------------------------------- splits
@@ -323,6 +330,7 @@ def fedgwc(
         parent, found = find_split(rng_key, state)
         label, own = averaging.labels(state.clients.weights), state.server
         own = own._replace(
+            tested=own.average[parent],
             average=own.average.at[parent].set(1.0),
             calm=own.calm.at[parent].set(0),
             parent=parent,
@@ -352,7 +360,8 @@ def fedgwc(
         return state._replace(
             clusters=Clusters(params, stats, models.active | born),
             clients=clients._replace(
-                weights=averaging.one_hot(new, clusters), previous=jnp.where(apart, label, clients.previous)
+                weights=averaging.one_hot(new, clusters),
+                previous=jnp.where(apart | found.refused, label, clients.previous),
             ),
             server=own._replace(
                 optimizer=optimizer_state,
@@ -364,17 +373,26 @@ def fedgwc(
     # ------------------------------------------------------------------------------------- the rest
 
     def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
-        # NOTE: the paper admits nobody later; a newcomer joins the cluster of least loss and has met nobody.
+        # NOTE: the paper admits nobody later; a newcomer joins the cluster of least loss, and is taken for a random one
+        # of its clients until it has met them: zeros, and means too, would tell newcomers apart as a cluster.
         slot, _ = averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client))
         alike = averaging.labels(state.clients.weights) == slot
         # Counted as seen as often as the least seen of its cluster, or it would be drawn in every round at first.
         seen = jnp.where(alike.any(), jnp.where(alike, state.clients.seen, jnp.inf).min(), 0.0)
         row = Clients(averaging.one_hot(slot, clusters), jnp.asarray(True), seen, slot)
         own = state.server
-        forget = lambda matrix: matrix.at[index].set(0).at[:, index].set(0)  # noqa: E731
-        own = own._replace(interactions=forget(own.interactions))
+        met = (own.meetings > 0 if counted else own.interactions != 0).any(1)
+        others = alike & met & (jnp.arange(len(alike)) != index)
+        chance = jax.random.uniform(jax.random.fold_in(rng_key, index), others.shape)
+        drawn = jnp.argmax(jnp.where(others, chance, -1.0)).astype(jnp.int32)
+        drawn = jnp.where(others.any(), drawn, len(others))
+        own = own._replace(
+            interactions=weighting_of.as_another(own.interactions, index, drawn),
+            average=own.average.at[slot].set(1.0),
+            calm=own.calm.at[slot].set(0),
+        )
         if counted:
-            own = own._replace(meetings=forget(own.meetings))
+            own = own._replace(meetings=own.meetings.at[index].set(0).at[:, index].set(0))
         return state._replace(clients=tree.scatter(state.clients, index, row), server=own)
 
     def harvest(state: State) -> Mapping[str, Any]:
@@ -386,7 +404,7 @@ def fedgwc(
             "labels": averaging.labels(jnp.asarray(clients.weights)),
             "parent": own.parent,
             "index": own.index,
-            "average": own.average,
+            "average": own.tested,
         }
 
     config = averaging.describe(

@@ -45,7 +45,8 @@ def fedprox(
     if local.rebuild is None:
         raise ValueError("the local update cannot be given a proximal term; use local.sgd")
     held = local.rebuild(proximal=proximal)
-    if held.config.get("steps") == 1:
+    single = (held.config.get("steps"), held.config.get("epochs"), held.config.get("batch_size"))
+    if single[0] == 1 or single[1:] == (1, None):
         LOG.warning("fedprox is FedAvg with one local step a round: its term is zero there; give more steps or epochs")
     plain = fedavg(model, local=held, server=server, weighting=weighting, participation=participation)
     return plain._replace(name="fedprox", config={**plain.config, "proximal": proximal})

@@ -209,10 +209,13 @@ def fedsoft(
 
     def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
         shares = best_shares(learner_losses(model, state.clusters, client), client.num_examples)
+        # One whose losses are not finite would take all draws.
+        shares = jnp.where(jnp.isfinite(shares).all(), shares, 0.0)
         centre = averaging.cluster_variables(state.clusters, jnp.argmax(shares))
-        row = SoftClients(
-            shares, jnp.asarray(True), jnp.asarray(client.num_examples, jnp.int32), jnp.asarray(False), centre
-        )
+        # Who was there before goes on with its own model.
+        trained = state.clients.trained[index]
+        own = jax.tree.map(lambda mine, theirs: jnp.where(trained, mine[index], theirs), state.clients.own, centre)
+        row = SoftClients(shares, jnp.asarray(True), jnp.asarray(client.num_examples, jnp.int32), trained, own)
         return state._replace(clients=tree.scatter(state.clients, index, row))
 
     config: dict[str, Any] = averaging.describe(

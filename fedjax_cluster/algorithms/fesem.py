@@ -32,6 +32,7 @@ from fedjax_cluster.types import (
     RoundInfo,
     Selection,
     State,
+    Variables,
 )
 
 
@@ -126,10 +127,12 @@ def fesem(
             result = train(client)
             return nearest_centre(centres, from_first(result), layers), result.num_steps
 
-        mean = weighted_mean(
-            parallel.for_each_client(as_centre, cohort, num_slots=clusters, reduce=lambda output: output).reduced
-        )
-        centres = models._replace(params=mean["params"], stats=mean["stats"])
+        reduced = parallel.for_each_client(as_centre, cohort, num_slots=clusters, reduce=lambda output: output).reduced
+        mean = weighted_mean(reduced)
+        # A client whose training diverged is no centre.
+        drawn_models = Variables(mean["params"], mean["stats"])
+        own = tree.where(reduced.weight > 0, drawn_models, Variables(models.params, models.stats))
+        centres = models._replace(params=own.params, stats=own.stats)
         slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
         return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32))
 

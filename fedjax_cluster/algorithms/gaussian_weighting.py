@@ -53,10 +53,12 @@ def released_rewards(losses: Array, mask: Array, weight: Array) -> Array:
     """The public code's rewards: moments weighted by examples, divided by their sum over the cohort; f32[C]."""
     weight = jnp.where(mask, weight[:, None], 0.0)
     total = jnp.maximum(weight.sum(0), 1e-30)
-    known = jnp.where(mask, losses, 0.0)
+    # In units of the largest, the square of no loss is infinite.
+    unit = jnp.maximum(jnp.where(mask, jnp.abs(losses), 0.0).max(0), 1e-30)
+    known = jnp.where(mask, losses, 0.0) / unit[None]
     mean = (weight * known).sum(0) / total
     squared = jnp.where(mask, jnp.square(known - mean[None]), 0.0)
-    variance = (weight * squared).sum(0) / total + 1e-16
+    variance = (weight * squared).sum(0) / total + jnp.maximum(1e-16 / jnp.square(unit), 1e-30)
     reward = jnp.where(mask, jnp.exp(-0.5 * squared / variance[None]), 0.0)
     reward = reward.sum(1) / jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
     return reward / jnp.maximum(reward.sum(), 1e-30)
@@ -101,7 +103,8 @@ def meet(
     pair_rate = jnp.where(met, pair_rate, 0.0)
     old = interactions.at[place[:, None], place[None, :]].get(mode="fill", fill_value=0.0)
     squared = jnp.square(pair_rate * (rewards[:, None] - old)).sum(1)
-    change = jax.nn.one_hot(slot, num_clusters).T @ squared
+    # Summed apart, as in a product with zeros one cluster's NaN would be everybody's.
+    change = jax.ops.segment_sum(squared, slot, num_clusters)
     new = clustering.update_interactions(interactions, rewards, place, accepted, pair_rate)
     return Meeting(new, meetings, change)
 
@@ -121,6 +124,20 @@ def centred(interactions: Array, mask: Array, known: Array) -> Array:
     number = jnp.maximum(pairs.sum(1), 1).astype(jnp.float32)
     mean = jnp.where(pairs, interactions, 0.0).sum(1) / number
     return jnp.where(pairs, interactions - mean[:, None], 0.0)
+
+
+def as_another(interactions: Array, index: Array, other: Array) -> Array:
+    """P with the row and the column of one client as those of another.
+
+    Args:
+      interactions: f32[M, M].
+      index: i32[], the client.
+      other: i32[], the one it is taken for; M for nobody, which leaves zeros.
+    """
+    row = interactions.at[other].get(mode="fill", fill_value=0.0)
+    column = interactions.at[:, other].get(mode="fill", fill_value=0.0)
+    same = column.at[other].get(mode="fill", fill_value=0.0)
+    return interactions.at[index].set(row).at[:, index].set(column).at[index, index].set(same)
 
 
 def released_affinity(interactions: Array, beta: float, mask: Array) -> Array:
@@ -159,16 +176,20 @@ def released_partition(
 ) -> Partition:
     """The public code's choice: scikit-learn's `cluster_qr`, and the index on the spectral embedding."""
     found = []
-    for k in range(2, max_children + 1):
+    # Fewer parts than clients: the embedding has no more vectors that tell them apart.
+    for k in range(2, min(max_children, len(mask) - 1) + 1):
         own = clustering.qr_partition(affinity, k, mask)
         index = clustering.scores.davies_bouldin(own.embedding, own.labels, mask=mask, num_labels=max_children)
         found.append((own.labels, index))
+    if not found:
+        whole = jnp.where(mask, 0, -1).astype(jnp.int32)
+        return Partition(whole, jnp.asarray(1, jnp.int32), jnp.asarray(jnp.inf, jnp.float32), jnp.asarray(False))
     labels, index = (jnp.stack(part) for part in zip(*found, strict=True))
     return _best(labels, index, most, free, smallest, max_children)
 
 
 def _best(labels: Array, index: Array, most: Array, free: Array, smallest: int, max_children: int) -> Partition:
-    number = jnp.arange(2, max_children + 1, dtype=jnp.int32)
+    number = 2 + jnp.arange(labels.shape[0], dtype=jnp.int32)
     sizes = jax.nn.one_hot(labels, max_children, dtype=jnp.int32).sum(1, dtype=jnp.int32)
     wanted = jnp.arange(max_children, dtype=jnp.int32)[None] < number[:, None]
     large = jnp.all((sizes >= smallest) | ~wanted, axis=1)

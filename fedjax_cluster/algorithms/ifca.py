@@ -13,7 +13,7 @@ from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms import averaging
 from fedjax_cluster.client_loop import Client
 from fedjax_cluster.local import client_key, dataset_loss
-from fedjax_cluster.server import Weighting, init_optimizer, share_layers, update_clusters
+from fedjax_cluster.server import Weighting, init_optimizer, share_layers, shared_part, update_clusters
 from fedjax_cluster.types import (
     ClientData,
     ClusteredAlgorithm,
@@ -48,6 +48,8 @@ def ifca(
       model: what is trained.
       clusters: K.
       local: one step gives the paper's gradient averaging (option I), several its model averaging (option II).
+        NOTE: option I of the paper divides a cluster's sum by all participants, here it is divided by the cluster's
+        own, as in option II; rates differ by their ratio.
       server: any optax transformation of minus the mean change; None is plain averaging.
       score_on: F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step.
       weighting: "uniform" as in the paper, or "examples".
@@ -99,7 +101,7 @@ def ifca(
         slot, reports = mapped.collected
         models, optimizer_state = update_clusters(optimizer, state.server, state.clusters, mapped.reduced)
         if shared_layers:
-            models = share_layers(models, shared_layers, mapped.reduced.count)
+            models = share_layers(models, shared_layers, mapped.reduced.weight)
 
         old = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
         weights = parallel.scatter_rows(cohort, state.clients.weights, averaging.one_hot(slot, clusters))
@@ -113,7 +115,8 @@ def ifca(
             clusters,
             jnp.sum((cohort.mask & (slot != old)).astype(jnp.int32)),
             Costs(
-                models_down=clusters * participants,
+                # Shared layers are the same in all models, and sent once.
+                models_down=(clusters - (clusters - 1) * shared_part(models.params, shared_layers)) * participants,
                 models_up=participants,
                 gradient_evaluations=jnp.sum(reports.num_steps.astype(jnp.float32)),
                 loss_evaluations=clusters * jnp.sum(jnp.where(cohort.mask, scores, 0.0)),

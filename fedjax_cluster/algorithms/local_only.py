@@ -116,8 +116,11 @@ def local_only(
         return jax.tree.map(lambda leaf: leaf[index][None], state.clients.models), jnp.ones(1)
 
     def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
-        own = averaging.cluster_variables(state.clusters, jnp.asarray(0))
-        row = LonelyClients(jnp.ones(1), jnp.asarray(True), own, optimizer.init(own.params))
+        # Who was there before goes on with its own model; all others have the common start.
+        models, optimizer_state = jax.tree.map(
+            lambda leaf: leaf[index], (state.clients.models, state.clients.optimizer)
+        )
+        row = LonelyClients(jnp.ones(1), jnp.asarray(True), models, optimizer_state)
         return state._replace(clients=tree.scatter(state.clients, index, row))
 
     config = averaging.describe(local, participation=participation)

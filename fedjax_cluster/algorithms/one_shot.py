@@ -89,17 +89,20 @@ def nearest_cluster(distance: Array, weights: Array, known: Array, linkage: str)
     >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, known, "complete"))
     0
     """
+    return jnp.argmin(cluster_distances(distance, weights, known, linkage)).astype(jnp.int32)
+
+
+def cluster_distances(distance: Array, weights: Array, known: Array, linkage: str) -> Array:
+    """f32[K], the distance of one client to each cluster, as in `nearest_cluster`; infinite without members."""
     members = (weights > 0) & known[:, None]
     distance = distance[:, None]
     if linkage == "single":
-        to_cluster = jnp.where(members, distance, jnp.inf).min(0)
-    elif linkage == "complete":
-        to_cluster = jnp.where(members.any(0), jnp.where(members, distance, -jnp.inf).max(0), jnp.inf)
-    else:
-        count = members.astype(jnp.float32).sum(0)
-        total = jnp.where(members, distance, 0.0).sum(0)
-        to_cluster = jnp.where(count > 0, total / jnp.maximum(count, 1.0), jnp.inf)
-    return jnp.argmin(to_cluster).astype(jnp.int32)
+        return jnp.where(members, distance, jnp.inf).min(0)
+    if linkage == "complete":
+        return jnp.where(members.any(0), jnp.where(members, distance, -jnp.inf).max(0), jnp.inf)
+    count = members.astype(jnp.float32).sum(0)
+    total = jnp.where(members, distance, 0.0).sum(0)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1.0), jnp.inf)
 
 
 def largest_cluster(weights: Array) -> Array:

@@ -156,10 +156,16 @@ def pacfl(
         row = Clients(jnp.zeros(clients.weights.shape[1]), jnp.asarray(True), vectors)
         clients = tree.scatter(clients, index, row)
         between = compare(clients.vectors)
-        slot = one_shot.nearest_cluster(between[index], clients.weights, clients.present, linkage)
+        to_clusters = one_shot.cluster_distances(between[index], clients.weights, clients.present, linkage)
+        # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
+        # long as there are slots.
+        active = state.clusters.active
+        apart = (to_clusters.min() > threshold) & ~active.all()
+        slot = jnp.where(apart, jnp.argmin(active), jnp.argmin(to_clusters)).astype(jnp.int32)
         weights = tree.scatter(clients.weights, index, averaging.one_hot(slot, clients.weights.shape[1]))
         server = state.server._replace(angles=between)
-        return state._replace(clients=clients._replace(weights=weights), server=server)
+        clusters_now = state.clusters._replace(active=active.at[slot].set(True))
+        return State(clusters_now, clients._replace(weights=weights), server, state.round)
 
     config: dict[str, Any] = averaging.describe(
         local,

@@ -78,6 +78,11 @@ def per_fedavg(
             raise ValueError(f"{name} is {value}; it must be positive and finite")
     if fine_tuning_steps < 1:
         raise ValueError(f"fine_tuning_steps is {fine_tuning_steps}; personalisation takes at least one step")
+    if variant == "hessian-free" and local.config.get("precision", "float32") != "float32":
+        raise ValueError(
+            f"variant is 'hessian-free', but gradients in {local.config['precision']} do not tell its steps of "
+            f"{difference:g} apart; give precision='float32', or variant='first-order'"
+        )
     if local.rebuild is None:
         raise ValueError("local cannot be rebuilt with the gradient of Per-FedAvg; give local.sgd(...)")
 

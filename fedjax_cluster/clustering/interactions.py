@@ -54,9 +54,12 @@ def gaussian_rewards(losses: Any, mask: Any = None) -> Array:
 
 @jax.jit
 def _gaussian_rewards(losses: Array, mask: Array) -> Array:
-    # Measured from the least loss, equal losses are exactly 0, and so is their variance.
+    # Measured from the least loss, equal losses are exactly 0, and so is their variance; in units of the largest, the
+    # square of no loss is infinite.
     least = jnp.where(mask, losses, jnp.inf).min(axis=0)
     losses = jnp.where(mask, losses - least[None, :], 0.0)
+    largest = losses.max(axis=0)
+    losses = losses / jnp.where(largest > 0.0, largest, 1.0)[None, :]
     number = mask.sum(axis=0).astype(jnp.float32)
     mean = losses.sum(axis=0) / jnp.maximum(number, 1.0)
     squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from fedjax_cluster.data.partition import Rows, client_sizes
 
 ClientSizes = Literal["free", "equal"]
+
+LOG = logging.getLogger(__name__)
 
 
 def divide(
@@ -134,6 +137,16 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
         counts = _draw_counts(rng, shares, size, left)
         rows[client] = np.concatenate([pool[n - c : n] for pool, n, c in zip(pools, left, counts, strict=True)])
         left = left - counts
+    single = np.flatnonzero(alphas == 0)
+    mixed = sum(len(np.unique(labels[rows[client]])) > 1 for client in single)
+    if mixed:
+        LOG.warning(
+            "%d of %d clients of α = 0 have more than one class: those who drew before left no class with %d examples. "
+            "Ask for fewer examples per client",
+            mixed,
+            len(single),
+            int(sizes[single].max()),
+        )
     return rows
 
 

@@ -1,11 +1,12 @@
 """FedProx, FedAvgM, FairAvg, local training and FeSEM against plain NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn
+from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import averaging, fairavg, fedavg, fedavgm, fedprox, fesem, local_only
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation import simulate
@@ -145,3 +146,20 @@ def test_configurations_name_what_was_chosen():
     assert fedprox(MODEL, local=OWN, proximal=0.3).config["local"]["proximal"] == 0.3
     assert fairavg(MODEL, local=OWN).config["weighting"] == "uniform"
     assert jnp.asarray(fedavgm(MODEL, local=OWN).config["server_momentum"]) == pytest.approx(0.9)
+
+
+def test_a_client_that_diverges_is_no_centre():
+    """Its slot keeps a model that somebody can be near to."""
+    federation = blobs()
+    wild = federation.train._replace(x=np.where(np.arange(8)[:, None, None] % 2 == 0, 1e25, federation.train.x))
+    algorithm = fesem(nn.linear(), clusters=4, local=local.sgd(1e3, batch_size=None, steps=3), start="clients")
+    population = parallel.place_population(wild, federation.info, parallel.client_mapping())
+    state, _ = algorithm.init(jax.random.key(0), population)
+    sizes = [np.abs(np.asarray(leaf)).reshape(4, -1).max(1) for leaf in jax.tree.leaves(state.clusters.params)]
+    assert (np.max(sizes, axis=0) > 0).all()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [({"steps": 1}, 1), ({"epochs": 1}, 1), ({"epochs": 2}, 0)])
+def test_fedprox_says_where_its_term_is_zero(arguments, said, caplog):
+    fedprox(nn.linear(), local=local.sgd(0.1, batch_size=None, **arguments))
+    assert len(caplog.records) == said

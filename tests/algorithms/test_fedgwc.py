@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from fedjax_cluster.simulation import simulate, streams
 from fedjax_cluster.types import ClientData
 from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
+from tests.reference.interactions import gaussian_rewards
 
 ROUNDS = 60
 ONE_DEVICE = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -218,9 +221,82 @@ def test_a_newcomer_is_not_drawn_more_often_than_others():
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[5]), hard_and_easy().train)
     new = algorithm.admit(jax.random.key(0), state._replace(clients=clients, server=own), client, jnp.asarray(5))
     assert float(new.clients.seen[5]) == 4.0
-    for matrix in (new.server.interactions, new.server.meetings):
-        assert float(matrix[5].sum()) == float(matrix[:, 5].sum()) == 0.0
-        assert float(matrix.sum()) == 121.0
+    meetings = new.server.meetings
+    assert int(meetings[5].sum()) == int(meetings[:, 5].sum()) == 0
+    assert int(meetings.sum()) == 121
+
+
+@pytest.mark.parametrize("rate", ["participation", "count"])
+def test_newcomers_are_no_cluster_of_their_own(rate):
+    """Rewards are noise; rows of zeros for three newcomers would be the best split of all."""
+    algorithm = build(rate=rate, clusters=4, max_children=3, participation=0.25, beta=0.5)
+    federation, newcomers = blobs(clients=40, groups=1), [3, 7, 8]
+    state = start_of(algorithm, federation)
+    rest = np.setdiff1d(np.arange(40), newcomers)
+    noise = jnp.asarray(0.6 + 0.3 * np.random.default_rng(0).random((40, 40)), jnp.float32)
+    own = state.server._replace(interactions=noise, calm=jnp.full(4, 99, jnp.int32), average=jnp.zeros(4))
+    if rate == "count":
+        own = own._replace(meetings=jnp.ones((40, 40), jnp.int32))
+    state = state._replace(server=own)
+    for index in newcomers:
+        client = jax.tree.map(lambda leaf, index=index: jnp.asarray(leaf[index]), federation.train)
+        state = algorithm.admit(jax.random.key(0), state, client, jnp.asarray(index))
+    matrix = np.asarray(state.server.interactions)
+    taken_for = [int(np.flatnonzero((matrix[rest][:, rest] == matrix[index, rest]).all(1))[0]) for index in newcomers]
+    assert len(set(taken_for)) > 1
+    np.testing.assert_array_equal(matrix[np.ix_(rest, newcomers)], matrix[np.ix_(rest, rest[taken_for])])
+    assert float(state.server.average[0]) == 1.0
+    assert int(state.server.calm[0]) == 0
+
+    def split(matrix):
+        server = state.server._replace(interactions=jnp.asarray(matrix), calm=own.calm)
+        return np.asarray(algorithm.cluster(jax.random.key(0), state._replace(server=server)))
+
+    assert len(set(split(matrix).tolist())) == 1
+    matrix = matrix.copy()
+    matrix[newcomers] = matrix[:, newcomers] = 0
+    labels = split(matrix)
+    assert np.flatnonzero(labels == labels[3]).tolist() == newcomers
+
+
+def test_a_loss_whose_square_is_infinite_spoils_nothing():
+    losses = jnp.asarray([[1.0], [2.0], [3.0], [3e19]])
+    expected = gaussian_rewards(np.asarray(losses, np.float64))
+    np.testing.assert_allclose(clustering.gaussian_rewards(losses), expected, atol=1e-6)
+    weight = jnp.ones(4)
+    assert np.isfinite(gaussian_weighting.released_rewards(losses, jnp.ones((4, 1), bool), weight)).all()
+    slot, pairs = jnp.asarray([0, 1]), jnp.zeros((2, 2))
+    met = jax.jit(functools.partial(gaussian_weighting.meet, num_clusters=2, counted=False))
+    rewards, both = jnp.asarray([jnp.nan, 0.5]), jnp.ones(2, bool)
+    meeting = met(pairs, pairs.astype(jnp.int32), rewards, jnp.arange(2), both, slot, jnp.full(2, 0.5))
+    assert np.isnan(meeting.change[0])
+    assert float(meeting.change[1]) == 0.0625
+
+
+def test_a_refused_split_after_another_one_is_harvested_with_its_own_clients():
+    algorithm = build(rate="count", clusters=2, max_children=2, smallest=2)
+    result, _ = run(algorithm, hard_and_easy(), 200)
+    refused = [event for event in result.events if len(np.unique(event.content["labels"])) == 2][-1].content
+    assert int(result.state.server.refused) > 0
+    assert len(result.events) == 2
+    own = refused["labels"] == refused["parent"]
+    assert own.any()
+    np.testing.assert_array_equal(np.diag(refused["affinity"]), own)
+    assert 0.0 < refused["average"] < 1e-3
+
+
+def test_a_cluster_whose_clients_were_all_rejected_does_not_come_to_rest():
+    federation = hard_and_easy()
+    wild = federation.train._replace(x=np.full_like(federation.train.x, 1e30))
+    result, _ = run(build(), federation._replace(train=wild), 5)
+    assert result.summary["num_rejected"] == 5 * 6
+    np.testing.assert_array_equal(result.state.server.average, 1.0)
+
+
+@pytest.mark.parametrize("clients", [3, 4])
+def test_the_released_variant_bears_few_clients(clients):
+    algorithm = build(variant="released", max_children=None, participation=1.0, tolerance=10.0)
+    run(algorithm, blobs(clients=clients, groups=1), 4)
 
 
 # ------------------------------------------------------------------------------------------ theory
@@ -372,6 +448,7 @@ def test_the_released_variant_runs_and_splits():
         ({"variant": "public"}, "variant is 'public'"),
         ({"participation": 0.0}, "participation is 0.0"),
         ({"server_momentum": 1.0}, "server_momentum is 1.0"),
+        ({"centre": True, "variant": "released"}, "centre is ours"),
     ],
 )
 def test_mistakes_are_named(options, message):

@@ -329,3 +329,14 @@ def test_label_shift_adds_modulo_the_classes(numbered):
 def test_renaming_scenarios_refuse(name, arguments, message):
     with pytest.raises(ValueError, match=message):
         getattr(scenarios, name)(digits(), **{"clients": 50, **arguments})
+
+
+def test_clients_of_one_class_that_get_more_are_said(caplog):
+    examples = digits()
+    arguments = {"clients": 20, "shares": (10, 0, 10)}
+    few = scenarios.heterogeneity_levels(examples, **arguments, examples_per_client=20)
+    classes = [len(np.unique(y[:n])) for y, n in zip(few.train.y, few.train.num_examples, strict=True)]
+    assert classes[10:] == [1] * 10
+    assert not caplog.records
+    scenarios.heterogeneity_levels(examples, **arguments, examples_per_client=85)
+    assert "clients of α = 0 have more than one class" in caplog.text

@@ -85,11 +85,12 @@ def heterogeneity_levels(
       examples: labelled.
       clients: M.
       shares: share of the clients at each level; the paper's (10, 90, 0) of 100 clients, or (40, 30, 30).
-      alphas: the levels' α of `dirichlet` with equal client sizes; 0 gives one class per client.
+      alphas: the levels' α of `dirichlet` with equal client sizes; 0 gives one class per client, as long as those who
+        draw before, with a larger α, leave classes with examples enough: where they do not, that is said.
       seed: decides who gets which example, and who is tested on which.
       test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together; default is four fifths of an equal share, so that
-        those who draw last still find the classes they want.
+        those who draw last more often find the classes they want.
 
     Returns:
       A Federation with `group` i32[M], numbered over the levels that have clients.
