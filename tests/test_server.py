@@ -64,6 +64,13 @@ def test_shared_layers_are_the_mean_over_clients():
     np.testing.assert_array_equal(new.params["output"]["bias"], models.params["output"]["bias"])
 
 
+def test_the_shared_part_is_counted_in_parameters():
+    params = clusters().params
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(params[name])) for name in params}
+    assert server.shared_part(params, ["output"]) == sizes["output"] / sum(sizes.values())
+    assert server.shared_part(params, ()) == 0.0
+
+
 def test_statistics_follow_their_layer():
     new = server.share_layers(clusters(), ["!output"], jnp.asarray([1, 1, 1]))
     mean = clusters().stats["norm"]["mean"]

@@ -110,6 +110,34 @@ def test_shared_layers_are_equal_in_all_clusters_and_own_layers_are_not():
     assert not np.allclose(params["output"]["kernel"][0], params["output"]["kernel"][1])
 
 
+@pytest.mark.parametrize("factory", [cfl_gp, ifca])
+def test_shared_layers_are_sent_once(factory):
+    model, federation = nn.mlp(hidden=(4,)), blobs(clients=9, groups=3)
+    sent, size = {}, {"hidden_0": 0, "output": 0}
+    for shared in ((), ("!output",)):
+        algorithm = factory(model, clusters=3, shared_layers=shared, **GRADIENT)
+        result = simulate(algorithm, federation, rounds=2)
+        sent[shared] = result.history["models_down"][1]
+        size = {
+            name: sum(leaf[0].size for leaf in jax.tree.leaves(result.state.clusters.params[name])) for name in size
+        }
+    part = size["hidden_0"] / sum(size.values())
+    extra = sent[()] - 9  # beyond one model for each client
+    assert extra > 0
+    np.testing.assert_allclose(sent[("!output",)], 9 + (1 - part) * extra, rtol=1e-6)
+
+
+def test_shared_layers_weigh_clients_as_clusters_do():
+    """With examples as weights one round of gradient averaging moves a shared layer as a single model would."""
+    federation = blobs(clients=9, groups=3)
+    options = {"weighting": "examples", **GRADIENT}
+    apart = ifca(nn.mlp(hidden=(4,)), clusters=3, shared_layers=["hidden_0", "output"], **options)
+    together = ifca(nn.mlp(hidden=(4,)), clusters=1, **options)
+    one, other = (simulate(algorithm, federation, rounds=1).state.clusters.params for algorithm in (apart, together))
+    for shared, single in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(shared[0], single[0], rtol=2e-4, atol=1e-6)
+
+
 def test_everybody_takes_part_in_clustering_rounds_unless_told_otherwise():
     everybody = run(participation=0.4, rounds=6).history["num_clients"]
     assert everybody.tolist() == [4, 9, 4, 9, 4, 9]

@@ -134,3 +134,10 @@ def test_fine_tuned_models_beat_the_global_one_where_groups_contradict():
 def test_mistakes_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         per_fedavg(nn.linear(), local=WHOLE, **arguments)
+
+
+def test_differences_of_gradients_are_refused_in_bfloat16():
+    coarse = local.sgd(0.1, batch_size=8, steps=1, precision="bfloat16")
+    with pytest.raises(ValueError, match=r"gradients in bfloat16 do not tell its steps of 0\.001 apart"):
+        per_fedavg(nn.linear(), local=coarse, variant="hessian-free")
+    assert per_fedavg(nn.linear(), local=coarse, variant="first-order").name == "per_fedavg"
