@@ -124,8 +124,10 @@ def test_who_comes_back_goes_on_with_its_own_model(build):
 
 def test_a_newcomer_with_infinite_losses_takes_nobodys_draws():
     federation = blobs()
-    wild = federation.train._replace(x=np.where(np.arange(8)[:, None, None] == 2, 3e38, federation.train.x))
-    algorithm = fedsoft(nn.linear(), clusters=2, local=FULL, participation=0.5)
+    wild = federation.train._replace(
+        x=np.where(np.arange(8)[:, None, None] == 2, 3e38 * np.sign(federation.train.x), federation.train.x)
+    )
+    algorithm = fedsoft(nn.mlp(hidden=(8,)), clusters=2, local=FULL, participation=0.5)
     result = simulate(
         algorithm, federation._replace(train=wild), rounds=8, eval_every=8, membership=[Membership(3, join=(2,))]
     )

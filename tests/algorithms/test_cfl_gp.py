@@ -127,15 +127,22 @@ def test_shared_layers_are_sent_once(factory):
     np.testing.assert_allclose(sent[("!output",)], 9 + (1 - part) * extra, rtol=1e-6)
 
 
-def test_shared_layers_weigh_clients_as_clusters_do():
-    """With examples as weights one round of gradient averaging moves a shared layer as a single model would."""
-    federation = blobs(clients=9, groups=3)
-    options = {"weighting": "examples", **GRADIENT}
-    apart = ifca(nn.mlp(hidden=(4,)), clusters=3, shared_layers=["hidden_0", "output"], **options)
-    together = ifca(nn.mlp(hidden=(4,)), clusters=1, **options)
-    one, other = (simulate(algorithm, federation, rounds=1).state.clusters.params for algorithm in (apart, together))
-    for shared, single in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(shared[0], single[0], rtol=2e-4, atol=1e-6)
+@pytest.mark.parametrize("factory", [cfl_gp, ifca])
+def test_shared_layers_weigh_clients_as_clusters_do(factory):
+    federation, model = blobs(clients=9, groups=3), nn.mlp(hidden=(4,))
+    options = {"clusters": 3, "weighting": "examples", **GRADIENT}
+    shared, apart = factory(model, shared_layers=["hidden_0"], **options), factory(model, **options)
+    mapping = parallel.client_mapping("scan", devices=jax.devices()[:1])
+    population = parallel.place_population(federation.train, federation.info, mapping)
+    state, _ = shared.init(streams(0).initialization, population)
+    cohort = parallel.gather_cohort(population, shared.select(jax.random.key(0), state))
+    one, other = (jax.jit(own.step)(jax.random.key(1), state, cohort)[0] for own in (shared, apart))
+    # Trained in their clusters of the start, or in those that they chose.
+    label = np.asarray((state if factory is cfl_gp else other).clients.weights).argmax(1)
+    examples = np.bincount(label, weights=federation.train.num_examples, minlength=3)
+    assert len(set(examples / np.bincount(label, minlength=3).clip(1))) > 1
+    own, kernel = (np.asarray(found.clusters.params["hidden_0"]["kernel"]) for found in (one, other))
+    np.testing.assert_allclose(own[0], np.tensordot(examples / examples.sum(), kernel, 1), rtol=1e-4, atol=1e-6)
 
 
 def test_everybody_takes_part_in_clustering_rounds_unless_told_otherwise():
