@@ -126,6 +126,21 @@ def test_gather_then_scatter_is_the_identity_on_the_cohort(order, size, devices)
     assert (written[:, 0] == np.isin(np.arange(6), order[:size])).all()
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float32, bool])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (7,), (3, 5), ()])
+def test_gathered_rows_are_those_of_the_clients_bit_for_bit(dtype, shape):
+    """On two devices, whatever their type and size: bytes travel as words where four of them make one."""
+    mapping = mapping_of("scan", None, 2)
+    rows = np.random.default_rng(0).integers(0, 256, (8, *shape)).astype(dtype)
+    index, mask = jnp.asarray([6, 1, 8, 3, 0, 8]), jnp.asarray([1, 1, 0, 1, 1, 0], bool)
+    data = ClientData(jnp.zeros((6, 1)), jnp.zeros((6, 1)), jnp.ones(6, jnp.int32))
+    cohort = Cohort(index, mask, data, None, mapping)
+    found = np.asarray(jax.jit(parallel.gather_rows)(cohort, parallel.place_rows(mapping, jnp.asarray(rows))))
+    expected = np.concatenate([rows, np.zeros((1, *shape), dtype)])[np.asarray(index)]
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == dtype
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_rows_of_nothing_are_gathered_and_scattered(devices):
     """A model without batch-norm statistics, an optimiser without a state: pytrees that have no leaves."""
