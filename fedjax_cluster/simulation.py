@@ -132,7 +132,8 @@ def simulate(
     test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping)
     group = _groups(federation, train)
     init = functools.partial(_initial_state, algorithm, keys.initialization, schedule.start(train), mapping)
-    state, info = init(blank=directory is not None and directory.has_checkpoint())
+    saved = directory is not None and directory.has_checkpoint()
+    state, info = init(blank=saved)
     history: dict[str, np.ndarray] = {}
     events: tuple[Event, ...] = ()
     if directory is not None:
@@ -140,8 +141,8 @@ def simulate(
         if (restored := directory.restore(state)) is not None:
             state, history = restored
             events = directory.read_events(int(state.round))
-        else:
-            state, info = init(blank=False) if directory.has_checkpoint() else (state, info)
+        elif saved:  # a checkpoint that is none after all
+            state, info = init(blank=False)
     done = int(state.round)
     if done == 0 and bool(info.event):
         events = _harvest(algorithm, state, -1, directory)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from fedjax_cluster.algorithms.averaging import labels as labels_of
 from fedjax_cluster.algorithms.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.data import digits, scenarios
+from fedjax_cluster.run_directory import RunDirectory
 from fedjax_cluster.simulation import simulate, streams
 from fedjax_cluster.types import ClientData, Federation
 from tests.federations import INFO, as_lists, blobs
@@ -321,12 +323,15 @@ def test_the_search_finds_the_groups():
 
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.6}, {"newcomers": False}, {"gradient_epochs": 0, "beta": 1.0}])
-def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, options):
+def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch, options):
     algorithm = flag(
         nn.linear(), clusters=9, local=FULL, light_model=LIGHT, **{"gradient_epochs": 1, "search_rounds": 1, **options}
     )
     population = place(lines())
-    shapes = lambda state: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]  # noqa: E731
+
+    def shapes(state):
+        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+
     assert shapes(algorithm.blank(jax.random.key(0), population)) == shapes(
         algorithm.init(jax.random.key(0), population)
     )
@@ -340,6 +345,12 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, options):
     for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(resumed.events[0].content["proximity"], whole.events[0].content["proximity"])
+    # A folder that looks like a checkpoint and is none.
+    (tmp_path / "empty" / "checkpoints" / "2").mkdir(parents=True)
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "empty")
+    monkeypatch.setattr(RunDirectory, "restore", lambda self, like: None)
+    anew = simulate(algorithm, lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "empty")
+    np.testing.assert_array_equal(anew.labels, whole.labels)
 
 
 def test_the_search_takes_its_own_epochs_and_axis():
