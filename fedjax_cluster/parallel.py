@@ -6,6 +6,7 @@ On CPU a client at a time per XLA device (one device per core); on an accelerato
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pathlib
@@ -27,6 +28,7 @@ from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, PyTree, Selection, State
 
 AXIS = "clients"
+SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 Strategy = Literal["auto", "scan", "vmap", "chunked"]
 
@@ -209,7 +211,11 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
     # A plain take would all-reduce the cohort to every device; each device needs its own part only.
     def local(shard: PyTree, index: Array) -> PyTree:
         position = _local_position(index, jax.tree.leaves(shard)[0].shape[0])
-        return jax.tree.map(_own_part, tree.take(shard, position))
+        # Zeros on all devices but one, so that their sum is the row, bit by bit.
+        own_part = functools.partial(lax.psum_scatter, axis_name=AXIS, tiled=True)
+        leaves, structure = jax.tree.flatten(tree.take(shard, position))
+        short = _short_rows(leaves, JOINED_ROW)
+        return jax.tree.unflatten(structure, _send(own_part, leaves, short))
 
     return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
         rows, cohort.index
@@ -254,14 +260,44 @@ def _local_position(index: Array, rows_per_device: int) -> Array:
     return jnp.where(position < 0, rows_per_device, position)
 
 
-def _own_part(leaf: Array) -> Array:
-    """A device's part of rows that are zeros on all devices but one; bytes travel as words, a quarter of the sums."""
-    if leaf.dtype == jnp.uint8 and leaf.ndim > 1 and leaf.size and math.prod(leaf.shape[1:]) % 4 == 0:
-        words = lax.bitcast_convert_type(leaf.reshape(leaf.shape[0], -1, 4), jnp.uint32)
-        own = lax.psum_scatter(words, AXIS, tiled=True)
-        return lax.bitcast_convert_type(own, jnp.uint8).reshape(own.shape[0], *leaf.shape[1:])
-    summable = leaf.astype(jnp.int32) if leaf.dtype == jnp.bool_ else leaf
-    return lax.psum_scatter(summable, AXIS, tiled=True).astype(leaf.dtype)
+def _send(collective: Callable[[Array], Array], leaves: list[Array], short: list[int]) -> list[Array]:
+    """Rows [C, ...] through a collective: the short ones in one message, bytes as words, a quarter of the numbers."""
+    words = {i: _words(leaf) for i, leaf in enumerate(leaves) if _width(leaf) is not None}
+    sent = {i: collective(part) for i, part in words.items() if i not in short}
+    if short:
+        ends = np.cumsum([words[i].shape[1] for i in short])[:-1].tolist()
+        joined = collective(jnp.concatenate([words[i] for i in short], axis=1))
+        sent |= dict(zip(short, jnp.split(joined, ends, axis=1), strict=True))
+    return [_from_words(sent[i], leaf) if i in sent else collective(leaf) for i, leaf in enumerate(leaves)]
+
+
+def _short_rows(leaves: list[Array], longest: int) -> list[int]:
+    """Which leaves have rows of at most so many words."""
+    return [i for i, leaf in enumerate(leaves) if (_width(leaf) or math.inf) <= longest]
+
+
+def _width(leaf: Array) -> int | None:
+    """Words of 32 bits that a row takes; None for what is not sent as words."""
+    count = math.prod(leaf.shape[1:])
+    if not leaf.size:
+        return None
+    if leaf.dtype == jnp.bool_ or leaf.dtype in (jnp.float32, jnp.int32, jnp.uint32):
+        return count
+    return count // 4 if leaf.dtype == jnp.uint8 and count % 4 == 0 else None
+
+
+def _words(leaf: Array) -> Array:
+    """u32[C, width]."""
+    if leaf.dtype == jnp.bool_:
+        leaf = leaf.astype(jnp.uint32)
+    rows = leaf.reshape(leaf.shape[0], -1, 4) if leaf.dtype == jnp.uint8 else leaf.reshape(leaf.shape[0], -1)
+    return lax.bitcast_convert_type(rows, jnp.uint32)
+
+
+def _from_words(words: Array, like: Array) -> Array:
+    """The rows of which `words` u32[C, width] were made, in the type and shape of `like`."""
+    rows = words.astype(bool) if like.dtype == jnp.bool_ else lax.bitcast_convert_type(words, like.dtype)
+    return rows.reshape(words.shape[0], *like.shape[1:])
 
 
 def gram(rows: Array, mapping: ClientMapping) -> Array:
@@ -296,6 +332,31 @@ def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[.
     if mapping.mesh is None:
         return fn
     return jax.shard_map(fn, mesh=mapping.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+
+
+def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
+    """The whole of leaves [C, ...] on every device, sent in one message; leaves with many numbers a row stay divided.
+
+    For numbers per client of which the server's small work is made: each message is a wait for the other devices, some
+    0.06 ms on two cores whatever its size.
+
+    Args:
+      rows: bool, or 32 bits wide where they are to be sent.
+      mapping: how the rows are divided.
+    """
+    leaves, structure = jax.tree.flatten(rows)
+    short = _short_rows(leaves, SHORT_ROW)
+    if mapping.mesh is None or not short:
+        return rows
+
+    def local(*rows: Array) -> list[Array]:
+        everywhere = functools.partial(lax.all_gather, axis_name=AXIS, tiled=True)
+        return _send(everywhere, list(rows), list(range(len(rows))))
+
+    send = jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    for i, leaf in zip(short, send(*(leaves[i] for i in short)), strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def run_if(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:
