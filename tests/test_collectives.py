@@ -47,9 +47,28 @@ for name, participation in (("fedavg", 1.0), ("fedavg", 0.25), ("ifca", 0.25)):
 
     text = jax.jit(one_round).lower(state, population).compile().as_text()
     programs[f"{name} {participation}"] = collectives(text)
+
+def reported_with_collectives():
+    # How many collectives a round has, and those of its draw and scores.
+    from fedjax_cluster import simulation
+
+    own = local.sgd(0.1, batch_size=10, epochs=1)
+    algorithm = REGISTRY["fedgwc"](model, local=own, participation=0.25, clusters=3)
+    state, info = algorithm.init(jax.random.key(0), population)
+    state = parallel.place_state(state, population.mapping)
+    group = parallel.replicate(population.mapping, jnp.zeros(64, jnp.int32))
+    segment = jax.jit(simulation._run_segment, static_argnames=("select", "step"))
+    stop = jnp.asarray(1, jnp.int32)
+    text = segment.lower(
+        simulation.streams(0), state, population, group, info, stop, select=algorithm.select, step=algorithm.step
+    ).compile().as_text()
+    lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
+    return len(lines), [line for line in lines if re.search("sort|rand_index|purity|gumbel", line)]
+
 parameters = sum(leaf.size for leaf in jax.tree.leaves(state.clusters.params))
 cohort = {p: int(64 * p) * 40 * 6 * 4 for p in (0.25, 1.0)}
-print(json.dumps({"programs": programs, "models": 4 * parameters, "cohort": cohort[0.25], "clients": 64}))
+print(json.dumps({"programs": programs, "models": 4 * parameters, "cohort": cohort[0.25], "clients": 64,
+                  "reported": reported_with_collectives()}))
 """
 
 
@@ -76,3 +95,10 @@ def test_a_cohort_is_dealt_out_and_never_brought_to_every_device(found, program)
     assert max(size for _, size in own) <= found["cohort"]
     assert max(size for kind, size in own if kind != "reduce-scatter") < found["cohort"] / 2
     assert any(kind == "reduce-scatter" for kind, _ in own)
+
+
+def test_cohorts_are_drawn_and_rounds_reported_without_waits_for_other_devices(found):
+    """Every sort of clients divided among the devices would be a message of its own, for the draw and both scores."""
+    number, own = found["reported"]
+    assert not own
+    assert number <= 20

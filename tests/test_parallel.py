@@ -141,6 +141,52 @@ def test_gathered_rows_are_those_of_the_clients_bit_for_bit(dtype, shape):
     assert found.dtype == dtype
 
 
+MIXED = {
+    "flags": np.asarray([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 1, 0]], bool),
+    "numbers": np.asarray([0.0, -0.0, np.nan, np.inf], np.float32),
+    "labels": np.asarray([[-1, 2], [3, -4], [0, 0], [7, 8]], np.int32),
+    "bytes": np.arange(32, dtype=np.uint8).reshape(4, 2, 4),
+    "odd": np.arange(12, dtype=np.uint8).reshape(4, 3),
+    "half": np.arange(4, dtype=np.float16),
+    "empty": np.zeros((4, 0), np.float32),
+    "long": np.arange(4 * 2000, dtype=np.float32).reshape(4, 2000),
+}
+
+
+def bits(rows):
+    return {name: np.asarray(leaf).tobytes() for name, leaf in rows.items()}
+
+
+def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
+    mapping = mapping_of("scan", None, 2)
+    index, mask = jnp.asarray([2, 1, 3, 4]), jnp.asarray([1, 1, 1, 0], bool)
+    data = ClientData(jnp.zeros((4, 1)), jnp.zeros((4, 1)), jnp.ones(4, jnp.int32))
+    cohort = Cohort(index, mask, data, None, mapping)
+    gathered = jax.jit(parallel.gather_rows)
+    rows = parallel.place_rows(mapping, MIXED)
+    found = gathered(cohort, rows)
+    expected = {
+        name: np.concatenate([leaf, np.zeros_like(leaf[:1])])[np.asarray(index)] for name, leaf in MIXED.items()
+    }
+    assert bits(found) == bits(expected)
+    # One message for all that is short, one for each of the others that hold something.
+    sums = re.findall(r" reduce-scatter\(", gathered.lower(cohort, rows).compile().as_text())
+    assert len(sums) == 1 + len(("odd", "half", "long"))
+
+
+def test_short_rows_reach_every_device_in_one_message():
+    mapping = mapping_of("scan", None, 2)
+    send = jax.jit(lambda rows: parallel.to_each_device(rows, mapping))
+    rows = parallel.place_rows(mapping, MIXED)
+    found = send(rows)
+    assert bits(found) == bits(MIXED)
+    for name in ("flags", "numbers", "labels", "bytes"):
+        assert found[name].sharding.is_fully_replicated
+    assert not found["long"].sharding.is_fully_replicated
+    assert len(re.findall(r" all-gather\(", send.lower(rows).compile().as_text())) == 1
+    assert parallel.to_each_device(MIXED, mapping_of("scan", None, 1)) is MIXED
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_rows_of_nothing_are_gathered_and_scattered(devices):
     """A model without batch-norm statistics, an optimiser without a state: pytrees that have no leaves."""

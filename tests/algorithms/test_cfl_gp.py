@@ -233,6 +233,8 @@ def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
     assert len(copies) <= 1
     collective = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute)\(")
     assert not [line for line in lines if collective.search(line) and "kmeans" in line]
+    # Cohorts are drawn by each device for itself; that takes no client's profile.
+    assert not [line for line in lines if collective.search(line) and f"f32[{rows},{blocks},{width}]" in line]
 
 
 def test_unknown_number_of_clusters_is_estimated_by_a_pilot():
