@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -89,11 +90,12 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
     num_rows, num_features = x.shape
     x = jnp.where(valid[:, None], x, 0.0)
     width = min(rank, num_rows)
+    leading = _leading_vectors_of(x, width)
 
     def of_class(label: Array) -> Array:
         members = valid & (y == label)
         number = members.sum(dtype=jnp.int32)
-        vectors, singular_values = _leading_right_vectors(jnp.where(members[:, None], x, 0.0), width)
+        vectors, singular_values = leading(members)
         allowed = jnp.int32(rank)
         if share is not None:
             allowed = jnp.clip(jnp.floor(share * number.astype(jnp.float32)).astype(jnp.int32), 1, rank)
@@ -111,23 +113,47 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
 
 
-def _leading_right_vectors(rows: Array, width: int) -> tuple[Array, Array]:
-    """The first right singular vectors f32[f, width] of rows [N, f], and their singular values.
+def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:
+    """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values.
 
-    Subspace iteration never forms a Gram matrix: that of 784 features would cost ten times as much.
+    By subspace iteration, on the side of the examples where they are fewer, with one Gram matrix for all classes; that
+    of 784 features would cost ten times as much as the iteration.
     """
+    num_rows, num_features = x.shape
     sampled = width + _OVERSAMPLING
-    if min(rows.shape) <= max(sampled, _DIRECT):
-        _, singular_values, right = jnp.linalg.svd(rows, full_matrices=False)
-        return right[:width].T, singular_values[:width]
+    if min(x.shape) <= max(sampled, _DIRECT):
 
-    def iterate(_: Array, basis: Array) -> Array:
-        return jnp.linalg.qr(_matmul(rows.T, _matmul(rows, basis)))[0]
+        def whole(members: Array) -> tuple[Array, Array]:
+            _, singular_values, right = jnp.linalg.svd(_rows(x, members), full_matrices=False)
+            return right[:width].T, singular_values[:width]
 
-    start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (rows.shape[1], sampled), jnp.float32))[0]
-    basis = lax.fori_loop(0, _ITERATIONS, iterate, start)
-    _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(_matmul(rows, basis), mode="r"))
-    return _matmul(basis, right[:width].T), singular_values[:width]
+        return whole
+
+    by_examples = num_rows < num_features
+    gram = _matmul(x, x.T) if by_examples else None
+
+    def iterated(members: Array) -> tuple[Array, Array]:
+        rows = _rows(x, members)
+        if gram is None:
+            basis = _iterate(lambda basis: _matmul(rows.T, _matmul(rows, basis)), num_features, sampled)
+        else:
+            own = jnp.where(members[:, None] & members[None, :], gram, 0.0)
+            basis = _iterate(lambda basis: _matmul(own, basis), num_rows, sampled)
+            basis = jnp.linalg.qr(_matmul(rows.T, basis))[0]
+        _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(_matmul(rows, basis), mode="r"))
+        return _matmul(basis, right[:width].T), singular_values[:width]
+
+    return iterated
+
+
+def _rows(x: Array, members: Array) -> Array:
+    return jnp.where(members[:, None], x, 0.0)
+
+
+def _iterate(apply: Callable[[Array], Array], size: int, sampled: int) -> Array:
+    """An orthonormal basis f32[size, sampled] of what `apply`, symmetric, leaves after many turns."""
+    start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (size, sampled), jnp.float32))[0]
+    return lax.fori_loop(0, _ITERATIONS, lambda _, basis: jnp.linalg.qr(apply(basis))[0], start)
 
 
 def joint_basis(vectors: Any) -> Array:

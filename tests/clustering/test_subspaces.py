@@ -40,14 +40,34 @@ def test_principal_vectors_span_what_the_svd_does(num_features):
         assert (vectors[3] == 0.0).all()
 
 
-def test_principal_vectors_of_many_examples_and_features():
-    """Both are beyond what a whole SVD is taken of; the spectrum falls as that of images does."""
+@pytest.mark.parametrize(("examples", "features"), [(300, 120), (120, 300)])
+def test_principal_vectors_of_many_examples_and_features(examples, features):
+    """Both are beyond what a whole SVD is taken of; the spectrum falls as that of images does.
+
+    The iteration is on the smaller side; the examples of another class, mixed in, must not matter.
+    """
     rng = np.random.default_rng(0)
-    left, right = (np.linalg.qr(rng.normal(size=(size, 90)))[0] for size in (300, 120))
+    left, right = (np.linalg.qr(rng.normal(size=(size, 90)))[0] for size in (examples, features))
     x = ((left * 0.8 ** np.arange(90)) @ right.T).astype(np.float32)
-    vectors = np.asarray(fcc.principal_vectors(x, np.zeros(300, int), 300, 1, 3))[0]
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(3), atol=1e-5)
-    np.testing.assert_allclose(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
+    y = rng.permutation(np.arange(2 * examples) % 2)
+    mixed = rng.normal(size=(2 * examples, features)).astype(np.float32)
+    mixed[y == 1] = x
+    for rows, labels, label in ((x, np.zeros(examples, int), 0), (mixed, y, 1)):
+        vectors = np.asarray(fcc.principal_vectors(rows, labels, len(rows), label + 1, 3))[label]
+        np.testing.assert_allclose(vectors.T @ vectors, np.eye(3), atol=1e-5)
+        np.testing.assert_allclose(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
+
+
+def test_principal_vectors_of_few_examples_among_many():
+    """A class of two and an absent one, where the iteration samples more vectors than a class has examples."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 300)).astype(np.float32)
+    y = np.where(np.arange(100) < 2, 1, 0)
+    vectors = np.asarray(fcc.principal_vectors(x, y, 100, 3, 4))
+    expected = reference.principal_vectors(x, y, 1, 2)
+    np.testing.assert_allclose(np.abs(vectors[1][:, :2].T @ expected), np.eye(2), atol=2e-3)
+    assert (vectors[1][:, 2:] == 0.0).all()
+    assert (vectors[2] == 0.0).all()
 
 
 def test_principal_vectors_beyond_the_rank_are_zero():
