@@ -56,19 +56,20 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+def pytest_collection_modifyitems(items):
+    """Tests marked `optimized` come last: what was compiled before is of no use to them, nor theirs to others."""
+    items.sort(key=lambda item: "optimized" in item.keywords)
+
+
 @pytest.fixture(autouse=True)
 def optimisations(request):
     """Full compilation for tests marked `optimized`."""
-    if "optimized" not in request.keywords:
-        yield
-        return
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", False)
-    quick.clear()
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-    quick.update(QUICK)
-    jax.clear_caches()
+    fully = "optimized" in request.keywords
+    if fully == bool(quick):
+        jax.clear_caches()
+        jax.config.update("jax_disable_most_optimizations", not fully)
+        quick.clear()
+        quick.update({} if fully else QUICK)
 
 
 def pytest_runtest_teardown(item, nextitem):

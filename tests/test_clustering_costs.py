@@ -41,6 +41,7 @@ def test_cfl_gp_clusters_in_its_clustering_rounds_until_it_stops():
     assert result.history["clusterings"].tolist() == [1] * (last + 1) + [0] * (11 - last)
 
 
+@pytest.mark.slow
 def test_the_pilot_that_estimates_the_number_of_clusters_is_counted():
     algorithm = cfl_gp(nn.linear(), clusters="auto", local=BATCHES, max_clusters=3, pilot_rounds=5)
     assert counts(algorithm, rounds=4) == [2, 1, 0, 1]  # the pilot clusters in its rounds 1 and 3

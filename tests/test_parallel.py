@@ -96,12 +96,16 @@ def test_equals_a_plain_loop(strategy, chunk, devices, chosen):
 def test_a_client_may_contribute_to_several_slots(strategy, chunk, devices):
     mapping = mapping_of(strategy, chunk, devices)
     data, all_clients = population(4, mapping)
-    mapped = parallel.for_each_client(
-        lambda client: client.data.x.sum(),
-        parallel.everyone(all_clients),
-        num_slots=2,
-        reduce=lambda total: Contribution(jnp.asarray([0, 1]), jnp.asarray([1.0, 2.0]), jnp.stack([total, -total])),
-    )
+
+    def run(all_clients):
+        return parallel.for_each_client(
+            lambda client: client.data.x.sum(),
+            parallel.everyone(all_clients),
+            num_slots=2,
+            reduce=lambda total: Contribution(jnp.asarray([0, 1]), jnp.asarray([1.0, 2.0]), jnp.stack([total, -total])),
+        )
+
+    mapped = jax.jit(run)(all_clients)
     expected = np.asarray([data.x.sum(), -2 * data.x.sum()])
     np.testing.assert_allclose(mapped.reduced.total, expected, rtol=1e-5)
     np.testing.assert_allclose(mapped.reduced.weight, [4, 8])
@@ -201,7 +205,7 @@ def test_a_smaller_cohort_is_dealt_out_evenly():
     mapping = mapping_of("scan", None, 2)
     _, all_clients = population(10, mapping)
     index = jnp.asarray([3, 1, 4, 9, 10, 10], jnp.int32)
-    cohort = parallel.gather_cohort(all_clients, Selection(index, index < 10))
+    cohort = gather(all_clients, Selection(index, index < 10))
     assert np.asarray(cohort.mask).reshape(2, -1).sum(1).tolist() == [2, 2]
 
 

@@ -227,7 +227,15 @@ def test_events_are_harvested_and_read_again(tmp_path):
         np.testing.assert_array_equal(one.content["weights"], other.content["weights"])
 
 
-def test_saving_is_not_interrupted():
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, also where pytest is a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_saving_is_not_interrupted(heard):
     with undisturbed():
         os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -242,7 +250,7 @@ def test_a_round_whose_updates_are_all_rejected_has_no_loss():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, number):
     """Checkpoints after every round; the process dies wherever it happens to be."""
     run = tmp_path / "run"

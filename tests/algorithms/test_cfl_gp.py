@@ -272,7 +272,7 @@ def mnist(clients, seed=0, examples_per_client=None, angles=ANGLES, groups="pair
 PAPER = {"local": local.sgd(1.0, batch_size=64, steps=1), "server": optax.sgd(0.1)}
 
 
-@pytest.mark.parametrize("clients", [16, 64])
+@pytest.mark.parametrize("clients", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_rotated_mnist_is_clustered_in_the_first_clustering_round(clients):
     """Sec. 5.2: eight angles, K = 4, b = 64, all images; ARI 1.0 at t = 1 and from then on."""
     result = simulate(cfl_gp(nn.mlp(), clusters=4, **PAPER), mnist(clients), rounds=6)

@@ -92,6 +92,7 @@ def test_another_precision_is_refused():
         fc.RunConfig(precision="half")
 
 
+@pytest.mark.slow
 def test_figures_on_digits_are_those_of_float32():
     def accuracy(precision):
         config = fc.RunConfig(
