@@ -84,13 +84,13 @@ class Bench:
         peers: Mapping[str, Callable[[], Any]] | None = None,
         at_least: float = math.nan,
         repetitions: int | None = None,
-        rounds: int = 1,
+        rounds: float = 1,
         note: str = "",
     ) -> Row:
         """Times `run` and its peers in turn; the fastest peer gives the ratio.
 
         A call of `run` does `rounds` rounds, as `simulate` does between two evaluations, and one of a peer does a
-        single round; all figures are of one round.
+        single round, or a part of the work where all would take too long; all figures are of one round.
         """
         count = self.repetitions if repetitions is None or self.smoke else max(FEWEST_REPETITIONS, repetitions)
         product, product_flops = self._product
