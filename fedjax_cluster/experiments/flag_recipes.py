@@ -256,7 +256,8 @@ def _lenet_by_label() -> Recipe:
             f"{READING} At ρ = 30 % three groups, as in flag-lenet5. Tested on 100 rows of each of a client's labels, "
             "as PACFL's public code does, whose setting the paper takes over: on a client's own rows, mostly of one or "
             "two labels at α′ = 0.25, methods that adapt to a client are ahead. Shortened to 210 training rows a "
-            "client, 60 rounds (α′ = 1) and 100 (0.25) of 2 local epochs at rate 0.03, t_g = 5."
+            "client, 60 rounds (α′ = 1) and 100 (0.25) of 2 local epochs at rate 0.03, t_g = 5. IFCA takes the plain "
+            "mean of its clients, as its paper does, FLAG theirs by examples (Eq. 8)."
         ),
         cells=tuple(map(longer, base.cells)),
         full=tuple(map(by_label, base.full)),
