@@ -7,7 +7,6 @@ On CPU a client at a time per XLA device (one device per core); on an accelerato
 from __future__ import annotations
 
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_cluster import tree
+from fedjax_cluster import messages, tree
 from fedjax_cluster.client_loop import Client, Contribution, Mapped, map_rows
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, PyTree, Selection, State
@@ -214,8 +213,7 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
         # Zeros on all devices but one, so that their sum is the row, bit by bit.
         own_part = functools.partial(lax.psum_scatter, axis_name=AXIS, tiled=True)
         leaves, structure = jax.tree.flatten(tree.take(shard, position))
-        short = _short_rows(leaves, JOINED_ROW)
-        return jax.tree.unflatten(structure, _send(own_part, leaves, short))
+        return jax.tree.unflatten(structure, messages.send(own_part, leaves, JOINED_ROW))
 
     return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
         rows, cohort.index
@@ -258,46 +256,6 @@ def _local_position(index: Array, rows_per_device: int) -> Array:
     position = index - lax.axis_index(AXIS) * rows_per_device
     # A negative index would count from the end.
     return jnp.where(position < 0, rows_per_device, position)
-
-
-def _send(collective: Callable[[Array], Array], leaves: list[Array], short: list[int]) -> list[Array]:
-    """Rows [C, ...] through a collective: the short ones in one message, bytes as words, a quarter of the numbers."""
-    words = {i: _words(leaf) for i, leaf in enumerate(leaves) if _width(leaf) is not None}
-    sent = {i: collective(part) for i, part in words.items() if i not in short}
-    if short:
-        ends = np.cumsum([words[i].shape[1] for i in short])[:-1].tolist()
-        joined = collective(jnp.concatenate([words[i] for i in short], axis=1))
-        sent |= dict(zip(short, jnp.split(joined, ends, axis=1), strict=True))
-    return [_from_words(sent[i], leaf) if i in sent else collective(leaf) for i, leaf in enumerate(leaves)]
-
-
-def _short_rows(leaves: list[Array], longest: int) -> list[int]:
-    """Which leaves have rows of at most so many words."""
-    return [i for i, leaf in enumerate(leaves) if (_width(leaf) or math.inf) <= longest]
-
-
-def _width(leaf: Array) -> int | None:
-    """Words of 32 bits that a row takes; None for what is not sent as words."""
-    count = math.prod(leaf.shape[1:])
-    if not leaf.size:
-        return None
-    if leaf.dtype == jnp.bool_ or leaf.dtype in (jnp.float32, jnp.int32, jnp.uint32):
-        return count
-    return count // 4 if leaf.dtype == jnp.uint8 and count % 4 == 0 else None
-
-
-def _words(leaf: Array) -> Array:
-    """u32[C, width]."""
-    if leaf.dtype == jnp.bool_:
-        leaf = leaf.astype(jnp.uint32)
-    rows = leaf.reshape(leaf.shape[0], -1, 4) if leaf.dtype == jnp.uint8 else leaf.reshape(leaf.shape[0], -1)
-    return lax.bitcast_convert_type(rows, jnp.uint32)
-
-
-def _from_words(words: Array, like: Array) -> Array:
-    """The rows of which `words` u32[C, width] were made, in the type and shape of `like`."""
-    rows = words.astype(bool) if like.dtype == jnp.bool_ else lax.bitcast_convert_type(words, like.dtype)
-    return rows.reshape(words.shape[0], *like.shape[1:])
 
 
 def gram(rows: Array, mapping: ClientMapping) -> Array:
@@ -345,16 +303,16 @@ def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
       mapping: how the rows are divided.
     """
     leaves, structure = jax.tree.flatten(rows)
-    short = _short_rows(leaves, SHORT_ROW)
+    short = [i for i, leaf in enumerate(leaves) if messages.is_short(leaf, SHORT_ROW)]
     if mapping.mesh is None or not short:
         return rows
 
     def local(*rows: Array) -> list[Array]:
         everywhere = functools.partial(lax.all_gather, axis_name=AXIS, tiled=True)
-        return _send(everywhere, list(rows), list(range(len(rows))))
+        return messages.send(everywhere, list(rows), SHORT_ROW)
 
-    send = jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)
-    for i, leaf in zip(short, send(*(leaves[i] for i in short)), strict=True):
+    gathered = jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    for i, leaf in zip(short, gathered(*(leaves[i] for i in short)), strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
 

@@ -258,19 +258,19 @@ def _run_segment(
 
     def one_round(state: State) -> tuple[State, dict[str, Array]]:
         number = state.round
-        # Who is drawn, and what is reported, depends on numbers of all clients.
-        state = state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
-        key = jax.random.fold_in(keys.cohorts, number)
-        selection = parallel.on_each_device(select, train.mapping)(key, state)
+        state = with_numbers_everywhere(state)
+        selection = select(jax.random.fold_in(keys.cohorts, number), state)
         cohort = parallel.gather_cohort(train, selection)
         state, info = step(jax.random.fold_in(keys.local, number), state, cohort)
         return state, report(info, state)
 
     def report(info: RoundInfo, state: State) -> dict[str, Array]:
-        clients = parallel.to_each_device(state.clients, train.mapping)
-        return parallel.on_each_device(_report, train.mapping)(
-            info, state.clusters.active, clients.weights, clients.present, group
-        )
+        state = with_numbers_everywhere(state)
+        return _report(info, state, _agreement(state, group))
+
+    def with_numbers_everywhere(state: State) -> State:
+        # Who is drawn, and what is reported, depends on numbers of all clients.
+        return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
 
     def unfinished(carry):
         state, _, event = carry
@@ -297,25 +297,7 @@ def _evaluate(
     return {name: jnp.where(state.clients.present, value, jnp.nan) for name, value in figures.items()}
 
 
-def _report(info: RoundInfo, active: Array, weights: Array, present: Array, group: Array | None) -> dict[str, Array]:
-    """The scalars of a round that go into the history."""
-    count = info.num_clients.astype(jnp.float32)
-    # NaN where every update was rejected: 0 would look like a perfect fit.
-    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
-    assigned = labels(weights)
-    return {
-        "loss": loss,
-        "num_clients": jnp.sum(info.num_clients),
-        "num_clusters": jnp.sum((_occupied(assigned, len(active)) & active).astype(jnp.int32)),
-        "num_changed": info.num_changed,
-        "num_rejected": info.num_rejected,
-        **_agreement(assigned, present, group),
-        **info.costs._asdict(),
-        "event": info.event,
-    }
-
-
-def _agreement(assigned: Array, present: Array, group: Array | None) -> dict[str, Array]:
+def _agreement(state: State, group: Array | None) -> dict[str, Array]:
     """How well the clusters agree with the true groups; NaN where there are none."""
     scores = {
         "adjusted_rand_index": clustering.scores.adjusted_rand_index,
@@ -323,14 +305,34 @@ def _agreement(assigned: Array, present: Array, group: Array | None) -> dict[str
     }
     if group is None:
         return {name: jnp.asarray(jnp.nan) for name in scores}
-    valid = present & (assigned >= 0) & (group >= 0)
+    assigned = labels(state.clients.weights)
+    valid = state.clients.present & (assigned >= 0) & (group >= 0)
     return {
         name: jnp.where(jnp.any(valid), score(assigned, group, mask=valid), jnp.nan) for name, score in scores.items()
     }
 
 
-def _occupied(assigned: Array, slots: int) -> Array:
+def _report(info: RoundInfo, state: State, agreement: dict[str, Array]) -> dict[str, Array]:
+    """The scalars of a round that go into the history."""
+    count = info.num_clients.astype(jnp.float32)
+    # NaN where every update was rejected: 0 would look like a perfect fit.
+    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
+    return {
+        "loss": loss,
+        "num_clients": jnp.sum(info.num_clients),
+        "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
+        "num_changed": info.num_changed,
+        "num_rejected": info.num_rejected,
+        **agreement,
+        **info.costs._asdict(),
+        "event": info.event,
+    }
+
+
+def _occupied(state: State) -> Array:
     """bool[K]: clusters that hold a client."""
+    assigned = labels(state.clients.weights)
+    slots = state.clusters.active.shape[0]
     return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
 
 

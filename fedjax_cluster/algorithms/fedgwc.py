@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -213,12 +212,14 @@ def fedgwc(
         own = state.server._replace(optimizer=optimizer_state)
         sent = (cohort.index, cohort.data.num_examples, slot, losses, reports.num_steps, mapped.accepted)
         sent = parallel.to_each_device(sent, cohort.mapping)
-        everywhere = functools.partial(parallel.on_each_device, mapping=cohort.mapping)
-        own = everywhere(weigh)(own, state, *sent)
-        before = State(models, clients, own, state.round + 1)
-        resting = everywhere(lambda state: jnp.any(ready(state)))(before)
-        state = parallel.run_if(resting, everywhere(lambda state: test(server_key(rng_key), state)), before)
-        changed = everywhere(num_moved)(before, state)
+        own = parallel.on_each_device(weigh, cohort.mapping)(own, sizes(state), *sent)
+        state = State(models, clients, own, state.round + 1)
+
+        before, refused = averaging.labels(clients.weights), own.refused
+        resting = jnp.any(ready(state))
+        test_all = parallel.on_each_device(lambda state: test(server_key(rng_key), state), cohort.mapping)
+        state = parallel.run_if(resting, test_all, state)
+        changed = jnp.sum((clients.present & (averaging.labels(state.clients.weights) != before)).astype(jnp.int32))
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         info = averaging.round_info(
             slot,
@@ -234,20 +235,16 @@ def fedgwc(
                 clusterings=resting.astype(jnp.float32),
             ),
             # Only the first refusal stops the rounds: the same split is found again and again.
-            event=(changed > 0) | ((before.server.refused == 0) & (state.server.refused > 0)),
+            event=(changed > 0) | ((refused == 0) & (state.server.refused > 0)),
         )
         return state, info
-
-    def num_moved(before: State, after: State) -> Array:
-        labels = averaging.labels(before.clients.weights), averaging.labels(after.clients.weights)
-        return jnp.sum((before.clients.present & (labels[0] != labels[1])).astype(jnp.int32))
 
     def train(rng_key: Array, models: Clusters, slot: Array, client: Client):
         return slot, averaging.train_client(rng_key, local, model, models, slot, client)
 
     def weigh(
         own: Server,
-        state: State,
+        counts: tuple[Array, Array],
         index: Array,
         num_examples: Array,
         slot: Array,
@@ -256,7 +253,7 @@ def fedgwc(
         accepted: Array,
     ) -> Server:
         """Rewards, interactions, and how much these still change."""
-        count, wanted = (number.astype(jnp.float32) for number in sizes(state))
+        count, wanted = (number.astype(jnp.float32) for number in counts)
         took = accepted[:, None] & (jnp.arange(losses.shape[1])[None] < num_steps[:, None])
         examples = num_examples.astype(jnp.float32) if released else None
         rewards = weighting_of.cluster_rewards(losses, took, slot, clusters, examples)

@@ -9,6 +9,7 @@ from fedjax_cluster.clustering.bipartition import (
     optimal_bipartition,
     separation_gap,
 )
+from fedjax_cluster.clustering.dissimilarity import classwise_angles, data_dissimilarity, gradient_angles, proximity
 from fedjax_cluster.clustering.interactions import gaussian_rewards, interaction_affinity, update_interactions
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans
 from fedjax_cluster.clustering.linkage import Dendrogram, agglomerative, cut_dendrogram, dendrogram
@@ -24,14 +25,7 @@ from fedjax_cluster.clustering.spectral import (
     spectral_partitions,
     subspace_embedding,
 )
-from fedjax_cluster.clustering.subspaces import (
-    classwise_angles,
-    data_dissimilarity,
-    gradient_angles,
-    joint_basis,
-    principal_vectors,
-    proximity,
-)
+from fedjax_cluster.clustering.subspaces import joint_basis, principal_vectors
 
 __all__ = [
     "Bipartition",

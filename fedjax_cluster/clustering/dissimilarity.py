@@ -1,0 +1,259 @@
+"""Dissimilarity of clients by the angles between their data, class by class, and between their gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.rotations import batched_singular_values
+from fedjax_cluster.clustering.similarity import cosine_similarity
+
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+# Clients compared at once.
+_BLOCK = 128
+_BLOCK_COLUMNS = 4096  # of all clients of a block together: its products are a square of so many numbers
+
+
+def classwise_angles(vectors: Any, counts: Any, reduction: str = "smallest") -> Array:
+    r"""Angles between the clients' data of each class.
+
+    .. math:: \mathcal{V}'_{ijc} = \begin{cases}
+        \arccos \sigma_1(U_{ic}^\top U_{jc}) & \text{if both have class } c \\
+        180° & \text{if one has it} \\ 0° & \text{if none has it} \end{cases}
+
+    The signs of the vectors and the choice of basis do not matter. Angles are exact to about 0.05°: in float32
+    an arccosine near 1 has no more digits.
+
+    Args:
+        vectors: f32[M, L, f, p], orthonormal columns or zeros, as `principal_vectors` gives them.
+        counts: i32[M, L], examples of each class on each client.
+        reduction: "smallest" principal angle, or the "sum" of all min(p_i, p_j) of them, which ranks only pairs of
+            equal dimensions, static.
+
+    Returns:
+        f32[M, M, L] in degrees, symmetric in the clients, 0 between a client and itself.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, or non-finite vectors.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> vectors = jnp.array([[[[1.0], [0.0]]], [[[0.6], [0.8]]], [[[0.0], [0.0]]]])
+        >>> angles = classwise_angles(vectors, jnp.array([[5], [9], [0]]))
+        >>> [round(float(angle), 2) for angle in angles[0, :, 0]]
+        [0.0, 53.13, 180.0]
+
+    References:
+        FLAG, Section 4.1, Eqs. 1 and 3.
+    """
+    vectors = checks.floats(vectors, "vectors", 4)
+    counts = _class_counts(counts, vectors.shape[:2])
+    checks.choice(reduction, "reduction", ("smallest", "sum"))
+    checks.finite(vectors, "vectors")
+    return _classwise_angles(vectors, counts, reduction)
+
+
+@partial(jax.jit, static_argnames="reduction")
+def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
+    num_clients, num_classes, num_features, rank = vectors.shape
+    used = jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0  # [M, L, p]
+    dimension = used.sum(axis=2, dtype=jnp.int32)  # [M, L]
+    size = min(_BLOCK, num_clients, max(1, _BLOCK_COLUMNS // rank))
+    blocks = -(-num_clients // size)
+    padded = jnp.pad(vectors, ((0, blocks * size - num_clients), (0, 0), (0, 0), (0, 0)))
+    # [L, f, p·M']: one matrix product per class and pair of blocks.
+    columns = jnp.moveaxis(padded, (0, 1, 2, 3), (3, 0, 1, 2)).reshape(num_classes, num_features, rank, -1)
+    dimension = jnp.pad(dimension, ((0, blocks * size - num_clients), (0, 0))).T
+    firsts, seconds = (jnp.asarray(index, jnp.int32) * size for index in np.triu_indices(blocks))
+
+    def of_class(own: tuple[Array, Array]) -> Array:
+        columns, dimension = own
+
+        def part(start: Array) -> tuple[Array, Array]:
+            block = lax.dynamic_slice_in_dim(columns, start, size, axis=2)
+            return block.reshape(num_features, -1), lax.dynamic_slice_in_dim(dimension, start, size)
+
+        def add_blocks(number: Array, angles: Array) -> Array:
+            (first, rows), (second, others) = part(firsts[number]), part(seconds[number])
+            cross = _matmul(first.T, second).reshape(rank, size, rank, size)
+            cosines = batched_singular_values(jnp.moveaxis(cross, 2, 1))
+            between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
+            if reduction == "smallest":
+                between = between[0]
+            else:
+                number_of_angles = jnp.minimum(rows[:, None], others[None, :])
+                counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < number_of_angles[None]
+                # An empty subspace is at a right angle to all, as for the smallest angle.
+                between = jnp.where(number_of_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
+            return lax.dynamic_update_slice(angles, between, (firsts[number], seconds[number]))
+
+        nothing = jnp.zeros((blocks * size, blocks * size), jnp.float32)
+        return lax.fori_loop(0, len(firsts), add_blocks, nothing)[:num_clients, :num_clients]
+
+    angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
+    first, second = jnp.indices((num_clients, num_clients), sparse=True)
+    angles = jnp.where((first < second)[:, :, None], angles, jnp.swapaxes(angles, 0, 1))
+    angles = jnp.where((first == second)[:, :, None], 0.0, angles)
+    has = counts > 0
+    both, either = has[:, None, :] & has[None, :, :], has[:, None, :] | has[None, :, :]
+    return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
+
+
+def data_dissimilarity(angles: Any, counts: Any, delta: Any = 0.5, mask: Any = None) -> Array:
+    r"""Mean over classes of the angles, weighted by how much the clients' class sizes differ.
+
+    .. math:: W_{ijc} = \frac{\max(\ln n_{ic}, \ln n_{jc})}{\min(\ln n_{ic}, \ln n_{jc})}, \quad
+              W'_{ijc} = 1 - \delta + 2 \delta \frac{W_{ijc} - w_{min}}{w_{max} - w_{min}}, \quad
+              V_{ij} = \frac{1}{L} \sum_c \mathcal{V}'_{ijc} W'_{ijc}
+
+    Only pairs of different clients that both have the class take part in w_min and w_max; all other weights
+    are 1, and all are 1 where these are equal.
+
+    Args:
+        angles: f32[M, M, L] in degrees, as `classwise_angles` gives them.
+        counts: i32[M, L], examples of each class on each client.
+        delta: δ in [0, 1], how far weights reach from 1.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[M, M] in degrees, symmetric; 0 for masked-out clients.
+
+    Raises:
+        ValueError: shapes that do not fit, δ outside [0, 1], or non-finite angles.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> angles = jnp.array([[[0.0, 0.0], [30.0, 180.0]], [[30.0, 180.0], [0.0, 0.0]]])
+        >>> float(data_dissimilarity(angles, jnp.array([[8, 5], [9, 0]]))[0, 1])
+        105.0
+
+    References:
+        FLAG, Section 4.1, Eqs. 4–6.
+    """
+    angles = checks.floats(angles, "angles", 3)
+    counts = _class_counts(counts, angles.shape[1:])
+    if angles.shape[0] != angles.shape[1]:
+        raise ValueError(f"angles has shape {angles.shape}; it must be [M, M, L]: one entry per pair and class.")
+    mask = checks.client_mask(mask, angles.shape[0])
+    delta = checks.floats(delta, "delta", 0)
+    if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
+        raise ValueError(f"delta is {float(delta)}; weights in [1 - delta, 1 + delta] need it in [0, 1].")
+    checks.finite(angles, "angles", mask)
+    return _data_dissimilarity(angles, counts, delta, mask)
+
+
+@jax.jit
+def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array) -> Array:
+    # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and
+    # flattens all other weights, so class sizes are clipped below at 2 instead.
+    log_count = jnp.log(jnp.maximum(counts, 2).astype(jnp.float32))
+    first, second = log_count[:, None, :], log_count[None, :, :]
+    weight = jnp.maximum(first, second) / jnp.minimum(first, second)
+    has = (counts > 0) & mask[:, None]
+    pairs = has[:, None, :] & has[None, :, :] & ~jnp.eye(counts.shape[0], dtype=bool)[:, :, None]
+    least = jnp.where(pairs, weight, jnp.inf).min()
+    extent = jnp.where(pairs, weight, -jnp.inf).max() - least
+    scaled = 1.0 - delta + 2.0 * delta * (weight - least) / jnp.where(extent > 0.0, extent, 1.0)
+    weight = jnp.where(pairs & (extent > 0.0), scaled, 1.0)
+    known = mask[:, None] & mask[None, :]
+    return jnp.where(known, (jnp.where(known[:, :, None], angles, 0.0) * weight).mean(axis=2), 0.0)
+
+
+def gradient_angles(updates: Any, mask: Any = None) -> Array:
+    r"""Angles between all pairs of clients' updates.
+
+    .. math:: G_{ij} = \arccos \frac{\langle \Delta_i, \Delta_j \rangle}{\|\Delta_i\| \|\Delta_j\|}
+              \cdot \frac{180°}{\pi}
+
+    Args:
+        updates: f32[M, d], one row per client, in any unit.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[M, M] in degrees, in [0, 180], symmetric with diagonal 0; 90 between a zero update and another
+        client, 0 for masked-out clients.
+
+    Raises:
+        ValueError: wrong shapes, or non-finite updates of clients that count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> gradient_angles(jnp.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]))[0].tolist()
+        [0.0, 90.0, 180.0]
+
+    References:
+        FLAG, Section 3, Eq. 2.
+    """
+    cosine = cosine_similarity(updates, mask)
+    mask = checks.client_mask(mask, cosine.shape[0])
+    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(cosine.shape[0], dtype=bool)
+    return jnp.where(pairs, jnp.degrees(jnp.arccos(cosine)), 0.0)
+
+
+def proximity(data: Any, gradient: Any, beta: Any = 0.5, mask: Any = None) -> Array:
+    r"""Joins the two dissimilarities, each scaled to [0, 1] over the pairs of clients.
+
+    .. math:: A = \beta \hat V + (1 - \beta) \hat G, \qquad
+              \hat X_{ij} = \frac{X_{ij} - \min X}{\max X - \min X} \text{ for } i \ne j, \quad \hat X_{ii} = 0
+
+    Args:
+        data: f32[M, M], V in degrees, as `data_dissimilarity` gives it.
+        gradient: f32[M, M], G in degrees, as `gradient_angles` gives it.
+        beta: β in [0, 1], the part of the data.
+        mask: bool[M], clients that count; None means all.
+
+    Returns:
+        f32[M, M] in [0, 1], symmetric with diagonal 0; 0 for masked-out clients. A matrix whose pairs are all
+        equal is scaled to 0.
+
+    Raises:
+        ValueError: shapes that do not fit, β outside [0, 1], or values not finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> data = jnp.array([[0.0, 10.0, 30.0], [10.0, 0.0, 20.0], [30.0, 20.0, 0.0]])
+        >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
+        [0.0, 0.0, 0.5]
+
+    References:
+        FLAG, Section 4.2.
+    """
+    data, gradient = checks.square(data, "data"), checks.square(gradient, "gradient")
+    if data.shape != gradient.shape:
+        raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}; they need the same clients.")
+    mask = checks.client_mask(mask, data.shape[0])
+    beta = checks.floats(beta, "beta", 0)
+    if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
+        raise ValueError(f"beta is {float(beta)}; it is the part of the data, in [0, 1].")
+    checks.finite_matrix(data, "data", mask)
+    checks.finite_matrix(gradient, "gradient", mask)
+    return _proximity(data, gradient, beta, mask)
+
+
+@jax.jit
+def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
+    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(data.shape[0], dtype=bool)
+
+    def scaled(matrix: Array) -> Array:
+        least = jnp.where(pairs, matrix, jnp.inf).min()
+        extent = jnp.where(pairs, matrix, -jnp.inf).max() - least
+        return jnp.where(pairs, matrix - least, 0.0) / jnp.where(extent > 0.0, extent, 1.0)
+
+    return beta * scaled(data) + (1.0 - beta) * scaled(gradient)
+
+
+def _class_counts(counts: Any, shape: tuple[int, ...]) -> Array:
+    counts = jnp.asarray(counts)
+    if counts.shape != shape or not jnp.issubdtype(counts.dtype, jnp.integer):
+        raise ValueError(
+            f"counts has shape {counts.shape} and dtype {counts.dtype}; it must be integers of shape {shape}: "
+            "the examples of each class on each client."
+        )
+    return counts

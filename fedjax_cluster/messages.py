@@ -1,0 +1,60 @@
+"""Rows of several leaves sent between devices in few messages, as words of 32 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+
+def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int) -> list[Array]:
+    """Rows [C, ...] through a collective: the short ones in one message, bytes as words, a quarter of the numbers.
+
+    Args:
+      collective: along the rows of one array; one that sums sees each row beside zeros only.
+      leaves: leaves [C, ...].
+      longest: words of a row that is short.
+
+    Returns:
+      The leaves with the rows that the collective leaves, bit by bit.
+    """
+    words = {i: _words(leaf) for i, leaf in enumerate(leaves) if _width(leaf) is not None}
+    short = [i for i, leaf in enumerate(leaves) if is_short(leaf, longest)]
+    sent = {i: collective(part) for i, part in words.items() if i not in short}
+    if short:
+        ends = np.cumsum([words[i].shape[1] for i in short])[:-1].tolist()
+        joined = collective(jnp.concatenate([words[i] for i in short], axis=1))
+        sent |= dict(zip(short, jnp.split(joined, ends, axis=1), strict=True))
+    return [_from_words(sent[i], leaf) if i in sent else collective(leaf) for i, leaf in enumerate(leaves)]
+
+
+def is_short(leaf: Array, longest: int) -> bool:
+    """Whether a row is sent as words, and takes at most so many."""
+    return (_width(leaf) or math.inf) <= longest
+
+
+def _width(leaf: Array) -> int | None:
+    """Words that a row takes; None for what is not sent as words."""
+    count = math.prod(leaf.shape[1:])
+    if not leaf.size:
+        return None
+    if leaf.dtype in (jnp.bool_, jnp.float32, jnp.int32, jnp.uint32):
+        return count
+    return count // 4 if leaf.dtype == jnp.uint8 and count % 4 == 0 else None
+
+
+def _words(leaf: Array) -> Array:
+    """u32[C, width]."""
+    if leaf.dtype == jnp.bool_:
+        leaf = leaf.astype(jnp.uint32)
+    rows = leaf.reshape(leaf.shape[0], -1, 4) if leaf.dtype == jnp.uint8 else leaf.reshape(leaf.shape[0], -1)
+    return lax.bitcast_convert_type(rows, jnp.uint32)
+
+
+def _from_words(words: Array, like: Array) -> Array:
+    """The rows of which `words` u32[C, width] were made, in the type and shape of `like`."""
+    rows = words.astype(bool) if like.dtype == jnp.bool_ else lax.bitcast_convert_type(words, like.dtype)
+    return rows.reshape(words.shape[0], *like.shape[1:])
