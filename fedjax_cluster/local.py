@@ -99,10 +99,19 @@ def mean_loss(
     return jnp.sum(losses) / jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0), stats
 
 
-def dataset_loss(model: Model, variables: Variables, data: ClientData, *, chunk: int = 256) -> Array:
+def rows_at_once() -> int:
+    """How many rows go through a model together in inference.
+
+    On a CPU as many as its caches hold: of a LeNet-5, 64 rows took 22 µs each, 256 took 41 and 512 took 48; an MLP has
+    a tenth to lose. Elsewhere products must be large.
+    """
+    return 64 if jax.default_backend() == "cpu" else 256
+
+
+def dataset_loss(model: Model, variables: Variables, data: ClientData, *, chunk: int | None = None) -> Array:
     """Mean loss f32[] of one client's examples in inference mode, `chunk` rows at a time."""
     rows = data.x.shape[0]
-    chunk = min(chunk, rows)
+    chunk = min(chunk or rows_at_once(), rows)
 
     def add(number: Array, total: Array) -> Array:
         start = jnp.minimum(number * chunk, rows - chunk)
@@ -116,10 +125,10 @@ def dataset_loss(model: Model, variables: Variables, data: ClientData, *, chunk:
     return total / jnp.maximum(data.num_examples, 1).astype(jnp.float32)
 
 
-def example_losses(model: Model, variables: Variables, data: ClientData, *, chunk: int = 256) -> Array:
+def example_losses(model: Model, variables: Variables, data: ClientData, *, chunk: int | None = None) -> Array:
     """Loss f32[N] of each of one client's examples in inference mode, `chunk` rows at a time; 0 on padding."""
     rows = data.x.shape[0]
-    chunk = min(chunk, rows)
+    chunk = min(chunk or rows_at_once(), rows)
 
     def write(number: Array, losses: Array) -> Array:
         start = jnp.minimum(number * chunk, rows - chunk)

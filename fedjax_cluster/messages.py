@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+MOST_TURNS = 8
+
 
 def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int) -> list[Array]:
     """Rows [C, ...] through a collective: the short ones in one message, bytes as words, a quarter of the numbers.
@@ -29,6 +31,38 @@ def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int
         joined = collective(jnp.concatenate([words[i] for i in short], axis=1))
         sent |= dict(zip(short, jnp.split(joined, ends, axis=1), strict=True))
     return [_from_words(sent[i], leaf) if i in sent else collective(leaf) for i, leaf in enumerate(leaves)]
+
+
+def in_turns(
+    gather: Callable[[Array], list[Array]], position: Array, valid: Array, leaves: list[Array], turn_bytes: int
+) -> list[Array]:
+    """Gathers rows some at a time, up to the last that is valid: a cohort may have room for many more.
+
+    Args:
+      gather: i32[D, r] rows for each of D devices -> the device's own r of every leaf.
+      position: i32[D, C].
+      valid: bool[C], whether any device has a client there; the same on every device.
+      leaves: [M, ...] of each, for their shapes and types.
+      turn_bytes: about how much to gather in a turn.
+
+    Returns:
+      Leaves [C, ...], the device's own; zeros beyond the last valid row.
+    """
+    count = len(valid)
+    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
+    turn = max(turn_bytes // max(1, row * len(position)), -(-count // MOST_TURNS))
+    if turn >= count:
+        return gather(position)
+
+    def one(number: Array, rows: list[Array]) -> list[Array]:
+        # The last turn reaches back over rows that are there already.
+        start = jnp.minimum(number * turn, count - turn)
+        own = gather(lax.dynamic_slice_in_dim(position, start, turn, 1))
+        return [lax.dynamic_update_slice_in_dim(*pair, start, 0) for pair in zip(rows, own, strict=True)]
+
+    blank = [jnp.zeros((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    last = jnp.max(jnp.where(valid, jnp.arange(1, count + 1), 0))
+    return lax.fori_loop(0, (last + turn - 1) // turn, one, blank)
 
 
 def is_short(leaf: Array, longest: int) -> bool:

@@ -14,6 +14,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.client_loop import Client
+from fedjax_cluster.local import rows_at_once
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
@@ -24,9 +25,6 @@ from fedjax_cluster.types import (
     State,
     Variables,
 )
-
-# Rows evaluated at once: enough for large matrix products, few enough to hold a wide layer's outputs.
-EVALUATION_ROWS = 512
 
 
 def evaluate_clients(
@@ -83,13 +81,14 @@ def predict(
             return one(jax.tree.map(lambda leaf: leaf[0], variables))
         return jnp.tensordot(mixture, jax.lax.map(one, variables), axes=1)
 
-    count = x.shape[0]
-    if count <= EVALUATION_ROWS:
+    count, together = x.shape[0], rows_at_once()
+    if count <= together:
         return mixed(x)
-    whole = count // EVALUATION_ROWS * EVALUATION_ROWS
-    pieces = jax.lax.map(mixed, x[:whole].reshape(-1, EVALUATION_ROWS, *x.shape[1:]))
-    pieces = pieces.reshape(whole, *pieces.shape[2:])
-    return pieces if whole == count else jnp.concatenate([pieces, mixed(x[whole:])])
+    # The last piece reaches back over rows that the one before has.
+    starts = np.minimum(np.arange(0, count, together), count - together)
+    pieces = jax.lax.map(lambda start: mixed(jax.lax.dynamic_slice_in_dim(x, start, together)), jnp.asarray(starts))
+    fresh = pieces[-1, together * len(starts) - count :]
+    return jnp.concatenate([pieces[:-1].reshape(-1, *pieces.shape[2:]), fresh])
 
 
 def federation_figures(per_client: dict[str, np.ndarray], num_test: np.ndarray | None = None) -> dict[str, float]:

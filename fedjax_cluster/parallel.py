@@ -28,6 +28,7 @@ from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, 
 
 AXIS = "clients"
 SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
+TURN_BYTES = 2**21  # of a cohort's rows, gathered at a time
 SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 Strategy = Literal["auto", "scan", "vmap", "chunked"]
 
@@ -209,11 +210,17 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
 
     # A plain take would all-reduce the cohort to every device; each device needs its own part only.
     def local(shard: PyTree, index: Array) -> PyTree:
-        position = _local_position(index, jax.tree.leaves(shard)[0].shape[0])
+        leaves, structure = jax.tree.flatten(shard)
+        here, devices = leaves[0].shape[0], num_devices(cohort.mapping)
         # Zeros on all devices but one, so that their sum is the row, bit by bit.
         own_part = functools.partial(lax.psum_scatter, axis_name=AXIS, tiled=True)
-        leaves, structure = jax.tree.flatten(tree.take(shard, position))
-        return jax.tree.unflatten(structure, messages.send(own_part, leaves, JOINED_ROW))
+
+        def gather(position: Array) -> list[Array]:
+            return messages.send(own_part, tree.take(leaves, position.reshape(-1)), JOINED_ROW)
+
+        position = _local_position(index, here).reshape(devices, -1)
+        valid = (index.reshape(devices, -1) < devices * here).any(0)
+        return jax.tree.unflatten(structure, messages.in_turns(gather, position, valid, leaves, TURN_BYTES))
 
     return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
         rows, cohort.index

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from fedjax_cluster import benchmarks, cli, nn
-from fedjax_cluster.benchmarks import tables
+from fedjax_cluster.benchmarks import measure, tables
 from fedjax_cluster.benchmarks.measure import Row, in_turns
 from fedjax_cluster.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo
@@ -35,6 +35,21 @@ def test_runs_take_turns():
     order = []
     in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b"] * 3
+
+
+def test_a_turn_lasts_long_enough_for_threads_to_have_woken(monkeypatch):
+    """A clock that a run of "a" moves on by 0.1 s and one of "b" by 1 s."""
+    now, order = [0.0], []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+
+    def run(name, seconds):
+        order.append(name)
+        now[0] += seconds
+
+    found = in_turns({"a": lambda: run("a", 0.1), "b": lambda: run("b", 1.0)}, 3, shortest=0.25)
+    assert order == [*"aaab"] * 4
+    assert found["a"].wall == pytest.approx(0.1)
+    assert found["b"].wall == pytest.approx(1.0)
 
 
 def report(**changes):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import local, nn, tree
-from fedjax_cluster.types import ClientData, Variables
+from fedjax_cluster import local, metrics, nn, tree
+from fedjax_cluster.types import ClientData, DatasetInfo, Variables
 from tests.federations import INFO, as_lists, blobs
 from tests.reference import federated
 
@@ -217,3 +217,21 @@ def test_an_optimizer_handed_back_goes_on_where_it_was():
     kept = tree.ravel(second(first, optimizer=first.optimizer))
     np.testing.assert_allclose(kept, tree.ravel(whole.delta), rtol=1e-4, atol=1e-6)
     assert not np.allclose(tree.ravel(second(first)), kept, rtol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 19])
+@pytest.mark.parametrize("models", [1, 3])
+def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
+    """Of the mixture of the personal models, eight rows at a time, the last piece reaching back."""
+    model, info = nn.mlp(hidden=(5,)), DatasetInfo("rows", (3,), 4)
+    keys = jax.random.split(jax.random.key(0), models)
+    variables = jax.vmap(lambda key: model.init(key, info))(keys)
+    mixture = jnp.arange(1.0, models + 1.0)
+    x = jax.random.normal(jax.random.key(1), (rows, 3))
+    data = ClientData(x, jnp.zeros(rows, jnp.int32), jnp.asarray(rows))
+    personalize = lambda key, state, client, index: (variables, mixture)  # noqa: E731
+    arguments = (model, personalize, keys[0], None, data, jnp.asarray(0), x)
+    monkeypatch.setattr(metrics, "rows_at_once", lambda: rows)
+    expected = metrics.predict(*arguments)
+    monkeypatch.setattr(metrics, "rows_at_once", lambda: 8)
+    np.testing.assert_allclose(metrics.predict(*arguments), expected, rtol=1e-6)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_cluster import client_loop, parallel
+from fedjax_cluster import client_loop, messages, parallel
 from fedjax_cluster.client_loop import Contribution
 from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
 
@@ -176,6 +176,45 @@ def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
     # One message for all that is short, one for each of the others that hold something.
     sums = re.findall(r" reduce-scatter\(", gathered.lower(cohort, rows).compile().as_text())
     assert len(sums) == 1 + len(("odd", "half", "long"))
+
+
+@pytest.mark.parametrize("index", [[2, 1, 3, 4, 4, 4], [4, 4, 4, 0, 4, 4], [3, 4, 1, 4, 4, 2], [4] * 6])
+def test_rows_gathered_in_turns_are_the_same_bit_for_bit(monkeypatch, index):
+    monkeypatch.setattr(parallel, "TURN_BYTES", 1)
+    mapping = mapping_of("scan", None, 2)
+    data = ClientData(jnp.zeros((4, 1)), jnp.zeros((4, 1)), jnp.ones(4, jnp.int32))
+    cohort = Cohort(jnp.asarray(index), jnp.asarray(index) < 4, data, None, mapping)
+    gathered = jax.jit(lambda cohort, rows: parallel.gather_rows(cohort, rows))
+    rows = parallel.place_rows(mapping, MIXED)
+    expected = {name: np.concatenate([leaf, np.zeros_like(leaf[:1])])[index] for name, leaf in MIXED.items()}
+    seen, send = [], messages.send
+
+    def counted(collective, leaves, longest):
+        jax.debug.callback(lambda: seen.append(1))
+        return send(collective, leaves, longest)
+
+    monkeypatch.setattr(messages, "send", counted)
+    assert bits(gathered(cohort, rows)) == bits(expected)
+    jax.effects_barrier()
+    # Three rows for each of two devices, in turns of one, up to the last row that is anybody's.
+    last = max((1 + i % 3 for i, client in enumerate(index) if client < 4), default=0)
+    assert len(seen) == 2 * last
+
+
+@pytest.mark.parametrize(("valid", "turns"), [(0, 0), (1, 1), (3, 1), (4, 2), (20, 7)])
+def test_room_for_clients_to_come_is_not_gathered(valid, turns):
+    """20 rows in turns of three, only as far as there are clients."""
+    rows, calls = np.arange(1.0, 21.0, dtype=np.float32)[:, None], []
+
+    def gather(position):
+        jax.debug.callback(lambda: calls.append(1))
+        return [jnp.asarray(rows)[position.reshape(-1)]]
+
+    here = np.arange(20) < valid
+    (found,) = messages.in_turns(gather, jnp.arange(20)[None], jnp.asarray(here), [jnp.asarray(rows)], turn_bytes=1)
+    jax.effects_barrier()
+    assert len(calls) == turns
+    np.testing.assert_array_equal(found[:valid], rows[:valid])
 
 
 def test_short_rows_reach_every_device_in_one_message():

@@ -24,6 +24,8 @@ from fedjax_cluster import parallel
 from fedjax_cluster.types import ClientMapping
 
 FEWEST_REPETITIONS = 5
+# PyTorch's two threads took 41 to 47 ms for the first round after one of XLA's, and 34 for those that followed.
+SHORTEST_TURN = 0.3  # seconds
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -34,12 +36,12 @@ class Row:
     Attributes:
       what: the work.
       size: how much of it.
-      seconds: median; NaN where only memory was measured.
-      repetitions: runs in the median, the first, which compiles, not counted.
+      seconds: of a run: the median over turns of the mean in a turn; NaN where only memory was measured.
+      repetitions: turns in the median, the first, which compiles, not counted.
       flops: floating-point operations of the mathematics, whatever form it was computed in; 0 where not counted.
       fraction: of the rate of one large matrix product, measured in turn with it; NaN where not taken.
       peer: what the ratio is to; empty without one.
-      peer_seconds: its median, taken in turn.
+      peer_seconds: the same of it.
       ratio: peer's over ours: how many times faster (or, for memory, smaller) ours is.
       processor_ratio: the same of processor seconds over all threads, which other work on the machine disturbs less;
         beside a peer on one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
@@ -89,14 +91,15 @@ class Bench:
     ) -> Row:
         """Times `run` and its peers in turn; the fastest peer gives the ratio.
 
-        A call of `run` does `rounds` rounds, as `simulate` does between two evaluations, and one of a peer does a
-        single round, or a part of the work where all would take too long; all figures are of one round.
+        A call of `run` does `rounds` rounds in one program, as `simulate` does between two evaluations, and one of a
+        peer does a single round, or a part of the work where all would take too long; all figures are of one round.
         """
         count = self.repetitions if repetitions is None or self.smoke else max(FEWEST_REPETITIONS, repetitions)
         product, product_flops = self._product
         peers, hopeless = _worth_timing(peers or {})
         runs = {"": run, **peers}
-        seconds = in_turns({**runs, "product": product} if flops else runs, count)
+        shortest = 0.0 if self.smoke else SHORTEST_TURN
+        seconds = in_turns({**runs, "product": product} if flops else runs, count, shortest=shortest)
         seconds[""] = Timing(seconds[""].wall / rounds, seconds[""].processor / rounds)
         fraction = math.nan
         if flops:
@@ -171,17 +174,23 @@ class Timing(NamedTuple):
     processor: float  # seconds, summed over threads
 
 
-def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int) -> dict[Name, Timing]:
-    """Times each, run one after the other in every repetition, so that a busy machine meets all alike."""
+def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int, *, shortest: float = 0.0) -> dict[Name, Timing]:
+    """Times each, run one after the other in every repetition, so that a busy machine meets all alike.
+
+    A run is repeated within its turn until `shortest` seconds have passed: the first finds the other's threads and
+    caches.
+    """
     wall: dict[Name, list[float]] = {name: [] for name in runs}
     processor: dict[Name, list[float]] = {name: [] for name in runs}
     for repetition in range(repetitions + 1):  # the first compiles
         for name, run in runs.items():
-            started, spent = time.perf_counter(), time.process_time()
-            jax.block_until_ready(run())
+            started, spent, count, elapsed = time.perf_counter(), time.process_time(), 0, 0.0
+            while not count or elapsed < shortest:
+                jax.block_until_ready(run())
+                elapsed, count = time.perf_counter() - started, count + 1
             if repetition:
-                wall[name].append(time.perf_counter() - started)
-                processor[name].append(max(time.process_time() - spent, 1e-9))
+                wall[name].append(elapsed / count)
+                processor[name].append(max(time.process_time() - spent, 1e-9) / count)
     return {name: Timing(statistics.median(wall[name]), statistics.median(processor[name])) for name in runs}
 
 

@@ -43,6 +43,7 @@ def run(bench: Bench) -> None:
     for name in ("MLP 784-200-10", "CNN 5×5 (32, 64)", "ResNet-18"):
         local_against_torch(bench, name)
     rounds_against_torch(bench, "fedgwc")
+    cohorts_against_torch(bench)
     rounds_against_torch(bench, "cfl")
     ifca_against_torch(bench)
     cfl_gp_against_published(bench)
@@ -82,15 +83,18 @@ def local_against_torch(bench: Bench, name: str) -> None:
     )
 
 
-def batches_of(round_key: Array, data: ClientData, steps: int, batch: int) -> np.ndarray:
-    """i64[M, S, b]: the rows of every mini-batch that `local.sgd` draws in a round."""
+def batches_of(
+    round_key: Array, data: ClientData, steps: int, batch: int, clients: np.ndarray | None = None
+) -> np.ndarray:
+    """i64[M, S, b]: the rows of every mini-batch that `local.sgd` draws in a round; `clients` are those of the rows."""
     rows = data._replace(x=np.tile(np.arange(data.x.shape[1], dtype=np.int32), (len(data.x), 1)))
 
     def of_client(index, one):
         key = jax.random.split(local.client_key(round_key, index))[0]
         return jnp.stack([local.mini_batch(key, one, batch, step)[0] for step in range(steps)])
 
-    return np.asarray(jax.vmap(of_client)(jnp.arange(len(data.x)), jax.tree.map(jnp.asarray, rows)), np.int64)
+    index = jnp.asarray(np.arange(len(data.x)) if clients is None else clients)
+    return np.asarray(jax.vmap(of_client)(index, jax.tree.map(jnp.asarray, rows)), np.int64)
 
 
 def mean_loss(model: Model, info: DatasetInfo, data: ClientData, own: LocalUpdate) -> float:
@@ -174,6 +178,46 @@ def rounds_against_torch(bench: Bench, name: str) -> None:
         at_least={"fedgwc": 2.5, "cfl": 1.15}[name],
         rounds=rounds,
     )
+
+
+def cohorts_against_torch(bench: Bench) -> None:
+    """FedGWC as it is run, cohorts of ten of a hundred clients; the peer's are those of the first round."""
+    from fedjax_cluster.benchmarks import torch_peer
+
+    # 10 000 rounds in twenty turns, evaluated every 500, as FedGWC's experiments are long.
+    clients, batch, steps, rounds = (40, 4, 2, 1) if bench.smoke else (100, 64, 7, 500)
+    model, data = nn.mlp(), noise_clients(DIGITS, clients, batch * steps)
+    own = local.sgd(RATE / 10, batch_size=batch, steps=steps)
+    algorithm = REGISTRY["fedgwc"](model, clusters=4, local=own, participation=0.1, rate="count", centre=True)
+    first, advance, last = rounds_of(algorithm, data, DIGITS)
+    keys = streams(0)
+    selection = algorithm.select(jax.random.fold_in(keys.cohorts, 0), jax.tree.map(jnp.asarray, first))
+    cohort = np.asarray(selection.index)[np.asarray(selection.mask)]
+    chosen = jax.tree.map(lambda leaf: leaf[cohort], data)
+    order = batches_of(jax.random.fold_in(keys.local, 0), chosen, steps, batch, cohort)
+    weights = torch_peer.parameters(models_of(first)[0])
+    placed = torch_peer.tensors({"x": chosen.x, "y": chosen.y.astype(np.int64), "b": order})
+    arguments = (torch_peer.mlp, weights, placed["x"], placed["y"], placed["b"], RATE / 10)
+    advance()
+    check_losses("FedGWC", float(last[0]["loss"][0]), torch_peer.fedgwc_round(*arguments, 2)[1])
+    bench.row(
+        "FedGWC round, a tenth of the clients, MLP 784-200-10",
+        f"{len(cohort)} of {clients} clients × {steps} steps × b={batch}",
+        partial(advance, rounds),
+        flops=len(cohort) * steps * gradient_flops(model, DIGITS, batch),
+        peers={
+            f"PyTorch loop, {threads} thread{'s' * (threads > 1)}": partial(
+                torch_peer.fedgwc_round, *arguments, threads
+            )
+            for threads in (1, 2)
+        },
+        at_least=2.5,
+        repetitions=20,
+        rounds=rounds,
+    )
+    # A split ends a call early, and divides the clients into other cohorts.
+    if len(np.unique(np.argmax(jax.device_get(advance().clients.weights), 1))) > 1:
+        raise RuntimeError("FedGWC has split noise into clusters: the rounds timed are not those of one cohort")
 
 
 def ifca_against_torch(bench: Bench) -> None:
