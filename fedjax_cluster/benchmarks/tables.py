@@ -22,6 +22,12 @@ HEADLINES = (
     ("peers", "CNN 5×5 (32, 64), local training", "", "local training, CNN, 16 clients × 2 steps"),
     ("convolution", "CNN 5×5 (32, 64), local training", "", "the same, in JAX"),
     ("peers", "FedGWC round, MLP 784-200-10", "", "FedGWC round, 10 clients × 7 steps, MLP"),
+    (
+        "peers",
+        "FedGWC round, a tenth of the clients, MLP 784-200-10",
+        "",
+        "the same, 10 of 100 clients",
+    ),
     ("peers", "IFCA round, MLP 784-200-10", "", "IFCA round, 2 400 clients × 10 full-batch steps, MLP"),
     ("peers", "ResNet-18, local training", "", "local training, ResNet-18, 8 clients × 1 step"),
 )
