@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -322,3 +323,14 @@ def test_fuller_recipes_have_the_same_cells_and_more_work(capsys):
 def test_a_momentum_that_could_do_nothing_is_refused(capsys):
     assert cli.main(["run", "fesem", "--momentum", "0.9", "--run-dir", "own"]) == 2
     assert "give --local-steps" in capsys.readouterr().err
+
+
+def test_late_accuracy_is_the_mean_of_the_last_four_evaluations():
+    rounds = np.arange(30.0)
+    accuracy = np.where((rounds + 1) % 5 == 0, rounds / 100, np.nan)
+    history = {"round": rounds, "accuracy": accuracy}
+    measure = RECIPES["flag-lenet5-by-label"].measure
+    result = SimpleNamespace(history=history)
+    assert measure(result)["late_accuracy"] == pytest.approx(np.mean([0.14, 0.19, 0.24, 0.29]))
+    accuracy[-1] = np.nan  # a run that ends so is not credited with what it had before
+    assert np.isnan(measure(result)["late_accuracy"])
