@@ -132,9 +132,8 @@ def _compare(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from fedjax_cluster.checkpoints import check_writable
-    from fedjax_cluster.experiments import flags
-    from fedjax_cluster.report import saved_runs
+    from fedjax_cluster.experiments import flags, saved_runs
+    from fedjax_cluster.files import check_writable
 
     names, rest = _leading_names(arguments)
     own = flags.parse_fields(ReportFlags, rest, f"{PROG} report RUN_DIR...", "Tables and pictures of runs, anew.")
@@ -147,7 +146,8 @@ def _report(arguments: list[str]) -> None:
 
 
 def _reproduce(arguments: list[str]) -> None:
-    from fedjax_cluster.experiments import flags, recipes
+    from fedjax_cluster import recipes
+    from fedjax_cluster.experiments import flags
 
     names, rest = _leading_names(arguments, at_most=1)
     own = flags.parse_fields(ReproduceFlags, rest, f"{PROG} reproduce RECIPE", recipes.overview())
@@ -158,7 +158,7 @@ def _reproduce(arguments: list[str]) -> None:
 
 
 def _bench(arguments: list[str]) -> None:
-    from fedjax_cluster import benchmarks
+    from fedjax_cluster import bench as benchmarks
     from fedjax_cluster.experiments import flags
 
     names, rest = _leading_names(arguments)
@@ -168,7 +168,7 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    from fedjax_cluster.report import catalogue
+    from fedjax_cluster.recipes import catalogue
 
     if arguments:
         raise ValueError(f"list takes no arguments, but got {' '.join(arguments)}")
@@ -237,7 +237,8 @@ def _new_directory(name: str) -> pathlib.Path:
 
 
 def _show(result: Any, run_dir: pathlib.Path) -> None:
-    from fedjax_cluster.report import run_page, tables
+    from fedjax_cluster.report import pages as run_page
+    from fedjax_cluster.report import tables
 
     run_page.write_plots(run_dir, result)
     tables.summary_table(result.summary, run_dir).print()

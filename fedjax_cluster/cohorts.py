@@ -27,15 +27,6 @@ def cohort_size(participation: float, num_clients: int) -> int:
     return max(1, math.ceil(participation * num_clients - 1e-9))
 
 
-def everyone(present: Array) -> Selection:
-    """All clients that are present, each in its place.
-
-    >>> everyone(jnp.asarray([True, True, False])).index.tolist()
-    [0, 1, 3]
-    """
-    return in_place(present)
-
-
 def uniform(rng_key: Array, present: Array, participation: float, *, first: Array | None = None) -> Selection:
     """A uniform draw without replacement of ⌈participation · present⌉ clients.
 

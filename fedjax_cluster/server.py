@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.client_loop import Reduced
+from fedjax_cluster.parallel.loop import Reduced
 from fedjax_cluster.types import Clusters, PyTree
 
 Rounding = Literal["nearest", "zero"]

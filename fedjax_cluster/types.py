@@ -88,7 +88,7 @@ class Clusters(NamedTuple):
 class State(NamedTuple):
     """Everything that continues from round to round; treedef, shapes and dtypes never change.
 
-    Every method's `clients` has at least `weights` f32[M, K] (one-hot when hard, zero for the absent) and
+    Every method's `clients` has at least `membership` f32[M, K] (one-hot when hard, zero for the absent) and
     `present` bool[M].
     """
 
@@ -117,17 +117,17 @@ class RoundInfo(NamedTuple):
     num_changed: Array  # i32[], clients whose cluster changed
     num_rejected: Array  # i32[], clients left out for a non-finite update
     costs: Costs
-    event: Array  # bool[], asks the round loop to stop after this round and harvest the state (a split, say)
+    event: Array  # bool[], asks the round loop to stop after this round and snapshot the state (a split, say)
 
 
 class Event(NamedTuple):
-    """What a method's `harvest` gave after a round whose report asked for it."""
+    """What a method's `snapshot` gave after a round whose report asked for it."""
 
     round: int  # 0-based; −1 for `init`
     content: Mapping[str, Any]  # numpy arrays
 
 
-class Membership(NamedTuple):
+class Churn(NamedTuple):
     """Clients who join or leave before a round."""
 
     round: int  # 0-based
@@ -225,7 +225,7 @@ class ClusteredAlgorithm(NamedTuple):
     step:        (rng_key, state, cohort) -> (State, RoundInfo)
     personalize: (rng_key, state, client, index) -> (variables [P, ...], mixture f32[P]); training rows only
     admit:       (rng_key, state, client, index) -> State, for a client that joins; or None
-    harvest:     (state) -> mapping of arrays to keep of a state after an event; or None
+    snapshot:     (state) -> mapping of arrays to keep of a state after an event; or None
     cluster:     (rng_key, state, mapping) -> i32[M] labels: what the server computes of what it holds in one clustering
                  of a round, and no more, as `step` does; `simulate` times it. None where the clients choose, or `init`
                  clusters once and measures that itself
@@ -241,6 +241,6 @@ class ClusteredAlgorithm(NamedTuple):
     step: Callable[[Array, State, Cohort], tuple[State, RoundInfo]]
     personalize: Callable[..., tuple[Variables, Array]]
     admit: Callable[..., State] | None = None
-    harvest: Callable[[State], Mapping[str, Any]] | None = None
+    snapshot: Callable[[State], Mapping[str, Any]] | None = None
     cluster: Callable[..., Array] | None = None
     blank: Callable[..., tuple[State, RoundInfo]] | None = None

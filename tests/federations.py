@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from fedjax_cluster import parallel
-from fedjax_cluster.simulation import streams
+from fedjax_cluster.simulation.loop import run_keys
 from fedjax_cluster.types import ClientData, DatasetInfo, Federation
 
 INFO = DatasetInfo("blobs", (6,), 3)
@@ -36,10 +36,10 @@ def play(algorithm, federation, rounds, seed=0):
     """State and reports after rounds with everyone on one device: what `simulate` does, without its evaluation."""
     one = parallel.client_mapping("scan", devices=jax.devices()[:1])
     population = parallel.place_population(federation.train, federation.info, one)
-    keys, reports = streams(seed), []
+    keys, reports = run_keys(seed), []
     state, _ = algorithm.init(keys.initialization, population)
     step = jax.jit(algorithm.step)
     for number in range(rounds):
-        state, info = step(jax.random.fold_in(keys.local, number), state, parallel.everyone(population))
+        state, info = step(jax.random.fold_in(keys.local, number), state, parallel.whole_population(population))
         reports.append(jax.device_get(info))
     return jax.device_get(state), reports

@@ -5,10 +5,11 @@ import pathlib
 
 import pytest
 
-from fedjax_cluster import benchmarks, cli, nn
-from fedjax_cluster.benchmarks import measure, tables
-from fedjax_cluster.benchmarks.measure import Row, in_turns
-from fedjax_cluster.flops import gradient_flops
+from fedjax_cluster import bench as benchmarks
+from fedjax_cluster import cli, nn
+from fedjax_cluster.bench import measure, tables
+from fedjax_cluster.bench.measure import Row, in_turns
+from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo
 
 IMAGES = DatasetInfo("images", (28, 28), 10)

@@ -17,8 +17,8 @@ import pytest
 from fedjax_cluster import cli
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
-from fedjax_cluster.experiments.recipes import RECIPES
-from fedjax_cluster.types import Membership
+from fedjax_cluster.recipes import RECIPES
+from fedjax_cluster.types import Churn
 
 MAIN = [sys.executable, "-m", "fedjax_cluster"]
 
@@ -170,7 +170,7 @@ def test_several_clients_after_one_flag(command):
         config, _ = flags.parse_run("cfl-gp", words, "run")
     else:
         config = flags.parse_compare(["cfl-gp", "ifca"], words, "compare")[0]["ifca"]
-    assert config.membership == (Membership(30, (18, 19), ()), Membership(50, (4,), (3,)))
+    assert config.churn == (Churn(30, (18, 19), ()), Churn(50, (4,), (3,)))
     assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 

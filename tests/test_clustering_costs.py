@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import clustering, local, nn, parallel
-from fedjax_cluster.algorithms import averaging, cfl, cfl_gp, fedavg, fedgwc, fesem, flag, pacfl
+from fedjax_cluster.algorithms import cfl, cfl_gp, fedavg, fedgwc, fesem, flag, pacfl
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.local import server_key
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs
 
 FULL = local.sgd(0.3, batch_size=None, steps=2)
@@ -111,11 +112,11 @@ def test_cfl_gp_is_timed_at_what_its_round_did(rounds, devices):
     algorithm = gradient_profiles()
     result = simulate(algorithm, blobs(), rounds=rounds, eval_every=rounds, mapping=mapping)
     assert result.history["clusterings"][-1] == 1
-    key = server_key(jax.random.fold_in(streams(0).local, rounds - 1))
+    key = server_key(jax.random.fold_in(run_keys(0).local, rounds - 1))
     found = jax.jit(functools.partial(algorithm.cluster, mapping=mapping))(key, result.state)
     assert found.tolist()[:8] == result.labels.tolist()
     # From another assignment it finds the same groups: it has looked at the profiles.
-    turned = result.state.clients._replace(weights=jnp.roll(result.state.clients.weights, 3, axis=0))
+    turned = result.state.clients._replace(membership=jnp.roll(result.state.clients.membership, 3, axis=0))
     again = jax.jit(algorithm.cluster)(key, result.state._replace(clients=turned))
     assert float(clustering.scores.adjusted_rand_index(again[:8], jnp.asarray(result.labels))) == 1
 
@@ -129,7 +130,7 @@ def test_cfl_is_timed_at_what_its_round_did():
     # The round's updates are in the state still; all are put back into one cluster, and the slots are free again.
     weights = jax.nn.one_hot(jnp.zeros(12, jnp.int32), 4)
     back = state._replace(
-        clients=state.clients._replace(weights=weights),
+        clients=state.clients._replace(membership=weights),
         clusters=state.clusters._replace(active=jnp.arange(4) == 0),
         server=state.server._replace(splits=state.server.splits._replace(parent=jnp.full(3, -1, jnp.int32))),
     )
@@ -153,9 +154,9 @@ def test_fedgwc_is_timed_at_what_its_round_did():
         clients=before.clients,
         server=result.state.server._replace(calm=calm.at[0].set(20)),
     )
-    key = server_key(jax.random.fold_in(streams(0).local, rounds - 1))
+    key = server_key(jax.random.fold_in(run_keys(0).local, rounds - 1))
     found = algorithm.cluster(key, state)
-    parts = averaging.labels(result.state.clients.weights)
+    parts = averaging.labels(result.state.clients.membership)
     # Which child keeps the slot is the split's business: the larger.
     assert len(set(zip(found.tolist(), parts.tolist(), strict=True))) == 2
     assert len(set(found.tolist())) == len(set(parts.tolist())) == 2
@@ -168,7 +169,7 @@ def test_fesem_is_timed_on_one_cohort():
     assert algorithm.cluster(jax.random.key(0), result.state).tolist()[:8] == result.labels.tolist()
     moved = result.state._replace(clusters=result.state.clusters._replace(active=jnp.asarray([True, False])))
     chosen = algorithm.select(jax.random.key(0), moved).index
-    expected = np.asarray(averaging.labels(moved.clients.weights)).copy()
+    expected = np.asarray(averaging.labels(moved.clients.membership)).copy()
     expected[np.asarray(chosen)] = 0
     assert algorithm.cluster(jax.random.key(0), moved).tolist() == expected.tolist()
 

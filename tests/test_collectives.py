@@ -60,7 +60,7 @@ def reported_with_collectives():
     segment = jax.jit(simulation._run_segment, static_argnames=("select", "step"))
     stop = jnp.asarray(1, jnp.int32)
     text = segment.lower(
-        simulation.streams(0), state, population, group, info, stop, select=algorithm.select, step=algorithm.step
+        simulation.run_keys(0), state, population, group, info, stop, select=algorithm.select, step=algorithm.step
     ).compile().as_text()
     lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
     return len(lines), [line for line in lines if re.search("sort|rand_index|purity|gumbel", line)]

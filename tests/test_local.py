@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import local, metrics, nn, tree
+from fedjax_cluster import local, nn, tree
+from fedjax_cluster.simulation import metrics
 from fedjax_cluster.types import ClientData, DatasetInfo, Variables
 from tests.federations import INFO, as_lists, blobs
 from tests.reference import federated

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_cluster import client_loop, messages, parallel
-from fedjax_cluster.client_loop import Contribution
+from fedjax_cluster import parallel
+from fedjax_cluster.parallel import loop as client_loop
+from fedjax_cluster.parallel import messages
+from fedjax_cluster.parallel import rows as rows_module
+from fedjax_cluster.parallel.loop import Contribution
 from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
 
 INFO = DatasetInfo("rows", (3,), 2)
@@ -100,7 +103,7 @@ def test_a_client_may_contribute_to_several_slots(strategy, chunk, devices):
     def run(all_clients):
         return parallel.for_each_client(
             lambda client: client.data.x.sum(),
-            parallel.everyone(all_clients),
+            parallel.whole_population(all_clients),
             num_slots=2,
             reduce=lambda total: Contribution(jnp.asarray([0, 1]), jnp.asarray([1.0, 2.0]), jnp.stack([total, -total])),
         )
@@ -180,7 +183,7 @@ def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
 
 @pytest.mark.parametrize("index", [[2, 1, 3, 4, 4, 4], [4, 4, 4, 0, 4, 4], [3, 4, 1, 4, 4, 2], [4] * 6])
 def test_rows_gathered_in_turns_are_the_same_bit_for_bit(monkeypatch, index):
-    monkeypatch.setattr(parallel, "TURN_BYTES", 1)
+    monkeypatch.setattr(rows_module, "TURN_BYTES", 1)
     mapping = mapping_of("scan", None, 2)
     data = ClientData(jnp.zeros((4, 1)), jnp.zeros((4, 1)), jnp.ones(4, jnp.int32))
     cohort = Cohort(jnp.asarray(index), jnp.asarray(index) < 4, data, None, mapping)
@@ -250,7 +253,7 @@ def test_a_smaller_cohort_is_dealt_out_evenly():
 
 def test_masked_clients_cost_nothing_under_scan():
     _, all_clients = population(4, mapping_of("scan", None, 1))
-    cohort = parallel.everyone(all_clients)
+    cohort = parallel.whole_population(all_clients)
     mask = jnp.asarray([True, False, True, False])
     cohort = Cohort(cohort.index, mask, cohort.data, None, cohort.mapping)
     seen = []
@@ -312,7 +315,7 @@ def test_wrong_numbers_are_refused():
     assert PartitionSpec("clients") == parallel.row_sharding(mapping_of("scan", None, 2)).spec
     mapping = parallel.ClientMapping("scan", None, mesh)
     _, odd = population(3, parallel.client_mapping("scan", devices=jax.devices()[:1]))
-    cohort = parallel.everyone(odd)
+    cohort = parallel.whole_population(odd)
     with pytest.raises(ValueError, match="cannot be divided among 2 devices"):
         parallel.for_each_client(lambda client: client, Cohort(cohort.index, cohort.mask, cohort.data, None, mapping))
 

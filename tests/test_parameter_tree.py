@@ -9,10 +9,10 @@ import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl, fedavg
-from fedjax_cluster.algorithms.averaging import cluster_variables
-from fedjax_cluster.algorithms.cfl_splits import Splits, lead_to_leaf
-from fedjax_cluster.parameter_tree import assign_client, ensemble, models_on_path, parameter_tree
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, ensemble, models_on_path, parameter_tree
+from fedjax_cluster.algorithms.cfl.splits import Splits, lead_to_leaf
+from fedjax_cluster.algorithms.round import cluster_variables
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import ClientData
 from tests.federations import as_lists, blobs
 from tests.reference import cfl as reference

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedjax_cluster import privacy
+from fedjax_cluster.algorithms.cfl import privacy
 
 SCHEMES = get_args(privacy.Scheme)
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fedjax_cluster import server, tree
-from fedjax_cluster.client_loop import Reduced
+from fedjax_cluster.parallel.loop import Reduced
 from fedjax_cluster.types import Clusters
 
 

@@ -17,9 +17,9 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl_gp, fedavg
-from fedjax_cluster.progress import undisturbed
-from fedjax_cluster.run_directory import read_history
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.progress import undisturbed
+from fedjax_cluster.simulation.run_directory import read_history
 from tests.federations import blobs
 
 
@@ -216,7 +216,7 @@ def test_events_are_harvested_and_read_again(tmp_path):
         state, info = plain.step(rng_key, state, cohort)
         return state, info._replace(event=state.round % 3 == 0)
 
-    own = plain._replace(init=init, step=step, harvest=lambda state: {"weights": state.clients.weights})
+    own = plain._replace(init=init, step=step, snapshot=lambda state: {"weights": state.clients.membership})
     whole = simulate(own, blobs(), rounds=10, eval_every=4)
     assert [event.round for event in whole.events] == [-1, 2, 5, 8]
     assert whole.history["event"].tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]

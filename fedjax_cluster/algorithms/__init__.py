@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from fedjax_cluster.algorithms.cfl import cfl
-from fedjax_cluster.algorithms.cfl_gp import cfl_gp
+from fedjax_cluster.algorithms.cfl.cfl import cfl
+from fedjax_cluster.algorithms.cfl_gp.cfl_gp import cfl_gp
 from fedjax_cluster.algorithms.fairavg import fairavg
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.fedavgm import fedavgm
 from fedjax_cluster.algorithms.fedem import fedem
-from fedjax_cluster.algorithms.fedgwc import fedgwc
+from fedjax_cluster.algorithms.fedgwc.fedgwc import fedgwc
 from fedjax_cluster.algorithms.fedprox import fedprox
 from fedjax_cluster.algorithms.fedsoft import fedsoft
 from fedjax_cluster.algorithms.fesem import fesem
-from fedjax_cluster.algorithms.flag import flag
+from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.gradient_loss import gradient_loss
 from fedjax_cluster.algorithms.ifca import ifca
 from fedjax_cluster.algorithms.local_only import local_only

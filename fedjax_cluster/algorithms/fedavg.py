@@ -7,7 +7,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, tree
-from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.parallel import for_each_client
 from fedjax_cluster.server import Weighting, init_optimizer, update_clusters
 from fedjax_cluster.types import (

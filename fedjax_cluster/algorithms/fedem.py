@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.local import client_key, example_losses
 from fedjax_cluster.server import Weighting, client_weight, init_optimizer, update_clusters
 from fedjax_cluster.types import (
@@ -53,7 +53,7 @@ def fedem(
       participation: share of the clients in a round, in (0, 1].
 
     Returns:
-      A ClusteredAlgorithm whose `weights` f32[M, K] are the mixtures π, zero for a client not yet seen, and whose
+      A ClusteredAlgorithm whose `membership` f32[M, K] are the mixtures π, zero for a client not yet seen, and whose
       `personalize` gives the K models with π: predictions are mixed, not parameters. Where a single cluster is asked
       of a client, it is the learner of the largest π.
 
@@ -101,13 +101,13 @@ def fedem(
             each = jax.vmap(averaging.report)(result)
             return mixture, averaging.Report(each.loss.sum(), each.num_steps.sum())
 
-        old = parallel.gather_rows(cohort, state.clients.weights)
+        old = parallel.gather_rows(cohort, state.clients.membership)
         mapped = parallel.for_each_client(
             client_round, cohort, old, num_slots=clusters, reduce=contribute, collect=collect
         )
         mixture, reports = mapped.collected
         models, optimizer_state = update_clusters(optimizer, state.server, state.clusters, mapped.reduced)
-        weights = parallel.scatter_rows(cohort, state.clients.weights, mixture, mapped.accepted)
+        weights = parallel.scatter_rows(cohort, state.clients.membership, mixture, mapped.accepted)
 
         slot = averaging.labels(mixture)
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
@@ -134,7 +134,7 @@ def fedem(
         return expectation(prior, losses, client.num_examples)[1]
 
     def personalize(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
-        own = state.clients.weights[index]
+        own = state.clients.membership[index]
         mixture = jax.lax.cond(own.sum() > 0, lambda: own, lambda: estimate(state, client, own))
         return Variables(state.clusters.params, state.clusters.stats), mixture
 

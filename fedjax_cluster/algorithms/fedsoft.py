@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.algorithms.fedem import full_passes, learner_losses
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.server import weighted_mean
@@ -35,7 +35,7 @@ from fedjax_cluster.types import (
 class SoftClients(NamedTuple):
     """What FedSoft keeps of its clients."""
 
-    weights: Array  # f32[M, K], shares of the examples on which centre k is best; zero before an estimate
+    membership: Array  # f32[M, K], shares of the examples on which centre k is best; zero before an estimate
     present: Array  # bool[M]
     num_examples: Array  # i32[M]
     trained: Array  # bool[M], whether the client's own model has been trained
@@ -69,7 +69,7 @@ def fedsoft(
         ⌈participation · M / K⌉ for each.
 
     Returns:
-      A ClusteredAlgorithm whose `weights` f32[M, K] are the shares, and whose `personalize` gives the client's own
+      A ClusteredAlgorithm whose `membership` f32[M, K] are the shares, and whose `personalize` gives the client's own
       model, or the centre of its largest share as long as it was never drawn.
 
     Raises:
@@ -101,7 +101,7 @@ def fedsoft(
         return State(models, clients, (), jnp.zeros((), jnp.int32)), averaging.initial_info(clusters)
 
     def draws(rng_key: Array, clients: SoftClients) -> Array:
-        odds = importance(clients.weights) * clients.num_examples.astype(jnp.float32)[:, None]
+        odds = importance(clients.membership) * clients.num_examples.astype(jnp.float32)[:, None]
         odds = jnp.where(clients.present[:, None], odds, 0.0)
         most = math.ceil(participation * len(clients.present) / clusters - 1e-9)
         wanted = jnp.ceil(participation * jnp.sum(clients.present.astype(jnp.float32)) / clusters - 1e-4)
@@ -118,13 +118,13 @@ def fedsoft(
 
     def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         due = estimating(state)
-        old = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
+        old = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
         shares, rejected = parallel.run_if(
             due,
             lambda carry: estimate(state.clusters, carry[0], cohort),
-            (state.clients.weights, jnp.zeros_like(cohort.mask)),
+            (state.clients.membership, jnp.zeros_like(cohort.mask)),
         )
-        clients = state.clients._replace(weights=shares)
+        clients = state.clients._replace(membership=shares)
         assert cohort.weights is not None  # from `select`
         redrawn = parallel.gather_rows(cohort, draws(server_key(rng_key), clients))
         drawn = jnp.where(rejected[:, None], 0.0, jnp.where(due, redrawn, cohort.weights))
@@ -153,7 +153,7 @@ def fedsoft(
     def train(rng_key: Array, state: State, cohort: Cohort, drawn: Array) -> tuple[State, RoundInfo]:
         mask = cohort.mask & (drawn.sum(1) > 0)
         cohort = dataclasses.replace(cohort, mask=mask, weights=drawn)
-        rows = parallel.gather_rows(cohort, (state.clients.own, state.clients.weights))
+        rows = parallel.gather_rows(cohort, (state.clients.own, state.clients.membership))
 
         def client_round(client: parallel.Client, own: Variables, shares: Array):
             pull = importance(shares)
@@ -200,7 +200,7 @@ def fedsoft(
 
     def personalize(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
         centre = averaging.cluster_variables(
-            state.clusters, jnp.maximum(averaging.labels(state.clients.weights[index]), 0)
+            state.clusters, jnp.maximum(averaging.labels(state.clients.membership[index]), 0)
         )
         own = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
         trained = state.clients.trained[index]

@@ -11,10 +11,10 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
-from fedjax_cluster.algorithms.cfl_gp import equal_groups
-from fedjax_cluster.client_loop import Client, Contribution
+from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
 from fedjax_cluster.local import client_key, dataset_loss
+from fedjax_cluster.parallel.loop import Client, Contribution
 from fedjax_cluster.server import Weighting, init_optimizer, update_clusters, weighted_mean
 from fedjax_cluster.types import (
     ONE_DEVICE,
@@ -106,7 +106,7 @@ def fesem(
     ) -> tuple[Clusters, Array, Array]:
         """The models of the clients drawn[k] after training from the first model; every client's nearest; all steps."""
         first = averaging.cluster_variables(models, jnp.asarray(0))
-        cohort = parallel.everyone(population)
+        cohort = parallel.whole_population(population)
 
         def train(client: Client):
             return local.run(client_key(rng_key, client.index), model, first, client.data)
@@ -150,7 +150,7 @@ def fesem(
             towards = jax.tree.map(lambda model, centre: model - centre[slot], own, centres.params)
             return slot, result._replace(delta=towards)
 
-        old = jnp.maximum(averaging.labels(parallel.gather_rows(cohort, state.clients.weights)), 0)
+        old = jnp.maximum(averaging.labels(parallel.gather_rows(cohort, state.clients.membership)), 0)
         mapped = parallel.for_each_client(
             client_round,
             cohort,
@@ -163,7 +163,7 @@ def fesem(
         models, optimizer_state = update_clusters(optimizer, state.server, centres, mapped.reduced)
         weights = averaging.one_hot(slot, clusters)
         clients = state.clients._replace(
-            weights=parallel.scatter_rows(cohort, state.clients.weights, weights, mapped.accepted)
+            weights=parallel.scatter_rows(cohort, state.clients.membership, weights, mapped.accepted)
         )
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         info = averaging.round_info(
@@ -179,7 +179,7 @@ def fesem(
 
     def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """The E-step of one cohort. The clients' models are gone after a round; their centres stand for them."""
-        old = averaging.labels(state.clients.weights)
+        old = averaging.labels(state.clients.membership)
         chosen, none = select(rng_key, state), jnp.zeros((len(old), 0))
         mask = jnp.zeros_like(state.clients.present).at[chosen.index].set(chosen.mask, mode="drop")
         cohort = Cohort(*cohorts.in_place(mask)[:2], ClientData(none, none, old), None, mapping, in_place=True)

@@ -11,9 +11,9 @@ import optax
 from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
-from fedjax_cluster.client_loop import Client
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.local import client_key, dataset_loss
+from fedjax_cluster.parallel.loop import Client
 from fedjax_cluster.server import Weighting, init_optimizer, update_clusters
 from fedjax_cluster.types import (
     BatchGradient,
@@ -38,7 +38,7 @@ Sign = Literal["descent", "printed"]
 class GradientLossClients(NamedTuple):
     """What the method keeps of its clients."""
 
-    weights: Array  # f32[M, K], one-hot; zero for a client that has not taken part yet
+    membership: Array  # f32[M, K], one-hot; zero for a client that has not taken part yet
     present: Array  # bool[M]
     pinned: Array  # bool[M, K], the cluster that a client may not leave; no entry for one that chooses
     up_to_date: Array  # bool[M], took part in the last round and so holds its models
@@ -162,7 +162,7 @@ def gradient_loss(
         models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, mapped.reduced)
         change = jax.tree.map(jnp.subtract, models.params, state.clusters.params)
 
-        old = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
+        old = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
         info = averaging.round_info(
             slot,
             reports,
@@ -173,7 +173,7 @@ def gradient_loss(
             costs(state, cohort, reports.num_steps),
         )
         clients = state.clients._replace(
-            weights=parallel.scatter_rows(cohort, state.clients.weights, averaging.one_hot(slot, clusters)),
+            weights=parallel.scatter_rows(cohort, state.clients.membership, averaging.one_hot(slot, clusters)),
             up_to_date=parallel.scatter_rows(cohort, jnp.zeros_like(state.clients.present), cohort.mask),
         )
         return State(models, clients, GradientLossServer(optimizer_state, change), state.round + 1), info

@@ -10,9 +10,9 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
-from fedjax_cluster.client_loop import Client
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.local import client_key, dataset_loss
+from fedjax_cluster.parallel.loop import Client
 from fedjax_cluster.server import Weighting, init_optimizer, share_layers, shared_part, update_clusters
 from fedjax_cluster.types import (
     ClientData,
@@ -103,8 +103,8 @@ def ifca(
         if shared_layers:
             models = share_layers(models, shared_layers, mapped.reduced.weight)
 
-        old = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
-        weights = parallel.scatter_rows(cohort, state.clients.weights, averaging.one_hot(slot, clusters))
+        old = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
+        weights = parallel.scatter_rows(cohort, state.clients.membership, averaging.one_hot(slot, clusters))
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         scores = jnp.asarray(1.0) if score_on == "batch" else batches(cohort.data)
         info = averaging.round_info(

@@ -10,9 +10,9 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging
-from fedjax_cluster.client_loop import Client
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.local import client_key
+from fedjax_cluster.parallel.loop import Client
 from fedjax_cluster.types import (
     ClientData,
     ClusteredAlgorithm,
@@ -32,7 +32,7 @@ from fedjax_cluster.types import (
 class LonelyClients(NamedTuple):
     """What local training keeps of its clients."""
 
-    weights: Array  # f32[M, 1]: all start from the one model
+    membership: Array  # f32[M, 1]: all start from the one model
     present: Array  # bool[M]
     models: Variables  # leaves [M, ...]
     optimizer: PyTree  # leaves [M, ...], of the step that a server would take

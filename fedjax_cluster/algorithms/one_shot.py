@@ -15,7 +15,7 @@ from jax import Array
 from rich.console import Console
 
 from fedjax_cluster import parallel
-from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.server import Weighting, update_clusters
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, DatasetInfo, LocalUpdate, Model, RoundInfo, State
 
@@ -36,7 +36,7 @@ def train_in_clusters(
 
     def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         slots = state.clusters.active.shape[0]
-        own = averaging.labels(parallel.gather_rows(cohort, state.clients.weights))
+        own = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
         slot = jnp.maximum(own, 0)
         mapped = parallel.for_each_client(
             lambda client, slot: (slot, averaging.train_client(rng_key, local, model, state.clusters, slot, client)),

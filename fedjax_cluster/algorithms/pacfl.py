@@ -11,7 +11,8 @@ import optax
 from jax import Array
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
-from fedjax_cluster.algorithms import averaging, one_shot
+from fedjax_cluster.algorithms import one_shot
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.clustering.linkage import LINKAGES
 from fedjax_cluster.server import Weighting, init_optimizer
 from fedjax_cluster.types import (
@@ -31,7 +32,7 @@ from fedjax_cluster.types import (
 class Clients(NamedTuple):
     """What PACFL keeps of its clients, so that newcomers can be compared with them."""
 
-    weights: Array  # f32[M, K], one-hot
+    membership: Array  # f32[M, K], one-hot
     present: Array  # bool[M]
     vectors: Array  # f32[M, L, f, p], principal vectors of each class
 
@@ -104,7 +105,7 @@ def pacfl(
     def measure_all(population: Population):
         return parallel.for_each_client(
             lambda client: measure(client.data, population.info.num_classes),
-            parallel.everyone(population),
+            parallel.whole_population(population),
             collect=lambda vectors: vectors,
         )
 
@@ -153,19 +154,19 @@ def pacfl(
         clients = state.clients
         vectors = measure(client, clients.vectors.shape[1])
         vectors = jnp.where(tree.all_finite(vectors), vectors, 0.0)
-        row = Clients(jnp.zeros(clients.weights.shape[1]), jnp.asarray(True), vectors)
+        row = Clients(jnp.zeros(clients.membership.shape[1]), jnp.asarray(True), vectors)
         clients = tree.scatter(clients, index, row)
         between = compare(clients.vectors)
-        to_clusters = one_shot.cluster_distances(between[index], clients.weights, clients.present, linkage)
+        to_clusters = one_shot.cluster_distances(between[index], clients.membership, clients.present, linkage)
         # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
         # long as there are slots.
         active = state.clusters.active
         apart = (to_clusters.min() > threshold) & ~active.all()
         slot = jnp.where(apart, jnp.argmin(active), jnp.argmin(to_clusters)).astype(jnp.int32)
-        weights = tree.scatter(clients.weights, index, averaging.one_hot(slot, clients.weights.shape[1]))
+        weights = tree.scatter(clients.membership, index, averaging.one_hot(slot, clients.membership.shape[1]))
         server = state.server._replace(angles=between)
         clusters_now = state.clusters._replace(active=active.at[slot].set(True))
-        return State(clusters_now, clients._replace(weights=weights), server, state.round)
+        return State(clusters_now, clients._replace(membership=weights), server, state.round)
 
     config: dict[str, Any] = averaging.describe(
         local,
@@ -186,10 +187,10 @@ def pacfl(
         one_shot.train_in_clusters(model, local, optimizer, weighting),
         averaging.personalize_by_label,
         admit,
-        harvest,
+        snapshot,
     )
 
 
-def harvest(state: State) -> dict[str, Any]:
+def snapshot(state: State) -> dict[str, Any]:
     """The angles and the clusters, for plots."""
-    return {"angles": state.server.angles, "labels": averaging.labels(state.clients.weights)}
+    return {"angles": state.server.angles, "labels": averaging.labels(state.clients.membership)}

@@ -12,7 +12,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.algorithms import averaging
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (

@@ -15,7 +15,7 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.nn.precision import Precision, check_precision
-from fedjax_cluster.types import ClusteredAlgorithm, Examples, Federation, LocalUpdate, Membership, Model
+from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
     "mlp": nn.mlp,
@@ -58,7 +58,7 @@ class RunConfig:
       server_learning_rate: scale of the mean change under model averaging; FedSoft's server takes the mean as it is.
       participation: share of the clients in a round.
       seed: of data, initial models, cohorts and local training.
-      membership: clients who join or leave before given rounds, see `simulate`.
+      churn: clients who join or leave before given rounds, see `simulate`.
       eval_every: rounds between evaluations.
       eval_clients: evaluate only that many random clients.
       test_fraction: share of each client's examples kept for testing.
@@ -86,7 +86,7 @@ class RunConfig:
     server_learning_rate: float = 1.0
     participation: float = 1.0
     seed: int = 0
-    membership: Sequence[Membership] = ()
+    churn: Sequence[Churn] = ()
     eval_every: int = 10
     eval_clients: int | None = None
     test_fraction: float = 0.3
@@ -100,8 +100,8 @@ class RunConfig:
         object.__setattr__(self, "scenario", known_name("scenario", self.scenario, SCENARIOS))
         object.__setattr__(self, "model", known_name("model", self.model, MODELS))
         # JSON knows lists only.
-        changes = (Membership(number, tuple(join), tuple(leave)) for number, join, leave in self.membership)
-        object.__setattr__(self, "membership", tuple(changes))
+        changes = (Churn(number, tuple(join), tuple(leave)) for number, join, leave in self.churn)
+        object.__setattr__(self, "churn", tuple(changes))
         for name in ("clients", "rounds", "batch_size", "eval_every"):
             _at_least_one(name, getattr(self, name))
         for name in ("local_steps", "local_epochs", "eval_clients", "examples_per_client"):
@@ -150,6 +150,8 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        # Runs of version 0.1 call it membership.
+        content = {{"membership": "churn"}.get(name, name): value for name, value in content.items()}
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"the configuration holds settings unknown here: {', '.join(unknown)}")

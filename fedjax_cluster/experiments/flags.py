@@ -25,7 +25,7 @@ from fedjax_cluster.experiments.config import (
     known_name,
     own_options,
 )
-from fedjax_cluster.types import Membership
+from fedjax_cluster.types import Churn
 
 OPTION_FIELDS = ("method_options", "scenario_options", "model_options")
 # Flags that concern the command, or that make another field of the configuration.
@@ -86,7 +86,7 @@ def _common_fields() -> list[Field]:
     return [
         (field.name, _noted(hints[field.name], notes.get(field.name)), field.default)
         for field in dataclasses.fields(RunConfig)
-        if field.name not in (*OPTION_FIELDS, "method", "membership")
+        if field.name not in (*OPTION_FIELDS, "method", "churn")
     ]
 
 
@@ -239,7 +239,7 @@ def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> Ru
             )
     known = {name: given[name] for name in own if name in given}
     options: dict[str, Any] = {f"{kind}_options": values for kind, values in chosen.items()}
-    return RunConfig(method=method, membership=_membership(given), **known, **options)
+    return RunConfig(method=method, churn=_churn(given), **known, **options)
 
 
 def _as_list(value: Any) -> Any:
@@ -251,7 +251,7 @@ def _spelled(flag: str) -> str:
     return "--" + flag.replace("_", "-")
 
 
-def _membership(given: Mapping[str, Any]) -> tuple[Membership, ...]:
+def _churn(given: Mapping[str, Any]) -> tuple[Churn, ...]:
     """The changes of --join and --leave, one for each round that is named."""
     rounds: dict[int, dict[str, list[int]]] = {}
     for kind in ("join", "leave"):
@@ -262,7 +262,7 @@ def _membership(given: Mapping[str, Any]) -> tuple[Membership, ...]:
             number, client = map(int, found.groups())
             rounds.setdefault(number, {"join": [], "leave": []})[kind].append(client)
     return tuple(
-        Membership(number, tuple(change["join"]), tuple(change["leave"])) for number, change in sorted(rounds.items())
+        Churn(number, tuple(change["join"]), tuple(change["leave"])) for number, change in sorted(rounds.items())
     )
 
 

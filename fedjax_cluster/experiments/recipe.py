@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.checkpoints import write_json
 from fedjax_cluster.experiments.config import MODELS, RunConfig
 from fedjax_cluster.experiments.runs import Outcome, compare
-from fedjax_cluster.flops import gradient_flops
-from fedjax_cluster.result import SimulationResult
-from fedjax_cluster.simulation import Evaluation
+from fedjax_cluster.files import write_json
+from fedjax_cluster.nn.flops import gradient_flops
+from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
 
 # Local steps of own-weight models on two cores; recipes' minutes are stated at this rate.

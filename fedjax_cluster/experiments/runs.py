@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_cluster.checkpoints import check_writable
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
-from fedjax_cluster.result import SimulationResult
-from fedjax_cluster.run_directory import read_config, read_history
-from fedjax_cluster.simulation import Evaluation, simulate
+from fedjax_cluster.files import check_writable
+from fedjax_cluster.simulation.loop import Evaluation, simulate
+from fedjax_cluster.simulation.result import SimulationResult
+from fedjax_cluster.simulation.run_directory import read_config, read_history
 from fedjax_cluster.types import ClusteredAlgorithm, Federation
 
 
@@ -49,7 +49,7 @@ def run(
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         callbacks=callbacks,
-        membership=config.membership,
+        churn=config.churn,
         run_dir=run_dir,
         time_clustering=time_clustering,
         progress=progress,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from fedjax_cluster.checkpoints import atomic_file
+from fedjax_cluster.files import atomic_file
 from fedjax_cluster.report.histories import (
     AGREEMENT,
     History,

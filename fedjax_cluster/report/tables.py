@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from fedjax_cluster.checkpoints import atomic_file
+from fedjax_cluster.files import atomic_file
 from fedjax_cluster.report.rows import PaperRow, Spread, check_rows, is_known, method_name, spread
 
 NOTHING = "–"

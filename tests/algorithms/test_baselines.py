@@ -7,9 +7,10 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import averaging, fairavg, fedavg, fedavgm, fedprox, fesem, local_only
+from fedjax_cluster.algorithms import fairavg, fedavg, fedavgm, fedprox, fesem, local_only
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.clustering.scores import adjusted_rand_index
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.simulation.loop import simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import baselines
@@ -92,10 +93,10 @@ def test_fesem_is_kmeans_on_models(layers, part):
     federation = blobs(clients=9, groups=3, rows=12, seed=2)
     algorithm = fesem(nn.linear(init_scale=0.1, zero_bias=True), clusters=3, local=OWN, layers=layers)
     start = start_of(algorithm, federation)
-    first = np.argmax(start.clients.weights, -1)[:9]
+    first = np.argmax(start.clients.membership, -1)[:9]
     state, _ = play(algorithm, federation, RUN["rounds"])
     centres, chosen = baselines.fesem(models_of(start), first, as_lists(federation), **RUN, part=part)
-    assert averaging.labels(state.clients.weights).tolist() == chosen.tolist()
+    assert averaging.labels(state.clients.membership).tolist() == chosen.tolist()
     assert chosen.tolist() != first.tolist()
     assert_models_equal(models_of(state), centres)
 
@@ -107,18 +108,18 @@ def test_fesem_may_start_from_models_of_clients():
     common = models_of(start_of(fedavg(MODEL, local=OWN), federation, seed=1))[0]
     trained = baselines.local_only(common, as_lists(federation), rate=0.3, steps=4, rounds=1)
     begun = start_of(algorithm, federation, seed=1)
-    chosen = np.asarray(averaging.labels(begun.clients.weights))
+    chosen = np.asarray(averaging.labels(begun.clients.membership))
     assert chosen[9:].tolist() == [-1] * (len(chosen) - 9)
     distances = np.asarray([[baselines.distance(m, c, slice(None)) for c in models_of(begun)] for m in trained])
     np.testing.assert_allclose(distances.min(0), 0, atol=1e-8)
     assert distances.argmin(1).tolist() == chosen[clients].tolist()
     state, _ = play(algorithm, federation, 2, seed=1)
-    assert float(adjusted_rand_index(averaging.labels(state.clients.weights)[clients], federation.group)) == 1.0
+    assert float(adjusted_rand_index(averaging.labels(state.clients.membership)[clients], federation.group)) == 1.0
 
 
 def test_fesem_starts_with_clusters_of_equal_size():
     start = start_of(fesem(MODEL, clusters=3, local=OWN), blobs(clients=9))
-    assert np.asarray(start.clients.weights).sum(0).tolist() == [3, 3, 3]
+    assert np.asarray(start.clients.membership).sum(0).tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import averaging, cfl
-from fedjax_cluster.algorithms.cfl_splits import Division, divide, empty_splits
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.algorithms import cfl
+from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.cfl.splits import Division, divide, empty_splits
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Variables
 from tests.federations import as_lists, blobs
 from tests.reference import bipartition as brute_force
@@ -36,22 +37,22 @@ def finished():
 
 def start_of(algorithm, federation):
     population = parallel.place_population(federation.train, federation.info, SCAN)
-    state, _ = algorithm.init(streams(0).initialization, population)
+    state, _ = algorithm.init(run_keys(0).initialization, population)
     return population, state
 
 
 def runner(algorithm):
     @jax.jit
     def one_round(population, state):
-        selection = algorithm.select(jax.random.fold_in(streams(0).cohorts, state.round), state)
+        selection = algorithm.select(jax.random.fold_in(run_keys(0).cohorts, state.round), state)
         cohort = parallel.gather_cohort(population, selection)
-        return algorithm.step(jax.random.fold_in(streams(0).local, state.round), state, cohort)
+        return algorithm.step(jax.random.fold_in(run_keys(0).local, state.round), state, cohort)
 
     return one_round
 
 
 def labels(state):
-    return averaging.labels(state.clients.weights).tolist()
+    return averaging.labels(state.clients.membership).tolist()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_criteria_wait_until_every_member_was_seen():
     seen, splits = np.zeros(8, bool), 0
     for _ in range(12):
         before = labels(state)
-        chosen = algorithm.select(jax.random.fold_in(streams(0).cohorts, state.round), state)
+        chosen = algorithm.select(jax.random.fold_in(run_keys(0).cohorts, state.round), state)
         seen[np.asarray(chosen.index)[np.asarray(chosen.mask)]] = True
         state, info = one_round(population, state)
         complete = {k: seen[np.asarray(before) == k].all() and before.count(k) >= 3 for k in set(before)}
@@ -258,7 +259,7 @@ def test_a_cluster_that_lost_by_its_split_goes_back_to_the_parents_model():
     fell = []
     for _ in range(6):
         state, info = one_round(population, state)
-        if bool(info.event) and 1 in algorithm.harvest(jax.device_get(state))["fell_back"]:
+        if bool(info.event) and 1 in algorithm.snapshot(jax.device_get(state))["fell_back"]:
             fell.append(int(state.round) - 1)
     assert fell == [int(state.server.splits.round[0]) + 3]
     assert (np.asarray(state.server.fell_back) >= 0).tolist() == [False, True]

@@ -11,9 +11,9 @@ import pytest
 
 from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
-from fedjax_cluster.algorithms.cfl_gp import equal_groups
-from fedjax_cluster.algorithms.gradient_profiles import client_features, estimate_clusters
-from fedjax_cluster.simulation import _run_segment, simulate, streams
+from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
+from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
+from fedjax_cluster.simulation.loop import _run_segment, run_keys, simulate
 from tests.federations import blobs
 
 GRADIENT = {"local": local.sgd(1.0, batch_size=None, steps=1), "server": optax.sgd(0.3)}
@@ -42,7 +42,7 @@ def test_models_start_independently_and_equal_for_all_methods():
     population = parallel.place_population(blobs().train, blobs().info, parallel.client_mapping("scan"))
     algorithms = [method(), ifca(nn.linear(), clusters=2, **GRADIENT), fedavg(nn.linear(), **GRADIENT)]
     kernels = [
-        np.asarray(own.init(streams(0).initialization, population)[0].clusters.params["output"]["kernel"])
+        np.asarray(own.init(run_keys(0).initialization, population)[0].clusters.params["output"]["kernel"])
         for own in algorithms
     ]
     assert not np.allclose(kernels[0][0], kernels[0][1])
@@ -80,7 +80,7 @@ def test_truncation_to_no_decimals_stops_all_learning():
     )
     result = run(federation=federation, decimals=0)
     population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
-    start = method().init(streams(0).initialization, population)[0]
+    start = method().init(run_keys(0).initialization, population)[0]
     for before, after in zip(
         jax.tree.leaves(start.clusters.params), jax.tree.leaves(result.state.clusters.params), strict=True
     ):
@@ -134,11 +134,11 @@ def test_shared_layers_weigh_clients_as_clusters_do(factory):
     shared, apart = factory(model, shared_layers=["hidden_0"], **options), factory(model, **options)
     mapping = parallel.client_mapping("scan", devices=jax.devices()[:1])
     population = parallel.place_population(federation.train, federation.info, mapping)
-    state, _ = shared.init(streams(0).initialization, population)
+    state, _ = shared.init(run_keys(0).initialization, population)
     cohort = parallel.gather_cohort(population, shared.select(jax.random.key(0), state))
     one, other = (jax.jit(own.step)(jax.random.key(1), state, cohort)[0] for own in (shared, apart))
     # Trained in their clusters of the start, or in those that they chose.
-    label = np.asarray((state if factory is cfl_gp else other).clients.weights).argmax(1)
+    label = np.asarray((state if factory is cfl_gp else other).clients.membership).argmax(1)
     examples = np.bincount(label, weights=federation.train.num_examples, minlength=3)
     assert len(set(examples / np.bincount(label, minlength=3).clip(1))) > 1
     own, kernel = (np.asarray(found.clusters.params["hidden_0"]["kernel"]) for found in (one, other))
@@ -158,14 +158,14 @@ def test_only_the_cohort_changes_cluster_when_only_it_is_clustered():
     population = parallel.place_population(
         federation.train, federation.info, parallel.client_mapping("scan", devices=jax.devices()[:1])
     )
-    state, _ = algorithm.init(streams(0).initialization, population)
+    state, _ = algorithm.init(run_keys(0).initialization, population)
     for number in range(4):
         selection = algorithm.select(jax.random.key(number), state)
         cohort = parallel.gather_cohort(population, selection)
         new, _ = algorithm.step(jax.random.key(100 + number), state, cohort)
         outside = np.setdiff1d(np.arange(10), np.asarray(selection.index))
         np.testing.assert_array_equal(
-            np.asarray(new.clients.weights)[outside], np.asarray(state.clients.weights)[outside]
+            np.asarray(new.clients.membership)[outside], np.asarray(state.clients.membership)[outside]
         )
         filled = np.asarray(new.clients.updates - state.clients.updates)
         assert filled[outside].sum() == 0
@@ -222,7 +222,7 @@ def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
     rows, blocks, width = state.clients.profile.shape
     segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
     stop = jnp.asarray(2, jnp.int32)
-    text = jax.jit(segment).lower(streams(0), state, population, None, info, stop).compile().as_text()
+    text = jax.jit(segment).lower(run_keys(0), state, population, None, info, stop).compile().as_text()
     assert mapping.mesh is not None
     assert text is not None
     profile = f"f32[{rows // mapping.mesh.size},{blocks},{width}]"

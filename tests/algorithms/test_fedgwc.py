@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import clustering, cohorts, local, nn, parallel
-from fedjax_cluster.algorithms import averaging, fedgwc, gaussian_weighting
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.algorithms import fedgwc
+from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.fedgwc import weighting as gaussian_weighting
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import ClientData
 from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
@@ -49,7 +51,7 @@ def run(algorithm, federation, rounds=ROUNDS):
 
 def start_of(algorithm, federation):
     population = parallel.place_population(federation.train, federation.info, ONE_DEVICE)
-    return algorithm.init(streams(0).initialization, population)[0]
+    return algorithm.init(run_keys(0).initialization, population)[0]
 
 
 def model_of(state, slot):
@@ -173,7 +175,7 @@ def test_children_inherit_model_and_momentum(split_run):
     new, info = jax.jit(algorithm.step)(jax.random.key(0), state, nobody)
     assert bool(info.event)
     assert new.clusters.active.tolist() == [True, True, False, False]
-    labels = np.asarray(averaging.labels(new.clients.weights))
+    labels = np.asarray(averaging.labels(new.clients.membership))
     assert clustering.scores.adjusted_rand_index(labels, easy) == 1.0
     for before, after in zip(
         jax.tree.leaves(moved), jax.tree.leaves((new.clusters.params, new.server.optimizer)), strict=True
@@ -214,7 +216,7 @@ def test_a_newcomer_is_not_drawn_more_often_than_others():
     state = start_of(algorithm, hard_and_easy())
     clients = state.clients._replace(
         seen=jnp.arange(12.0) + 4,
-        weights=state.clients.weights.at[5].set(0.0),
+        membership=state.clients.membership.at[5].set(0.0),
         present=state.clients.present.at[5].set(False),
     )
     own = state.server._replace(interactions=jnp.ones((12, 12)), meetings=jnp.ones((12, 12), jnp.int32))
@@ -404,7 +406,7 @@ def test_the_public_codes_affinity_and_cohorts():
     state = start_of(algorithm, hard_and_easy())
     assert float(state.server.interactions[0, 0]) == pytest.approx(1 / 144)
     weights = averaging.one_hot(jnp.asarray([0] * 8 + [1] * 4), 2)
-    selection = algorithm.select(jax.random.key(0), state._replace(clients=state.clients._replace(weights=weights)))
+    selection = algorithm.select(jax.random.key(0), state._replace(clients=state.clients._replace(membership=weights)))
     assert int(selection.mask.sum()) == 6 + 4
 
 

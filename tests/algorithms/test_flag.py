@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import clustering, local, nn, parallel
-from fedjax_cluster.algorithms import flag_search, one_shot
-from fedjax_cluster.algorithms.averaging import labels as labels_of
-from fedjax_cluster.algorithms.flag import flag
+from fedjax_cluster.algorithms import one_shot
+from fedjax_cluster.algorithms.flag import search as flag_search
+from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
+from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.data import digits, scenarios
-from fedjax_cluster.run_directory import RunDirectory
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import ClientData, Federation
 from tests.federations import INFO, as_lists, blobs
 from tests.reference import flag as reference
@@ -59,7 +60,7 @@ def lines(clients=9, groups=3, rows=24, seed=0, permuted=False) -> Federation:
 def at_threshold():
     """FLAG with α = 0.6 on nine clients in three groups, without the search."""
     algorithm = flag(nn.linear(), clusters=4, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, threshold=0.6)
-    return algorithm, *algorithm.init(streams(0).initialization, place(lines()))
+    return algorithm, *algorithm.init(run_keys(0).initialization, place(lines()))
 
 
 def model_of(variables):
@@ -82,8 +83,8 @@ def test_matrices_and_clusters_are_algorithm_2():
     np.testing.assert_allclose(state.server.matrices.gradient, gradient, atol=0.1)
     np.testing.assert_allclose(state.server.matrices.proximity, proximity, atol=3e-3)
     clusters = linkage.agglomerative(proximity, "average", 0.6)
-    assert labels_of(state.clients.weights).tolist() == reference.as_labels(clusters, 9).tolist()
-    assert clustering.scores.adjusted_rand_index(labels_of(state.clients.weights), lines().group) == 1.0
+    assert labels_of(state.clients.membership).tolist() == reference.as_labels(clusters, 9).tolist()
+    assert clustering.scores.adjusted_rand_index(labels_of(state.clients.membership), lines().group) == 1.0
     assert state.clusters.active.tolist() == [True, True, True, False]
     assert bool(info.event)
 
@@ -135,9 +136,9 @@ def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
     population = place(lines())
     x = population.data.x.at[4].set(jnp.nan)
     broken = dataclasses.replace(population, data=population.data._replace(x=x))
-    state, info = at_threshold()[0].init(streams(0).initialization, broken)
+    state, info = at_threshold()[0].init(run_keys(0).initialization, broken)
     others = np.arange(9) != 4
-    found = np.asarray(labels_of(state.clients.weights))
+    found = np.asarray(labels_of(state.clients.membership))
     assert clustering.scores.adjusted_rand_index(found[others], lines().group[others]) == 1.0
     assert int(info.num_rejected) == 1
     assert found[4] in (0, 2)  # the largest: the other groups' three members
@@ -155,7 +156,7 @@ def test_a_newcomer_joins_the_nearest_cluster(method):
         absent = jax.tree.map(lambda leaf, i=index: leaf.at[i].set(jnp.zeros_like(leaf[i])), state.clients)
         client = jax.tree.map(lambda leaf, i=index: jnp.asarray(leaf[i]), federation.train)
         new = jax.jit(algorithm.admit)(jax.random.key(9), state._replace(clients=absent), client, jnp.asarray(index))
-        assert labels_of(new.clients.weights).tolist() == labels_of(state.clients.weights).tolist()
+        assert labels_of(new.clients.membership).tolist() == labels_of(state.clients.membership).tolist()
 
 
 @pytest.mark.parametrize("linkage_name", ["average", "complete"])
@@ -167,8 +168,8 @@ def test_who_could_not_be_measured_disturbs_no_newcomer(linkage_name):
     algorithm = flag(
         nn.linear(), clusters=5, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, threshold=0.6, linkage=linkage_name
     )
-    state, info = algorithm.init(streams(0).initialization, broken)
-    before = labels_of(state.clients.weights)
+    state, info = algorithm.init(run_keys(0).initialization, broken)
+    before = labels_of(state.clients.membership)
     assert int(info.num_rejected) == 2
     assert clustering.scores.adjusted_rand_index(before[2:], lines().group[2:]) == 1.0
     admit = jax.jit(algorithm.admit)
@@ -176,11 +177,11 @@ def test_who_could_not_be_measured_disturbs_no_newcomer(linkage_name):
         absent = jax.tree.map(lambda leaf, i=index: leaf.at[i].set(jnp.zeros_like(leaf[i])), state.clients)
         client = jax.tree.map(lambda leaf, i=index: jnp.asarray(leaf[i]), lines().train)
         new = admit(jax.random.key(9), state._replace(clients=absent), client, jnp.asarray(index))
-        assert labels_of(new.clients.weights).tolist() == before.tolist()
+        assert labels_of(new.clients.membership).tolist() == before.tolist()
     sick = client._replace(x=jnp.full_like(client.x, jnp.nan))
     new = admit(jax.random.key(9), state._replace(clients=absent), sick, jnp.asarray(8))
     largest = np.bincount(before[:8]).argmax()
-    assert int(labels_of(new.clients.weights)[8]) == largest
+    assert int(labels_of(new.clients.membership)[8]) == largest
     assert not new.clients.known[8]
 
 
@@ -193,7 +194,7 @@ def test_an_elbow_that_does_not_fit_is_said(clusters, said, caplog):
         nn.linear(), clusters=clusters, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, interval=0.25,
         light_model=LIGHT._replace(metrics=true_class_probability),
     )  # fmt: skip
-    state, _ = algorithm.init(streams(0).initialization, place(lines()))
+    state, _ = algorithm.init(run_keys(0).initialization, place(lines()))
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("fedjax_cluster")]
     assert any("2 clusters, but clusters is 1" in message for message in messages) == said
     assert len(messages) == said
@@ -358,7 +359,7 @@ def test_the_search_takes_its_own_epochs_and_axis():
     found = {}
     for epochs in (None, 3):
         algorithm = flag(nn.linear(), local=FULL, search_epochs=epochs, elbow="clusters", **arguments)
-        _, info = algorithm.init(streams(0).initialization, place(lines()))
+        _, info = algorithm.init(run_keys(0).initialization, place(lines()))
         found[epochs] = float(info.costs.gradient_evaluations)
         assert algorithm.config["search_epochs"] == epochs
         assert algorithm.config["elbow"] == "clusters"
@@ -381,7 +382,7 @@ def test_alpha_one_is_one_cluster_whatever_rounding_says():
 @functools.cache
 def pacfl_started():
     algorithm = pacfl(nn.linear(), clusters=5, local=FULL, threshold=14.0, num_vectors=1)
-    return algorithm, algorithm.init(streams(0).initialization, place(lines()))[0]
+    return algorithm, algorithm.init(run_keys(0).initialization, place(lines()))[0]
 
 
 def test_pacfl_takes_principal_angles_between_spans():
@@ -389,7 +390,7 @@ def test_pacfl_takes_principal_angles_between_spans():
     expected = reference.pacfl_angles(as_lists(lines()), num_classes=3, rank=1)
     np.testing.assert_allclose(state.server.angles, expected, atol=0.1)
     clusters = linkage.agglomerative(expected, "average", 14.0)
-    assert labels_of(state.clients.weights).tolist() == reference.as_labels(clusters, 9).tolist()
+    assert labels_of(state.clients.membership).tolist() == reference.as_labels(clusters, 9).tolist()
 
 
 def test_nearest_cluster_measures_as_the_linkage_does():
@@ -416,8 +417,8 @@ def test_permuted_labels_are_seen_by_flag_and_not_by_pacfl():
         "flag": flag(nn.mlp(hidden=(16,)), clusters=8, local=own, gradient_epochs=10),
         "pacfl": pacfl(nn.mlp(hidden=(16,)), clusters=12, local=own, threshold=10.0),
     }.items():
-        state, _ = algorithm.init(streams(0).initialization, place(federation))
-        found[name] = clustering.scores.adjusted_rand_index(labels_of(state.clients.weights), federation.group)
+        state, _ = algorithm.init(run_keys(0).initialization, place(federation))
+        found[name] = clustering.scores.adjusted_rand_index(labels_of(state.clients.membership), federation.group)
     assert found["flag"] == 1.0
     assert found["pacfl"] < 0.5
 

@@ -7,10 +7,11 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import averaging, fairavg, gradient_loss, ifca
+from fedjax_cluster.algorithms import fairavg, gradient_loss, ifca
+from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.algorithms.gradient_loss import _similarity, _unit_rows
 from fedjax_cluster.clustering.scores import purity
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Costs
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -25,7 +26,7 @@ RANDOM_FIRST = gradient_loss(MODEL, clusters=3, local=SMALL, similarity_weight=0
 
 
 def labels(state):
-    return np.asarray(averaging.labels(state.clients.weights))
+    return np.asarray(averaging.labels(state.clients.membership))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_pinned_clients_stay_where_nobody_would_go():
         client, cluster = np.nonzero(state.clients.pinned)
         assert sorted(cluster) == ([0, 1, 2] if pin else [])
         assert set(client.tolist()) <= set(np.asarray(selection.index).tolist())
-        assert np.argmax(state.clients.weights, -1)[client].tolist() == cluster.tolist()
+        assert np.argmax(state.clients.membership, -1)[client].tolist() == cluster.tolist()
 
 
 def test_the_first_round_may_be_random():

@@ -9,7 +9,7 @@ from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.fedem import expectation, fedem
 from fedjax_cluster.algorithms.fedsoft import draw_clients, fedsoft
 from fedjax_cluster.local import server_key
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
 from tests.reference import fedem as fedem_reference
 from tests.reference import fedsoft as fedsoft_reference
@@ -29,7 +29,7 @@ def numpy_models(params):
 
 def start_of(algorithm, federation):
     population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
-    return jax.device_get(algorithm.init(streams(0).initialization, population)[0])
+    return jax.device_get(algorithm.init(run_keys(0).initialization, population)[0])
 
 
 def assert_models_equal(ours, theirs):
@@ -45,7 +45,7 @@ def test_fedem_is_the_papers_algorithm_and_mixes_predictions():
     result = simulate(algorithm, federation, rounds=ROUNDS)
     models, mixtures = fedem_reference.fedem(start, as_lists(federation), rate=0.3, steps=2, rounds=ROUNDS)
     assert_models_equal(numpy_models(result.state.clusters.params), models)
-    np.testing.assert_allclose(np.asarray(result.state.clients.weights)[:CLIENTS], mixtures, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result.state.clients.membership)[:CLIENTS], mixtures, rtol=1e-3, atol=1e-6)
     x = federation.test.x[2]
     expected = fedem_reference.predictions(models, mixtures[2], x.astype(np.float64))
     np.testing.assert_allclose(result.predict(x, 2), expected, rtol=1e-3, atol=1e-5)
@@ -64,7 +64,7 @@ def test_fedsoft_is_the_papers_algorithm():
     algorithm = fedsoft(nn.linear(), clusters=2, local=OWN, every=every, proximal=0.7, smallest_importance=0.01)
     start = start_of(algorithm, federation)
     centres = numpy_models(start.clusters.params)
-    keys = streams(0)
+    keys = run_keys(0)
 
     def draws(number, odds):
         key = jax.random.fold_in(keys.cohorts, number)
@@ -85,7 +85,7 @@ def test_fedsoft_is_the_papers_algorithm():
         steps=2,
         rounds=ROUNDS,
     )
-    np.testing.assert_allclose(np.asarray(result.state.clients.weights)[:CLIENTS], shares, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(result.state.clients.membership)[:CLIENTS], shares, atol=1e-6)
     assert_models_equal(numpy_models(result.state.clusters.params), expected)
     assert_models_equal(numpy_models(result.state.clients.own.params)[:CLIENTS], own)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
 from tests.reference import federated
 
@@ -24,7 +24,7 @@ def models_of(state):
 
 def start_of(algorithm, federation, seed=0):
     population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
-    state, _ = jax.device_get(algorithm.init(streams(seed).initialization, population))
+    state, _ = jax.device_get(algorithm.init(run_keys(seed).initialization, population))
     return state
 
 
@@ -65,7 +65,7 @@ def test_cfl_gp_is_algorithm_1_and_4(steps, every):
         own, server, scale = local.sgd(0.3, batch_size=None, steps=steps), None, 1.0
     algorithm = cfl_gp(nn.linear(), clusters=3, local=own, server=server, every=every)
     start = start_of(algorithm, federation)
-    assignment = np.argmax(start.clients.weights, -1)[:9]
+    assignment = np.argmax(start.clients.membership, -1)[:9]
     result = simulate(algorithm, federation, rounds=ROUNDS)
     models, chosen, profile = federated.cfl_gp(
         models_of(start), assignment, as_lists(federation), rate=0.3, steps=steps, rounds=ROUNDS, every=every

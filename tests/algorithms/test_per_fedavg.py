@@ -10,7 +10,7 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.per_fedavg import meta_gradient, per_fedavg
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
 from tests.reference import federated
 
@@ -25,8 +25,8 @@ def started(variant):
     population = parallel.place_population(
         federation.train, federation.info, parallel.client_mapping("scan", devices=jax.devices()[:1])
     )
-    state, _ = algorithm.init(streams(0).initialization, population)
-    new, info = jax.jit(algorithm.step)(jax.random.key(1), state, parallel.everyone(population))
+    state, _ = algorithm.init(run_keys(0).initialization, population)
+    new, info = jax.jit(algorithm.step)(jax.random.key(1), state, parallel.whole_population(population))
     return federation, algorithm, population, state, new, info
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn, parallel, simulation
-from fedjax_cluster.algorithms import REGISTRY, averaging
-from fedjax_cluster.simulation import simulate, streams
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs
 
 # One worker takes all tests of a method, which share its compiled step.
@@ -36,15 +37,15 @@ def place(federation, mapping=SCAN):
 def started(name, participation=1.0):
     """The method at its start on seven clients, on one device."""
     algorithm, population = build(name, participation=participation), place(blobs(clients=CLIENTS))
-    return algorithm, population, *algorithm.init(streams(0).initialization, population)
+    return algorithm, population, *algorithm.init(run_keys(0).initialization, population)
 
 
 @functools.partial(jax.jit, static_argnames="algorithm_parts")
 def _step(algorithm_parts, population, state, number):
     select, step = algorithm_parts
-    selection = select(jax.random.fold_in(streams(0).cohorts, number), state)
+    selection = select(jax.random.fold_in(run_keys(0).cohorts, number), state)
     cohort = parallel.gather_cohort(population, selection)
-    return step(jax.random.fold_in(streams(0).local, number), state, cohort)
+    return step(jax.random.fold_in(run_keys(0).local, number), state, cohort)
 
 
 def one_step(algorithm, population, state, number=0):
@@ -71,7 +72,7 @@ def test_argument_names_and_order(name):
         if function is not None:
             assert list(inspect.signature(function).parameters) == names
     assert algorithm.name == name
-    assert {"weights", "present"} <= set(started(name)[2].clients._fields)
+    assert {"membership", "present"} <= set(started(name)[2].clients._fields)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -125,13 +126,13 @@ def three_rounds(name, participation, mapping):
     """Models, labels, losses and models sent after three rounds."""
     algorithm = build(name, participation=participation)
     population = place(blobs(clients=CLIENTS), mapping)
-    state, _ = algorithm.init(streams(0).initialization, population)
+    state, _ = algorithm.init(run_keys(0).initialization, population)
     state = parallel.place_state(state, mapping)
     down = 0.0
     for number in range(3):
         state, info = one_step(algorithm, population, state, number)
         down += float(info.costs.models_down)
-    return jax.device_get((state.clusters, averaging.labels(state.clients.weights)[:CLIENTS], info.loss)), down
+    return jax.device_get((state.clusters, averaging.labels(state.clients.membership)[:CLIENTS], info.loss)), down
 
 
 def assert_close(one, other):
@@ -189,15 +190,15 @@ def test_a_client_without_finite_update_is_left_out_and_counted(name, participat
         rejected += int(info.num_rejected)
     assert rejected >= 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
-    assert np.isfinite(np.asarray(state.clients.weights)).all()
+    assert np.isfinite(np.asarray(state.clients.membership)).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_single_client(name):
     algorithm, population = build(name, clusters=1), place(blobs(clients=1, groups=1))
-    state, _ = algorithm.init(streams(0).initialization, population)
+    state, _ = algorithm.init(run_keys(0).initialization, population)
     state, info = one_step(algorithm, population, state)
-    assert averaging.labels(state.clients.weights).tolist() == [0]
+    assert averaging.labels(state.clients.membership).tolist() == [0]
     assert int(info.num_clients.sum()) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
 
@@ -216,7 +217,7 @@ def test_empty_cluster_keeps_its_model(name):
         lambda leaf: leaf.at[-1].set(1e3 * rng.normal(size=leaf[-1].shape).astype(leaf.dtype)), state.clusters.params
     )
     weights = jnp.where(state.clients.present[:, None], jax.nn.one_hot(0, slots)[None], 0.0)
-    clients = state.clients._replace(weights=weights)
+    clients = state.clients._replace(membership=weights)
     if hasattr(clients, "pinned"):
         clients = clients._replace(pinned=jnp.zeros_like(clients.pinned))
     state = state._replace(clusters=state.clusters._replace(params=ruined), clients=clients)
@@ -248,9 +249,9 @@ def test_a_newcomer_joins(name):
     new = jax.jit(algorithm.admit)(jax.random.key(1), state._replace(clients=absent), client, jnp.asarray(5))
     assert signature(new) == signature(state)
     assert bool(new.clients.present[5])
-    assert float(new.clients.weights[5].sum()) == pytest.approx(1.0)
+    assert float(new.clients.membership[5].sum()) == pytest.approx(1.0)
     others = np.arange(CLIENTS) != 5
-    np.testing.assert_array_equal(np.asarray(new.clients.weights)[others], np.asarray(absent.weights)[others])
+    np.testing.assert_array_equal(np.asarray(new.clients.membership)[others], np.asarray(absent.membership)[others])
 
 
 @pytest.mark.parametrize(

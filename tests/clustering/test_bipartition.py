@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
-from fedjax_cluster.experiments.cfl_similarity_recipes import largest_guaranteed_noise, probability_of_correct_split
+from fedjax_cluster.recipes.cfl_similarity import largest_guaranteed_noise, probability_of_correct_split
 from tests.reference import bipartition as reference
 
 M = 8

@@ -8,8 +8,9 @@ from matplotlib.collections import LineCollection
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from fedjax_cluster.report import flag_plots, plots
-from fedjax_cluster.report.run_page import METHOD_FIGURES
+from fedjax_cluster.report import plots
+from fedjax_cluster.report.methods import flag as flag_plots
+from fedjax_cluster.report.pages import METHOD_FIGURES
 
 GROUP = np.array([1, 0, 1, 0, 2, 2])
 NAMES = ("rain", "sun", "snow")

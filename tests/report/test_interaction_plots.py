@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_cluster.report import interaction_plots
+from fedjax_cluster.report.methods import fedgwc as interaction_plots
 
 RNG = np.random.default_rng(0)
 GROUP = np.arange(12) % 2

@@ -3,12 +3,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.algorithms.cfl_gp import Server
-from fedjax_cluster.algorithms.gradient_profiles import Clients
-from fedjax_cluster.checkpoints import write_json
-from fedjax_cluster.report import cluster_plots, plots, run_page
-from fedjax_cluster.result import SimulationResult
-from fedjax_cluster.run_directory import write_history
+from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
+from fedjax_cluster.files import write_json
+from fedjax_cluster.report import cluster_plots, plots
+from fedjax_cluster.report import pages as run_page
+from fedjax_cluster.simulation.result import SimulationResult
+from fedjax_cluster.simulation.run_directory import write_history
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,

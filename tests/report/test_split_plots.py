@@ -5,9 +5,9 @@ import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl
-from fedjax_cluster.parameter_tree import parameter_tree
-from fedjax_cluster.report import split_plots
-from fedjax_cluster.simulation import simulate
+from fedjax_cluster.algorithms.cfl.parameter_tree import parameter_tree
+from fedjax_cluster.report.methods import cfl as split_plots
+from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
 
 

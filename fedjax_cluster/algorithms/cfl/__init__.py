@@ -1,0 +1,1 @@
+"""CFL by recursive bipartition, and what it leaves: splits, the parameter tree, transforms for privacy."""

@@ -1,0 +1,201 @@
+"""What CFL keeps of a run, what a round's splits change of it, and Algorithm 4, which leads newcomers past them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster import clustering, tree
+from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.types import PyTree, State, Variables
+
+
+class Splits(NamedTuple):
+    """The splits of a run, in their order, in S = K − 1 rows."""
+
+    params: PyTree  # leaves [S, ...]: θ*, on which the split's updates were computed
+    stats: PyTree  # leaves [S, ...]
+    parent: Array  # i32[S], the slot that was split and that side 0 keeps; −1 for a row not in use
+    child: Array  # i32[S], the slot that side 1 got
+    round: Array  # i32[S]
+
+
+def lead_to_leaf(splits: Splits, side: Array, edges: Array, change: Callable[[Variables], Array]) -> Array:
+    """Algorithm 4: from the root to a leaf, always to the side that holds the most similar update.
+
+    Args:
+      splits: of the run.
+      side: i32[M, S], which side a client went to in each split; −1 where it was not among those split.
+      edges: f32[M, S, r], the coordinates kept of its update before the split.
+      change: variables -> f32[r], the newcomer's update from a node's model, at the same coordinates.
+
+    Returns:
+      i32[], the slot of the leaf's cluster.
+    """
+
+    def visit(number: Array, slot: Array) -> Array:
+        def choose() -> Array:
+            params, stats = jax.tree.map(lambda leaf: leaf[number], (splits.params, splits.stats))
+            own, others = change(Variables(params, stats)), edges[:, number]
+            norms = jnp.linalg.norm(others, axis=1) * jnp.linalg.norm(own)
+            cosine = jnp.matmul(others, own, precision="highest") / jnp.maximum(norms, 1e-30)
+            most = [jnp.max(jnp.where(side[:, number] == part, cosine, -jnp.inf)) for part in (0, 1)]
+            return jnp.where(most[0] > most[1], slot, splits.child[number])
+
+        return lax.cond(splits.parent[number] == slot, choose, lambda: slot)
+
+    return lax.fori_loop(0, len(splits.parent), visit, jnp.zeros((), jnp.int32))
+
+
+class Clients(NamedTuple):
+    """What CFL keeps of its clients; D is d, or what the privacy transform makes of it."""
+
+    membership: Array  # f32[M, K], one-hot; zero for the absent
+    present: Array  # bool[M]
+    update: Array  # f32[M, D], the latest update (or gradient) whose cosines count
+    share: Array  # f32[M], the client's weight in its cluster's mean
+    seen: Array  # bool[M], took part since its cluster was last split
+    valid: Array  # bool[M], its latest update was finite
+    side: Array  # i32[M, S], where each split put it; −1 where it was not among those split
+    edges: Array  # f32[M, S, r], coordinates of its update before the split
+    optimizer: PyTree  # leaves [M, ...], its optimiser's state; empty where that starts afresh every round
+
+
+class Server(NamedTuple):
+    """What CFL keeps besides models and clients."""
+
+    optimizer: PyTree  # leaves [K, ...]
+    splits: Splits  # S = K − 1 rows
+    origin: Array  # i32[K], number of the split that a cluster came out of; −1 for the root
+    tested: Array  # i32[K], number of the split after which the fall-back was last decided
+    mean_norm: Array  # f32[K], norm of the members' mean update: ε₁'s side
+    max_norm: Array  # f32[K], largest norm of a member's update: ε₂'s side
+    refused: Array  # i32[K], round since which a split is refused for want of a slot; −1
+    fell_back: Array  # i32[K], round in which a cluster went back to its parent's model for good; −1
+    similarity: Array  # f32[M, M], of the last round in which a cluster met the criteria
+    coordinates: Array  # i32[r], those kept on the tree's edges; none for all
+
+
+class Division(NamedTuple):
+    """Who is where, and how it came about."""
+
+    label: Array  # i32[M]; −1 for the absent
+    active: Array  # bool[K]
+    side: Array  # i32[M, S], where each split put a client; −1 where it was not among those split
+    splits: Splits  # S rows
+    origin: Array  # i32[K], number of the split that a cluster came out of; −1 for the root
+    refused: Array  # i32[K], round since which a split is refused for want of a slot; −1
+
+
+def divide(
+    division: Division, similarity: Array, counted: Array, qualified: Array, gamma_max: float, round_number: Array
+) -> Division:
+    """Splits the clusters that qualify, one after the other, for as long as there are slots.
+
+    Of a cluster's clients those that are not counted stay with its slot, as does the first client that is.
+
+    Args:
+      division: before.
+      similarity: f32[M, M], cosines.
+      counted: bool[M], clients with an update.
+      qualified: bool[K], clusters that meet ε₁, ε₂ and the smallest size.
+      gamma_max: γ_max; a split whose similarity across does not bear it is left undone (Eq. 39).
+      round_number: i32[].
+    """
+    slots, rows = len(division.active), len(division.splits.parent)
+
+    def one(slot: Array, division: Division) -> Division:
+        part, max_cross = lax.cond(
+            qualified[slot],
+            lambda: clustering.optimal_bipartition(similarity, (division.label == slot) & counted),
+            lambda: clustering.Bipartition(jnp.full_like(division.label, -1), jnp.zeros(())),
+        )
+        wanted = qualified[slot] & (gamma_max < clustering.largest_safe_noise(max_cross))
+        free = jnp.argmin(division.active).astype(jnp.int32)
+        split = wanted & ~division.active[free]
+        # What is out of range is dropped: nothing is written where nothing is split.
+        child = jnp.where(split, free, slots)
+        row = jnp.where(split, number_of_splits(division.splits), rows)
+        ends = jnp.stack([jnp.where(split, slot, slots), child])
+        old = division.splits
+        first_refusal = jnp.where(division.refused[slot] < 0, round_number, division.refused[slot])
+        refusal = jnp.where(wanted, jnp.where(split, -1, first_refusal), division.refused[slot])
+        return Division(
+            label=jnp.where(split & (part == 1), free, division.label),
+            active=division.active.at[child].set(True, mode="drop"),
+            side=division.side.at[:, row].set(part, mode="drop"),
+            splits=old._replace(
+                parent=old.parent.at[row].set(slot, mode="drop"),
+                child=old.child.at[row].set(child, mode="drop"),
+                round=old.round.at[row].set(round_number, mode="drop"),
+            ),
+            origin=division.origin.at[ends].set(row, mode="drop"),
+            refused=division.refused.at[slot].set(refusal),
+        )
+
+    return lax.fori_loop(0, slots, one, division)
+
+
+def empty_splits(models: Variables, count: int) -> Splits:
+    """`count` rows, none in use; `models` is one model."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), models)
+    unused = jnp.full(count, -1, jnp.int32)
+    return Splits(zeros.params, zeros.stats, unused, unused, unused)
+
+
+def record_models(splits: Splits, old: Splits, models: Variables) -> Splits:
+    """Copies the models [K, ...] of the clusters that `splits` newly names as split."""
+    new = (splits.parent >= 0) & (old.parent < 0)
+    taken = tree.take(models, jnp.maximum(splits.parent, 0))
+    return splits._replace(
+        params=tree.where(new, taken.params, splits.params), stats=tree.where(new, taken.stats, splits.stats)
+    )
+
+
+def number_of_splits(splits: Splits) -> Array:
+    """i32[]: rows in use."""
+    return jnp.sum((splits.parent >= 0).astype(jnp.int32))
+
+
+def inherit(stacked: PyTree, division: Division, round_number: Array) -> PyTree:
+    """Leaves [K, ...] in which a cluster made in this round has what its parent has: model, server momentum."""
+    slots, splits = len(division.active), division.splits
+    child = jnp.where(splits.round == round_number, splits.child, slots)
+    source = jnp.arange(slots, dtype=jnp.int32).at[child].set(splits.parent, mode="drop")
+    return jax.tree.map(lambda leaf: leaf[source], stacked)
+
+
+def snapshot(state: State) -> Mapping[str, Any]:
+    """What is kept of a round with splits, refused splits or fall-backs.
+
+    Returns:
+      `similarity` f32[M, M]; `labels` and `previous_labels` i32[M]; of the n splits `parent`, `child` i32[n] (slots),
+      `side` i32[M, n], `edges` f32[M, n, r] (updates before the split at `coordinates` i32[r]) and `models` f32[n, d];
+      `refused` and `fell_back`, the slots of clusters for which that was so first in this round.
+    """
+    own, now = state.server, int(state.round) - 1
+    splits = own.splits
+    rows = np.flatnonzero(np.asarray(splits.round) == now)
+    label = np.asarray(labels(state.clients.membership))
+    previous = label.copy()
+    for row in rows[::-1]:
+        previous[label == splits.child[row]] = splits.parent[row]
+    vectors = [np.asarray(leaf)[rows].reshape(len(rows), leaf[0].size) for leaf in jax.tree.leaves(splits.params)]
+    return {
+        "similarity": own.similarity,
+        "labels": label,
+        "previous_labels": previous,
+        "parent": np.asarray(splits.parent)[rows],
+        "child": np.asarray(splits.child)[rows],
+        "side": np.asarray(state.clients.side)[:, rows],
+        "edges": np.asarray(state.clients.edges)[:, rows],
+        "coordinates": own.coordinates,
+        "models": np.concatenate(vectors, 1),
+        "refused": np.flatnonzero(np.asarray(own.refused) == now),
+        "fell_back": np.flatnonzero(np.asarray(own.fell_back) == now),
+    }

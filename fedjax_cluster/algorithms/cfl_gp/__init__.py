@@ -1,0 +1,1 @@
+"""CFL-GP, and the gradient profiles that it clusters."""

@@ -1,0 +1,1 @@
+"""FedGWC, and what its server makes of losses."""

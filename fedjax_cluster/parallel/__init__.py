@@ -1,0 +1,34 @@
+"""Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
+
+from fedjax_cluster.parallel.loop import (
+    Client,
+    Contribution,
+    Mapped,
+    Reduced,
+    bytes_per_client,
+    for_each_client,
+    run_if,
+)
+from fedjax_cluster.parallel.mapping import (
+    AXIS,
+    client_mapping,
+    client_mesh,
+    constrain_state,
+    num_devices,
+    place_rows,
+    place_state,
+    replicate,
+    row_sharding,
+    use_all_cores,
+)
+from fedjax_cluster.parallel.rows import (
+    gather_cohort,
+    gather_rows,
+    gram,
+    on_each_device,
+    place_population,
+    scatter_rows,
+    to_each_device,
+    whole_population,
+)
+from fedjax_cluster.types import ClientMapping, Population

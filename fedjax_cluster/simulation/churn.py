@@ -1,0 +1,103 @@
+"""Clients that join and leave during a run: the schedule, its check, and what it does to a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_cluster.types import Churn, ClientData, ClusteredAlgorithm, Population, State
+
+
+class Schedule:
+    """Who joins and leaves when, in the order of the rounds.
+
+    A client whose first entry is a join is absent until then. Its data are among the population's rows all the time.
+
+    Raises:
+      ValueError: a client there is not, one who joins though present or leaves though absent, or a method that admits
+        nobody during a run.
+    """
+
+    def __init__(self, changes: Sequence[Churn], algorithm: ClusteredAlgorithm, num_examples: Any):
+        self.changes = tuple(
+            Churn(int(round_number), tuple(map(int, join)), tuple(map(int, leave)))
+            for round_number, join, leave in sorted(changes, key=lambda change: change.round)
+        )
+        count, have_data = len(num_examples), np.asarray(num_examples) > 0
+        first = dict.fromkeys(self._first_joins(), "join")
+        self.absent = np.asarray([client in first for client in range(count)])
+        present = have_data & ~self.absent
+        for change in self.changes:
+            if change.round < 0:
+                raise ValueError(f"churn names round {change.round}; rounds are counted from 0")
+            for client in (*change.join, *change.leave):
+                if not 0 <= client < count:
+                    raise ValueError(f"churn names client {client}; the federation has clients 0 to {count - 1}")
+            for client in change.leave:
+                if not present[client]:
+                    raise ValueError(f"client {client} cannot leave before round {change.round}: it is not there then")
+                present[client] = False
+            for client in change.join:
+                if present[client] or not have_data[client]:
+                    why = "it is there already" if present[client] else "it has no training examples"
+                    raise ValueError(f"client {client} cannot join before round {change.round}: {why}")
+                present[client] = True
+            if not present.any():
+                raise ValueError(f"nobody is left before round {change.round}; keep at least one client")
+        if algorithm.admit is None and any(change.join for change in self.changes):
+            raise ValueError(f"{algorithm.name} admits no client during a run; leave the joins out of churn")
+        self._admit = None if algorithm.admit is None else jax.jit(algorithm.admit)
+
+    def _first_joins(self) -> set[int]:
+        left: set[int] = set()
+        joined: set[int] = set()
+        for change in self.changes:
+            left |= set(change.leave) - joined
+            joined |= set(change.join) - left
+        return joined
+
+    def start(self, population: Population) -> Population:
+        """The population as `init` sees it: those who join later have no examples yet."""
+        if not self.absent.any():
+            return population
+        padded = np.zeros(len(population.data.num_examples), bool)
+        padded[: len(self.absent)] = self.absent
+        count = np.where(padded, 0, np.asarray(population.data.num_examples)).astype(np.int32)
+        held = population.data.num_examples
+        data = population.data._replace(num_examples=jax.device_put(count, getattr(held, "sharding", None)))
+        return Population(data, population.info, population.mapping)
+
+    def next_after(self, done: int) -> float:
+        """The first round beyond `done` before which somebody joins or leaves."""
+        return min((change.round for change in self.changes if change.round > done), default=float("inf"))
+
+    def due(self, done: int) -> tuple[Churn, ...]:
+        return tuple(change for change in self.changes if change.round == done)
+
+    def apply(self, rng_key: Array, state: State, data: ClientData, done: int) -> State:
+        """The state after the joins and leaves before round `done`.
+
+        Args:
+          rng_key: of the newcomers' admission.
+          state: any placement; fetched, as operations one by one on arrays divided among devices could hang.
+          data: all clients' training rows, [M, N, ...].
+          done: rounds done.
+        """
+        state = jax.device_get(state)
+        for change in self.due(done):
+            gone = np.asarray(change.leave, np.int32)
+            clients = state.clients
+            membership, present = np.array(clients.membership), np.array(clients.present)
+            membership[gone], present[gone] = 0.0, False
+            state = state._replace(clients=clients._replace(membership=membership, present=present))
+            for client in change.join:
+                rows = jax.tree.map(lambda leaf, client=client: jnp.asarray(leaf[client]), data)
+                key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
+                assert self._admit is not None
+                state = jax.device_get(self._admit(key, state, rows, jnp.asarray(client, jnp.int32)))
+        return state
