@@ -1,4 +1,4 @@
-"""Runs read back from their directories, and put side by side."""
+"""Runs read back from their directories, and compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_cluster.report import pages as run_page
-from fedjax_cluster.report import plots, tables
+from fedjax_cluster import report
+from fedjax_cluster.experiments.runs import load_run
+from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
 
 
@@ -40,7 +41,7 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
 
 
 def read_runs(paths: Sequence[str | pathlib.Path]) -> list[SavedRuns]:
-    """The runs of the directories, those that differ in their seed alone together.
+    """The runs of the directories, grouped where they differ in their seed alone.
 
     Args:
       paths: run directories, or directories that hold some (a comparison's).
@@ -67,29 +68,37 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[SavedRuns]:
 
 
 def write_report(paths: Sequence[str | pathlib.Path], directory: pathlib.Path) -> list[pathlib.Path]:
-    """Prints the runs' table, and leaves it and their learning curves in `directory`.
+    """Prints the runs' table, and writes it and their learning curves to `directory`.
 
-    A single run gets its summary and its pictures anew instead, in its own directory.
+    Of a single run it prints the summary and draws the pictures again, in the run's directory.
+
+    Args:
+      paths: run directories, or directories that hold some.
+      directory: for comparison.md, comparison.csv and learning_curves.png.
+
+    Returns:
+      The files written.
+
+    Raises:
+      ValueError: no run there, or one that has not ended.
     """
     runs = find_runs(paths)
     if len(runs) == 1:
-        tables.summary_table(_summary(runs[0]), runs[0]).print()
-        return run_page.write_plots(runs[0], _loaded(runs[0]))
+        report.tables.summary_table(_summary(runs[0]), runs[0]).print()
+        return report.pages.write_plots(runs[0], _drawable(runs[0]))
     groups = read_runs(runs)
-    table = tables.comparison_table(groups)
+    table = report.tables.comparison_table(groups)
     table.print()
     table.write(directory / "comparison.md", directory / "comparison.csv")
-    figure = plots.learning_curves({group.label: group.histories for group in groups})
-    picture = plots.save(figure, directory / "learning_curves.png")
+    figure = report.curves.learning_curves({group.label: group.histories for group in groups})
+    picture = report.style.save(figure, directory / "learning_curves.png")
     return [directory / "comparison.md", directory / "comparison.csv", picture]
 
 
-def _loaded(path: pathlib.Path):
-    """The run with its state where its configuration can rebuild it; None where only its figures were kept."""
-    from fedjax_cluster.experiments.runs import load_run
-
-    config = read_config(path)
-    return load_run(path) if config and config["experiment"] is not None else None
+def _drawable(path: pathlib.Path) -> SimulationResult | dict[str, dict[str, np.ndarray]]:
+    """The run with its state where its configuration can rebuild it; else its history alone."""
+    config = read_config(path) or {}
+    return {config["identity"]["algorithm"]: read_history(path)} if config["experiment"] is None else load_run(path)
 
 
 def _summary(path: pathlib.Path) -> dict[str, Any]:

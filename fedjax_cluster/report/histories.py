@@ -17,7 +17,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "balanced_accuracy": ("Balanced accuracy (%)", 100),
     "test_loss": ("Test loss", 1),
     "loss": ("Training loss", 1),
-    "nmse": ("Normalized MSE (dB)", 1),
+    "nmse": ("Normalized MSE (ratio)", 1),
     AGREEMENT: ("Adjusted Rand index", 1),
     "purity": ("Purity", 1),
     "num_clients": ("Participating clients", 1),

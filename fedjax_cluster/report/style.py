@@ -1,9 +1,10 @@
-"""One look for all pictures: sizes for a paper's columns, colours that colour-blind readers can tell apart."""
+"""One style for all pictures: sizes for a paper's columns, colours that colour-blind readers can tell apart; saving."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import pathlib
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,20 +12,31 @@ from typing import Any
 import matplotlib.style
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from fedjax_cluster.files import atomic_file
 
 # Inches: one column of a two-column paper, and both.
 SINGLE, DOUBLE = 3.35, 6.9
 SCREEN_DPI, FILE_DPI = 200, 300
+FORMATS = (".png", ".pdf", ".svg")
 FONT_POINTS = 7.0
 LINE_INCHES = 1.35 * FONT_POINTS / 72  # a line of a legend
 
 # Okabe and Ito's palette; wine stands for its yellow, which vanishes on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 NEUTRAL = "#555555"
+UNKNOWN = "#C8C8C8"  # clients without a known group or cluster
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+DASHED = (0, (4, 2))
 LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
+
+STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
+LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 STYLE: dict[str, Any] = {
     "font.size": FONT_POINTS,
@@ -81,6 +93,27 @@ def new_figure(width: float, height: float) -> Picture:
     return Picture(figsize=(width, height), dpi=SCREEN_DPI, layout="constrained")
 
 
+def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
+    """Writes a figure as PNG (300 dpi), PDF or SVG; the file is complete or absent.
+
+    Args:
+      figure: from any function of `report`, or any other figure.
+      path: ends in .png, .pdf or .svg; missing folders are made.
+
+    Returns:
+      The path.
+
+    Raises:
+      ValueError: another ending.
+    """
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"cannot write a figure to '{path.name}'; its name must end in {', '.join(FORMATS)}")
+    with style(), atomic_file(path) as temporary:
+        figure.savefig(temporary, dpi=FILE_DPI)
+    return path
+
+
 def line_look(index: int) -> dict[str, Any]:
     """Colour, marker and line style of the index-th line; no two of the first 24 share two of the three."""
     return {
@@ -99,6 +132,39 @@ def categorical_colors(count: int) -> list[str]:
     if count <= len(COLORS):
         return list(COLORS[:count])
     return [to_hex(color) for color in colormaps["viridis"](np.linspace(0, 1, count))]
+
+
+def plain_marker(face: str) -> Line2D:
+    """A grey circle for a legend; white inside stands for a paper's value."""
+    return Line2D([], [], linestyle="none", marker="o", color=NEUTRAL, markerfacecolor=face)
+
+
+def distinct(values: Any) -> list[int]:
+    """The values that occur in ascending order, −1 last.
+
+    >>> distinct([4, -1, 2, 4])
+    [2, 4, -1]
+    """
+    found = [int(value) for value in np.unique(values)]
+    return [value for value in found if value >= 0] + [value for value in found if value < 0]
+
+
+def value_colors(values: Any) -> dict[int, str]:
+    """A colour for each group or cluster that occurs; grey for −1.
+
+    >>> value_colors([4, -1, 2, 4])
+    {2: '#0072B2', 4: '#D55E00', -1: '#C8C8C8'}
+    """
+    known = [value for value in distinct(values) if value >= 0]
+    colors = dict(zip(known, categorical_colors(len(known)), strict=True))
+    return {value: colors.get(value, UNKNOWN) for value in distinct(values)}
+
+
+def ticks_at(axis: Axis, places: Sequence[float]) -> None:
+    """Ticks at these places alone, labelled with plain numbers; for a logarithmic axis above all."""
+    axis.set_major_locator(FixedLocator(list(places)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def wrapped(text: str, width: int) -> str:

@@ -9,13 +9,15 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import rich.table
 from rich import box
 from rich.console import Console
 from rich.text import Text
 
 from fedjax_cluster.files import atomic_file
-from fedjax_cluster.report.rows import PaperRow, Spread, check_rows, is_known, method_name, spread
+from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 
 NOTHING = "–"
 
@@ -28,6 +30,33 @@ class Runs(Protocol):
 
     @property
     def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds; `std` is None for a single seed."""
+
+    mean: float
+    std: float | None = None
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Mean and standard deviation (of the population, as in the papers' tables) of the values that are there.
+
+    Args:
+      values: one a seed; None and NaN are left out.
+
+    Returns:
+      A Spread, or None without values.
+
+    >>> spread([1.0, 3.0, None])
+    Spread(mean=2.0, std=1.0)
+    >>> spread([2.0])
+    Spread(mean=2.0, std=None)
+    """
+    known = [float(value) for value in values if is_known(value)]
+    if not known:
+        return None
+    return Spread(float(np.mean(known)), float(np.std(known)) if len(known) > 1 else None)
 
 
 class Number(NamedTuple):

@@ -5,8 +5,9 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
-from fedjax_cluster.report import plots, style
+from fedjax_cluster.report import curves, style
 
 
 def test_style_leaves_the_callers_settings_alone():
@@ -20,7 +21,7 @@ def test_style_leaves_the_callers_settings_alone():
 
 def test_style_is_the_same_whatever_the_caller_has_set(make_history):
     with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 23.0}):
-        figure = plots.learning_curves({"ifca": make_history()})
+        figure = curves.learning_curves({"ifca": make_history()})
     axes = figure.axes[0]
     assert axes.get_facecolor() == (1, 1, 1, 1)
     assert axes.yaxis.label.get_fontsize() == 7.5
@@ -37,9 +38,9 @@ def test_importing_and_drawing_needs_no_pyplot_and_changes_no_settings():
     program = """
 import sys, matplotlib
 before = dict(matplotlib.rcParams.copy())
-from fedjax_cluster.report import cluster_plots, plots
-plots.learning_curves({"ifca": {"round": [0, 1], "loss": [2.0, 1.0]}})
-cluster_plots.group_by_cluster([0, 1], [0, 1])
+from fedjax_cluster.report import clusters, curves
+curves.learning_curves({"ifca": {"round": [0, 1], "loss": [2.0, 1.0]}})
+clusters.group_by_cluster([0, 1], [0, 1])
 assert "matplotlib.pyplot" not in sys.modules
 assert dict(matplotlib.rcParams.copy()) == before
 """
@@ -57,7 +58,7 @@ def test_figure_is_of_the_asked_size_and_lays_itself_out():
 
 def test_notebook_shows_the_figure_by_itself(make_history):
     formatters = pytest.importorskip("IPython.core.formatters")
-    shown, _ = formatters.DisplayFormatter().format(plots.learning_curves({"ifca": make_history()}))
+    shown, _ = formatters.DisplayFormatter().format(curves.learning_curves({"ifca": make_history()}))
     assert shown["image/png"].startswith(b"\x89PNG")
 
 
@@ -113,3 +114,47 @@ def test_no_labels_no_legend():
 def test_long_label_is_wrapped():
     assert style.wrapped("mini-batch of 64 examples", 12) == "mini-batch\nof 64\nexamples"
     assert style.wrapped("", 12) == ""
+
+
+# -------------------------------------------------------------------------------------------------- save
+
+
+def test_saved_picture_is_one_column_at_300_dpi(make_history, tmp_path):
+    path = style.save(curves.learning_curves({"ifca": make_history()}), tmp_path / "new" / "folder" / "curves.png")
+    assert path == tmp_path / "new" / "folder" / "curves.png"
+    with Image.open(path) as image:
+        assert image.width == int(3.35 * 300)
+    assert [file.name for file in path.parent.iterdir()] == ["curves.png"]
+
+
+@pytest.mark.parametrize(("ending", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_other_formats(make_history, tmp_path, ending, start):
+    path = style.save(curves.learning_curves({"ifca": make_history()}), str(tmp_path / f"curves.{ending}"))
+    assert path.read_bytes().startswith(start)
+
+
+def test_unknown_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot write a figure to 'curves.bmp'; its name must end in .png"):
+        style.save(style.new_figure(1, 1), tmp_path / "curves.bmp")
+
+
+def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"old")
+    figure = style.new_figure(1, 1)
+
+    def fail(target, **options):
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        style.save(figure, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_drawing_leaves_matplotlib_as_it_was(make_history, tmp_path):
+    before = dict(matplotlib.rcParams.copy())
+    style.save(curves.learning_curves({"ifca": make_history()}), tmp_path / "curves.png")
+    assert dict(matplotlib.rcParams.copy()) == before

@@ -1,1 +1,1 @@
-"""The pictures of single methods."""
+"""Pictures of single methods, one file a method; `figures(run)` of each draws all that a finished run allows."""

@@ -1,6 +1,6 @@
-"""Pictures of recursive splitting: a run with its splits, similarities in the order of clusters, the parameter tree.
+"""Pictures of CFL: a run with its splits, the similarities at the last one, the parameter tree.
 
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
+Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
 """
 
 from __future__ import annotations
@@ -11,66 +11,85 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from fedjax_cluster.algorithms.cfl.parameter_tree import ParameterTree
+from fedjax_cluster.algorithms.cfl import parameter_tree as trees
+from fedjax_cluster.report.curves import round_axis, shared_legend, stacked_panels
+from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.histories import chosen_metric, column_label
+from fedjax_cluster.report.similarity_matrix import similarity_matrix
 from fedjax_cluster.report.style import (
+    DASHED,
     DOUBLE,
     FONT_POINTS,
     NEUTRAL,
     SINGLE,
-    categorical_colors,
-    legend_above,
     line_look,
     new_figure,
     style,
 )
 
 GAP = "separation_gap_"
-MOST_NAMED = 40
 BOUND = "#E69F00"  # stands out from the blues
+LEAF_INCHES = 0.75
+
+
+def figures(run: FinishedRun) -> dict[str, Figure]:
+    """The pictures of a run of `cfl`.
+
+    `split_history` always; `similarity_matrix` of the last split, or else of the last round in which a cluster met the
+    criteria; `parameter_tree` where there was a split.
+    """
+    index, labels, group, names = shown_clients(run)
+    drawn = {"split_history": split_history(run.history)}
+    splits = [event.content for event in run.events if len(event.content["child"])]
+    similarity = splits[-1]["similarity"] if splits else np.asarray(run.state.server.similarity)
+    if splits:
+        labels = splits[-1]["labels"][index]
+    if similarity.any() and (labels >= 0).any():
+        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(index, index)], labels, group, names)
+    if splits:
+        known = None if group is None else run.federation.group
+        drawn["parameter_tree"] = parameter_tree(trees.parameter_tree(run), names, known)
+    return drawn
 
 
 def split_history(history: Mapping[str, Any]) -> Figure:
     """Draws accuracy with the rounds of splits marked, and the separation gap of every cluster beneath (CFL, Fig. 8).
 
     Args:
-      history: of a run: `round`, `num_clusters`, `accuracy` and, where they were watched, `separation_gap_0` …, one
-        column a cluster slot; NaN where there is none.
+      history: of a run: `round`, `num_clusters`, `accuracy` (or `test_loss`, or `loss`) and, where they were watched,
+        `separation_gap_0` …, one column a cluster slot; NaN where there is none.
 
     Returns:
-      The figure, one paper column wide.
+      The figure, one paper column wide; rounds count from 1.
 
     Raises:
-      ValueError: no round with an accuracy.
+      ValueError: no round with an accuracy or a loss.
     """
+    metric = chosen_metric({"cfl": [history]}, None)
+    label, factor = column_label(metric)
     rounds = np.asarray(history["round"], np.float64) + 1
-    accuracy = 100 * np.asarray(history["accuracy"], np.float64)
-    known = np.isfinite(accuracy)
-    if not known.any():
-        raise ValueError("the history has no accuracy in any round; evaluate at least once")
     grown = np.flatnonzero(np.diff(np.asarray(history["num_clusters"], np.float64)) > 0) + 1
     gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
+    dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
+    curves = {metric: ("mean over clients", {}), "accuracy_worst_decile": ("worst tenth", dotted)}
     with style():
         figure = new_figure(SINGLE, 3.3 if gaps else 2.1)
-        panels = figure.subplots(2 if gaps else 1, 1, sharex=True, squeeze=False)[:, 0]
-        panels[0].plot(rounds[known], accuracy[known], color="black", label="mean over clients")
-        worst = 100 * np.asarray(history.get("accuracy_worst_decile", np.full(len(rounds), np.nan)), np.float64)
-        if np.isfinite(worst).any():
-            look = {"color": "black", "linestyle": (0, (1, 1)), "linewidth": 0.9}
-            panels[0].plot(rounds[known], worst[known], label="worst tenth", **look)
-        panels[0].set_ylabel("Test accuracy (%)")
+        panels = stacked_panels(figure, 2 if gaps else 1)
+        for name, (text, look) in curves.items():
+            values = factor * np.asarray(history.get(name, np.full(len(rounds), np.nan)), np.float64)
+            known = np.isfinite(values)
+            if known.any():
+                panels[0].plot(rounds[known], values[known], color="black", label=text, **look)
+        panels[0].set_ylabel(label)
         for axes in panels:
-            for number in grown:
-                label = "split" if axes is panels[0] and number == grown[0] else "_split"
-                axes.axvline(rounds[number], color=NEUTRAL, linewidth=0.7, linestyle=(0, (3, 2)), zorder=1, label=label)
+            for place in rounds[grown]:
+                axes.axvline(place, color=NEUTRAL, linewidth=0.7, linestyle=DASHED, zorder=1, label="split")
         if gaps:
             _draw_gaps(panels[1], rounds, gaps)
-        lines = [line for axes in panels for line in axes.lines if not str(line.get_label()).startswith("_")]
-        legend_above(figure, lines, [str(line.get_label()) for line in lines])
-        panels[-1].set_xlabel("Communication round")
-        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        round_axis(panels[-1])
+        shared_legend(figure, panels)
     return figure
 
 
@@ -78,46 +97,8 @@ def _draw_gaps(axes: Axes, rounds: np.ndarray, gaps: Mapping[str, np.ndarray]) -
     axes.axhline(0, color="black", linewidth=0.6)
     for name, column in gaps.items():
         slot, known = int(name.removeprefix(GAP)), np.isfinite(column)
-        look = {**line_look(slot), "marker": None}
-        axes.plot(rounds[known], column[known], label=f"cluster {slot}", **look)
+        axes.plot(rounds[known], column[known], label=f"cluster {slot}", **{**line_look(slot), "marker": None})
     axes.set_ylabel("Separation gap $g(\\alpha)$")
-
-
-def round_curves(
-    series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: bool = False, zero: bool | None = None
-) -> Figure:
-    """Draws quantities against communication rounds.
-
-    Args:
-      series: name -> (rounds [n], values [n]).
-      y_label: axis label with its unit.
-      log_y: logarithmic axis.
-      zero: a line at 0; None draws it where values lie on both sides.
-
-    Returns:
-      The figure, one paper column wide.
-
-    Raises:
-      ValueError: no series.
-    """
-    if not series:
-        raise ValueError("there is no series to draw; give at least one")
-    values = np.concatenate([np.asarray(column, np.float64) for _, column in series.values()])
-    with style():
-        figure = new_figure(SINGLE, 2.2)
-        axes = figure.subplots()
-        if zero if zero is not None else not log_y and np.nanmin(values) < 0 < np.nanmax(values):
-            axes.axhline(0, color="black", linewidth=0.6)
-        for index, (name, (rounds, column)) in enumerate(series.items()):
-            look = line_look(index)
-            axes.plot(rounds, column, label=name, color=look["color"], linestyle=look["linestyle"])
-        if log_y:
-            axes.set_yscale("log")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        axes.set_xlabel("Communication round")
-        axes.set_ylabel(y_label)
-        legend_above(figure, *axes.get_legend_handles_labels())
-    return figure
 
 
 def split_probability(
@@ -165,65 +146,11 @@ def split_probability(
     return figure
 
 
-def ordered_similarity(similarity: Any, labels: Any, group: Any | None = None) -> Figure:
-    """Draws a similarity matrix with the clients in the order of their clusters, lines between clusters.
-
-    Args:
-      similarity: f32[M, M], cosines.
-      labels: i32[M], clusters; clients with −1 are left out.
-      group: i32[M], true groups: orders within clusters, and is shown as a strip of colours.
-
-    Returns:
-      The figure, one paper column wide.
-
-    Raises:
-      ValueError: shapes that do not fit, or no client in a cluster.
-    """
-    similarity, labels = np.asarray(similarity, np.float64), np.asarray(labels)
-    if similarity.ndim != 2 or similarity.shape != (len(labels), len(labels)):
-        raise ValueError(f"similarity has shape {similarity.shape} for {len(labels)} labels; it must be [M, M]")
-    group = np.zeros(len(labels), int) if group is None else np.asarray(group)
-    if group.shape != labels.shape:
-        raise ValueError(f"group has shape {group.shape} and labels {labels.shape}; both must be [M]")
-    order = np.lexsort((np.arange(len(labels)), group, labels))
-    order = order[labels[order] >= 0]
-    if not len(order):
-        raise ValueError("no client has a cluster; there is nothing to order")
-    count, own = len(order), labels[order]
-    ends = np.flatnonzero(np.diff(own)) + 1
-    with style():
-        figure = new_figure(SINGLE, SINGLE * 0.85)
-        axes = figure.subplots()
-        image = axes.imshow(similarity[np.ix_(order, order)], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="none")
-        for end in ends:
-            axes.axhline(end - 0.5, color="black", linewidth=0.8)
-            axes.axvline(end - 0.5, color="black", linewidth=0.8)
-        starts = np.concatenate([[0], ends])
-        middles = (starts + np.concatenate([ends, [count]]) - 1) / 2
-        axes.set_xticks(middles, [f"cluster {own[start]}" if len(starts) <= 6 else str(own[start]) for start in starts])
-        axes.tick_params(length=0)
-        axes.grid(False)
-        axes.set_yticks(range(count), [str(client) for client in order] if count <= MOST_NAMED else [""] * count)
-        axes.set_ylabel("Client")
-        if len(np.unique(group[order])) > 1:
-            known = np.unique(group[order])
-            colors = dict(zip(known.tolist(), categorical_colors(len(known)), strict=True))
-            for place, client in enumerate(order):
-                axes.plot([count - 0.1] * 2, [place - 0.5, place + 0.5], color=colors[int(group[client])], linewidth=3)
-            axes.set_xlim(-0.5, count + 0.3)
-            axes.set_xlabel("Clients in the order of clusters; right: true group")
-        else:
-            axes.set_xlabel("Clients in the order of clusters")
-        axes.spines[:].set_visible(False)
-        figure.colorbar(image, ax=axes, shrink=0.85, label="Cosine similarity $\\alpha_{ij}$")
-    return figure
-
-
-def parameter_tree(tree: ParameterTree, group_names: Sequence[str] = (), group: Any | None = None) -> Figure:
+def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), group: Any | None = None) -> Figure:
     """Draws the parameter tree: a box a node, with its clients; edges say in which round it was split off.
 
     Args:
-      tree: from `fedjax_cluster.parameter_tree.parameter_tree`.
+      tree: from `fedjax_cluster.algorithms.cfl.parameter_tree`.
       group_names: what the true groups are called.
       group: i32[M], true groups; None leaves them out.
 

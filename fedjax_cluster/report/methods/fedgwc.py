@@ -1,20 +1,23 @@
-"""Pictures of FedGWC: interactions and affinity, their embedding, convergence, class distributions, rewards.
+"""Pictures of FedGWC: interactions and affinity, their embedding, convergence, and classes in the final clusters.
 
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
+Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_cluster.report.cluster_plots import client_features
+from fedjax_cluster.report.clusters import client_features
+from fedjax_cluster.report.curves import draw_line, round_axis
+from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_cluster, heat_map, without_diagonal
 from fedjax_cluster.report.style import (
-    COLORS,
+    DASHED,
     DOUBLE,
     NEUTRAL,
     SINGLE,
@@ -23,6 +26,72 @@ from fedjax_cluster.report.style import (
     new_figure,
     style,
 )
+from fedjax_cluster.types import Federation
+
+MOST_SPLITS = 4  # drawn one by one
+MOST_NAMED_CLUSTERS = 12
+FEWEST_EMBEDDED = 3  # clients
+
+
+def figures(run: FinishedRun) -> dict[str, Figure]:
+    """The pictures of a run of `fedgwc`.
+
+    `interaction_matrices` and `spectral_embedding` for each of the first four splits, of the clients that it divided:
+    the second split's names end in `_2`, and so on. Without a split they show the final state. `convergence` always;
+    for classification `class_distributions` of the final clusters.
+    """
+    splits = [event.content for event in run.events if (event.content["labels"] != event.content["previous"]).any()]
+    drawn: dict[str, Figure] = {}
+    for place, content in enumerate(splits[:MOST_SPLITS] or [run.algorithm.snapshot(jax.device_get(run.state))]):
+        ending = f"_{place + 1}" if place else ""
+        drawn |= {name + ending: figure for name, figure in _of_one_test(run, content).items()}
+    rounds = [event.round + 1 for event in run.events]
+    drawn["convergence"] = convergence(_known_averages(run), run.algorithm.tolerance, rounds)
+    info = run.federation.info
+    if info.task == "classification" and np.ndim(run.federation.train.y) == 2 and (run.labels >= 0).any():
+        drawn["class_distributions"] = class_distributions(_class_counts(run.federation), run.labels)
+    return drawn
+
+
+def _of_one_test(run: FinishedRun, content: Mapping[str, Any]) -> dict[str, Figure]:
+    """P, W and the embedding of the clients whose cluster was tested."""
+    index, _, group, names = shown_clients(run)
+    previous, labels = (np.asarray(content[name])[index] for name in ("previous", "labels"))
+    labels = np.where(previous == content["parent"], labels, -1)
+    if not (labels >= 0).any():
+        return {}
+    interactions, affinity = (np.asarray(content[name])[np.ix_(index, index)] for name in ("interactions", "affinity"))
+    drawn = {"interaction_matrices": interaction_matrices(interactions, affinity, labels, group)}
+    if (labels >= 0).sum() >= FEWEST_EMBEDDED:
+        drawn["spectral_embedding"] = spectral_embedding(affinity, labels, group, names)
+    return drawn
+
+
+def _known_averages(run: FinishedRun) -> dict[int, tuple[list[float], list[float]]]:
+    """Rounds done and running average of each cluster where these are known: 1 at its start, at a test, at the end."""
+    known: dict[int, tuple[list[float], list[float]]] = {0: ([0.0], [1.0])}
+
+    def note(cluster: int, at: int, *values: float) -> None:
+        rounds, averages = known.setdefault(cluster, ([], []))
+        rounds += [at] * len(values)
+        averages += values
+
+    for event in run.events:
+        parent, labels = int(event.content["parent"]), event.content["labels"]
+        # Afterwards it starts from 1 again; NaN breaks the line.
+        note(parent, event.round + 1, float(event.content["average"]), np.nan, 1.0)
+        for child in np.unique(labels[labels != event.content["previous"]]):
+            note(int(child), event.round + 1, 1.0)
+    averages = np.asarray(run.state.server.average)
+    for cluster in np.flatnonzero(np.asarray(run.state.clusters.active)):
+        note(int(cluster), len(run.history["round"]), float(averages[cluster]))
+    return known
+
+
+def _class_counts(federation: Federation) -> np.ndarray:
+    """i64[M, L]: training examples of each class."""
+    y, count, classes = np.asarray(federation.train.y), federation.train.num_examples, federation.info.num_classes
+    return np.stack([np.bincount(row[:n], minlength=classes) for row, n in zip(y, count, strict=True)])
 
 
 def interaction_matrices(interactions: Any, affinity: Any, labels: Any, group: Any | None = None) -> Figure:
@@ -38,49 +107,38 @@ def interaction_matrices(interactions: Any, affinity: Any, labels: Any, group: A
       The figure, two paper columns wide.
 
     Raises:
-      ValueError: matrices that are not both [M, M] for the M labels, or nobody in a cluster.
+      ValueError: matrices that are not both finite and [M, M] for the M labels, or nobody in a cluster.
     """
-    interactions, affinity, labels = np.asarray(interactions), np.asarray(affinity), np.asarray(labels)
-    for name, matrix in (("interactions", interactions), ("affinity", affinity)):
-        if matrix.shape != 2 * labels.shape:
-            raise ValueError(f"{name} has shape {matrix.shape}, but there are {len(labels)} labels; give [M, M]")
-    if not (labels >= 0).any():
-        raise ValueError("no client is in a cluster; there is nothing to draw")
-    inner = np.zeros_like(labels) if group is None else np.asarray(group)
-    order = np.lexsort((inner, labels))
-    order = order[labels[order] >= 0]
-    borders = np.flatnonzero(np.diff(labels[order])) + 1
+    labels = np.asarray(labels)
+    matrices = [
+        check_matrix(matrix, name, len(labels))
+        for name, matrix in (("interactions", interactions), ("affinity", affinity))
+    ]
+    kept, blocks = clients_by_cluster(labels, group)
     with style():
         figure = new_figure(DOUBLE, 2.9)
         panels = figure.subplots(1, 2)
-        panel = zip(panels, (interactions, affinity), ("Interaction $P_{ij}$", "Affinity $W_{ij}$"), strict=True)
-        for axes, matrix, name in panel:
-            shown = matrix[np.ix_(order, order)].astype(np.float64)
-            np.fill_diagonal(shown, np.nan)
-            _heat_map(figure, axes, shown, borders, name)
+        for axes, matrix, name in zip(panels, matrices, ("Interaction $P_{ij}$", "Affinity $W_{ij}$"), strict=True):
+            shown = without_diagonal(matrix[np.ix_(kept, kept)])
+            # A few extreme pairs would leave all others in one tone.
+            low, high = np.nanpercentile(shown, [1, 99]) if len(kept) > 1 else (0.0, 1.0)
+            image = heat_map(axes, shown, blocks, "white", cmap="viridis", vmin=low, vmax=max(high, low + 1e-6))
+            figure.colorbar(image, ax=axes, label=name, extend="both")
+            if len(blocks.values) <= MOST_NAMED_CLUSTERS:
+                for set_ticks in (axes.set_xticks, axes.set_yticks):
+                    set_ticks(blocks.middles, [str(value) for value in blocks.values])
+                axes.tick_params(length=0)
+            axes.set_xlabel("Client $j$, by cluster")
         panels[0].set_ylabel("Client $i$, by cluster")
     return figure
-
-
-def _heat_map(figure: Figure, axes: Axes, matrix: np.ndarray, borders: np.ndarray, name: str) -> None:
-    # A few extreme pairs would leave all others in one tone.
-    low, high = np.nanpercentile(matrix, [1, 99]) if len(matrix) > 1 else (0.0, 1.0)
-    drawn = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=max(high, low + 1e-6), interpolation="nearest")
-    for border in borders:
-        for line in (axes.axhline, axes.axvline):
-            line(border - 0.5, color="white", linewidth=1.0)
-    figure.colorbar(drawn, ax=axes, label=name, extend="both")
-    axes.set_xlabel("Client $j$, by cluster")
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
 
 
 def spectral_embedding(affinity: Any, labels: Any, group: Any | None = None, group_names: Sequence[str] = ()) -> Figure:
     """Draws the clients of one cluster in the plane of the affinity's second and third eigenvectors (Fig. 3).
 
     Args:
-      affinity: f32[M, M], W; rows of zeros are clients outside the cluster, who are left out.
-      labels: i32[M], what became of them.
+      affinity: f32[M, M], W.
+      labels: i32[M], the clusters that the clients were divided into; clients with −1 are left out.
       group: i32[M], true groups; None colours by cluster.
       group_names: what the groups are called.
 
@@ -88,54 +146,59 @@ def spectral_embedding(affinity: Any, labels: Any, group: Any | None = None, gro
       The figure, one paper column wide.
 
     Raises:
-      ValueError: matrices that are not [M, M] for the M labels, or fewer than three clients.
+      ValueError: an affinity that is not finite and [M, M] for the M labels, or fewer than three clients.
     """
-    affinity, labels = np.asarray(affinity, np.float64), np.asarray(labels)
-    if affinity.shape != 2 * labels.shape:
-        raise ValueError(f"affinity has shape {affinity.shape}, but there are {len(labels)} labels; give [M, M]")
-    inside = affinity.sum(1) > 0
-    if inside.sum() < 3:
+    labels = np.asarray(labels)
+    affinity, inside = check_matrix(affinity, "affinity", len(labels)), labels >= 0
+    if inside.sum() < FEWEST_EMBEDDED:
         raise ValueError(f"the affinity holds {inside.sum()} clients; a plane needs at least three")
     weights = affinity[np.ix_(inside, inside)] * (1 - np.eye(inside.sum()))
     root = 1 / np.sqrt(np.maximum(weights.sum(1), 1e-30))
     vectors = np.linalg.eigh(weights * root[:, None] * root[None])[1]
     points = (vectors * root[:, None])[:, [-2, -3]]
     points = points / np.abs(points).max()
-    return client_features(points, None if group is None else np.asarray(group)[inside], labels[inside], group_names)
+    figure = client_features(points, None if group is None else np.asarray(group)[inside], labels[inside], group_names)
+    figure.axes[0].set_xlabel("Second eigenvector of $W$")
+    figure.axes[0].set_ylabel("Third eigenvector of $W$")
+    return figure
 
 
-def convergence(rounds: Any, averages: Any, tolerance: float, splits: Sequence[int] = ()) -> Figure:
+def convergence(
+    averages: Mapping[int, tuple[Sequence[float], Sequence[float]]], tolerance: float, tests: Sequence[int] = ()
+) -> Figure:
     """Draws the running average of P's mean squared change in each cluster against rounds (Fig. 4).
 
     Args:
-      rounds: i32[n].
-      averages: f32[n, K]; NaN where a cluster does not exist.
+      averages: cluster -> (rounds done [n], running averages [n]), NaN where the line is to break; it is straight
+        between rounds in which the average is known.
       tolerance: ε, drawn as a dashed line.
-      splits: rounds of splits, drawn as dotted lines.
+      tests: rounds of splits and of refused ones, drawn as dotted lines.
 
     Returns:
       The figure, one paper column wide.
 
     Raises:
-      ValueError: other lengths, or no value above 0.
+      ValueError: lists of different lengths, or no value above 0.
     """
-    rounds, averages = np.asarray(rounds), np.asarray(averages, np.float64)
-    if averages.ndim != 2 or len(averages) != len(rounds):
-        raise ValueError(f"averages has shape {averages.shape}; it must be [{len(rounds)}, K], one row per round")
-    if not (averages > 0).any():
+    for cluster, (rounds, values) in averages.items():
+        if len(rounds) != len(values):
+            raise ValueError(
+                f"cluster {cluster} has {len(rounds)} rounds and {len(values)} averages; give one for each"
+            )
+    lines = {cluster: np.asarray(line, np.float64) for cluster, line in averages.items()}
+    if not any((line[1] > 0).any() for line in lines.values()):
         raise ValueError("no average is above 0; there is nothing to draw on a logarithmic scale")
     with style():
         figure = new_figure(SINGLE, 2.1)
         axes = figure.subplots()
-        for cluster in np.flatnonzero(np.isfinite(averages).any(0)):
-            look = {**line_look(int(cluster)), "marker": "None"}
-            axes.plot(rounds, averages[:, cluster], label=f"Cluster {cluster}", **look)
-        axes.axhline(tolerance, color=NEUTRAL, linestyle=(0, (4, 2)), linewidth=0.8, label="Tolerance $\\epsilon$")
-        for number, split in enumerate(splits):
+        for cluster, (rounds, values) in lines.items():
+            axes.plot(rounds, values, label=f"Cluster {cluster}", **line_look(cluster))
+        axes.axhline(tolerance, color=NEUTRAL, linestyle=DASHED, linewidth=0.8, label=r"Tolerance $\epsilon$")
+        for place, test in enumerate(tests):
             dotted = {"color": NEUTRAL, "linestyle": ":", "linewidth": 0.8}
-            axes.axvline(split, label=None if number else "Split", **dotted)
+            axes.axvline(test, label="_" if place else "Split", zorder=1, **dotted)
         axes.set_yscale("log")
-        axes.set_xlabel("Communication round")
+        round_axis(axes)
         axes.set_ylabel("Mean squared change of $P$")
         legend_above(figure, *axes.get_legend_handles_labels())
     return figure
@@ -186,51 +249,13 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
         left.set_ylabel("Cluster (clients)")
         left.grid(False)
         left.tick_params(length=0)
-        for number, cluster in enumerate(clusters):
-            own = 100 * ranked[labels == cluster]
-            middle, spread = own.mean(0), own.std(0)
-            rank = np.arange(1, classes + 1)
-            right.plot(rank, middle, label=f"Cluster {cluster}", **line_look(number))
-            right.fill_between(
-                rank, middle - spread, middle + spread, color=COLORS[number % len(COLORS)], alpha=0.15, linewidth=0
-            )
+        rank = np.arange(1, classes + 1)
+        for place, cluster in enumerate(clusters):
+            members = 100 * ranked[labels == cluster]
+            mean, deviation, label = members.mean(0), members.std(0), f"Cluster {cluster}"
+            draw_line(right, rank, mean, deviation, place, len(clusters), label=label, highest=100.0)
         right.set_xlabel("Rank of the class within a client")
         right.set_ylabel("Share of examples (%)")
         right.set_ylim(bottom=0)
         legend_above(figure, *right.get_legend_handles_labels())
-    return figure
-
-
-def reward_mechanism(losses: Any, rewards: Any) -> Figure:
-    """Draws a cohort's losses over its local steps, with the clients of the highest and the lowest reward (Fig. 1).
-
-    Args:
-      losses: f32[C, S], of one round's cohort.
-      rewards: f32[C].
-
-    Returns:
-      The figure, one paper column wide.
-
-    Raises:
-      ValueError: other lengths, or fewer than two clients.
-    """
-    losses, rewards = np.asarray(losses, np.float64), np.asarray(rewards, np.float64)
-    if losses.ndim != 2 or rewards.shape != losses.shape[:1] or len(losses) < 2:
-        raise ValueError(f"losses has shape {losses.shape}, rewards {rewards.shape}; give [C, S] and [C] with C ≥ 2")
-    steps = np.arange(1, losses.shape[1] + 1)
-    mean, deviation = losses.mean(0), losses.std(0, ddof=1)
-    with style():
-        figure = new_figure(SINGLE, 2.2)
-        axes = figure.subplots()
-        axes.fill_between(steps, mean - deviation, mean + deviation, color=COLORS[5], alpha=0.25, linewidth=0)
-        others = np.argsort(rewards)[1:-1]
-        axes.plot(steps, losses[others].T, color=NEUTRAL, linewidth=0.5, alpha=0.5)
-        axes.plot(steps, mean, color=COLORS[0], linestyle=(0, (4, 2)), label=r"Cohort mean $m_s \pm \sigma_s$")
-        for client, name, look in ((np.argmax(rewards), "Highest", 2), (np.argmin(rewards), "Lowest", 1)):
-            label = rf"{name} reward, $\omega$ = {rewards[client]:.2f}"
-            axes.plot(steps, losses[client], **{**line_look(look), "linestyle": "-"}, label=label)
-        axes.set_xticks(steps)
-        axes.set_xlabel("Local step $s$")
-        axes.set_ylabel("Mini-batch loss")
-        legend_above(figure, *axes.get_legend_handles_labels())
     return figure

@@ -1,4 +1,4 @@
-"""Pictures of one-shot clustering: the dissimilarities of clients, the search for α, and the tree of merges.
+"""Pictures of FLAG and PACFL: the dissimilarities of clients, the search for α, and the dendrogram.
 
 Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
 """
@@ -11,25 +11,65 @@ from typing import Any
 import numpy as np
 import scipy.cluster.hierarchy
 import scipy.spatial.distance
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, MaxNLocator, MultipleLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
+from fedjax_cluster.clustering.linkage import LINKAGES
+from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.similarity_matrix import blocks_of, check_matrix, heat_map, without_diagonal
 from fedjax_cluster.report.style import (
     COLORS,
+    DASHED,
     DOUBLE,
+    LOG_TICKS,
     NEUTRAL,
     SINGLE,
-    categorical_colors,
     legend_above,
     new_figure,
     style,
+    ticks_at,
+    value_colors,
 )
 
-LINKAGES = ("average", "single", "complete")
 BARS = "#BBD3E6"
+MOST_NAMED_GROUPS = 12
+
+
+def figures(run: FinishedRun) -> dict[str, Figure]:
+    """The pictures of a run of `flag`, or of `pacfl`, of which there is only the dendrogram.
+
+    FLAG: `dissimilarity_matrices`, `dendrogram`, and `threshold_search` where α was searched for. None for a run
+    without an event, or in which fewer than two clients were compared.
+    """
+    if not run.events:
+        return {}
+    content, algorithm = run.events[0].content, run.algorithm
+    one_shot = "angles" not in content
+    distance = content["proximity" if one_shot else "angles"]
+    # Who joined later, or sent infinities, was compared with nobody: 0 to all would look like everybody.
+    compared = np.flatnonzero((content["labels"] >= 0) & (distance.any(1) | ~distance.any()))
+    if len(compared) < 2:
+        return {}
+    pairs = np.ix_(compared, compared)
+    names = run.federation.info.group_names
+    group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[compared]
+    common = {"linkage": algorithm.linkage, "group": group, "group_names": names}
+    if not one_shot:
+        label = "Angle at which clusters merge (degrees)"
+        return {"dendrogram": dendrogram(distance[pairs], threshold=algorithm.threshold, label=label, **common)}
+    chosen, thresholds, accuracy = int(content["chosen"]), content["thresholds"], content["accuracy"]
+    data, gradient = content["data"][pairs], content["gradient"][pairs]
+    drawn = {
+        "dissimilarity_matrices": dissimilarity_matrices(data, gradient, distance[pairs], group, names),
+        "dendrogram": dendrogram(distance[pairs], threshold=float(thresholds[chosen]), **common),
+    }
+    if np.isfinite(accuracy).any():
+        count, elbow = content["num_clusters"], int(content["elbow"])
+        drawn["threshold_search"] = threshold_search(thresholds, accuracy, count, chosen, elbow)
+    return drawn
 
 
 def dissimilarity_matrices(
@@ -50,27 +90,30 @@ def dissimilarity_matrices(
     Raises:
       ValueError: matrices that are not square, finite and of one size, or a group of another length.
     """
-    matrices = [np.asarray(matrix, np.float64) for matrix in (data, gradient, proximity)]
-    for name, matrix in zip(("data", "gradient", "proximity"), matrices, strict=True):
-        _check_square(matrix, name, len(matrices[0]))
-    order, ends, middles, names = _by_group(group, len(matrices[0]), group_names)
+    count = len(np.asarray(data))
+    matrices = [
+        check_matrix(matrix, name, count)
+        for name, matrix in (("data", data), ("gradient", gradient), ("proximity", proximity))
+    ]
+    if group is not None and np.shape(group) != (count,):
+        raise ValueError(f"group has shape {np.shape(group)}, but the matrices have {count} clients")
+    blocks = blocks_of(np.zeros(count, int) if group is None else np.asarray(group))
     titles = ("Data $V$", "Gradients $G$", "Proximity $A$")
     units = ("weighted angle (degrees)", "angle (degrees)", "scaled, without unit")
     with style():
         figure = new_figure(DOUBLE, 3.0)
         panels = figure.subplots(1, 3, sharey=True)
         for axes, matrix, title, unit in zip(panels, matrices, titles, units, strict=True):
-            # The diagonal is 0 by definition and would stretch the scale.
-            shown = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)[np.ix_(order, order)]
-            image = axes.imshow(shown, cmap="viridis", interpolation="nearest", vmin=0.0)
+            image = heat_map(axes, without_diagonal(matrix), blocks, "white", cmap="viridis", vmin=0.0)
             axes.set_title(title)
-            axes.grid(False)
-            axes.spines[:].set_visible(False)
-            for end in ends[:-1]:
-                axes.axhline(end - 0.5, color="white", linewidth=0.6)
-                axes.axvline(end - 0.5, color="white", linewidth=0.6)
             figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=30, label=unit)
-            _client_ticks(axes, middles, names, len(matrix))
+            if group is not None and len(blocks.values) <= MOST_NAMED_GROUPS:
+                axes.set_xticks([])
+                axes.set_yticks(blocks.middles, [group_name(value, group_names) for value in blocks.values])
+                axes.tick_params(axis="y", length=0)
+            else:
+                axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+                axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         panels[0].set_ylabel("Client" if group is None else "Client, by true group")
     return figure
 
@@ -84,14 +127,14 @@ def threshold_search(
       thresholds: f32[T], descending.
       accuracy: f32[T] in [0, 1]; NaN where no model was trained.
       num_clusters: i32[T].
-      chosen: place of the α that was taken.
-      elbow: place of the elbow, where its clusters may not have fitted; None is `chosen`.
+      chosen: index of the α that was taken.
+      elbow: index of the elbow, which is not taken where it gives more clusters than there are slots; None is `chosen`.
 
     Returns:
       The figure, one paper column wide; α falls from left to right.
 
     Raises:
-      ValueError: lengths that differ, or a place that there is not.
+      ValueError: lengths that differ, or `chosen` out of range.
     """
     alpha, mean, count = (np.asarray(values, np.float64) for values in (thresholds, accuracy, num_clusters))
     if alpha.ndim != 1 or not alpha.shape == mean.shape == count.shape or not len(alpha):
@@ -110,10 +153,7 @@ def threshold_search(
         bars.set_yscale("log")
         most = count.max()
         bars.set_ylim(0.8, 1.6 * most)
-        marks = [mark for mark in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if mark <= 1.6 * most]
-        bars.yaxis.set_major_locator(FixedLocator(marks))
-        bars.yaxis.set_minor_locator(NullLocator())
-        bars.set_yticklabels([str(mark) for mark in marks])
+        ticks_at(bars.yaxis, [tick for tick in LOG_TICKS if tick <= 1.6 * most])
         bars.set_ylabel("Number of clusters")
         bars.yaxis.set_label_position("right")
         bars.yaxis.tick_right()
@@ -173,8 +213,7 @@ def dendrogram(
     Raises:
       ValueError: a matrix that is not square and finite, fewer than two clients, an unknown linkage.
     """
-    matrix = np.asarray(distance, np.float64)
-    _check_square(matrix, "distance", len(matrix))
+    matrix = check_matrix(distance, "distance", len(distance))
     if len(matrix) < 2:
         raise ValueError("distance has a single client; a tree needs at least two")
     if linkage not in LINKAGES:
@@ -196,22 +235,15 @@ def dendrogram(
         top = 1.05 * max(merges[:, 2].max(), 0.0 if threshold is None else threshold)
         low = 0.0
         if group is not None:
-            group = np.asarray(group)
             low = -0.09 * top
-            known = [int(value) for value in np.unique(group)]
-            colors = dict(zip(known, categorical_colors(len(known)), strict=True))
+            colors = value_colors(group)
             for place, client in enumerate(drawing["leaves"]):
-                axes.axvspan(place - 0.5, place + 0.5, 0.012, 0.062, color=colors[int(group[client])], linewidth=0)
-            handles = [Patch(color=colors[value], label=_name(value, group_names)) for value in known]
+                color = colors[int(np.asarray(group)[client])]
+                axes.axvspan(place - 0.5, place + 0.5, 0.012, 0.062, color=color, linewidth=0)
+            handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
         if threshold is not None:
-            (line,) = axes.plot(
-                [-0.5, len(matrix) - 0.5],
-                [threshold, threshold],
-                color="black",
-                linestyle=(0, (5, 2)),
-                label=f"cut at {threshold:g}",
-            )
-            handles.append(line)
+            ends = [-0.5, len(matrix) - 0.5]
+            handles += axes.plot(ends, 2 * [threshold], color="black", linestyle=DASHED, label=f"cut at {threshold:g}")
         axes.set_xlim(-0.5, len(matrix) - 0.5)
         axes.set_ylim(low, top)
         axes.set_xticks([])
@@ -221,47 +253,3 @@ def dendrogram(
         axes.set_ylabel(label)
         legend_above(figure, handles, [handle.get_label() for handle in handles])
     return figure
-
-
-# ------------------------------------------------------------------------------------------------- parts
-
-
-def _by_group(
-    group: Any | None, count: int, group_names: Sequence[str]
-) -> tuple[np.ndarray, list[int], list[float], list[str]]:
-    """The clients' order, where each group ends, where its middle is, and its name."""
-    if group is None:
-        return np.arange(count), [], [], []
-    group = np.asarray(group)
-    if group.shape != (count,):
-        raise ValueError(f"group has shape {group.shape}, but the matrices have {count} clients")
-    order = np.argsort(group, kind="stable")
-    values, sizes = np.unique(group, return_counts=True)
-    ends = np.cumsum(sizes)
-    middles = (ends - sizes / 2 - 0.5).tolist()
-    return order, ends.tolist(), middles, [_name(int(value), group_names) for value in values]
-
-
-def _client_ticks(axes: Axes, middles: Sequence[float], names: Sequence[str], count: int) -> None:
-    if middles and len(middles) <= 12:
-        axes.set_xticks([])
-        axes.set_yticks(middles, names)
-        axes.tick_params(axis="y", length=0)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_ylim(count - 0.5, -0.5)
-
-
-def _name(group: int, names: Sequence[str]) -> str:
-    if group < 0:
-        return "unknown"
-    return names[group] if group < len(names) else f"group {group}"
-
-
-def _check_square(matrix: np.ndarray, name: str, size: int) -> None:
-    if matrix.ndim != 2 or matrix.shape != (size, size) or not size:
-        raise ValueError(f"{name} has shape {matrix.shape}; all matrices must be [M, M] of the same clients")
-    if not np.isfinite(matrix).all():
-        raise ValueError(f"{name} has entries that are not finite; leave out the clients that were not compared")

@@ -8,9 +8,9 @@ from matplotlib.collections import LineCollection
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
-from fedjax_cluster.report import plots
-from fedjax_cluster.report.methods import flag as flag_plots
-from fedjax_cluster.report.pages import METHOD_FIGURES
+from fedjax_cluster.clustering.linkage import LINKAGES
+from fedjax_cluster.report import style
+from fedjax_cluster.report.methods import flag
 
 GROUP = np.array([1, 0, 1, 0, 2, 2])
 NAMES = ("rain", "sun", "snow")
@@ -23,7 +23,7 @@ def distances(seed=0):
 
 def test_matrices_are_ordered_by_true_group():
     matrices = [distances(seed) for seed in range(3)]
-    figure = flag_plots.dissimilarity_matrices(*matrices, GROUP, NAMES)
+    figure = flag.dissimilarity_matrices(*matrices, GROUP, NAMES)
     order = [1, 3, 0, 2, 4, 5]
     for axes, matrix in zip(figure.axes[:3], matrices, strict=True):
         shown = axes.get_images()[0].get_array()
@@ -36,13 +36,13 @@ def test_matrices_are_ordered_by_true_group():
 
 
 def test_without_groups_clients_keep_their_order():
-    figure = flag_plots.dissimilarity_matrices(*[distances()] * 3)
+    figure = flag.dissimilarity_matrices(*[distances()] * 3)
     assert figure.axes[0].get_ylabel() == "Client"
     assert not figure.axes[0].get_lines()
 
 
 def test_search_shows_accuracy_clusters_and_the_elbow(tmp_path):
-    figure = flag_plots.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1)
+    figure = flag.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1)
     bars, axes = figure.axes
     assert [patch.get_height() for patch in bars.patches] == [1, 4, 100]
     line, ring = axes.get_lines()
@@ -50,24 +50,24 @@ def test_search_shows_accuracy_clusters_and_the_elbow(tmp_path):
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (0.5, 90)
     left, right = bars.get_xlim()
     assert left > right
-    assert plots.save(figure, tmp_path / "search.png").stat().st_size > 5000
+    assert style.save(figure, tmp_path / "search.png").stat().st_size > 5000
 
 
 def test_what_was_taken_is_called_the_elbow_only_where_it_is():
     for elbow, name in ((None, "elbow"), (1, "elbow"), (2, "taken")):
-        figure = flag_plots.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1, elbow)
+        figure = flag.threshold_search([1.0, 0.5, 0.0], [0.4, 0.9, 0.8], [1, 4, 100], 1, elbow)
         assert figure.axes[1].get_lines()[1].get_label() == f"{name}, α = 0.5"
 
 
 def test_search_without_accuracies_has_no_elbow():
-    figure = flag_plots.threshold_search([0.6], [np.nan], [3], 0)
+    figure = flag.threshold_search([0.6], [np.nan], [3], 0)
     assert len(figure.axes[1].get_lines()) == 1
 
 
-@pytest.mark.parametrize("linkage", flag_plots.LINKAGES)
+@pytest.mark.parametrize("linkage", LINKAGES)
 def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
     distance = distances()
-    figure = flag_plots.dendrogram(distance, threshold=3.0, linkage=linkage, group=GROUP, group_names=NAMES)
+    figure = flag.dendrogram(distance, threshold=3.0, linkage=linkage, group=GROUP, group_names=NAMES)
     (axes,) = figure.axes
     (tree,) = [item for item in axes.collections if isinstance(item, LineCollection)]
     heights = sorted(path.vertices[:, 1].max() for path in tree.get_paths())
@@ -82,7 +82,7 @@ def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
 
 def test_the_strip_of_groups_stays_beneath_the_tree_of_a_high_cut():
     distance = distances()
-    (axes,) = flag_plots.dendrogram(distance, threshold=100 * distance.max(), group=GROUP).axes
+    (axes,) = flag.dendrogram(distance, threshold=100 * distance.max(), group=GROUP).axes
     strip = max(patch.get_window_extent().y1 for patch in axes.patches)
     assert strip <= axes.transData.transform((0, 0))[1]
 
@@ -91,13 +91,13 @@ def test_the_strip_of_groups_stays_beneath_the_tree_of_a_high_cut():
 def test_a_finished_run_is_drawn_from_what_was_harvested(searched, monkeypatch):
     """The seventh client has no examples, the eighth joined later, and the ninth sent infinities: no distances."""
     drawn = []
-    tree = flag_plots.dendrogram
+    tree = flag.dendrogram
 
     def drawing(distance, **options):
         drawn.append(distance)
         return tree(distance, **options)
 
-    monkeypatch.setattr(flag_plots, "dendrogram", drawing)
+    monkeypatch.setattr(flag, "dendrogram", drawing)
     padded = np.zeros((9, 9))
     padded[:6, :6] = distances()
     labels = np.array([0, 0, 0, 1, 1, 1, -1, -1, 0])
@@ -116,29 +116,30 @@ def test_a_finished_run_is_drawn_from_what_was_harvested(searched, monkeypatch):
             group=np.append(GROUP, [-1, 0, 1]),
             info=SimpleNamespace(group_names=NAMES),
         ),
-        algorithm=SimpleNamespace(config={"linkage": "average", "threshold": 3.0}),
+        algorithm=SimpleNamespace(linkage="average", threshold=3.0),
+        labels=labels,
         events=(SimpleNamespace(content=content),),
     )
     expected = {"dissimilarity_matrices", "dendrogram"} | ({"threshold_search"} if searched else set())
-    assert set(METHOD_FIGURES["flag"](result)) == expected
+    assert set(flag.figures(result)) == expected
     result.events = (SimpleNamespace(content={"angles": padded, "labels": labels}),)
-    assert set(METHOD_FIGURES["pacfl"](result)) == {"dendrogram"}
+    assert set(flag.figures(result)) == {"dendrogram"}
     for distance in drawn:
         np.testing.assert_array_equal(distance, distances())
     result.events = ()
-    assert METHOD_FIGURES["flag"](result) == {}
+    assert flag.figures(result) == {}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: flag_plots.dissimilarity_matrices(distances(), np.ones((5, 5)), distances()), "gradient has shape"),
-        (lambda: flag_plots.dissimilarity_matrices(*[np.full((2, 2), np.nan)] * 3), "not finite"),
-        (lambda: flag_plots.dissimilarity_matrices(*[distances()] * 3, GROUP[:4]), "6 clients"),
-        (lambda: flag_plots.threshold_search([1.0], [0.5, 0.6], [1], 0), "same length"),
-        (lambda: flag_plots.threshold_search([1.0], [0.5], [1], 3), "chosen is 3"),
-        (lambda: flag_plots.dendrogram(np.zeros((1, 1))), "single client"),
-        (lambda: flag_plots.dendrogram(distances(), linkage="ward"), "linkage is 'ward'"),
+        (lambda: flag.dissimilarity_matrices(distances(), np.ones((5, 5)), distances()), "gradient has shape"),
+        (lambda: flag.dissimilarity_matrices(*[np.full((2, 2), np.nan)] * 3), "not finite"),
+        (lambda: flag.dissimilarity_matrices(*[distances()] * 3, GROUP[:4]), "6 clients"),
+        (lambda: flag.threshold_search([1.0], [0.5, 0.6], [1], 0), "same length"),
+        (lambda: flag.threshold_search([1.0], [0.5], [1], 3), "chosen is 3"),
+        (lambda: flag.dendrogram(np.zeros((1, 1))), "single client"),
+        (lambda: flag.dendrogram(distances(), linkage="ward"), "linkage is 'ward'"),
     ],
 )
 def test_mistakes_are_named(call, message):

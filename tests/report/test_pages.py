@@ -5,11 +5,9 @@ from PIL import Image
 
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
-from fedjax_cluster.files import write_json
-from fedjax_cluster.report import cluster_plots, plots
-from fedjax_cluster.report import pages as run_page
+from fedjax_cluster.report import clusters, curves, pages
+from fedjax_cluster.report.methods import cfl_gp
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import write_history
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
@@ -76,17 +74,17 @@ def given(monkeypatch):
         monkeypatch.setattr(module, name, note)
 
     for module, name in (
-        (plots, "learning_curves"),
-        (plots, "singular_values"),
-        (cluster_plots, "client_features"),
-        (cluster_plots, "group_by_cluster"),
+        (curves, "learning_curves"),
+        (cfl_gp, "singular_values"),
+        (clusters, "client_features"),
+        (clusters, "group_by_cluster"),
     ):
         spy(module, name)
     return calls
 
 
 def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
-    written = run_page.write_plots(tmp_path, make_result())
+    written = pages.write_plots(tmp_path, make_result())
     assert sorted(path.name for path in written) == ALL
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ALL, "and nothing is left half written"
     for path in written:
@@ -105,7 +103,7 @@ def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
 
 def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given):
     result = make_result()
-    run_page.write_plots(tmp_path, result)
+    pages.write_plots(tmp_path, result)
     (values,), options = given["singular_values"]
     profile = np.asarray(result.state.clients.profile).reshape(CAPACITY, -1)
     np.testing.assert_allclose(values, np.linalg.svd(profile, compute_uv=False)[:5], rtol=1e-3, atol=1e-3)
@@ -123,20 +121,12 @@ def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given)
     ],
 )
 def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
-    assert sorted(path.name for path in run_page.write_plots(tmp_path, make_result(**options))) == names
+    assert sorted(path.name for path in pages.write_plots(tmp_path, make_result(**options))) == names
 
 
-def test_curves_are_drawn_from_saved_files(make_history, tmp_path, given):
+def test_curves_are_drawn_from_a_history_alone(make_history, tmp_path, given):
     history = make_history()
-    write_json(tmp_path / "config.json", {"identity": {"algorithm": "ifca"}, "experiment": None})
-    write_history(tmp_path / "metrics.csv", history)
-    (path,) = run_page.write_plots(str(tmp_path))
+    (path,) = pages.write_plots(str(tmp_path), {"ifca": history})
     assert path == tmp_path / "plots" / "learning_curves.png"
     (histories,), _ = given["learning_curves"]
-    np.testing.assert_allclose(histories["ifca"]["accuracy"], history["accuracy"], rtol=1e-6)
-
-
-def test_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is not a run directory"):
-        run_page.write_plots(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert histories == {"ifca": history}

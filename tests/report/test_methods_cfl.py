@@ -6,7 +6,7 @@ import pytest
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.algorithms.cfl.parameter_tree import parameter_tree
-from fedjax_cluster.report.methods import cfl as split_plots
+from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
 
@@ -30,7 +30,7 @@ def watched(make_history):
 
 
 def test_splits_are_marked_in_both_panels_where_clusters_became_more(make_history, check_layout):
-    figure = split_plots.split_history(watched(make_history))
+    figure = pictures.split_history(watched(make_history))
     accuracy, gaps = figure.axes
     for axes in (accuracy, gaps):
         marks = [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1]
@@ -45,35 +45,13 @@ def test_splits_are_marked_in_both_panels_where_clusters_became_more(make_histor
 
 
 def test_without_gaps_there_is_one_panel(make_history, check_layout):
-    figure = split_plots.split_history(make_history())
+    figure = pictures.split_history(make_history())
     assert len(figure.axes) == 1
     check_layout(figure)
-    with pytest.raises(ValueError, match="no accuracy"):
-        split_plots.split_history({**make_history(), "accuracy": np.full(20, np.nan)})
-
-
-def test_similarities_stand_in_the_order_of_clusters(check_layout):
-    labels = np.asarray([1, 0, 1, 0, -1, 0])
-    similarity = np.where(labels[:, None] == labels, 0.8, -0.4)
-    figure = split_plots.ordered_similarity(similarity, labels, group=[1, 0, 1, 2, 0, 0])
-    axes = figure.axes[0]
-    expected = np.kron([[1, 0], [0, 1]], np.ones((3, 3)))[:5, :5]
-    assert (np.asarray(axes.images[0].get_array()) > 0).tolist() == (expected > 0).tolist()
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "5", "3", "0", "2"]
-    check_layout(figure)
-
-
-@pytest.mark.parametrize(
-    ("similarity", "labels", "group", "message"),
-    [
-        (np.eye(3), np.zeros(2), None, "must be \\[M, M\\]"),
-        (np.eye(2), np.zeros(2), np.zeros(3), "both must be"),
-        (np.eye(2), np.full(2, -1), None, "no client has a cluster"),
-    ],
-)
-def test_what_cannot_be_ordered_is_refused(similarity, labels, group, message):
-    with pytest.raises(ValueError, match=message):
-        split_plots.ordered_similarity(similarity, labels, group)
+    with pytest.raises(ValueError, match="no history has an accuracy"):
+        pictures.split_history(
+            make_history(columns=dict.fromkeys(("accuracy", "test_loss", "loss"), np.full(20, np.nan)))
+        )
 
 
 @functools.cache
@@ -84,7 +62,7 @@ def grown():
 
 
 def test_the_tree_names_every_node(check_layout):
-    figure = split_plots.parameter_tree(grown(), ("one", "two", "three"), np.arange(12) % 3)
+    figure = pictures.parameter_tree(grown(), ("one", "two", "three"), np.arange(12) % 3)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert sum(text.startswith("cluster") for text in texts) == 3
     assert sum("4 clients" in text for text in texts) == 3
@@ -93,13 +71,8 @@ def test_the_tree_names_every_node(check_layout):
     check_layout(figure)
 
 
-def test_curves_and_chances(check_layout):
-    figure = split_plots.round_curves({"a": ([1, 2], [0.5, -0.5]), "b": ([1, 2], [0.1, 0.2])}, "Gap")
-    assert lines_of(figure.axes[0])["a"][1].tolist() == [0.5, -0.5]
-    check_layout(figure)
-    with pytest.raises(ValueError, match="no series"):
-        split_plots.round_curves({}, "Gap")
-    figure = split_plots.split_probability([2, 5], [0.0, 0.5, 1.0], np.eye(3)[:2], [0.7, 0.2])
+def test_chances_are_drawn_over_distributions_and_noise(check_layout):
+    figure = pictures.split_probability([2, 5], [0.0, 0.5, 1.0], np.eye(3)[:2], [0.7, 0.2])
     check_layout(figure)
     with pytest.raises(ValueError, match="chance has shape"):
-        split_plots.split_probability([2, 5], [0.0, 0.5], np.eye(3))
+        pictures.split_probability([2, 5], [0.0, 0.5], np.eye(3))

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fedjax_cluster.report import cluster_plots, style
+from fedjax_cluster.report import clusters as pictures
+from fedjax_cluster.report import style
 
 RNG = np.random.default_rng(0)
 
@@ -34,7 +35,7 @@ def drawn(axes):
 )
 def test_panels_show_the_leading_features(rank, axis_labels, check_layout):
     features = RNG.normal(size=(12, rank))
-    figure = cluster_plots.client_features(features, np.arange(12) % 3, np.arange(12) % 4)
+    figure = pictures.client_features(features, np.arange(12) % 3, np.arange(12) % 4)
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes] == axis_labels
     assert figure.get_figwidth() == (style.SINGLE if rank <= 2 else style.DOUBLE)
     columns = {1: [(0, None)], 2: [(0, 1)], 3: [(0, 1), (0, 2)], 6: [(0, 1), (2, 3)]}[rank]
@@ -50,7 +51,7 @@ def test_panels_show_the_leading_features(rank, axis_labels, check_layout):
 def test_colour_is_the_group_and_marker_the_cluster(check_layout):
     features = np.stack([np.arange(6.0), np.zeros(6)], 1)
     group, labels = np.asarray([0, 0, 1, 1, 2, -1]), np.asarray([3, 3, 3, 1, 1, -1])
-    figure = cluster_plots.client_features(features, group, labels, ("0°", "90°"))
+    figure = pictures.client_features(features, group, labels, ("0°", "90°"))
     points, shapes = drawn(figure.axes[0])
     colors = [points[float(client), 0.0] for client in range(6)]
     assert colors[0] == colors[1]
@@ -63,16 +64,16 @@ def test_colour_is_the_group_and_marker_the_cluster(check_layout):
 
 def test_more_clusters_than_markers_are_told_apart_by_their_numbers(check_layout):
     labels = np.arange(40) % 20
-    figure = cluster_plots.client_features(np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 5, labels)
+    figure = pictures.client_features(np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 5, labels)
     assert drawn(figure.axes[0])[1] == 20
     assert legend_texts(figure)[-2:] == ["Cluster", "as numbered"]
     check_layout(figure)
-    by_cluster = cluster_plots.client_features(np.arange(60.0).reshape(60, 1), None, np.arange(60) % 30)
+    by_cluster = pictures.client_features(np.arange(60.0).reshape(60, 1), None, np.arange(60) % 30)
     assert legend_texts(by_cluster) == ["Cluster", "as numbered"]
 
 
 def test_the_legend_of_many_groups_takes_several_columns(check_layout):
-    figure = cluster_plots.client_features(np.arange(60.0).reshape(60, 1), np.arange(60) % 30, np.arange(60) % 2)
+    figure = pictures.client_features(np.arange(60.0).reshape(60, 1), np.arange(60) % 30, np.arange(60) % 2)
     assert len(legend_texts(figure)) == 1 + 30 + 2 + 2
     assert figure.get_figheight() < 4
     check_layout(figure)
@@ -81,7 +82,7 @@ def test_the_legend_of_many_groups_takes_several_columns(check_layout):
 def test_legend_shows_what_is_drawn():
     """The legend's colour of a group, and its marker of a cluster, are those of the points."""
     features = np.asarray([[0.0, 0.0], [1.0, 1.0]])
-    figure = cluster_plots.client_features(features, [0, 1], [0, 1], ("a", "b"))
+    figure = pictures.client_features(features, [0, 1], [0, 1], ("a", "b"))
     points, _ = drawn(figure.axes[0])
     handles = dict(zip(legend_texts(figure), figure.legends[0].legend_handles, strict=True))
     assert to_hex(handles["a"].get_color()) == points[0.0, 0.0]
@@ -91,7 +92,7 @@ def test_legend_shows_what_is_drawn():
 
 
 def test_without_groups_colour_and_marker_are_the_cluster(check_layout):
-    figure = cluster_plots.client_features(np.asarray([[0.0, 0], [1, 0], [2, 0]]), None, [0, 1, 1])
+    figure = pictures.client_features(np.asarray([[0.0, 0], [1, 0], [2, 0]]), None, [0, 1, 1])
     points, shapes = drawn(figure.axes[0])
     assert points[1.0, 0.0] == points[2.0, 0.0] != points[0.0, 0.0]
     assert shapes == 2
@@ -103,19 +104,19 @@ def test_without_groups_colour_and_marker_are_the_cluster(check_layout):
 @pytest.mark.parametrize("rank", [2, 4])
 def test_eight_groups_and_eight_clusters_keep_a_readable_legend(name, rank, check_layout):
     features, group, labels = RNG.normal(size=(64, rank)), np.arange(64) % 8, np.arange(64) // 8
-    figure = cluster_plots.client_features(features, group, labels, [name.format(45 * g) for g in range(8)])
+    figure = pictures.client_features(features, group, labels, [name.format(45 * g) for g in range(8)])
     assert len(set(drawn(figure.axes[0])[0].values())) == 8
     assert drawn(figure.axes[0])[1] == 8
     check_layout(figure)
 
 
 def test_distances_are_true():
-    figure = cluster_plots.client_features(RNG.normal(size=(9, 2)) * [1, 10], None, np.arange(9) % 2)
+    figure = pictures.client_features(RNG.normal(size=(9, 2)) * [1, 10], None, np.arange(9) % 2)
     assert figure.axes[0].get_aspect() == 1.0
 
 
 def test_many_groups_and_clients_can_be_drawn(check_layout):
-    figure = cluster_plots.client_features(RNG.normal(size=(1000, 2)), np.arange(1000) % 20, np.arange(1000) % 15)
+    figure = pictures.client_features(RNG.normal(size=(1000, 2)), np.arange(1000) % 20, np.arange(1000) % 15)
     assert len(set(drawn(figure.axes[0])[0].values())) == 20
     check_layout(figure)
 
@@ -132,13 +133,13 @@ def test_many_groups_and_clients_can_be_drawn(check_layout):
 )
 def test_features_that_do_not_fit_are_refused(features, group, labels, message):
     with pytest.raises(ValueError, match=message):
-        cluster_plots.client_features(features, group, labels)
+        pictures.client_features(features, group, labels)
 
 
 def test_table_counts_clients_of_each_group_in_each_cluster(check_layout):
     group = np.asarray([0, 0, 0, 2, 2, -1])
     labels = np.asarray([1, 1, 4, 4, -1, 0])
-    figure = cluster_plots.group_by_cluster(group, labels, ("0°", "90°", "180°"))
+    figure = pictures.group_by_cluster(group, labels, ("0°", "90°", "180°"))
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0°", "180°"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "none"]
@@ -158,7 +159,7 @@ def test_counts_fit_their_cells_and_stand_out(groups, clusters, check_layout):
     # Cubes and squares of random numbers make cells of all shades.
     group, labels = (np.random.default_rng(seed).uniform(size=20_000) for seed in (1, 2))
     group, labels = (groups * group**3).astype(int), (clusters * labels**2).astype(int)
-    figure = cluster_plots.group_by_cluster(group, labels, names)
+    figure = pictures.group_by_cluster(group, labels, names)
     check_layout(figure)
     (axes,) = figure.axes
     renderer = figure.canvas.get_renderer()
@@ -173,6 +174,6 @@ def test_counts_fit_their_cells_and_stand_out(groups, clusters, check_layout):
 
 def test_table_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"group has shape \(2,\) and labels \(1,\)"):
-        cluster_plots.group_by_cluster([0, 1], [0])
+        pictures.group_by_cluster([0, 1], [0])
     with pytest.raises(ValueError, match="no client has a true group"):
-        cluster_plots.group_by_cluster([-1, -1], [0, 1])
+        pictures.group_by_cluster([-1, -1], [0, 1])

@@ -1,0 +1,150 @@
+"""Pictures of single results: bars, and ours next to a paper's values.
+
+Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
+from fedjax_cluster.report.style import (
+    COLORS,
+    DOUBLE,
+    NEUTRAL,
+    SINGLE,
+    STEPS,
+    legend_above,
+    line_look,
+    new_figure,
+    plain_marker,
+    style,
+    wrapped,
+)
+
+
+def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[float], label: str) -> Figure:
+    """Draws horizontal bars from zero, each with its value and an error bar.
+
+    Args:
+      names: of the n bars, from top to bottom.
+      means: [n], NaN where there is no result.
+      deviations: [n] standard deviations, NaN where there is none.
+      label: what the bars show, with its unit.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: no bars, or lists of different lengths.
+    """
+    heights, errors = np.asarray(means, np.float64), np.nan_to_num(np.asarray(deviations, np.float64))
+    if not len(names) or heights.shape != (len(names),) or errors.shape != heights.shape:
+        raise ValueError(
+            f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
+        )
+    rows = np.arange(len(names))
+    with style():
+        figure = new_figure(SINGLE, 0.5 + 0.27 * len(names))
+        axes = figure.subplots()
+        axes.barh(rows, heights, height=0.62, color=COLORS[0])
+        known = errors > 0
+        axes.errorbar(heights[known], rows[known], xerr=errors[known], fmt="none", ecolor="black", elinewidth=0.9)
+        for row, height, error in zip(rows, heights, errors, strict=True):
+            end = max(0.0, height + error) if is_known(height) else 0.0
+            axes.annotate(_three_digits(height), (end, row), (3, 0), textcoords="offset points", va="center_baseline")
+        axes.margins(x=0.14)
+        axes.set_yticks(rows, [wrapped(method_name(name), 22) for name in names])
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.grid(False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=STEPS))
+        axes.set_xlabel(label)
+    return figure
+
+
+def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
+    """Draws ours next to the paper's values: filled and hollow markers with error bars of one standard deviation.
+
+    Markers rather than bars from zero: what matters are tenths of a point at 87 %.
+
+    Args:
+      rows: a recipe's table; each metric becomes a panel, each column of the table a band, each row a colour.
+
+    Returns:
+      The figure: one paper column wide for one metric, two columns for more.
+
+    Raises:
+      ValueError: no rows, or not a single value.
+    """
+    check_rows(rows)
+    metrics, columns, methods = (
+        list(dict.fromkeys(values)) for values in zip(*((row.metric, row.column, row.row) for row in rows), strict=True)
+    )
+    # In a table of one column the methods are the bands; otherwise they lie within each column's band.
+    by_method = len(columns) == 1
+    bands = methods if by_method else columns
+    inside = 1 if by_method else len(methods)
+    step = 0.8 / inside
+    with style():
+        figure = new_figure(SINGLE if len(metrics) == 1 else DOUBLE, 0.55 + len(bands) * (0.12 + 0.2 * inside))
+        panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+        for axes, metric in zip(panels, metrics, strict=True):
+            for row in (row for row in rows if row.metric == metric):
+                index = methods.index(row.row)
+                offset = 0.0 if by_method else (index - (inside - 1) / 2) * step
+                _draw_row(axes, row, bands.index(row.row if by_method else row.column) + offset, step, index)
+            for band in range(1, len(bands), 2):
+                axes.axhspan(band - 0.5, band + 0.5, color="#F5F5F5", zorder=0, linewidth=0)
+            axes.set_xlabel(metric)
+            axes.grid(False, axis="y")
+            axes.tick_params(axis="y", length=0)
+            axes.xaxis.set_major_locator(MaxNLocator(7, steps=STEPS))
+        panels[0].set_yticks(range(len(bands)), [wrapped(method_name(band), 18) for band in bands])
+        panels[0].set_ylim(len(bands) - 0.5, -0.5)
+        _row_legend(figure, rows, [] if by_method else methods)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _draw_row(axes: Axes, row: PaperRow, y: float, step: float, index: int) -> None:
+    look = line_look(index)
+    common: dict[str, Any] = {"color": look["color"], "fmt": look["marker"], "elinewidth": 0.9, "linestyle": "none"}
+    for value, deviation, shift, face in (
+        (row.ours, row.ours_std, -0.2, look["color"]),
+        (row.paper, row.paper_std, 0.2, "white"),
+    ):
+        if is_known(value):
+            error = deviation if is_known(deviation) and deviation > 0 else None
+            axes.errorbar(value, y + shift * step, xerr=error, markerfacecolor=face, zorder=4, **common)
+
+
+def _row_legend(figure: Figure, rows: Sequence[PaperRow], methods: Sequence[str]) -> None:
+    """Methods by colour and marker where there are several; filled is ours, hollow the paper's."""
+    named = methods if len(methods) > 1 else ()
+    handles = [Line2D([], [], **{**line_look(index), "linestyle": "none"}) for index in range(len(named))]
+    labels = [method_name(method) for method in named]
+    for label, face, values in (
+        ("ours", NEUTRAL, [row.ours for row in rows]),
+        ("paper", "white", [row.paper for row in rows]),
+    ):
+        if any(is_known(value) for value in values):
+            handles.append(plain_marker(face))
+            labels.append(label)
+    legend_above(figure, handles, labels, lines=False)
+
+
+def _three_digits(value: float) -> str:
+    if not is_known(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"

@@ -1,0 +1,77 @@
+"""Pictures of CFL-GP: the singular values of the clients' gradient profiles, and the clients at their features.
+
+Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_cluster.algorithms.cfl_gp import profiles
+from fedjax_cluster.report import clusters
+from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.style import COLORS, DASHED, NEUTRAL, SINGLE, legend_above, new_figure, style
+
+FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is seen
+
+
+def figures(run: FinishedRun) -> dict[str, Figure]:
+    """The pictures of a run of `cfl_gp`: `client_features` and `singular_values`; none before the first update."""
+    if not np.asarray(run.state.clients.updates).any():
+        return {}
+    index, labels, group, names = shown_clients(run)
+    _, num_clusters, width = run.state.clients.profile.shape
+    rank = min(len(index), num_clusters * width, max(2 * num_clusters, FEWEST_SINGULAR_VALUES))
+    features, values = (np.asarray(part) for part in profiles.client_features(run.state, rank))
+    # K-means sees the first K features; two make a picture.
+    shown = features[index, : max(num_clusters, 2)]
+    return {
+        "client_features": clusters.client_features(shown, group, labels, names),
+        "singular_values": singular_values(values, chosen=min(num_clusters, rank)),
+    }
+
+
+def singular_values(values: Any, chosen: int | None = None) -> Figure:
+    """Draws singular values in descending order and marks the largest gap between neighbours.
+
+    The gap is a difference, as in CFL-GP's App. G and `clustering.largest_gaps`.
+
+    Args:
+      values: f32[r].
+      chosen: K, the clusters in use, marked as well.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: values not finite, negative or not descending; `chosen` beyond them.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"singular values have shape {values.shape}; give [r], at least one")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError("singular values must be finite and not negative")
+    if (np.diff(values) > 1e-6 * values.max()).any():
+        raise ValueError("singular values are not in descending order; sort them")
+    if chosen is not None and not 1 <= chosen <= len(values):
+        raise ValueError(f"chosen is {chosen}, but there are {len(values)} singular values; give 1 to that")
+    with style():
+        figure = new_figure(SINGLE, 2.0)
+        axes = figure.subplots()
+        axes.plot(np.arange(1, len(values) + 1), values, color=COLORS[0], marker="o")
+        if len(values) > 1:
+            gap = int(np.argmax(values[:-1] - values[1:])) + 1
+            axes.axvspan(gap, gap + 1, color="#F3E3B5", linewidth=0, zorder=0, label=f"largest gap, after {gap}")
+        if chosen is not None:
+            axes.axvline(chosen, color=NEUTRAL, linestyle=DASHED, linewidth=0.8, zorder=1, label=f"K = {chosen}")
+        axes.set_xlim(0.5, len(values) + 0.5)
+        axes.set_ylim(0, 1.08 * values.max() if values.any() else 1)
+        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+        axes.set_xlabel("Index of the singular value")
+        axes.set_ylabel("Singular value")
+        legend_above(figure, *axes.get_legend_handles_labels())
+    return figure

@@ -1,0 +1,138 @@
+"""Pictures of matrices over pairs of clients: similarities, and what FedGWC and FLAG draw in the same way.
+
+`similarity_matrix` returns a `matplotlib.figure.Figure` and neither shows nor saves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Patch, Rectangle
+
+from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.style import SINGLE, legend_above, new_figure, style, value_colors
+
+MOST_NAMED = 40  # clients whose indices stand at the axis
+MOST_SPELLED = 5  # clusters that are called "cluster 3", beyond "3"
+
+
+def similarity_matrix(
+    similarity: Any,
+    labels: Any,
+    group: Any | None = None,
+    group_names: Sequence[str] = (),
+    label: str = "Cosine similarity $\\alpha_{ij}$",
+) -> Figure:
+    """Draws a similarity matrix with the clients in the order of their clusters, lines between clusters.
+
+    Args:
+      similarity: f32[M, M], in [−1, 1].
+      labels: i32[M], clusters; clients with −1 are left out.
+      group: i32[M], true groups: orders within clusters, and is shown as a strip of colours; None leaves it out.
+      group_names: what the groups are called; "group 3" where there is no name.
+      label: of the colour bar.
+
+    Returns:
+      The figure, one paper column wide.
+
+    Raises:
+      ValueError: shapes that do not fit, entries that are not finite, or no client in a cluster.
+    """
+    labels = np.asarray(labels)
+    similarity = check_matrix(similarity, "similarity", len(labels))
+    kept, blocks = clients_by_cluster(labels, group)
+    count = len(kept)
+    with style():
+        figure = new_figure(SINGLE, 0.85 * SINGLE)
+        axes = figure.subplots()
+        image = heat_map(axes, similarity[np.ix_(kept, kept)], blocks, "black", cmap="RdBu_r", vmin=-1, vmax=1)
+        figure.colorbar(image, ax=axes, shrink=0.85, label=label)
+        name = "cluster {}" if len(blocks.values) <= MOST_SPELLED else "{}"
+        axes.set_xticks(blocks.middles, [name.format(value) for value in blocks.values])
+        order = kept[blocks.order]
+        axes.set_yticks(range(count), order.astype(str) if count <= MOST_NAMED else [""] * count)
+        axes.tick_params(length=0)
+        axes.set_xlabel("Clients in the order of clusters")
+        axes.set_ylabel("Client")
+        if group is not None:
+            own = np.asarray(group)[order]
+            colors = value_colors(own)
+            strip = 0.025 * count  # wide
+            for place, value in enumerate(own):
+                corner = count - 0.5 + strip, place - 0.5
+                axes.add_patch(Rectangle(corner, 1.5 * strip, 1.0, color=colors[int(value)], linewidth=0))
+            axes.set_xlim(-0.5, count - 0.5 + 2.5 * strip)
+            handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
+            legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)
+    return figure
+
+
+class Blocks(NamedTuple):
+    """An order of clients in which those with equal values stand together."""
+
+    order: np.ndarray  # i64[n]
+    borders: np.ndarray  # between one block and the next, in units of clients
+    middles: np.ndarray  # of the blocks, in units of clients
+    values: np.ndarray  # of the blocks
+
+
+def blocks_of(values: np.ndarray, within: np.ndarray | None = None) -> Blocks:
+    """Orders clients by their values, those with equal values by `within` and then by index.
+
+    >>> blocks_of(np.asarray([1, 0, 1])).order.tolist()
+    [1, 0, 2]
+    """
+    order = np.lexsort((np.zeros_like(values) if within is None else within, values))
+    found, sizes = np.unique(values, return_counts=True)
+    ends = np.cumsum(sizes)
+    return Blocks(order, ends[:-1] - 0.5, ends - sizes / 2 - 0.5, found)
+
+
+def clients_by_cluster(labels: np.ndarray, group: Any | None) -> tuple[np.ndarray, Blocks]:
+    """The clients in a cluster, i64[n], and their order: by cluster, within it by true group.
+
+    Raises:
+      ValueError: a group of another shape than the labels, or no client in a cluster.
+    """
+    if group is not None and np.shape(group) != labels.shape:
+        raise ValueError(f"group has shape {np.shape(group)} and labels {labels.shape}; both must be [M]")
+    kept = np.flatnonzero(labels >= 0)
+    if not len(kept):
+        raise ValueError("no client has a cluster; there is nothing to draw")
+    return kept, blocks_of(labels[kept], None if group is None else np.asarray(group)[kept])
+
+
+def check_matrix(matrix: Any, name: str, size: int) -> np.ndarray:
+    """The matrix in float64.
+
+    Raises:
+      ValueError: its shape is not [size, size], or it has entries that are not finite.
+    """
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.shape != (size, size) or not size:
+        raise ValueError(f"{name} has shape {matrix.shape}; it must be [M, M] for the same {size} clients")
+    if not np.isfinite(matrix).all():
+        raise ValueError(f"{name} has entries that are not finite; leave out the clients that were not compared")
+    return matrix
+
+
+def without_diagonal(matrix: np.ndarray) -> np.ndarray:
+    """The matrix with a diagonal of NaN, which is not drawn: known by definition, it would stretch the scale."""
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+
+
+def heat_map(axes: Axes, matrix: np.ndarray, blocks: Blocks, line_color: str, **options: Any) -> AxesImage:
+    """Draws a matrix [n, n] in the order of blocks with lines between them; `options` are those of `imshow`."""
+    shown = matrix[np.ix_(blocks.order, blocks.order)]
+    image = axes.imshow(shown, interpolation="nearest", **options)
+    for border in blocks.borders:
+        axes.axhline(border, color=line_color, linewidth=0.8)
+        axes.axvline(border, color=line_color, linewidth=0.8)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    return image
