@@ -100,7 +100,12 @@ def page(record: dict[str, Any]) -> str:
         notes = [
             textwrap.fill(f"- {note}", 120, subsequent_indent="  ", break_on_hyphens=False) for note in paper["notes"]
         ]
-        parts += [f"## {paper['title']}", f"{paper['reference']}.", "\n".join(table), "\n".join(notes)]
+        parts += [
+            f"## {paper['title']}",
+            textwrap.fill(f"{paper['reference']}.", 120),
+            "\n".join(table),
+            "\n".join(notes),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

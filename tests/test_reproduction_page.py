@@ -1,6 +1,7 @@
 """The page of reproduced figures: it is what its command writes, and takes up what `reproduce` leaves."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -55,6 +56,25 @@ def test_every_row_stands_once_and_belongs_to_a_paper(committed):
     keys = [reproduction.key(row) for row in committed["rows"]]
     assert len(set(keys)) == len(keys)
     assert {row["paper"] for row in committed["rows"]} == set(committed["papers"])
+
+
+# The figures that README.md shows.
+HEADLINES = (
+    ("cfl-gp-table10", "CFL-GP: accuracy (%)", "C=32"),
+    ("cfl-rotated", "CFL: best within five rounds (%)", "half turned by 180°"),
+    ("gradient-loss-mnist", "λ = 0.2: runs that reach it (%)", ""),
+    ("fedgwc-domains", "FedGWC, counted rate, centred (ours): Rand index", "MNIST blur"),
+    ("flag-lenet5-by-label", "FLAG: accuracy, mean of the last 4 evaluations (%)", "ρ=20 %, α′=1"),
+    ("flag-tables-2-3", "FLAG: accuracy (%)", "ρ=30 %, α′=0.25"),
+)
+
+
+@pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline[0])
+def test_the_readme_shows_figures_of_the_page(committed, headline):
+    (row,) = (row for row in committed["rows"] if reproduction.key(row) == headline)
+    (line,) = (line for line in reproduction.page({**committed, "rows": [row]}).splitlines() if headline[1] in line)
+    ours_and_the_papers = line.split(" | ", 2)[2]
+    assert ours_and_the_papers in (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_seeds_become_a_mean_and_the_samples_deviation():
