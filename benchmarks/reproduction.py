@@ -59,7 +59,7 @@ def merged(record: dict[str, Any], recipe: str, table: Sequence[dict[str, Any]])
             "seeds": new.get("seeds"),
             "paper_value": new.get("paper"),
             "paper_std": new.get("paper_std"),
-            "dataset": DATASETS.get(new.get("dataset") or "", new.get("dataset")),
+            "dataset": DATASETS.get(new.get("dataset"), new.get("dataset")) or None,
         }
         siblings = [place for place, old in enumerate(rows) if old["recipe"] == recipe]
         same = [place for place in siblings if key(rows[place]) == key(row)]
@@ -191,7 +191,10 @@ def main(directories: Sequence[str]) -> None:
     """Takes up the tables of `directories`, and writes the page."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     for directory in map(pathlib.Path, directories):
-        table = json.loads((directory / "table.json").read_text(encoding="utf-8"))
+        left = directory / "table.json"
+        if not left.is_file():
+            sys.exit(f"{left} is not there; `fedjax-cluster reproduce {directory.name}` leaves it")
+        table = json.loads(left.read_text(encoding="utf-8"))
         record = merged(record, directory.resolve().name.replace("_", "-"), table)
     write(record)
 
