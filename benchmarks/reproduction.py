@@ -49,6 +49,7 @@ def merged(record: dict[str, Any], recipe: str, table: Sequence[dict[str, Any]])
     rows = list(record["rows"])
     paper = paper_of(record, recipe)
     for new in table:
+        dataset = new.get("dataset", "")
         row = {
             "paper": paper,
             "recipe": recipe,
@@ -59,7 +60,7 @@ def merged(record: dict[str, Any], recipe: str, table: Sequence[dict[str, Any]])
             "seeds": new.get("seeds"),
             "paper_value": new.get("paper"),
             "paper_std": new.get("paper_std"),
-            "dataset": DATASETS.get(new.get("dataset"), new.get("dataset")) or None,
+            "dataset": DATASETS.get(dataset, dataset) or None,
         }
         siblings = [place for place, old in enumerate(rows) if old["recipe"] == recipe]
         same = [place for place in siblings if key(rows[place]) == key(row)]
