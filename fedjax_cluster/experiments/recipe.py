@@ -10,19 +10,28 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_cluster.experiments.config import MODELS, RunConfig
 from fedjax_cluster.experiments.runs import Outcome, compare
 from fedjax_cluster.files import write_json
 from fedjax_cluster.nn.flops import gradient_flops
+from fedjax_cluster.report import style, tables
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
 
-# Local steps of own-weight models on two cores; recipes' minutes are stated at this rate.
+NAN = float("nan")
+# Local training on two cores, one model a client; recipes' minutes are stated at this rate.
 FLOPS_PER_SECOND = 4.5e10
+# Data set -> shape of an image, classes, images.
+IMAGES = {"digits": ((8, 8), 10, 1797)} | dict.fromkeys(("mnist", "fashion_mnist"), ((28, 28), 10, 70_000))
+
+Changes = Mapping[str, Any]
+Printed = Mapping[str, tuple[float, float]]
+Outcomes = Mapping[tuple[str, str], Outcome]
+Shortening = Callable[[Sequence["Cell"]], tuple["Cell", ...]]
+Drawing = Callable[[Sequence["Cell"], Outcomes], Figure]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +48,25 @@ class Cell:
     row: str
     column: str
     config: RunConfig
-    paper: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    paper: Printed = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One metric of one cell: our result and the paper's, in the unit that `metric` names; NaN where there is none.
+
+    `seeds` counts the runs (or draws) behind ours, `dataset` names the data that they had.
+    """
+
+    row: str
+    column: str
+    metric: str
+    ours: float
+    ours_std: float = NAN
+    paper: float = NAN
+    paper_std: float = NAN
+    seeds: int = 1
+    dataset: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +81,11 @@ class Recipe:
       metrics: name in the summary -> (heading, factor): what the table shows.
       seeds: runs per cell.
       quick: the cells of the smaller version, run with one seed.
-      first_seed: of the runs; the reading says why where it is not 0.
+      figure: draws the cells and their outcomes, given by (row, column).
       full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
+      first_seed: of the runs; the reading says why where it is not 0.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
-      figure: draws the cells and their outcomes, given by (row, column).
     """
 
     name: str
@@ -68,7 +95,7 @@ class Recipe:
     metrics: Mapping[str, tuple[str, float]]
     seeds: int
     quick: tuple[Cell, ...]
-    figure: Callable[[Sequence[Cell], Mapping[tuple[str, str], Outcome]], Figure]
+    figure: Drawing
     full: tuple[Cell, ...] = ()
     first_seed: int = 0
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
@@ -94,7 +121,7 @@ class Study:
       seeds: draws or runs.
       minutes: expected on two cores.
       run: (seeds, quick) -> the table's rows and the figure.
-      quick: runs of the smaller version.
+      quick: draws or runs of the smaller version.
       cells: none; a study is no table of runs.
     """
 
@@ -113,31 +140,125 @@ class Study:
         return self.minutes * 60 * FLOPS_PER_SECOND
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One metric of one cell, ours beside the paper's."""
+# ------------------------------------------------------------------------------------------ writing recipes
 
-    row: str
-    column: str
-    metric: str
-    ours: float
-    ours_std: float
-    paper: float
-    paper_std: float
+
+def changed(config: RunConfig, **changes: Any) -> RunConfig:
+    """A configuration with changes; mappings of options are merged, those of another method or model dropped."""
+    merged = {
+        name: {**getattr(config, name), **value} if name.endswith("_options") else value
+        for name, value in changes.items()
+    }
+    for part in ("method", "model", "scenario"):
+        if merged.get(part, getattr(config, part)) != getattr(config, part):
+            merged[f"{part}_options"] = dict(changes.get(f"{part}_options", {}))
+    return dataclasses.replace(config, **merged)
+
+
+def varied(symbol: str, name: str, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The columns of a table over one setting, or one option of a part.
+
+    >>> varied("C", "clients", (8, 16))
+    {'C=8': {'clients': 8}, 'C=16': {'clients': 16}}
+    >>> varied("δ", "method_options.delta", (0.5,))
+    {'δ=0.5': {'method_options': {'delta': 0.5}}}
+    """
+    part, _, option = name.partition(".")
+    return {f"{symbol}={value:g}": {part: {option: value} if option else value} for value in values}
+
+
+def printed(**metrics: str) -> list[dict[str, tuple[float, float]]]:
+    """A row of a paper's table: for each metric its columns, `mean±std` or `mean`, `-` where there is none.
+
+    >>> printed(accuracy="86.8±0.35 87.2", adjusted_rand_index="1 -")
+    [{'accuracy': (86.8, 0.35), 'adjusted_rand_index': (1.0, nan)}, {'accuracy': (87.2, nan)}]
+    """
+    columns: list[dict[str, tuple[float, float]]] = []
+    for values in zip(*(text.split() for text in metrics.values()), strict=True):
+        parts = {name: value.partition("±") for name, value in zip(metrics, values, strict=True) if value != "-"}
+        columns.append({name: (float(mean), float(std or "nan")) for name, (mean, _, std) in parts.items()})
+    return columns
+
+
+def grid(
+    base: RunConfig,
+    rows: Mapping[str, Changes],
+    columns: Mapping[str, Changes],
+    paper: Mapping[str, Sequence[Printed]] | None = None,
+) -> tuple[Cell, ...]:
+    """Cells of a table: `base` with a row's and a column's changes; options are merged, not replaced."""
+    paper = paper or {}
+    return tuple(
+        Cell(row, column, changed(changed(base, **of_row), **of_column), paper[row][place] if row in paper else {})
+        for row, of_row in rows.items()
+        for place, (column, of_column) in enumerate(columns.items())
+    )
+
+
+def shortened(
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    paper: bool = False,
+    options: Mapping[str, Changes] | None = None,
+    **changes: Any,
+) -> Shortening:
+    """How the smaller version of a table comes about.
+
+    Args:
+      rows, columns: those that stay; None keeps all.
+      paper: whether the paper's values stay, although the runs are shorter.
+      options: method -> further options of that method alone.
+      **changes: settings of every run.
+
+    Returns:
+      A function from cells to the smaller version's cells.
+    """
+
+    def smaller(config: RunConfig) -> RunConfig:
+        further = (options or {}).get(config.method)
+        return changed(config, **changes, **({"method_options": further} if further else {}))
+
+    return lambda cells: tuple(
+        Cell(cell.row, cell.column, smaller(cell.config), cell.paper if paper else {})
+        for cell in cells
+        if (rows is None or cell.row in rows) and (columns is None or cell.column in columns)
+    )
+
+
+def table(
+    name: str,
+    title: str,
+    reading: str,
+    cells: tuple[Cell, ...],
+    *,
+    quick: Shortening,
+    light: Shortening | None = None,
+    **rest: Any,
+) -> Recipe:
+    """A recipe whose quick version, and with `light` everyday version, are shortenings of its cells.
+
+    Args:
+      name, title, reading, **rest: see `Recipe`.
+      cells: the table; with `light` that of --full.
+      quick: of the everyday version.
+      light: of `cells`, where these take too long for every day.
+    """
+    everyday = light(cells) if light else cells
+    return Recipe(name, title, reading, everyday, quick=quick(everyday), full=cells if light else (), **rest)
+
+
+# -------------------------------------------------------------------------------------------- how long one takes
 
 
 def run_flops(config: RunConfig) -> float:
-    """Training FLOPs of a run: those of its mini-batch gradients, and the method's own passes.
+    """Training FLOPs of a run: those of its mini-batch gradients, and the method's further passes.
 
     CFL-GP queries each client once more in every P-th round for as long as it clusters; IFCA adds K forward passes,
     a third of a step each; gradient-and-loss CFL K − 1 gradients; Per-FedAvg's steps take two gradients
     or four; CFL on full gradients passes over all examples once more; FLAG's and PACFL's clustering is left out.
     """
-    shape, classes, total = {
-        "digits": ((8, 8), 10, 1797),
-        "mnist": ((28, 28), 10, 70_000),
-        "fashion_mnist": ((28, 28), 10, 70_000),
-    }.get(config.dataset.split("+")[0], ((1,), 1, 0))
+    shape, classes, total = IMAGES.get(config.dataset.split("+")[0], ((1,), 1, 0))
     if config.scenario == "linear_regression":
         shape, classes = (1,), 0
     per_example = _gradient_flops(config.model, json.dumps(config.model_options), shape, classes, config.batch_size)
@@ -145,22 +266,22 @@ def run_flops(config: RunConfig) -> float:
     steps: float = config.local_steps or 1
     if config.local_epochs:
         steps = config.local_epochs * rows / config.batch_size
-    taking_part = config.rounds * config.clients * config.participation
-    own = taking_part * steps * config.batch_size * per_example
+    visits = config.rounds * config.clients * config.participation
+    training = visits * steps * config.batch_size * per_example
+    options = config.method_options
     if config.method == "cfl_gp":
-        every = config.method_options.get("every", 2)
-        stop = config.method_options.get("stop_after")
+        stop = options.get("stop_after")
         share = 1.0 if stop is None else min(1.0, 1.5 * stop / config.rounds)
-        return own * (1 + share / every)
+        return training * (1 + share / options.get("every", 2))
     if config.method == "ifca":
-        return own * (1 + int(config.clusters) / 3)
+        return training * (1 + int(config.clusters) / 3)
     if config.method == "gradient_loss":
-        return own * (1 + (int(config.clusters) - 1) / steps)
-    if config.method == "cfl" and config.method_options.get("similarity_of") == "gradients":
-        return own + taking_part * rows * per_example
+        return training * (1 + (int(config.clusters) - 1) / steps)
+    if config.method == "cfl" and options.get("similarity_of") == "gradients":
+        return training + visits * rows * per_example
     if config.method == "per_fedavg":
-        return own * (4 if config.method_options.get("variant") == "hessian-free" else 2)
-    return own
+        return training * (4 if options.get("variant") == "hessian-free" else 2)
+    return training
 
 
 @functools.cache
@@ -168,6 +289,9 @@ def _gradient_flops(model: str, options: str, shape: tuple[int, ...], classes: i
     """FLOPs of a mini-batch gradient per example; the model is traced once for all cells that have it."""
     info = DatasetInfo("", shape, classes, "classification" if classes else "regression")
     return gradient_flops(MODELS[model](**json.loads(options)), info, batch_size) / batch_size
+
+
+# ---------------------------------------------------------------------------------------------- carrying one out
 
 
 def reproduce(
@@ -178,13 +302,21 @@ def reproduce(
     seeds: int | None = None,
     directory: pathlib.Path,
 ) -> tuple[list[Row], dict[tuple[str, str], Outcome]]:
-    """Carries a recipe out: runs, table beside the paper's, figure; all left in `directory`.
+    """Carries a recipe out: runs, a table of our values and the paper's, a figure; all left in `directory`.
+
+    Args:
+      recipe: what to carry out.
+      quick: the smaller version, with one seed.
+      full: the version nearer to the paper's size.
+      seeds: runs per cell; None takes the recipe's.
+      directory: gets table.md, table.csv, table.json (the rows, see `Row`), figure.png and each run's summary.
+
+    Returns:
+      The table's rows, and the outcome of each cell by (row, column); a study has none.
 
     Raises:
       ValueError: fewer than one seed, a directory that holds other runs, or `full` where there is nothing fuller.
     """
-    from fedjax_cluster.report import plots, tables
-
     if full:
         if quick or isinstance(recipe, Study) or not recipe.full:
             why = "quick and full exclude each other" if quick else "it has no fuller version"
@@ -204,13 +336,12 @@ def reproduce(
         cells = recipe.quick if quick else recipe.cells
         for cell in cells:
             outcomes[cell.row, cell.column] = _run_cell(recipe, cell, count, directory / "runs")
-        rows = [row for cell in cells for row in _rows(recipe, cell, outcomes[cell.row, cell.column])]
-        figure = recipe.figure(cells, outcomes)
-    table = tables.recipe_table(recipe.title, rows)
-    table.print()
-    table.write(directory / "table.md", directory / "table.csv")
+        rows, figure = measured(cells, outcomes, recipe.metrics), recipe.figure(cells, outcomes)
+    shown = tables.recipe_table(recipe.title, rows)
+    shown.print()
+    shown.write(directory / "table.md", directory / "table.csv")
     write_json(directory / "table.json", [dataclasses.asdict(row) for row in rows])
-    plots.save(figure, directory / "figure.png")
+    style.save(figure, directory / "figure.png")
     print(f"left in {directory}")
     return rows, outcomes
 
@@ -234,48 +365,14 @@ def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -
     return outcome
 
 
-def _rows(recipe: Recipe, cell: Cell, outcome: Outcome) -> list[Row]:
+def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[Row]:
+    """The table of cells: a row for each of their metrics, name in the summary -> (heading, factor)."""
     rows = []
-    for name, (heading, factor) in recipe.metrics.items():
-        paper, paper_std = cell.paper.get(name, (np.nan, np.nan))
-        rows.append(
-            Row(
-                cell.row,
-                cell.column,
-                heading,
-                factor * outcome.mean(name),
-                factor * outcome.std(name),
-                paper,
-                paper_std,
-            )
-        )
+    for cell in cells:
+        outcome = outcomes[cell.row, cell.column]
+        dataset = "synthetic" if cell.config.scenario == "linear_regression" else cell.config.dataset
+        for name, (heading, factor) in metrics.items():
+            ours = factor * outcome.mean(name), factor * outcome.std(name)
+            paper = cell.paper.get(name, (NAN, NAN))
+            rows.append(Row(cell.row, cell.column, heading, *ours, *paper, len(outcome.summaries), dataset))
     return rows
-
-
-def grid(
-    base: RunConfig,
-    rows: Mapping[str, Mapping[str, Any]],
-    columns: Mapping[str, Mapping[str, Any]],
-    paper: Mapping[str, Sequence[Mapping[str, tuple[float, float]]]] | None = None,
-) -> tuple[Cell, ...]:
-    """Cells of a table: `base` with a row's and a column's changes; options are merged, not replaced."""
-    cells = []
-    for row, row_changes in rows.items():
-        for number, (column, column_changes) in enumerate(columns.items()):
-            config = changed(changed(base, row_changes), column_changes)
-            printed = {} if paper is None or row not in paper else paper[row][number]
-            cells.append(Cell(row, column, config, printed))
-    return tuple(cells)
-
-
-def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """A configuration with changes; mappings of options are merged."""
-    merged = {
-        name: {**getattr(config, name), **value} if name.endswith("_options") else value
-        for name, value in changes.items()
-    }
-    for part in ("method", "model", "scenario"):
-        if merged.get(part, getattr(config, part)) != getattr(config, part):
-            # Another method's or model's options mean nothing to this one.
-            merged[f"{part}_options"] = dict(changes.get(f"{part}_options", {}))
-    return dataclasses.replace(config, **merged)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Cell, Recipe, changed, grid
-from fedjax_cluster.experiments.runs import Outcome
+from fedjax_cluster.experiments.recipe import Cell, Changes, Drawing, Outcomes, Recipe, changed, grid, shortened, table
+from fedjax_cluster.recipes import figures
+from fedjax_cluster.report.curves import curves
 from fedjax_cluster.simulation.result import SimulationResult
-
-MLP = {"model": "mlp", "model_options": {"hidden": [512, 128]}}
-CNN = {"model": "cnn", "model_options": {"kernel_size": 3, "pool": [1, 2], "dense": [128], "padding": "VALID"}}
 
 BASE = RunConfig(
     method="ifca",
     scenario="class_overlap",
     dataset="mnist",
+    model="mlp",
+    model_options={"hidden": [512, 128]},
     clients=80,
     clusters=4,
     batch_size=64,
     learning_rate=0.1,
     examples_per_client=200,
     method_options={"score_on": "batch"},
-    **MLP,
 )
+CNN = {"model": "cnn", "model_options": {"kernel_size": 3, "pool": [1, 2], "dense": [128], "padding": "VALID"}}
 READING = (
     "The paper gives neither batch size nor learning rate: 64 and 0.1, one mini-batch gradient a round (Eq. 5). 200 "
     "examples per device, training and test, divided in the proportions of Fig. 2; ten outputs where Fig. 3 prints "
@@ -42,16 +42,11 @@ METRICS = {
 }
 
 
-def _weighted(weight: float, **options: Any) -> dict[str, Any]:
+def _weighted(weight: float, **options: Any) -> Changes:
     return {"method": "gradient_loss", "method_options": {"similarity_weight": weight, **options}}
 
 
-IFCA: dict[str, dict[str, Any]] = {"IFCA": {}}
-PINNED_IFCA = {"IFCA, pinned": _weighted(0.0)}
-PRINTED = {"λ = 0.2, printed sign": _weighted(0.2, sign="printed")}
-
-
-def _weights(*weights: float) -> dict[str, dict[str, Any]]:
+def _weights(*weights: float) -> dict[str, Changes]:
     return {f"λ = {weight}": _weighted(weight) for weight in weights}
 
 
@@ -63,110 +58,99 @@ def _measure(result: SimulationResult) -> Mapping[str, Any]:
     return {"reached": float(first is not None), "lowest_later_purity": later}
 
 
-def _figure(cells: Sequence[Cell], outcomes: Mapping[tuple[str, str], Outcome]) -> Figure:
+def _curves(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
     """The three curves of Fig. 4."""
-    from fedjax_cluster.report import panels
-
-    histories = {row: outcome.histories for (row, _), outcome in outcomes.items()}
-    return panels.curves(histories, ("purity", "loss", "accuracy"), log_rounds=True, levels={"purity": 0.9})
+    names = ("purity", "loss", "accuracy")
+    return curves(figures.histories(outcomes), names, log_rounds=True, levels={"purity": 0.9})
 
 
-def _first_rounds(cells: Sequence[Cell], outcomes: Mapping[tuple[str, str], Outcome]) -> Figure:
+def _first_rounds(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
     """Mean purity of many runs, and how many of them have arrived."""
-    from fedjax_cluster.report import panels
-
     arrived = "Share of runs at 0.9"
     histories = {
-        row: [{**history, arrived: (history["purity"] >= 0.9 - 1e-6).astype(float)} for history in outcome.histories]
-        for (row, _), outcome in outcomes.items()
+        row: [{**history, arrived: (history["purity"] >= 0.9 - 1e-6).astype(float)} for history in of_seeds]
+        for row, of_seeds in figures.histories(outcomes).items()
     }
-    return panels.curves(histories, ("purity", arrived), levels={"purity": 0.9}, bands=False)
+    return curves(histories, ("purity", arrived), levels={"purity": 0.9}, bands=False)
 
 
 def _recipe(
     name: str,
     title: str,
-    rows: Mapping[str, Mapping[str, Any]],
-    changes: Mapping[str, Any],
+    rows: Mapping[str, Changes],
+    changes: Changes,
     *,
     seeds: int,
     first_seed: int = 0,
     reading: str = "",
-    quick: Mapping[str, Any] | None = None,
-    figure: Callable[..., Figure] = _figure,
+    quick: Changes | None = None,
+    figure: Drawing = _curves,
 ) -> Recipe:
-    cells = grid(changed(BASE, changes), rows, {"": {}})
-    chosen = [cell for cell in cells if cell.row in ("IFCA", "λ = 0.2")]
     shorter = {"rounds": 12, "eval_every": 4, "examples_per_client": 100, **(quick or {})}
-    return Recipe(
-        name=name,
-        title=title,
-        reading=f"{READING} {reading}".strip(),
-        cells=cells,
+    return table(
+        name,
+        f"Gradient-and-loss CFL, {title}",
+        f"{READING} {reading}".strip(),
+        grid(changed(BASE, **changes), rows, {"": {}}),
         metrics=METRICS,
         seeds=seeds,
         first_seed=first_seed,
-        quick=tuple(Cell(cell.row, cell.column, changed(cell.config, shorter)) for cell in chosen),
+        quick=shortened(rows=("IFCA", "λ = 0.2"), **shorter),
         measure=_measure,
         figure=figure,
     )
 
 
-GRADIENT_LOSS_RECIPES = (
-    _recipe(
-        "gradient-loss-mnist",
-        "Gradient-and-loss CFL, Fig. 4(a): class-overlap MNIST, MLP, the first rounds of ten runs",
-        {**_weights(0.2, 0.1, 0.3, 0.4, 0.5), **IFCA, **PRINTED, **PINNED_IFCA},
-        {"rounds": 12, "eval_every": 4},
-        seeds=10,
-        figure=_first_rounds,
-    ),
-    _recipe(
-        "gradient-loss-mnist-late",
-        "Gradient-and-loss CFL, Fig. 4(a)–(c): class-overlap MNIST, MLP, 200 rounds",
-        {**_weights(0.2, 0.5), **IFCA},
-        {"rounds": 200, "eval_every": 10, "batch_size": 32},
-        seeds=2,
-        reading=(
-            "Mini-batches of 32 here. A client's cosine with its own cluster's last change falls from 0.38 (mean) at "
-            "round 50 to −0.12 at round 150, where the last step overshoots and the differences between clusters vary "
-            "by ±0.36: at λ = 0.5 that outweighs the small differences of loss, and pulls clients out of their "
-            "clusters after some 80 rounds."
-        ),
-    ),
-    _recipe(
-        "gradient-loss-mnist-stuck",
-        "Gradient-and-loss CFL, Fig. 4(a): class-overlap MNIST, MLP, 200 rounds of two runs in which IFCA gets stuck",
-        {**_weights(0.2), **IFCA},
-        {"rounds": 200, "eval_every": 20},
-        seeds=2,
-        first_seed=4,
-        reading=(
-            "Seeds 4 and 5, of the ten above: an initial model that no device likes best is left with none, and IFCA "
-            "stays at purity 0.75 for good. A pinned device keeps every model alive: λ = 0.2 takes 62 rounds on seed "
-            "4. IFCA's other late runs arrive, after 31 (seed 1) and 24 rounds (seed 8)."
-        ),
-    ),
-    _recipe(
-        "gradient-loss-mnist-cnn",
-        "Gradient-and-loss CFL, Fig. 4(d)–(f): class-overlap MNIST, CNN",
-        {**_weights(0.2), **IFCA},
-        {"rounds": 40, "eval_every": 5, **CNN, "batch_size": 32, "learning_rate": 0.05},
-        seeds=1,
-        reading=(
-            "Mini-batches of 32, a rate of 0.05 and 40 rounds, for a convolution's cost: it uses each weight hundreds "
-            "of times. With λ = 0.2 the clusters form at once and dissolve while the loss falls, and IFCA's fall "
-            "apart; at a rate of 0.1 earlier. With 8 and 16 channels λ = 0.2 stays between purity 0.5 and 0.8 from "
-            "round 50 to 240 (seed 0, accuracy 92.6 % in the end). Why was not measured: groups share six of eight "
-            "classes, so that a model some steps ahead may suit every device better than its own."
-        ),
-        quick={"rounds": 2, "eval_every": 2},
-    ),
-    _recipe(
-        "gradient-loss-fashion-mnist",
-        "Gradient-and-loss CFL, Fig. 5(a): class-overlap Fashion-MNIST, MLP",
-        {**_weights(0.2, 0.5), **IFCA},
-        {"dataset": "fashion_mnist", "rounds": 12, "eval_every": 4},
-        seeds=3,
-    ),
+IFCA: dict[str, Changes] = {"IFCA": {}}
+VARIANTS = {"λ = 0.2, printed sign": _weighted(0.2, sign="printed"), "IFCA, pinned": _weighted(0.0)}
+
+FIRST_ROUNDS = _recipe(
+    "gradient-loss-mnist",
+    "Fig. 4(a): class-overlap MNIST, MLP, the first rounds of ten runs",
+    {**_weights(0.2, 0.1, 0.3, 0.4, 0.5), **IFCA, **VARIANTS},
+    {"rounds": 12, "eval_every": 4},
+    seeds=10,
+    figure=_first_rounds,
+)
+LATE = _recipe(
+    "gradient-loss-mnist-late",
+    "Fig. 4(a)–(c): class-overlap MNIST, MLP, 200 rounds",
+    {**_weights(0.2, 0.5), **IFCA},
+    {"rounds": 200, "eval_every": 10, "batch_size": 32},
+    seeds=2,
+    reading="Mini-batches of 32 here. A client's cosine with its cluster's last change falls from 0.38 (mean) at "
+    "round 50 to −0.12 at round 150, where the last step overshoots and the differences between clusters vary "
+    "by ±0.36: at λ = 0.5 that outweighs the small differences of loss, and pulls clients out of their "
+    "clusters after some 80 rounds.",
+)
+STUCK = _recipe(
+    "gradient-loss-mnist-stuck",
+    "Fig. 4(a): class-overlap MNIST, MLP, 200 rounds of two runs in which IFCA gets stuck",
+    {**_weights(0.2), **IFCA},
+    {"rounds": 200, "eval_every": 20},
+    seeds=2,
+    first_seed=4,
+    reading="Seeds 4 and 5, of the ten above: an initial model that no device likes best is left with none, and IFCA "
+    "stays at purity 0.75 for good. A pinned device keeps every model alive: λ = 0.2 takes 62 rounds on seed "
+    "4. IFCA's other late runs arrive, after 31 (seed 1) and 24 rounds (seed 8).",
+)
+WITH_CNN = _recipe(
+    "gradient-loss-mnist-cnn",
+    "Fig. 4(d)–(f): class-overlap MNIST, CNN",
+    {**_weights(0.2), **IFCA},
+    {"rounds": 40, "eval_every": 5, **CNN, "batch_size": 32, "learning_rate": 0.05},
+    seeds=1,
+    reading="Mini-batches of 32, a rate of 0.05 and 40 rounds, for a convolution's cost: it uses each weight hundreds "
+    "of times. With λ = 0.2 the clusters form at once and dissolve while the loss falls, and IFCA's fall "
+    "apart; at a rate of 0.1 earlier. With 8 and 16 channels λ = 0.2 stays between purity 0.5 and 0.8 from "
+    "round 50 to 240 (seed 0, accuracy 92.6 % in the end). Why was not measured: groups share six of eight "
+    "classes, so that a model some steps ahead may suit every device better than its cluster's.",
+    quick={"rounds": 2, "eval_every": 2},
+)
+FASHION = _recipe(
+    "gradient-loss-fashion-mnist",
+    "Fig. 5(a): class-overlap Fashion-MNIST, MLP",
+    {**_weights(0.2, 0.5), **IFCA},
+    {"dataset": "fashion_mnist", "rounds": 12, "eval_every": 4},
+    seeds=3,
 )

@@ -1,0 +1,80 @@
+"""The figures that recipes of several papers share; each function returns a recipe's `figure`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_cluster.experiments.recipe import NAN, Cell, Drawing, Outcomes, measured
+from fedjax_cluster.report import curves
+from fedjax_cluster.report.bars import bars as draw_bars
+from fedjax_cluster.report.bars import bars_against_paper
+
+
+def sweep(
+    metric: str | Mapping[str, str],
+    x_label: str,
+    y_label: str,
+    factor: float = 1.0,
+    *,
+    log_x: bool = False,
+    zero_line: bool = False,
+) -> Drawing:
+    """A metric against the columns' values, a line per row, the paper's values as hollow markers.
+
+    Args:
+      metric: name in the summary; or legend -> name: a line per metric, without the paper's values, for a single row.
+      x_label, y_label: axis labels, with units.
+      factor: from the summary's unit to the axis'.
+      log_x: logarithmic axis.
+      zero_line: a line at 0.
+    """
+
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
+        rows, columns = (list(dict.fromkeys(names)) for names in zip(*outcomes, strict=True))
+        if isinstance(metric, str):
+            lines = {row: (row, metric) for row in rows}
+            paper = {row: [cell.paper.get(metric, (NAN,))[0] for cell in cells if cell.row == row] for row in rows}
+        else:
+            lines, paper = {label: (rows[0], name) for label, name in metric.items()}, {}
+
+        def line(row: str, name: str) -> tuple[list[float], list[float]]:
+            along = [outcomes[row, column] for column in columns]
+            return [factor * each.mean(name) for each in along], [factor * each.std(name) for each in along]
+
+        drawn = curves.sweep(
+            [float(column.rpartition("=")[2]) for column in columns],
+            {label: line(*where) for label, where in lines.items()},
+            x_label=x_label,
+            y_label=y_label,
+            log_x=log_x,
+            paper={row: values for row, values in paper.items() if np.isfinite(values).any()},
+        )
+        if zero_line:
+            drawn.axes[0].axhline(0, color="black", linewidth=0.6)
+        return drawn
+
+    return figure
+
+
+def bars(metric: str, label: str) -> Drawing:
+    """A bar per cell with the metric's mean and standard deviation."""
+
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
+        names = [f"{row}, {column}" if column else row for row, column in outcomes]
+        means, deviations = zip(*((each.mean(metric), each.std(metric)) for each in outcomes.values()), strict=True)
+        return draw_bars(names, means, deviations, label)
+
+    return figure
+
+
+def against_paper(metrics: Mapping[str, tuple[str, float]]) -> Drawing:
+    """Our values and the paper's: a panel per metric, a band per column, a colour per row."""
+    return lambda cells, outcomes: bars_against_paper(measured(cells, outcomes, metrics))
+
+
+def histories(outcomes: Outcomes) -> dict[str, tuple[dict[str, np.ndarray], ...]]:
+    """Row -> the histories of its seeds, for pictures over rounds of a table with one column."""
+    return {row: outcome.histories for (row, _), outcome in outcomes.items()}
