@@ -8,10 +8,11 @@ from fedjax_cluster.nn.pooling import avg_pool, max_pool
 from fedjax_cluster.nn.precision import mixed_precision
 from fedjax_cluster.nn.recurrent import lstm
 from fedjax_cluster.nn.residual import mobilenet_v2, resnet18
-from fedjax_cluster.nn.wrapping import from_flax
+from fedjax_cluster.nn.wrapping import Sized, from_flax
 
 __all__ = [
     "Conv",
+    "Sized",
     "avg_pool",
     "cnn",
     "convolution",

@@ -25,11 +25,12 @@ def csi_autoencoder(latent: int = 1024) -> Model:
     shared among clusters.
 
     Args:
-      latent: N_cl, numbers in the code of a matrix; the compression ratio is 2048 / latent for 32×32 matrices.
+      latent: N_cl, size of the code; 32×32 complex matrices are compressed 2048 / latent times.
 
     Returns:
-      A `Model` of x = y f32[N, 2, H, W], real and imaginary parts, with batch statistics; its metrics are "loss",
-      the mean squared error, and "nmse", the mean of ‖x − x̂‖²/‖x‖² (in dB: 10·log₁₀).
+      A `Model` of x = y f32[N, 2, H, W], real and imaginary parts, with batch statistics. Its metrics are "loss",
+      the mean squared error, and "nmse", the mean over examples of ‖x − x̂‖²/‖x‖²: a ratio, not in decibels
+      (10·log₁₀ of it is the NMSE in dB).
 
     Raises:
       ValueError: a latent size below 1.
@@ -67,7 +68,7 @@ class CsiAutoencoder(linen.Module):
 
 
 class Encoder(linen.Module):
-    """Three paths over the same image, side by side; f32[N, H, W, 2] → f32[N, latent]."""
+    """Three parallel paths over the same image; f32[N, H, W, 2] → f32[N, latent]."""
 
     latent: int
 
@@ -92,8 +93,8 @@ class Decoder(linen.Module):
         x = _dense(code, height * width * channels, "expansion").reshape(-1, *self.shape)
         x = leaky_relu(_normalized_conv(x, channels, (5, 5), train, "conv_0"))
         for i, features in enumerate(WIDTHS):
-            # NOTE: the paper names no normalisation in these blocks; they have it after every convolution, like the
-            # encoder and like CRNet (Lu et al., 2020), whose blocks they are. It ends in the last block's activation.
+            # NOTE: the paper mentions no normalisation in these blocks; here it follows every convolution, as in the
+            # encoder and in CRNet (Lu et al., 2020), whose blocks they are. The output is the last block's activation.
             tall = _path(x, features, ((3, 3), (1, 9), (9, 1)), train, f"block_{i}_tall")
             cross = _path(x, features, ((1, 5), (5, 1)), train, f"block_{i}_cross")
             both = jnp.concatenate([tall, cross], axis=-1)

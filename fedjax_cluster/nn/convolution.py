@@ -1,14 +1,14 @@
 """Convolution that stays fast when every client has its own weights.
 
-XLA's convolution is at its best on a CPU in one layout only, NHWC × HWIO → NHWC, even inside a loop over clients;
-the gradients that JAX derives from it have other layouts, and run 5 to 50 times slower there. Under `vmap` over
-clients' weights it becomes a grouped convolution, which is slow too. So convolution is a primitive of its own
-here. It is bilinear, and both of its transposes are again convolutions of this same kind:
+On a CPU, XLA's convolution is fast in one layout only, NHWC × HWIO → NHWC, even inside a loop over clients;
+the gradients that JAX derives from it use other layouts, and run 5 to 50 times slower. Under `vmap` over
+clients' weights it becomes a grouped convolution, which is slow too. So convolution is a primitive here.
+It is bilinear, and both of its transposes are convolutions of the same kind:
 
     dx = convolve(dy, kernel flipped, channels swapped),   dkernel = convolve(x with channels as batch, dy as kernel),
 
-so that gradients of any order, forward or reverse, keep to the one fast layout; and its batching rule knows which
-of the two operands has clients. `fedjax-cluster bench convolution` measures all of this.
+so that gradients of any order, forward or reverse, keep to the fast layout; and its batching rule knows which of the
+two operands has a client axis. `fedjax-cluster bench convolution` measures all of this.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Float
 
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.windows import (
@@ -30,6 +31,7 @@ from fedjax_cluster.nn.windows import (
     Window,
     explicit_padding,
     extents,
+    fitted,
     output_size,
     padded,
     pair,
@@ -40,27 +42,27 @@ from fedjax_cluster.nn.windows import (
 
 
 def convolution(
-    x: Array,
-    kernel: Array,
-    bias: Array | None = None,
+    x: Float[Array, "N H W C"],
+    kernel: Float[Array, "kh kw C//groups features"],
+    bias: Float[Array, " features"] | None = None,
     *,
     strides: int | Sequence[int] = 1,
     padding: Padding = "SAME",
     kernel_dilation: int | Sequence[int] = 1,
     feature_group_count: int = 1,
-) -> Array:
-    """Two-dimensional convolution, as `flax.linen.Conv` has it, of one client or under a map over clients.
+) -> Float[Array, "N H_out W_out features"]:
+    """Two-dimensional convolution as in `flax.linen.Conv`, for one client or under a map over clients.
 
     out[n, i, j, f] = Σ_{a,b,c} x[n, i·s + a·r − p, j·s + b·r − p, c] · kernel[a, b, c, f] + bias[f]
 
     Args:
-      x: f32[N, H, W, C].
+      x: images, f32[N, H, W, C].
       kernel: f32[kh, kw, C / feature_group_count, features].
       bias: f32[features] or None.
-      strides: s, one number or (height, width).
-      padding: "SAME", "VALID", a number for all four sides, or per dimension a number or (low, high).
-      kernel_dilation: r, one number or (height, width).
-      feature_group_count: groups of channels that see each other; C of them make it depthwise.
+      strides: s, an integer or (height, width).
+      padding: "SAME", "VALID", an integer for all four sides, or per dimension an integer or (low, high).
+      kernel_dilation: r, an integer or (height, width).
+      feature_group_count: groups of channels convolved separately; C of them make it depthwise.
 
     Returns:
       f32[N, H', W', features]; differentiable any number of times, in forward and in reverse.
@@ -121,7 +123,7 @@ def _convolution(x: Array, kernel: Array, window: Window, groups: int) -> Array:
 
 
 def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
-    """Every channel alone: one multiply-add per tap has no matrix product to gain from."""
+    """Every channel by itself: one multiply-add per tap, where a matrix product would gain nothing."""
     channels, (kh, kw) = x.shape[-1], kernel.shape[:2]
     taps = slices_by_tap(x, (kh, kw), window)
     weights = kernel.reshape(kh * kw, 1, 1, 1, channels, -1)
@@ -129,13 +131,15 @@ def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
     return cast(Array, out).reshape(*taps[0].shape[:3], -1)
 
 
-# ---- The primitive: dense convolution in the one layout, under any window.
+# ---- The primitive: dense convolution in the fast layout, under any window.
 
 convolve_p = Primitive("own_weight_convolution")
 
 
-def convolve(x: Array, kernel: Array, window: Window) -> Array:
-    """x [N, H, W, C] with kernel [kh, kw, C, F] → [N, H', W', F]."""
+def convolve(
+    x: Float[Array, "N H W C"], kernel: Float[Array, "kh kw C features"], window: Window
+) -> Float[Array, "N H_out W_out features"]:
+    """The bare primitive, of dense convolutions only."""
     return convolve_p.bind(*equally_varying(x, kernel), window=window)
 
 
@@ -164,27 +168,27 @@ def _matrix_product(x: Array, kernel: Array, *, window: Window) -> Array:
 
 
 def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:
-    """Every pixel times every tap in one matrix product, then each tap's share moved into place and added."""
+    """Every pixel times every tap in one matrix product, then each tap's part moved into place and added."""
     kh, kw, channels, features = kernel.shape
     size = output_size(x.shape[1:3], (kh, kw), window)
     x = padded(x, window)
     products = x.reshape(-1, channels) @ kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
     shifted = slices(products.reshape(*x.shape[:3], -1), (kh, kw), window.kernel_dilation, size, window.strides)
-    shares = [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)]
-    return reduce(lax.add, shares)
+    parts = [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)]
+    return reduce(lax.add, parts)
 
 
 def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
-    """What was fastest in a loop over clients on a CPU.
+    """The form that was fastest in a loop over clients on a CPU.
 
-    XLA's time over that of the alternative, images 12 to 28, kernels 3 and 5, batches 10 and 32:
+    XLA's time divided by the alternative's, images 12 to 28, kernels 3 and 5, batches 10 and 32:
     matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more;
     sum of shifts 1.2–6 for at most 16 channels and 8 features, 0.1–0.6 from 16 features on.
     """
     kh, kw, channels, features = kernel.shape
     form = _xla
     if kh * kw == 1 or output_size(x.shape[1:3], (kh, kw), window) == (1, 1):
-        form = _matrix_product  # without patches to lay out
+        form = _matrix_product  # the patches are x itself
     elif kh * kw > x.shape[1] * x.shape[2]:
         form = _exchanged
     elif kh * kw <= 49 and channels <= 16 and features <= 8:
@@ -196,13 +200,11 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
 
 def _exchanged(x: Array, kernel: Array, *, window: Window) -> Array:
     """The image in the kernel's place. XLA does this itself when the kernel is the larger, but in a slow layout."""
-    padding = []
-    out = output_size(x.shape[1:3], kernel.shape[:2], window)
-    for axis in range(2):
-        image, span, reach = extents(axis, x.shape[1:3], kernel.shape, out, window)
-        low = reach - 1 - window.padding[axis][0]
-        padding.append((low, reach + image - 1 - span - low))
-    other = Window(window.strides, (padding[0], padding[1]), window.kernel_dilation, window.input_dilation)
+    size = output_size(x.shape[1:3], kernel.shape[:2], window)
+    axes = extents(x.shape[1:3], kernel.shape, size, window)
+    low = [out - 1 - pad for (_, _, out), (pad, _) in zip(axes, window.padding, strict=True)]
+    padding = fitted(low, [(span, image, out) for image, span, out in axes])
+    other = Window(window.strides, padding, window.kernel_dilation, window.input_dilation)
     flipped = _on_cpu(kernel.transpose(3, 0, 1, 2), x.transpose(1, 2, 3, 0), window=other)
     return flipped[:, ::-1, ::-1].transpose(3, 1, 2, 0)
 
@@ -213,29 +215,23 @@ def _abstract_eval(x, kernel, *, window: Window):
 
 
 def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window) -> Array:
-    size = _operand(x).shape[1:3]
-    padding = []
-    for axis in range(2):
-        image, span, out = extents(axis, size, kernel.shape, cotangent.shape[1:3], window)
-        low = span - 1 - window.padding[axis][0]
-        padding.append((low, image + span - 1 - out - low))
-    back = Window(window.input_dilation, (padding[0], padding[1]), window.strides, window.kernel_dilation)
+    axes = extents(_operand(x).shape[1:3], kernel.shape, cotangent.shape[1:3], window)
+    low = [span - 1 - pad for (_, span, _), (pad, _) in zip(axes, window.padding, strict=True)]
+    padding = fitted(low, [(out, span, image) for image, span, out in axes])
+    back = Window(window.input_dilation, padding, window.strides, window.kernel_dilation)
     return convolve(cotangent, kernel[::-1, ::-1].transpose(0, 1, 3, 2), back)
 
 
 def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window) -> Array:
-    padding = []
-    for axis in range(2):
-        image, span, out = extents(axis, x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
-        low = window.padding[axis][0]
-        padding.append((low, out + span - 1 - image - low))
-    back = Window(window.kernel_dilation, (padding[0], padding[1]), window.input_dilation, window.strides)
+    axes = extents(x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
+    padding = fitted([pad for pad, _ in window.padding], [(image, out, span) for image, span, out in axes])
+    back = Window(window.kernel_dilation, padding, window.input_dilation, window.strides)
     out = convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), back)
     return out.transpose(1, 2, 0, 3)
 
 
 def _operand(unknown):
-    """The shape and type of an operand that a transpose is taken with respect to."""
+    """Shape and type of the operand that the transpose is taken with respect to."""
     return getattr(unknown, "aval", unknown)
 
 
@@ -252,7 +248,7 @@ def _batch(operands, axes, *, window: Window) -> tuple[Array, int]:
         return out.reshape(*out.shape[:3], *kernel.shape[3:]), 3
     x, kernel = jnp.moveaxis(x, x_axis, 0), jnp.moveaxis(kernel, kernel_axis, 0)
     if jax.default_backend() == "cpu":
-        return lax.map(lambda own: convolve(own[0], own[1], window), (x, kernel)), 0
+        return lax.map(lambda client: convolve(client[0], client[1], window), (x, kernel)), 0
     return jax.vmap(partial(_matrix_product, window=window))(x, kernel), 0
 
 

@@ -1,4 +1,4 @@
-"""Floating-point operations, read off a traced program."""
+"""Floating-point operations, counted in a traced program."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedjax_cluster.types import DatasetInfo, Model
 def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool = False) -> float:
     """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
 
-    Read off the traced program, each convolution and each of its gradients as the direct algorithm would do it.
+    Convolutions and their gradients count as in the direct algorithm.
 
     Args:
-      model: any.
-      info: shape of its inputs, and what it predicts.
+      model: any `Model`.
+      info: shape of the inputs, and the task.
       batch: examples in the mini-batch.
-      sequence: inputs are whole numbers, and so is one target for each of them.
+      sequence: the inputs are integers (tokens), with one integer target for each.
 
     Returns:
-      The number of operations; a product and its addition count as two.
+      FLOPs; a multiplication and its addition count as two.
 
     >>> from fedjax_cluster import nn
     >>> info = DatasetInfo("digits", (8, 8), 10, "classification")
@@ -33,7 +33,7 @@ def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool =
     """
     dtype = jnp.int32 if sequence else jnp.float32
     x = jax.ShapeDtypeStruct((batch, *info.input_shape), dtype)
-    target = {"regression": jnp.float32}.get(info.task, jnp.int32)
+    target = jnp.float32 if info.task == "regression" else jnp.int32
     y = jax.ShapeDtypeStruct((batch, *(info.input_shape if sequence else ())), target)
     variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))
 
@@ -54,13 +54,9 @@ def _flops(jaxpr: Any) -> float:
             total += 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
         elif name == "own_weight_convolution":
             kernel, window = equation.invars[1].aval.shape, equation.params["window"]
-            # Zeros put between the pixels by a stride's gradient are no work.
-            total += (
-                2.0
-                * math.prod(equation.outvars[0].aval.shape)
-                * math.prod(kernel[:3])
-                / math.prod(window.input_dilation)
-            )
+            # The zeros that a stride's gradient inserts between the pixels cost nothing.
+            products = math.prod(equation.outvars[0].aval.shape) * math.prod(kernel[:3])
+            total += 2.0 * products / math.prod(window.input_dilation)
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
     return total

@@ -1,4 +1,4 @@
-"""Flax layers over this package's kernels, and what the models share."""
+"""Flax layers on this package's convolution, and helpers that the models share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as linen
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Shaped
 
 from fedjax_cluster.nn.convolution import convolution
 from fedjax_cluster.nn.initializers import Scheme, layer_init
@@ -16,13 +17,13 @@ from fedjax_cluster.nn.windows import Padding, pair
 
 
 class Conv(linen.Module):
-    """Two-dimensional convolution with the parameters and the meaning of `flax.linen.Conv`.
+    """Two-dimensional convolution with the parameters and the semantics of `flax.linen.Conv`.
 
-    Fast with own weights per client; see `fedjax_cluster.nn.convolution`.
+    Fast when every client has its own weights; see `fedjax_cluster.nn.convolution`.
 
     Args:
       features: output channels.
-      kernel_size: one number or (height, width).
+      kernel_size: an integer or (height, width).
       strides, padding, kernel_dilation, feature_group_count: as in `convolution`.
       use_bias: whether there is a bias.
       kernel_init, bias_init: initialisers `(rng_key, shape, dtype) -> Array`; Flax's defaults.
@@ -44,8 +45,7 @@ class Conv(linen.Module):
     bias_init: Any = linen.initializers.zeros
 
     @linen.compact
-    def __call__(self, x: Array) -> Array:
-        """x f32[N, H, W, C] → f32[N, H', W', features]."""
+    def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N H_out W_out features"]:
         channels = x.shape[-1] // self.feature_group_count
         shape = (*pair(self.kernel_size, "kernel_size"), channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
@@ -62,14 +62,14 @@ class Conv(linen.Module):
 
 
 def conv(x: Array, features: int, size: tuple[int, int], scheme: Scheme, name: str, **options: Any) -> Array:
-    """A convolution called `name` that starts by `scheme`; for use inside a compact module."""
+    """A convolution called `name`, initialised by `scheme`; for use inside a compact module."""
     fan_in = math.prod(size) * x.shape[-1] // options.get("feature_group_count", 1)
     start = layer_init(scheme, fan_in)
     return Conv(features, size, kernel_init=start.kernel, bias_init=start.bias, name=name, **options)(x)
 
 
 def dense(x: Array, features: int, scheme: Scheme, name: str) -> Array:
-    """A dense layer called `name` that starts by `scheme`; for use inside a compact module."""
+    """A dense layer called `name`, initialised by `scheme`; for use inside a compact module."""
     start = layer_init(scheme, x.shape[-1])
     return linen.Dense(features, kernel_init=start.kernel, bias_init=start.bias, name=name)(x)
 
@@ -79,20 +79,20 @@ def batch_norm(x: Array, train: bool, name: str) -> Array:
     return linen.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, name=name)(x)
 
 
-def images(x: Array) -> Array:
+def images(x: Shaped[Array, "N H W *C"]) -> Float[Array, "N H W C"]:
     """Images [N, H, W] or [N, H, W, C] as floats [N, H, W, C]."""
     if x.ndim not in (3, 4):
         raise ValueError(f"inputs have shape {x.shape}; a convolutional model takes [N, H, W] or [N, H, W, C]")
     return floats(x if x.ndim == 4 else x[..., None])
 
 
-def flat(x: Array) -> Array:
+def flat(x: Shaped[Array, "N ..."]) -> Float[Array, "N features"]:
     """Rows of any shape as floats [N, features]."""
     return floats(x.reshape(x.shape[0], -1))
 
 
 def floats(x: Array) -> Array:
-    """Floats as they are, so that the inputs decide the precision; anything else as float32."""
+    """Floats unchanged, so that the inputs decide the precision; anything else as float32."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
 
 
@@ -104,8 +104,14 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_sizes_per_layer(name: str, sizes: int | Sequence[int], layers: int) -> tuple[int, ...]:
-    """One size per layer, of one for all or a list; ValueError if one is below 1, or their number is another."""
+    """One size per layer, from a common one or a list; ValueError for a size below 1 or a list of another length."""
     given = (sizes,) * layers if isinstance(sizes, int) else tuple(sizes)
     if len(given) != layers:
         raise ValueError(f"{name} has {len(given)} entries for {layers} layers; give one for all, or one for each")
     return check_sizes(name, given)
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raise ValueError unless the rate lies in [0, 1)."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} is {rate}; a rate lies in [0, 1)")

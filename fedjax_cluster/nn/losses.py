@@ -1,4 +1,4 @@
-"""What a model's outputs are worth: loss, predictions and masked metrics."""
+"""Losses, predictions and masked metrics of a model's outputs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jaxtyping import Bool, Float, Int, Shaped
 
 LossName = Literal["auto", "cross_entropy", "mse"]
 
-# Probabilities below this count as this: a mixture may give a class exactly 0.
+# Probabilities are clipped to at least this: a mixture may give a class exactly 0.
 SMALLEST_PROBABILITY = 1e-12
 
 
 class Objective(NamedTuple):
-    """The three functions of a model that know the task; see `fedjax_cluster.types.Model`."""
+    """The three functions of a model that depend on the task; see `fedjax_cluster.types.Model`."""
 
     loss: Callable[[Array, Array], Array]
     predict: Callable[[Array], Array]
@@ -25,11 +26,11 @@ class Objective(NamedTuple):
 
 
 def objective(loss: LossName = "auto") -> Objective:
-    """The loss, prediction and metrics that go together.
+    """The matching loss, prediction and metrics.
 
     "cross_entropy": outputs are logits [N, ..., classes], y integers [N, ...], predictions probabilities.
-    "mse": outputs are values of y's size, predictions are the outputs.
-    "auto": "mse" for outputs [N, 1], "cross_entropy" for anything else.
+    "mse": outputs are values, as many as in y; predictions are the outputs.
+    "auto": "mse" for outputs [N, 1], "cross_entropy" for all others.
 
     Args:
       loss: "auto", "cross_entropy" or "mse".
@@ -45,26 +46,13 @@ def objective(loss: LossName = "auto") -> Objective:
     >>> two_classes.loss(jnp.zeros((3, 2)), jnp.array([0, 1, 1])).round(4)
     Array([0.6931, 0.6931, 0.6931], dtype=float32)
     """
-    if loss == "cross_entropy":
-        return Objective(cross_entropy, jax.nn.softmax, classification_metrics)
-    if loss == "mse":
-        return Objective(squared_error, lambda outputs: outputs, regression_metrics)
-    if loss != "auto":
+    if loss not in OBJECTIVES:
         raise ValueError(f"loss is {loss!r}; choose 'auto', 'cross_entropy' or 'mse'")
-    classes, values = objective("cross_entropy"), objective("mse")
-
-    def chosen(outputs: Array) -> Objective:
-        return values if outputs.ndim == 2 and outputs.shape[-1] == 1 else classes
-
-    return Objective(
-        loss=lambda outputs, y: chosen(outputs).loss(outputs, y),
-        predict=lambda outputs: chosen(outputs).predict(outputs),
-        metrics=lambda predictions, y, mask: chosen(predictions).metrics(predictions, y, mask),
-    )
+    return OBJECTIVES[loss]
 
 
-def cross_entropy(outputs: Array, y: Array) -> Array:
-    """Cross entropy −log softmax(outputs)[y] per example, averaged over y's further dimensions (tokens).
+def cross_entropy(outputs: Float[Array, "N *tokens classes"], y: Int[Array, " N *tokens"]) -> Float[Array, " N"]:
+    """Cross entropy −log softmax(outputs)[y] per example, averaged over the further dimensions of y (tokens).
 
     Args:
       outputs: f32[N, ..., classes], logits.
@@ -74,14 +62,14 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
       f32[N].
 
     Raises:
-      ValueError: y is not of integers, or its shape is not that of outputs without the classes.
+      ValueError: y is not of integers, or its shape differs from that of outputs without the classes.
     """
     _check_labels(outputs, y)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
     return losses.reshape(losses.shape[0], -1).mean(axis=1)
 
 
-def squared_error(outputs: Array, y: Array) -> Array:
+def squared_error(outputs: Float[Array, "N ..."], y: Shaped[Array, "N ..."]) -> Float[Array, " N"]:
     """Squared error (outputs − y)² per example, averaged over its dimensions.
 
     Args:
@@ -103,7 +91,9 @@ def squared_error(outputs: Array, y: Array) -> Array:
     return jnp.square(errors).reshape(errors.shape[0], -1).mean(axis=1)
 
 
-def classification_metrics(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
+def classification_metrics(
+    predictions: Float[Array, "N *tokens classes"], y: Int[Array, " N *tokens"], mask: Bool[Array, " N"]
+) -> dict[str, Float[Array, ""]]:
     """Accuracy, balanced accuracy (mean recall over the classes present) and −log probability of the label.
 
     Args:
@@ -145,7 +135,9 @@ def classification_metrics(predictions: Array, y: Array, mask: Array) -> dict[st
     }
 
 
-def regression_metrics(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
+def regression_metrics(
+    predictions: Float[Array, "N ..."], y: Shaped[Array, "N ..."], mask: Bool[Array, " N"]
+) -> dict[str, Float[Array, ""]]:
     """Mean squared error over the valid rows.
 
     Args:
@@ -164,9 +156,9 @@ def regression_metrics(predictions: Array, y: Array, mask: Array) -> dict[str, A
 
 
 def scale(x: Array) -> Array:
-    """Raw data as a model takes it: uint8 from [0, 255] to [0, 1], other integers (tokens) as is, floats as float32.
+    """Raw data as model inputs: uint8 scaled from [0, 255] to [0, 1], floats as float32.
 
-    bfloat16 stays as well: `mixed_precision` asks for it.
+    Other integers (tokens) are unchanged, and so is bfloat16, which `mixed_precision` asks for.
 
     >>> import jax.numpy as jnp
     >>> scale(jnp.array([0, 255], jnp.uint8))
@@ -174,8 +166,36 @@ def scale(x: Array) -> Array:
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) / 255.0
-    as_is = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bfloat16
-    return x if as_is else x.astype(jnp.float32)
+    unchanged = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bfloat16
+    return x if unchanged else x.astype(jnp.float32)
+
+
+def _unchanged(outputs: Array) -> Array:
+    return outputs
+
+
+def _by_shape(outputs: Array) -> Objective:
+    return OBJECTIVES["mse" if outputs.ndim == 2 and outputs.shape[-1] == 1 else "cross_entropy"]
+
+
+def _auto_loss(outputs: Array, y: Array) -> Array:
+    return _by_shape(outputs).loss(outputs, y)
+
+
+def _auto_predict(outputs: Array) -> Array:
+    return _by_shape(outputs).predict(outputs)
+
+
+def _auto_metrics(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
+    return _by_shape(predictions).metrics(predictions, y, mask)
+
+
+# Functions of the module, not closures: models compare by them.
+OBJECTIVES: dict[str, Objective] = {
+    "auto": Objective(_auto_loss, _auto_predict, _auto_metrics),
+    "cross_entropy": Objective(cross_entropy, jax.nn.softmax, classification_metrics),
+    "mse": Objective(squared_error, _unchanged, regression_metrics),
+}
 
 
 def _check_labels(outputs: Array, y: Array) -> None:

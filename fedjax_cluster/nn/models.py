@@ -1,4 +1,4 @@
-"""The papers' linear, dense and convolutional models.
+"""The linear, dense and convolutional models of the papers.
 
 Layers are named `hidden_0`, `conv_0`, ..., `output`, so that a path such as "output/kernel" selects the last layer.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import flax.linen as linen
 from jax import Array
 
-from fedjax_cluster.nn.initializers import Scheme, check_scheme, layer_init, uniform
+from fedjax_cluster.nn.initializers import Scheme, Uniform, check_scheme, layer_init
 from fedjax_cluster.nn.layers import check_sizes, check_sizes_per_layer, conv, dense, flat, images
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.pooling import max_pool
-from fedjax_cluster.nn.wrapping import Normalize, from_flax
+from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
 from fedjax_cluster.types import Model
 
 
@@ -32,14 +32,14 @@ def linear(
 ) -> Model:
     """A linear model x·W + b of the flattened input; its only layer is `output`.
 
-    The linear regression of CFL-GP (Appendix F.4) is `linear(init_scale=0.8, zero_bias=True)`, and 1.6.
+    The linear regressions of CFL-GP (Appendix F.4) are `linear(init_scale=0.8, zero_bias=True)` and the same with 1.6.
 
     Args:
       init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
-      init_scale: kernel from U(±init_scale) instead.
-      kernel_init: another initialiser `(rng_key, shape, dtype) -> Array` of the kernel.
+      init_scale: draws the kernel from U(±init_scale) instead.
+      kernel_init: any initialiser `(rng_key, shape, dtype) -> Array` of the kernel instead.
       use_bias: False leaves b out.
-      zero_bias: start from b = 0.
+      zero_bias: initialises b to 0.
       loss, normalize, num_outputs: as in `from_flax`.
 
     Returns:
@@ -55,15 +55,12 @@ def linear(
     >>> params["output"]["kernel"].shape, params["output"]["bias"]
     ((2, 1), Array([0.], dtype=float32))
     """
-    check_scheme(init)
     if init_scale is not None and kernel_init is not None:
-        raise ValueError("init_scale and kernel_init both say how the kernel starts; give one of them")
-    kernel_init = uniform(init_scale) if init_scale is not None else kernel_init
-
-    def build(outputs: int) -> linen.Module:
-        return Linear(outputs, init, kernel_init, use_bias, zero_bias)
-
-    return from_flax(build, loss=loss, normalize=normalize, num_outputs=num_outputs)
+        raise ValueError("init_scale and kernel_init both determine the initial kernel; give one of them")
+    kernel_init = kernel_init if init_scale is None else Uniform(init_scale)
+    scheme = check_scheme(init)
+    network = Sized(Linear, scheme=scheme, kernel_init=kernel_init, use_bias=use_bias, zero_bias=zero_bias)
+    return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
 def mlp(
@@ -76,7 +73,7 @@ def mlp(
 ) -> Model:
     """A multilayer perceptron with ReLU: `hidden_0`, ..., `output`.
 
-    The default is the 784-200-10 of CFL-GP (Section 5) on 28×28 images of ten classes.
+    With 28×28 images of ten classes, the default is the 784-200-10 network of CFL-GP (Section 5).
 
     Args:
       hidden: sizes of the hidden layers.
@@ -95,9 +92,8 @@ def mlp(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     159010
     """
-    check_scheme(init)
-    sizes = check_sizes("hidden", hidden)
-    return from_flax(lambda outputs: Mlp(sizes, outputs, init), loss=loss, normalize=normalize, num_outputs=num_outputs)
+    network = Sized(Mlp, scheme=check_scheme(init), hidden=check_sizes("hidden", hidden))
+    return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
 def cnn(
@@ -114,14 +110,14 @@ def cnn(
 ) -> Model:
     """A convolutional network: (convolution, ReLU, max pooling) per entry of `channels`, then dense layers.
 
-    The default is that of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`. Those of
+    The default is the network of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`. Those of
     gradient-and-loss CFL (Fig. 3) are `cnn(kernel_size=3, pool=(1, 2), dense=(128,), padding="VALID")` for MNIST and
     Fashion-MNIST, with `kernel_size=(5, 3)` for EMNIST; its CIFAR-10 network is `lenet5`.
 
     Args:
       channels: output channels of each convolution.
-      kernel_size: side of the kernels, one for all or one per convolution.
-      pool: side of the pooling windows, likewise; 1 for none.
+      kernel_size: side of the square kernels, one for all or one per convolution.
+      pool: side of the pooling windows, one for all or one per convolution; 1 for none.
       dense: sizes of the dense layers before the output; () for none.
       padding: "SAME" or "VALID".
       init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
@@ -139,18 +135,17 @@ def cnn(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     1663370
     """
-    check_scheme(init)
-    convolutions, hidden = check_sizes("channels", channels), check_sizes("dense", dense)
-    sizes, pools = (
-        check_sizes_per_layer(name, given, len(convolutions))
-        for name, given in (("kernel_size", kernel_size), ("pool", pool))
+    convolutions = check_sizes("channels", channels)
+    network = Sized(
+        Cnn,
+        scheme=check_scheme(init),
+        channels=convolutions,
+        kernel_sizes=check_sizes_per_layer("kernel_size", kernel_size, len(convolutions)),
+        pools=check_sizes_per_layer("pool", pool, len(convolutions)),
+        padding=padding,
+        hidden=check_sizes("dense", dense),
     )
-    return from_flax(
-        lambda outputs: Cnn(convolutions, sizes, pools, padding, hidden, outputs, init),
-        loss=loss,
-        normalize=normalize,
-        num_outputs=num_outputs,
-    )
+    return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
 def lenet5(
@@ -161,9 +156,9 @@ def lenet5(
     normalize: Normalize | None = None,
     num_outputs: int | None = None,
 ) -> Model:
-    """LeNet-5 in the form of the federated codes: ReLU and max pooling, 6 and 16 channels, dense 120 and 84.
+    """LeNet-5 as federated codes have it: ReLU and max pooling, 6 and 16 channels, dense layers of 120 and 84.
 
-    FLAG trains it (Section 6). LeCun's own has tanh and trained subsampling.
+    FLAG trains it (Section 6). The original of LeCun et al. has tanh and trained subsampling.
 
     Args:
       padding: of both convolutions; "VALID" leaves 4×4×16 features of a 28×28 image.
@@ -182,12 +177,8 @@ def lenet5(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     44426
     """
-    check_scheme(init)
-    return from_flax(
-        lambda outputs: Cnn((6, 16), (5, 5), (2, 2), padding, (120, 84), outputs, init),
-        loss=loss,
-        normalize=normalize,
-        num_outputs=num_outputs,
+    return cnn(
+        (6, 16), dense=(120, 84), padding=padding, init=init, loss=loss, normalize=normalize, num_outputs=num_outputs
     )
 
 
@@ -203,12 +194,12 @@ class Linear(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         x = flat(x)
-        start = layer_init(self.scheme, x.shape[-1])
+        initial = layer_init(self.scheme, x.shape[-1])
         return linen.Dense(
             self.num_outputs,
             use_bias=self.use_bias,
-            kernel_init=self.kernel_init or start.kernel,
-            bias_init=linen.initializers.zeros if self.zero_bias else start.bias,
+            kernel_init=self.kernel_init or initial.kernel,
+            bias_init=linen.initializers.zeros if self.zero_bias else initial.bias,
             name="output",
         )(x)
 
@@ -241,7 +232,7 @@ class Cnn(linen.Module):
         x = images(x)
         for i, (features, size, side) in enumerate(zip(self.channels, self.kernel_sizes, self.pools, strict=True)):
             x = conv(x, features, (size, size), self.scheme, f"conv_{i}", padding=self.padding)
-            # ReLU and maximum commute; this way round ReLU meets a quarter of the numbers.
+            # ReLU and maximum commute; in this order ReLU is applied to a quarter of the values.
             x = linen.relu(x if side == 1 else max_pool(x, (side, side), strides=(side, side)))
         return _dense_layers(flat(x), self.hidden, self.num_outputs, self.scheme)
 

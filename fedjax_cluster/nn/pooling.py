@@ -1,7 +1,7 @@
 """Pooling whose gradient is one pass over the image, under any map over clients.
 
 The gradient of XLA's `reduce_window` maximum scatters, and is slow inside loops and under `vmap`. Here the forward
-pass keeps the position of the maximum in each window (one byte for every output), and the gradient selects by it.
+pass keeps the position of the maximum in each window (one byte per output), which selects the gradient.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 
 from fedjax_cluster.nn.windows import Padding, Pair, Window, explicit_padding, pair, slices_by_tap
 
 
 def max_pool(
-    x: Array,
+    x: Float[Array, "N H W C"],
     window_shape: int | Sequence[int],
     strides: int | Sequence[int] | None = None,
     padding: Padding = "VALID",
-) -> Array:
+) -> Float[Array, "N H_out W_out C"]:
     """The maximum over windows, as `flax.linen.max_pool`; the gradient goes to the first maximum of a window.
 
     Args:
       x: f32[N, H, W, C].
-      window_shape: one number or (height, width).
-      strides: likewise; 1 by default, as in Flax.
-      padding: "VALID", "SAME", a number for all four sides, or per dimension a number or (low, high); with −∞.
+      window_shape: an integer or (height, width).
+      strides: an integer or (height, width); 1 by default, as in Flax.
+      padding: "VALID", "SAME", an integer for all four sides, or per dimension an integer or (low, high); of −∞.
 
     Returns:
       f32[N, H', W', C]. Where several inputs of a window share its maximum, the first in row-major order takes
@@ -48,16 +49,16 @@ def max_pool(
 
 
 def avg_pool(
-    x: Array,
+    x: Float[Array, "N H W C"],
     window_shape: int | Sequence[int],
     strides: int | Sequence[int] | None = None,
     padding: Padding = "VALID",
-) -> Array:
+) -> Float[Array, "N H_out W_out C"]:
     """The mean over windows, as `flax.linen.avg_pool`; padding counts as zeros.
 
     Args:
       x: f32[N, H, W, C].
-      window_shape, strides, padding: as in `max_pool`, with zeros.
+      window_shape, strides, padding: as in `max_pool`, but padded by zeros.
 
     Returns:
       f32[N, H', W', C].
@@ -91,8 +92,8 @@ def _max_pool_jvp(shape: Pair, window: Window, primals, tangents):
     position_type = jnp.int8 if shape[0] * shape[1] < 128 else jnp.int32
     if _tiles(shape, window):
         # The transpose of the last sum writes the gradient once, row by row; that of slices would pad and add.
-        # The position is a reduction because XLA computes one once: a chain of comparisons it would repeat for
-        # every use in the backward pass (a step of the whole `cnn` took 1.15 times as long).
+        # The position is a reduction, which XLA computes once; it would repeat a chain of comparisons for every use
+        # in the backward pass (a step of the whole `cnn` took 1.15 times as long).
         tiles = _tiled(x, shape)
         rows, columns = (lax.broadcasted_iota(position_type, tiles.shape, axis) for axis in (2, 4))
         position, last = rows * shape[1] + columns, shape[0] * shape[1] - 1
@@ -116,7 +117,7 @@ def _tiles(shape: Pair, window: Window) -> bool:
 
 
 def _tiled(x: Array, shape: Pair) -> Array:
-    """Windows that touch without overlap, as [N, H', kh, W', kw, C]; a remainder is left out."""
+    """Adjacent windows without overlap, as [N, H', kh, W', kw, C]; a remainder is left out."""
     n, height, width, channels = x.shape
     height, width = height // shape[0], width // shape[1]
     x = x[:, : height * shape[0], : width * shape[1]]

@@ -1,7 +1,9 @@
-"""Models that compute in a narrower format than their parameters are kept in."""
+"""Models that compute in a narrower format than that of their parameters."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -15,18 +17,18 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
-    """The same model, computed in another format: parameters and scaled inputs are cast, outputs come back in float32.
+    """The same model computed in another format: parameters and scaled inputs are cast, outputs returned in float32.
 
-    The parameters themselves stay float32, and so do their gradients, which come back through the cast: they are the
-    masters that an optimiser moves. Losses and the statistics of batch norm are float32 too. `local.sgd(…,
-    precision="bfloat16")` does this to the training alone, and leaves evaluation in float32.
+    The parameters themselves stay float32 (the master copy that an optimiser updates), and so do their gradients,
+    which pass back through the cast. Losses and the statistics of batch norm are float32 too. `local.sgd(…,
+    precision="bfloat16")` applies this to training alone; evaluation stays in float32.
 
     Args:
-      model: any `Model`; a Flax module with a `dtype` of its own keeps to that.
-      precision: "bfloat16", or "float32" for the model as it is.
+      model: any `Model`; a Flax module that sets its `dtype` keeps it.
+      precision: "bfloat16", or "float32" for the unchanged model.
 
     Returns:
-      A `Model` with the same variables.
+      A `Model` with the same variables; equal for equal arguments.
 
     Raises:
       ValueError: another precision.
@@ -41,17 +43,23 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     """
     if check_precision(precision) == "float32":
         return model
-    narrow = jnp.dtype(precision)
+    return model._replace(apply=_Narrow(model.apply, precision))
 
-    def apply(variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None) -> tuple[Any, PyTree]:
+
+@dataclasses.dataclass(frozen=True)
+class _Narrow:
+    apply: Callable[..., tuple[Any, PyTree]]
+    precision: Precision
+
+    def __call__(
+        self, variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None
+    ) -> tuple[Any, PyTree]:
+        narrow = jnp.dtype(self.precision)
         params = _cast(variables.params, narrow)
-        # Scaled first: a format of eight bits would round the bytes themselves.
-        outputs, stats = model.apply(
-            Variables(params, variables.stats), _cast(scale(x), narrow), train=train, rng_key=rng_key
-        )
+        # Scaled first: a format of eight significant bits would round the bytes themselves.
+        inputs = _cast(scale(x), narrow)
+        outputs, stats = self.apply(Variables(params, variables.stats), inputs, train=train, rng_key=rng_key)
         return _cast(outputs, jnp.float32), _cast(stats, jnp.float32)
-
-    return model._replace(apply=apply)
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
@@ -59,7 +67,7 @@ def _cast(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def check_precision(precision: Precision) -> Precision:
-    """The precision; ValueError for one that is not known."""
+    """The precision; ValueError for an unknown one."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; choose {' or '.join(get_args(Precision))}")
     return precision

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_cluster.nn.initializers import Scheme, check_scheme, uniform
-from fedjax_cluster.nn.layers import check_sizes, dense
+from fedjax_cluster.nn.initializers import Scheme, Uniform, check_scheme
+from fedjax_cluster.nn.layers import check_rate, check_sizes, dense
 from fedjax_cluster.nn.losses import classification_metrics
 from fedjax_cluster.nn.varying import equally_varying
-from fedjax_cluster.nn.wrapping import from_flax
+from fedjax_cluster.nn.wrapping import Sized, from_flax
 from fedjax_cluster.types import Model
 
 
@@ -28,7 +28,7 @@ def lstm(
 ) -> Model:
     """An LSTM over tokens that predicts the next one: `embedding`, `lstm_0`, ..., `output`.
 
-    CFL trains two layers on news (Section VI-C, which gives no sizes).
+    CFL trains two layers on news texts (Section VI-C, which gives no sizes).
 
     Args:
       hidden: sizes of the LSTM layers.
@@ -36,14 +36,14 @@ def lstm(
       dropout: rate before every LSTM layer and before the output; training then needs `rng_key`.
       init: "torch" (LSTM uniform ±1/√hidden, output uniform ±1/√fan_in, embedding normal) or "flax" (LeCun normal,
         orthogonal recurrence, zero bias).
-      num_outputs: size of the vocabulary, where it is not `num_classes`.
+      num_outputs: size of the vocabulary, where it differs from the data set's `num_classes`.
 
     Returns:
-      A `Model` of integers x [N, T] and y [N, T] (x moved by one token); outputs f32[N, T, vocabulary]. Its metrics
-      also have "perplexity", exp of the mean loss of a token.
+      A `Model` of integers x [N, T] and y [N, T] (x shifted by one token), with outputs f32[N, T, vocabulary]. Its
+      metrics include "perplexity", exp of the mean loss per token.
 
     Raises:
-      ValueError: an unknown `init`, a size below 1, or a rate outside [0, 1).
+      ValueError: an unknown `init`, a size below 1, or a dropout rate outside [0, 1).
 
     >>> from fedjax_cluster.types import DatasetInfo
     >>> model = lstm((8,), embedding=4)
@@ -51,16 +51,11 @@ def lstm(
     >>> model.apply(variables, jnp.zeros((2, 12), jnp.int32), train=False)[0].shape
     (2, 12, 50)
     """
-    check_scheme(init)
-    sizes, (embedding,) = check_sizes("hidden", hidden), check_sizes("embedding", (embedding,))
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; a rate lies in [0, 1)")
-    model = from_flax(
-        lambda outputs: LanguageModel(sizes, embedding, dropout, outputs, init),
-        loss="cross_entropy",
-        num_outputs=num_outputs,
-    )
-    return model._replace(metrics=_with_perplexity)
+    (embedding,) = check_sizes("embedding", (embedding,))
+    check_rate("dropout", dropout)
+    sizes = check_sizes("hidden", hidden)
+    network = Sized(LanguageModel, scheme=check_scheme(init), hidden=sizes, embedding=embedding, dropout=dropout)
+    return from_flax(network, loss="cross_entropy", num_outputs=num_outputs)._replace(metrics=_with_perplexity)
 
 
 def _with_perplexity(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
@@ -95,7 +90,7 @@ class LanguageModel(linen.Module):
 class Lstm(linen.Module):
     """One LSTM layer from zero states: f32[N, T, inputs] → f32[N, T, features].
 
-    The gates lie side by side in the order input, forget, cell, output (PyTorch's); one bias serves both products.
+    The gates are concatenated in PyTorch's order (input, forget, cell, output); one bias serves both products.
     """
 
     features: int
@@ -105,14 +100,14 @@ class Lstm(linen.Module):
     def __call__(self, x: Array) -> Array:
         gates = 4 * self.features
         if self.scheme == "torch":
-            start = recurrent_start = bias_start = uniform(1.0 / math.sqrt(self.features))
+            start = recurrent_start = bias_start = Uniform(1.0 / math.sqrt(self.features))
         else:
             start, recurrent_start = linen.initializers.lecun_normal(), linen.initializers.orthogonal()
             bias_start = linen.initializers.zeros
         kernel = self.param("kernel", start, (x.shape[-1], gates), jnp.float32)
         recurrent = self.param("recurrent_kernel", recurrent_start, (self.features, gates), jnp.float32)
         bias = self.param("bias", bias_start, (gates,), jnp.float32)
-        # All steps' inputs in one matrix product; only the recurrence needs the loop.
+        # One matrix product for the inputs of all steps; only the recurrence needs the loop.
         inputs = x @ kernel + bias.reshape(1, 1, -1)
 
         def step(carry: tuple[Array, Array], given: Array) -> tuple[tuple[Array, Array], Array]:
@@ -122,7 +117,7 @@ class Lstm(linen.Module):
             output = jax.nn.sigmoid(out) * jnp.tanh(cell)
             return (cell, output), output
 
-        # The loop's carry must vary over a mesh's devices from the start as it will after a step.
+        # The loop's carry must vary over a mesh's devices from the start, as it does after a step.
         zeros, _ = equally_varying(jnp.zeros((x.shape[0], self.features), inputs.dtype), inputs)
         _, outputs = lax.scan(step, (zeros, zeros), inputs.swapaxes(0, 1))
         return outputs.swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""Deep residual networks with batch normalisation: ResNet-18 for small images, MobileNetV2."""
+"""Deep residual networks with batch normalisation: ResNet-18 for small images and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import flax.linen as linen
 from jax import Array
 
 from fedjax_cluster.nn.initializers import Scheme, check_scheme
-from fedjax_cluster.nn.layers import batch_norm, check_sizes, conv, dense, images
+from fedjax_cluster.nn.layers import batch_norm, check_rate, check_sizes, conv, dense, images
 from fedjax_cluster.nn.losses import LossName
-from fedjax_cluster.nn.wrapping import Normalize, from_flax
+from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
 from fedjax_cluster.types import Model
 
 
@@ -23,12 +23,12 @@ def resnet18(
     normalize: Normalize | None = None,
     num_outputs: int | None = None,
 ) -> Model:
-    """ResNet-18 in its form for 32×32 images: a 3×3 stem without pooling, four stages of two basic blocks.
+    """ResNet-18 for 32×32 images: a 3×3 stem without pooling, then four stages of two basic blocks.
 
     CFL-GP trains it on CIFAR-10 with all layers but `output` shared (Appendix F.7).
 
     Args:
-      width: channels of the first stage; each further stage doubles them and halves the image.
+      width: channels of the first stage; each further stage doubles the channels and halves the image.
       blocks: basic blocks in each stage.
       init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal).
       loss, normalize, num_outputs: as in `from_flax`.
@@ -46,11 +46,9 @@ def resnet18(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     11173962
     """
-    check_scheme(init)
     (width,), blocks = check_sizes("width", (width,)), check_sizes("blocks", blocks)
-    return from_flax(
-        lambda outputs: ResNet(width, blocks, outputs, init), loss=loss, normalize=normalize, num_outputs=num_outputs
-    )
+    network = Sized(ResNet, scheme=check_scheme(init), width=width, blocks=blocks)
+    return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
 def mobilenet_v2(
@@ -63,10 +61,10 @@ def mobilenet_v2(
     normalize: Normalize | None = None,
     num_outputs: int | None = None,
 ) -> Model:
-    """MobileNetV2 (Sandler et al., 2018), FedGWC's model of Landmarks and iNaturalist.
+    """MobileNetV2 (Sandler et al., 2018), FedGWC's model for Landmarks and iNaturalist.
 
     Args:
-      width: factor on all channels, which are rounded to multiples of 8.
+      width: factor on the channels of all layers, which are rounded to multiples of 8.
       small_images: keep the resolution in the stem and the first two stages, for 32×32 images.
       dropout: rate before the output; training then needs `rng_key`.
       init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal).
@@ -76,7 +74,7 @@ def mobilenet_v2(
       A `Model` of images [N, H, W] or [N, H, W, C], with batch statistics.
 
     Raises:
-      ValueError: an unknown `init` or `loss`, a width that is not positive, or a rate outside [0, 1).
+      ValueError: an unknown `init` or `loss`, a width that is not positive, or a dropout rate outside [0, 1).
 
     >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
@@ -85,21 +83,15 @@ def mobilenet_v2(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     3504872
     """
-    check_scheme(init)
     if width <= 0:
         raise ValueError(f"width is {width}; the factor on the channels must be positive")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; a rate lies in [0, 1)")
-    return from_flax(
-        lambda outputs: MobileNetV2(width, small_images, dropout, outputs, init),
-        loss=loss,
-        normalize=normalize,
-        num_outputs=num_outputs,
-    )
+    check_rate("dropout", dropout)
+    network = Sized(MobileNetV2, scheme=check_scheme(init), width=width, small_images=small_images, dropout=dropout)
+    return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
 class BasicBlock(linen.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions and a shortcut."""
 
     features: int
     strides: int
@@ -108,23 +100,15 @@ class BasicBlock(linen.Module):
     @linen.compact
     def __call__(self, x: Array, train: bool) -> Array:
         shortcut, kernel = x, (3, 3)
-        # PyTorch's padding: with strides, "SAME" would leave out another side.
+        # PyTorch's padding: with strides, "SAME" would pad the other side.
         options = {"use_bias": False, "padding": 1}
         x = conv(x, self.features, kernel, self.scheme, "conv_0", strides=self.strides, **options)
         x = linen.relu(batch_norm(x, train, "norm_0"))
         x = conv(x, self.features, kernel, self.scheme, "conv_1", **options)
         x = batch_norm(x, train, "norm_1")
         if shortcut.shape != x.shape:
-            shortcut = conv(
-                shortcut,
-                self.features,
-                (1, 1),
-                self.scheme,
-                "shortcut",
-                strides=self.strides,
-                use_bias=False,
-                padding=0,
-            )
+            options = {"use_bias": False, "padding": 0, "strides": self.strides}
+            shortcut = conv(shortcut, self.features, (1, 1), self.scheme, "shortcut", **options)
             shortcut = batch_norm(shortcut, train, "shortcut_norm")
         return linen.relu(x + shortcut)
 
@@ -202,6 +186,6 @@ class MobileNetV2(linen.Module):
 
 
 def _rounded(channels: float) -> int:
-    """To a multiple of 8, at least 8, and at most a tenth below."""
+    """A multiple of 8 close to `channels`: at least 8, and at least nine tenths of them."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8

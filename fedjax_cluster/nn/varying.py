@@ -9,8 +9,8 @@ from jax import Array, lax
 def equally_varying(a: Array, b: Array) -> tuple[Array, Array]:
     """The two arrays, each marked as varying over the mesh axes that either varies over.
 
-    JAX's own operations do this to their operands, so that the gradient of what all devices share is summed over
-    them; a new primitive must, and so must the carry of a loop.
+    JAX's operations do this to their operands, so that the gradient of an array shared by all devices is summed over
+    them; a new primitive must do the same, and so must the carry of a loop.
     """
     axes_a, axes_b = _varying_axes(a), _varying_axes(b)
     return _also_varying(a, axes_b - axes_a), _also_varying(b, axes_a - axes_b)

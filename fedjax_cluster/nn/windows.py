@@ -1,4 +1,4 @@
-"""Windows that move over images: their arguments, their sizes, and the slices of an image that they meet."""
+"""Windows that move over images: their arguments, their sizes, and the slices of an image that they cover."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 
 def pair(value: int | Sequence[int], name: str) -> Pair:
-    """One positive number or two, as two; ValueError for anything else."""
+    """A positive integer or two of them, as a pair; ValueError for anything else."""
     both = (value, value) if isinstance(value, int) else tuple(value)
     if len(both) != 2 or any(not isinstance(v, int) or v < 1 for v in both):
         raise ValueError(f"{name} is {value!r}; it must be a positive integer or two of them")
@@ -30,8 +30,10 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
 
 
 def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides: Pair) -> tuple[Pair, Pair]:
-    """Rows and columns to add as ((top, bottom), (left, right)); ValueError for an unknown padding."""
-    complaint = f"padding is {padding!r}; choose 'SAME', 'VALID', a number, or a number or (low, high) per dimension"
+    """Rows and columns to add, as ((top, bottom), (left, right)); ValueError for an unknown padding."""
+    complaint = (
+        f"padding is {padding!r}; choose 'SAME', 'VALID', an integer, or an integer or (low, high) per dimension"
+    )
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):
             raise ValueError(complaint)
@@ -45,6 +47,8 @@ def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides:
 
 
 def output_size(size: Sequence[int], kernel: Sequence[int], window: Window) -> Pair:
+    """Height and width of the output."""
+
     def along(axis: int) -> int:
         image = (size[axis] - 1) * window.input_dilation[axis] + 1 + sum(window.padding[axis])
         span = (kernel[axis] - 1) * window.kernel_dilation[axis] + 1
@@ -53,17 +57,28 @@ def output_size(size: Sequence[int], kernel: Sequence[int], window: Window) -> P
     return along(0), along(1)
 
 
-def extents(axis: int, size, kernel, out, window: Window) -> tuple[int, int, int]:
-    """Extents of image, kernel and output along one axis, each counted with its dilation or stride."""
-    return (
-        (size[axis] - 1) * window.input_dilation[axis] + 1,
-        (kernel[axis] - 1) * window.kernel_dilation[axis] + 1,
-        (out[axis] - 1) * window.strides[axis] + 1,
-    )
+def extents(
+    size: Sequence[int], kernel: Sequence[int], out: Sequence[int], window: Window
+) -> list[tuple[int, int, int]]:
+    """Per axis, the extents of image, kernel and output, each counted with its dilation or stride."""
+    return [
+        (
+            (size[axis] - 1) * window.input_dilation[axis] + 1,
+            (kernel[axis] - 1) * window.kernel_dilation[axis] + 1,
+            (out[axis] - 1) * window.strides[axis] + 1,
+        )
+        for axis in (0, 1)
+    ]
+
+
+def fitted(low: Sequence[int], axes: Sequence[tuple[int, int, int]]) -> tuple[Pair, Pair]:
+    """Padding with `low` in front of each axis under which extents (image, kernel, output) fit together."""
+    rows, columns = [(at, out + span - 1 - image - at) for at, (image, span, out) in zip(low, axes, strict=True)]
+    return rows, columns
 
 
 def slices_by_tap(x: Array, kernel: Sequence[int], window: Window, fill: float = 0.0) -> list[Array]:
-    """For every position of the window, in row-major order, the inputs [N, H', W', C] that lie there."""
+    """For every position of the window, in row-major order, the inputs [N, H', W', C] at that position."""
     outputs = output_size(x.shape[1:3], kernel, window)
     return slices(padded(x, window, fill), kernel, window.kernel_dilation, outputs, window.strides)
 
@@ -75,6 +90,7 @@ def slices_by_output(x: Array, kernel: Sequence[int], window: Window) -> list[Ar
 
 
 def padded(x: Array, window: Window, fill: float = 0.0) -> Array:
+    """x with the window's padding and input dilation."""
     (top, bottom), (left, right) = window.padding
     rows, columns = window.input_dilation
     edges = ((0, 0, 0), (top, bottom, rows - 1), (left, right, columns - 1), (0, 0, 0))
@@ -82,18 +98,10 @@ def padded(x: Array, window: Window, fill: float = 0.0) -> Array:
 
 
 def slices(x: Array, starts: Sequence[int], step: Pair, shape: Sequence[int], stride: Pair) -> list[Array]:
-    return [
-        lax.slice(
-            x,
-            (0, i * step[0], j * step[1], 0),
-            (
-                x.shape[0],
-                i * step[0] + (shape[0] - 1) * stride[0] + 1,
-                j * step[1] + (shape[1] - 1) * stride[1] + 1,
-                x.shape[3],
-            ),
-            (1, *stride, 1),
-        )
-        for i in range(starts[0])
-        for j in range(starts[1])
-    ]
+    """One strided slice [N, *shape, C] of x for each of `starts` positions, `step` apart, in row-major order."""
+
+    def at(row: int, column: int) -> Array:
+        end = (x.shape[0], row + (shape[0] - 1) * stride[0] + 1, column + (shape[1] - 1) * stride[1] + 1, x.shape[3])
+        return lax.slice(x, (0, row, column, 0), end, (1, *stride, 1))
+
+    return [at(i * step[0], j * step[1]) for i in range(starts[0]) for j in range(starts[1])]

@@ -1,24 +1,27 @@
-"""Any Flax module as a `Model` of pure functions."""
+"""Any Flax module as a `Model` of pure functions, compared by value."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import flax.linen as linen
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedjax_cluster.nn.losses import LossName, objective, scale
-from fedjax_cluster.types import DatasetInfo, Model, Variables
+from fedjax_cluster.types import DatasetInfo, Model, PyTree, Variables
 
-Normalize = tuple[float | Sequence[float], float | Sequence[float]]
+Normalize = Sequence[float | Sequence[float]]  # mean and standard deviation
+Network = linen.Module | Callable[[int], linen.Module]
 
 
 def from_flax(
-    module: linen.Module | Callable[[int], linen.Module],
+    module: Network,
     *,
     loss: LossName = "auto",
     normalize: Normalize | None = None,
@@ -29,12 +32,16 @@ def from_flax(
     `train`, or `deterministic = not train`, is passed on where the module's `__call__` takes it; `rng_key`
     becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold variables.
 
+    Models of equal arguments are equal, hash equally and share compiled programs. Flax modules are equal if their
+    fields are, `Sized(Class, **fields)` if class and fields are, any other function only to itself.
+
     Args:
       module: a module that maps [N, ...] to [N, outputs], or a function of the number of outputs that gives
-        one whose last layer is called `output`: then one model serves any data set.
+        one whose last layer is called `output`: one model then serves any data set.
       loss: "cross_entropy", "mse", or "auto": squared error for one output, cross entropy for more.
-      normalize: (mean, standard deviation), numbers or one per channel, taken off the scaled inputs.
-      num_outputs: outputs where the data set's description does not tell them (a regression with several).
+      normalize: (mean, standard deviation), each a scalar or one value per channel: scaled inputs x become
+        (x − mean) / deviation.
+      num_outputs: number of outputs where the data set's description does not give it (several regression targets).
 
     Returns:
       A `Model`; raw uint8 inputs are scaled to [0, 1].
@@ -43,45 +50,106 @@ def from_flax(
       ValueError: an unknown loss; in `init`, a module with other collections of variables, or a task whose
         number of outputs is unknown.
 
-    >>> import flax.linen, jax
+    >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
-    >>> model = from_flax(flax.linen.Dense(3))
+    >>> model = from_flax(linen.Dense(3))
     >>> variables = model.init(jax.random.key(0), DatasetInfo("toy", (4,), 3))
     >>> outputs, stats = model.apply(variables, jax.numpy.ones((2, 4)), train=False)
     >>> outputs.shape, stats
     ((2, 3), {})
+    >>> model == from_flax(linen.Dense(3)), model == from_flax(linen.Dense(4))
+    (True, False)
     """
     task = objective(loss)
+    network = module if _is_hashable(module) else _ByIdentity(module)
+    parts = None if normalize is None else tuple(_as_tuple(np.asarray(part).tolist()) for part in normalize)
+    return Model(_Init(network, loss, num_outputs), _Apply(network, parts), task.loss, task.predict, task.metrics)
 
-    def build(outputs: Callable[[], int]) -> linen.Module:
-        return module if isinstance(module, linen.Module) else module(outputs())
 
-    def init(rng_key: Array, info: DatasetInfo) -> Variables:
-        built = build(lambda: _num_outputs(info, loss, num_outputs))
+@dataclasses.dataclass(frozen=True, init=False)
+class Sized:
+    """A function of the number of outputs, compared by value: a Flax module class and its fields but `num_outputs`.
+
+    >>> class Head(linen.Module):
+    ...     num_outputs: int
+    ...     widths: tuple[int, ...]
+    >>> Sized(Head, widths=[3, 4])(2).widths, Sized(Head, widths=[3]) == Sized(Head, widths=(3,))
+    ((3, 4), True)
+    """
+
+    module: type[linen.Module]
+    fields: tuple[tuple[str, Hashable], ...]  # lists as tuples
+
+    def __init__(self, module: type[linen.Module], **fields: Any):
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "fields", tuple((name, _as_tuple(value)) for name, value in sorted(fields.items())))
+
+    def __call__(self, num_outputs: int) -> linen.Module:
+        return self.module(num_outputs=num_outputs, **dict(self.fields))  # pyright: ignore[reportCallIssue]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ByIdentity:
+    """A network that cannot be hashed, such as a module with a list among its fields: equal to itself alone."""
+
+    network: Network
+
+
+@dataclasses.dataclass(frozen=True)
+class _Init:
+    network: Network | _ByIdentity
+    loss: LossName
+    num_outputs: int | None
+
+    def __call__(self, rng_key: Array, info: DatasetInfo) -> Variables:
+        module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
-        variables = built.init(rng_key, x, **_mode(built, train=False))
+        variables = module.init(rng_key, x, **_mode(module, train=False))
         unknown = set(variables) - {"params", "batch_stats"}
         if unknown:
             raise ValueError(
-                f"{type(built).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
+                f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
                 " 'batch_stats' only: make the others arguments or parameters"
             )
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
-    def apply(variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None) -> tuple[Any, Any]:
+
+@dataclasses.dataclass(frozen=True)
+class _Apply:
+    network: Network | _ByIdentity
+    normalize: tuple[float | tuple[float, ...], ...] | None
+
+    def __call__(
+        self, variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None
+    ) -> tuple[Any, PyTree]:
         params, stats = variables
-        # The parameters know the number of outputs, so that a model needs no second copy of the description.
-        built = build(lambda: _output_size(params))
+        # The parameters give the number of outputs, so that a model needs no second copy of the description.
+        module = _build(self.network, lambda: _output_size(params))
         collections = {"params": params, "batch_stats": stats} if stats else {"params": params}
         rngs = None if rng_key is None else {"dropout": rng_key}
-        inputs = _normalized(scale(x), normalize)
-        mode = _mode(built, train=train)
+        inputs = _normalized(scale(x), self.normalize)
+        mode = _mode(module, train=train)
         if train and stats:
-            outputs, updated = built.apply(collections, inputs, rngs=rngs, mutable=["batch_stats"], **mode)
+            outputs, updated = module.apply(collections, inputs, rngs=rngs, mutable=["batch_stats"], **mode)
             return outputs, updated["batch_stats"]
-        return built.apply(collections, inputs, rngs=rngs, **mode), stats
+        return module.apply(collections, inputs, rngs=rngs, **mode), stats
 
-    return Model(init, apply, task.loss, task.predict, task.metrics)
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _build(network: Network | _ByIdentity, num_outputs: Callable[[], int]) -> linen.Module:
+    network = network.network if isinstance(network, _ByIdentity) else network
+    return network if isinstance(network, linen.Module) else network(num_outputs())
 
 
 def _num_outputs(info: DatasetInfo, loss: LossName, given: int | None) -> int:
@@ -116,18 +184,18 @@ def _output_size(params: Any) -> int:
 
 
 def _mode(module: linen.Module, *, train: bool) -> dict[str, Any]:
-    takes = inspect.signature(type(module).__call__).parameters
+    accepted = inspect.signature(type(module).__call__).parameters
     flags = {"train": train, "deterministic": not train}
-    return {name: value for name, value in flags.items() if name in takes}
+    return {name: value for name, value in flags.items() if name in accepted}
 
 
-def _normalized(x: Array, normalize: Normalize | None) -> Array:
+def _normalized(x: Array, normalize: tuple[float | tuple[float, ...], ...] | None) -> Array:
     if normalize is None:
         return x
     parts = [jnp.asarray(part, jnp.float32).reshape(-1) for part in normalize]
     if any(part.size not in (1, x.shape[-1]) for part in parts):
         raise ValueError(
-            f"normalize is {normalize!r}, but inputs have shape {x.shape}: give numbers, or one for each of the"
+            f"normalize is {normalize!r}, but inputs have shape {x.shape}: give scalars, or one value for each of the"
             f" {x.shape[-1]} channels of the last axis"
         )
     mean, deviation = (part.reshape((1,) * (x.ndim - 1) + (-1,)) for part in parts)

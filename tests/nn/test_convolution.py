@@ -1,5 +1,8 @@
-"""Convolution against XLA's own: values, gradients of first and second order, under every map over clients."""
+"""Convolution against XLA's: values, gradients of first and second order, under every map over clients."""
 
+import functools
+
+import chex
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 
 from fedjax_cluster.nn import Conv, convolution
 from fedjax_cluster.nn.convolution import _exchanged, _matrix_product, _on_cpu, _sum_of_shifts, convolve
@@ -34,11 +38,9 @@ def xla(x, kernel, strides=1, padding="SAME", dilation=1, groups=1):
 
 def assert_close(actual, expected, tolerance=1e-5):
     """Each leaf within `tolerance` of the largest entry expected in it."""
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * max(np.abs(e).max(), 1e-30)),
-        actual,
-        expected,
-    )
+    sizes = jax.tree.map(lambda leaf: max(np.abs(leaf).max(), 1e-30), expected)
+    relative = (jax.tree.map(lambda leaf, size: np.asarray(leaf) / size, tree, sizes) for tree in (actual, expected))
+    chex.assert_trees_all_close(*relative, rtol=0, atol=tolerance)
 
 
 # ---- Values and gradients.
@@ -100,6 +102,47 @@ def test_values_and_gradients_are_those_of_xla(name):
     assert_close(with_gradients(convolution, own_options), with_gradients(xla, options))
 
 
+GRADIENT_CASES = [
+    {},
+    {"strides": 2, "padding": "VALID"},
+    {"strides": (1, 3), "padding": ((0, 2), (1, 0))},
+    {"kernel_dilation": (2, 1), "padding": 1},
+    {"strides": 2, "kernel_dilation": 2, "padding": "VALID"},
+    {"feature_group_count": 2},
+    {"feature_group_count": 4, "strides": 2, "kernel_dilation": (1, 2)},
+]
+
+
+def check_derivatives(fn, *operands):
+    """Of a bilinear function and of its transpose: their central differences are exact for steps of any length."""
+    weights = normal(*jax.eval_shape(fn, *operands).shape, seed=9)
+
+    def transpose(*operands):
+        return jax.vjp(fn, *operands)[1](weights)
+
+    for run in (fn, transpose):
+        check_grads(jax.jit(run), operands, order=1, modes=("fwd", "rev"), atol=2e-5, rtol=2e-5, eps=1.0)
+
+
+@pytest.mark.parametrize("options", GRADIENT_CASES)
+def test_gradients_are_those_of_finite_differences(options):
+    kernel = normal(3, 2, 4 // options.get("feature_group_count", 1), 4, seed=1)
+    check_derivatives(functools.partial(convolution, **options), normal(2, 7, 6, 4), kernel, normal(4, seed=2))
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window(),
+        Window((2, 3), ((1, 4), (0, 2)), (1, 1), (1, 2)),
+        Window((1, 2), ((3, 2), (1, 1)), (2, 3), (2, 1)),
+        Window((1, 1), ((-1, -2), (2, -3)), (2, 1), (1, 1)),
+    ],
+)
+def test_gradients_of_the_primitive_are_those_of_finite_differences(window):
+    check_derivatives(functools.partial(convolve, window=window), normal(2, 7, 6, 3), normal(2, 3, 3, 4, seed=1))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -114,7 +157,7 @@ def test_the_layer_stands_in_for_flax(options):
     own = Conv(6, **options)
     flax = linen.Conv(6, **options)
     variables = flax.init(jax.random.key(0), x)
-    assert jax.tree.map(jnp.shape, own.init(jax.random.key(0), x)) == jax.tree.map(jnp.shape, variables)
+    chex.assert_trees_all_equal_shapes_and_dtypes(own.init(jax.random.key(0), x), variables)
     variables = jax.tree.map(lambda leaf: leaf + 0.5, variables)  # a bias that shows
     assert_close(own.apply(variables, x), flax.apply(variables, x))
 
@@ -122,7 +165,7 @@ def test_the_layer_stands_in_for_flax(options):
 def test_the_layer_starts_like_flax():
     x = normal(1, 8, 8, 4)
     own, flax = (layer(6, kernel_size=(3, 3)).init(jax.random.key(3), x) for layer in (Conv, linen.Conv))
-    assert_close(own, flax, tolerance=0)
+    chex.assert_trees_all_equal(own, flax)
 
 
 @pytest.mark.parametrize("form", [_matrix_product, _sum_of_shifts, _exchanged, _on_cpu])
