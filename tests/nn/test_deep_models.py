@@ -1,5 +1,6 @@
 """The larger models: residual networks, the recurrent model, the autoencoder."""
 
+import chex
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -48,9 +49,9 @@ def test_residual_networks_on_flax_convolutions(name, monkeypatch):
     outputs, stats = run()
     monkeypatch.setattr(layers, "Conv", linen.Conv)
     expected, expected_stats = run()
-    assert outputs.shape == (2, 5)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-3), stats, expected_stats)
+    chex.assert_shape(outputs, (2, 5))
+    chex.assert_trees_all_close(outputs, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    chex.assert_trees_all_close(stats, expected_stats, rtol=1e-3, atol=1e-3)
 
 
 def test_training_moves_the_statistics_only_in_training():
@@ -58,13 +59,13 @@ def test_training_moves_the_statistics_only_in_training():
     variables = random_variables(model, SMALL)
     x = jax.random.normal(KEY, (4, 16, 16, 3))
     same, moved = (jax.jit(lambda x, t=t: model.apply(variables, x, train=t)[1])(x) for t in (False, True))
-    assert jax.tree.structure(same) == jax.tree.structure(moved) == jax.tree.structure(variables.stats)
-    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), same, variables.stats)))
+    chex.assert_trees_all_equal(same, variables.stats)
+    chex.assert_trees_all_equal_structs(moved, variables.stats)
     assert not any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), moved, variables.stats)))
 
 
 def resolutions(module, size, names):
-    """Height of what the layers of those names return, for a square image."""
+    """Heights of the outputs of the layers of those names, for a square image."""
     seen = {}
 
     def watch(next_call, args, kwargs, context):
@@ -119,7 +120,7 @@ def test_an_lstm_by_hand():
         hidden = numpy_lstm(hidden, params[name])
     expected = hidden @ params["output"]["kernel"] + params["output"]["bias"]
     outputs, _ = jax.jit(lambda v, x: model.apply(v, x, train=True))(variables, tokens)
-    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(outputs, expected.astype(np.float32), rtol=1e-4, atol=1e-5)
 
 
 def test_perplexity():
@@ -159,16 +160,15 @@ def test_an_lstm_on_a_mesh():
         return jax.lax.map(one, tokens)
 
     mapped = jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=P("clients"), out_specs=P("clients")))(tokens)
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6), mapped, jax.jit(gradients)(tokens)
-    )
+    chex.assert_tree_all_finite(mapped)
+    chex.assert_trees_all_close(mapped, jax.jit(gradients)(tokens), rtol=1e-4, atol=1e-6)
 
 
 # ---- The autoencoder.
 
 
 def test_the_autoencoder_of_the_paper():
-    """4.2 million parameters at 1024, shared part and own part by name, and every layer in the given place."""
+    """4.2 million parameters at 1024, the shared encoder and the decoder by name, and every kernel of its size."""
     info = DatasetInfo("csi", (2, 32, 32), 0, "reconstruction")
     params = jax.eval_shape(lambda key: nn.csi_autoencoder(1024).init(key, info), KEY).params
     assert set(params) == {"encoder", "decoder"}
@@ -183,18 +183,18 @@ def test_the_autoencoder_of_the_paper():
 
 
 def test_the_autoencoder_returns_matrices():
-    """Channels first, like its input; and the code is all that the decoder sees."""
+    """Channels first, like its input; and the decoder sees nothing but the code."""
     model = nn.csi_autoencoder(3)
     variables = random_variables(model, CSI)
     x = jax.random.normal(KEY, (4, 2, 8, 8))
     silent = variables.params | {"encoder": jax.tree.map(jnp.zeros_like, variables.params["encoder"])}
     run = jax.jit(lambda params: model.apply(variables._replace(params=params), x, train=False)[0])
-    assert run(variables.params).shape == x.shape
+    chex.assert_equal_shape([run(variables.params), x])
     assert np.ptp(run(variables.params), axis=0).min() > 0
     np.testing.assert_allclose(np.ptp(run(silent), axis=0), 0, atol=1e-5)
 
 
-def test_nmse():
+def test_nmse_is_a_ratio():
     model = nn.csi_autoencoder(4)
     y = jax.random.normal(KEY, (3, 2, 4, 4)).at[2].set(0.0)
     outputs = y + jnp.array([0.1, 0.2, 0.3]).reshape(3, 1, 1, 1)

@@ -1,5 +1,6 @@
 """Losses and masked metrics against scikit-learn and plain NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +38,7 @@ def test_classification_metrics_are_those_of_scikit_learn(valid):
     np.testing.assert_allclose(scores["loss"], expected, rtol=1e-4)
 
 
-def test_rubbish_in_padding_does_not_leak():
+def test_values_in_padding_do_not_matter():
     predictions = jnp.array([[0.7, 0.3], [jnp.nan, jnp.nan], [0.2, 0.8]])
     scores = CLASSES.metrics(predictions, jnp.array([0, -1, 0]), jnp.array([True, False, True]))
     assert float(scores["accuracy"]) == 0.5
@@ -80,17 +81,17 @@ def test_cross_entropy_per_example_and_per_token():
 
 def test_squared_error():
     outputs = jnp.array([[1.0], [2.0]])
-    np.testing.assert_array_equal(VALUES.loss(outputs, jnp.array([3.0, 2.0])), [4.0, 0.0])
+    chex.assert_trees_all_equal(VALUES.loss(outputs, jnp.array([3.0, 2.0])), jnp.array([4.0, 0.0]))
     picture = jnp.full((2, 2, 2), 255, jnp.uint8)
-    np.testing.assert_array_equal(VALUES.loss(jnp.zeros((2, 4)), picture), [1.0, 1.0])
-    np.testing.assert_array_equal(VALUES.predict(outputs), outputs)
+    chex.assert_trees_all_equal(VALUES.loss(jnp.zeros((2, 4)), picture), jnp.ones(2))
+    chex.assert_trees_all_equal(VALUES.predict(outputs), outputs)
 
 
 def test_auto_takes_one_output_for_a_regression():
     auto = objective("auto")
     values, logits = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 0.0], [0.0, 2.0]])
-    np.testing.assert_array_equal(auto.loss(values, jnp.array([0.0, 2.0])), [1.0, 0.0])
-    np.testing.assert_array_equal(auto.predict(values), values)
+    chex.assert_trees_all_equal(auto.loss(values, jnp.array([0.0, 2.0])), jnp.array([1.0, 0.0]))
+    chex.assert_trees_all_equal(auto.predict(values), values)
     assert set(auto.metrics(values, jnp.ones(2), jnp.ones(2, bool))) == {"loss"}
     np.testing.assert_allclose(auto.loss(logits, jnp.array([0, 1])), numpy_cross_entropy(logits, [0, 1]), rtol=1e-6)
     np.testing.assert_allclose(auto.predict(logits).sum(1), 1.0, rtol=1e-6)
@@ -104,8 +105,7 @@ def test_metrics_of_many_clients():
     together = jax.vmap(CLASSES.metrics)(predictions, y, mask)
     for i in range(3):
         alone = CLASSES.metrics(predictions[i], y[i], mask[i])
-        for name, value in alone.items():
-            np.testing.assert_allclose(together[name][i], value, rtol=1e-6)
+        chex.assert_trees_all_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone, rtol=1e-6)
 
 
 def test_scale():

@@ -1,5 +1,6 @@
-"""The models: names, sizes, starts, inputs, and what they compute."""
+"""The models: names, sizes, initial weights, inputs, and what they compute."""
 
+import chex
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -98,8 +99,8 @@ def test_layers(model, info, expected):
     assert variables.stats == {}
     x = jnp.ones((2, *info.input_shape))
     outputs, stats = jax.eval_shape(lambda v: model.apply(v, x, train=True, rng_key=KEY), variables)
-    assert outputs.shape == (2, expected["output/kernel"][-1])
-    assert outputs.dtype == jnp.float32
+    chex.assert_shape(outputs, (2, expected["output/kernel"][-1]))
+    chex.assert_type(outputs, jnp.float32)
     assert stats == {}
 
 
@@ -109,7 +110,7 @@ def layers_with_fan_in(params):
 
 
 @pytest.mark.parametrize("model", [nn.mlp((50,)), nn.cnn((16,), dense=())])
-def test_torch_start(model):
+def test_initialisation_of_torch(model):
     """Kernel and bias fill ±1/√fan_in evenly: the bound is nearly reached, the variance is a third of its square."""
     params, _ = model.init(KEY, MNIST)
     for kernel, bias, fan_in in layers_with_fan_in(params):
@@ -121,17 +122,17 @@ def test_torch_start(model):
         assert abs(np.mean(kernel)) < 5 * bound / np.sqrt(3 * kernel.size)
 
 
-def test_flax_start():
+def test_initialisation_of_flax():
     params, _ = nn.cnn((16,), dense=(), init="flax").init(KEY, MNIST)
     for kernel, bias, fan_in in layers_with_fan_in(params):
         kernel = np.asarray(kernel)
         assert not bias.any()
         assert abs(np.var(kernel) * fan_in - 1) < 8 / np.sqrt(kernel.size)
-        assert np.abs(kernel).max() > 1.5 / np.sqrt(fan_in)  # beyond the uniform start's bound
+        assert np.abs(kernel).max() > 1.5 / np.sqrt(fan_in)  # beyond the bound of the uniform rule
 
 
 @pytest.mark.parametrize("scale", [0.8, 1.6])
-def test_start_of_the_linear_regression(scale):
+def test_initialisation_of_the_linear_regression(scale):
     info = DatasetInfo("line", (4000,), 0, "regression")
     params, _ = nn.linear(init_scale=scale, zero_bias=True).init(KEY, info)
     assert 0.99 * scale < np.abs(params["output"]["kernel"]).max() <= scale
@@ -145,10 +146,10 @@ def test_models_differ_by_key_and_stack_under_vmap():
     model = nn.mlp((5,))
     stacked = jax.vmap(lambda key: model.init(key, DIGITS))(jax.random.split(KEY, 3)).params
     kernel = stacked["hidden_0"]["kernel"]
-    assert kernel.shape == (3, 64, 5)
+    chex.assert_shape(kernel, (3, 64, 5))
     assert not np.allclose(kernel[0], kernel[1])
     again = model.init(jax.random.split(KEY, 3)[1], DIGITS).params
-    np.testing.assert_allclose(kernel[1], again["hidden_0"]["kernel"], rtol=1e-6)
+    chex.assert_trees_all_close(kernel[1], again["hidden_0"]["kernel"], rtol=1e-6)
 
 
 def test_an_mlp_computes_relu_layers():
@@ -159,11 +160,11 @@ def test_an_mlp_computes_relu_layers():
     for name in ("hidden_0", "hidden_1"):
         hidden = np.maximum(hidden @ variables.params[name]["kernel"] + variables.params[name]["bias"][None], 0)
     expected = hidden @ variables.params["output"]["kernel"] + variables.params["output"]["bias"][None]
-    np.testing.assert_allclose(model.apply(variables, x, train=False)[0], expected, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(model.apply(variables, x, train=False)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 class FlaxCnn(linen.Module):
-    """The convolutional network in Flax's own layers, rectified before the pooling as the paper says."""
+    """The convolutional network in Flax's layers, rectified before the pooling as the paper says."""
 
     @linen.compact
     def __call__(self, x):
@@ -177,9 +178,9 @@ class FlaxCnn(linen.Module):
 
 @pytest.mark.optimized
 def test_the_cnn_is_that_of_flax_with_its_gradients():
-    own, flax = nn.cnn((4, 6), dense=(9,)), nn.from_flax(FlaxCnn())
+    ours, flax = nn.cnn((4, 6), dense=(9,)), nn.from_flax(FlaxCnn())
     keys = jax.random.split(KEY, 3)
-    variables = jax.vmap(lambda key: own.init(key, MNIST))(keys)
+    variables = jax.vmap(lambda key: ours.init(key, MNIST))(keys)
     x = jax.random.normal(KEY, (3, 2, 28, 28))
     y = jnp.arange(6).reshape(3, 2)
 
@@ -191,13 +192,11 @@ def test_the_cnn_is_that_of_flax_with_its_gradients():
 
         return jax.jit(jax.vmap(one))(variables, x, y)
 
-    (value, gradient), (expected, expected_gradient) = loss_and_gradient(own), loss_and_gradient(flax)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    jax.tree.map(
-        lambda a, e: np.testing.assert_allclose(a, e, rtol=0, atol=2e-5 * np.abs(e).max()),
-        gradient,
-        expected_gradient,
-    )
+    (value, gradient), (expected, expected_gradient) = loss_and_gradient(ours), loss_and_gradient(flax)
+    chex.assert_trees_all_close(value, expected, rtol=1e-5)
+    largest = jax.tree.map(lambda leaf: jnp.abs(leaf).max(), expected_gradient)
+    relative = (jax.tree.map(jnp.divide, tree, largest) for tree in (gradient, expected_gradient))
+    chex.assert_trees_all_close(*relative, rtol=0, atol=2e-5)
 
 
 # ---- Inputs.
@@ -209,9 +208,9 @@ def test_bytes_are_scaled_and_normalised():
     variables = plain.init(KEY, DIGITS)
     by_hand = pixels.astype(jnp.float32) / 255.0
     expected = plain.apply(variables, by_hand, train=False)[0]
-    np.testing.assert_allclose(plain.apply(variables, pixels, train=False)[0], expected, rtol=1e-6)
+    chex.assert_trees_all_close(plain.apply(variables, pixels, train=False)[0], expected, rtol=1e-6)
     expected = plain.apply(variables, (by_hand - 0.5) / 0.25, train=False)[0]
-    np.testing.assert_allclose(normalised.apply(variables, pixels, train=False)[0], expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(normalised.apply(variables, pixels, train=False)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_normalising_by_channel():
@@ -219,24 +218,19 @@ def test_normalising_by_channel():
     plain = nn.cnn((2,), dense=())
     variables = plain.init(KEY, CIFAR)
     x = jax.random.normal(KEY, (2, 32, 32, 3))
-    moved = (x - np.array([0.1, 0.2, 0.3], np.float32).reshape(1, 1, 1, 3)) / np.array([1, 2, 4], np.float32).reshape(
-        1, 1, 1, 3
+    mean, deviation = (np.array(part, np.float32).reshape(1, 1, 1, 3) for part in ((0.1, 0.2, 0.3), (1, 2, 4)))
+    outputs, expected = (
+        made.apply(variables, inputs, train=False)[0] for made, inputs in ((model, x), (plain, (x - mean) / deviation))
     )
-    np.testing.assert_allclose(
-        model.apply(variables, x, train=False)[0],
-        plain.apply(variables, moved, train=False)[0],
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    chex.assert_trees_all_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_images_with_and_without_a_channel_axis():
     model = nn.cnn((2,), dense=())
     variables = model.init(KEY, DIGITS)
     x = jax.random.normal(KEY, (2, 8, 8))
-    np.testing.assert_array_equal(
-        model.apply(variables, x, train=False)[0], model.apply(variables, x[..., None], train=False)[0]
-    )
+    outputs, expected = (model.apply(variables, inputs, train=False)[0] for inputs in (x, x[..., None]))
+    chex.assert_trees_all_equal(outputs, expected)
 
 
 # ---- Any Flax module.
@@ -283,9 +277,9 @@ def test_batch_statistics_and_dropout():
     (a, stats), (b, _) = (model.apply(variables, x, train=True, rng_key=jax.random.key(i)) for i in (1, 2))
     assert not np.allclose(a, b)
     np.testing.assert_allclose(stats["BatchNorm_0"]["mean"], 0.5 * np.asarray(x).mean(0), rtol=1e-5)
-    assert jax.tree.structure(stats) == jax.tree.structure(variables.stats)
+    chex.assert_trees_all_equal_structs(stats, variables.stats)
     (a, same), (b, _) = (model.apply(variables, x, train=False, rng_key=jax.random.key(i)) for i in (1, 2))
-    np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(a, b)
     assert same is variables.stats
 
 
@@ -294,7 +288,7 @@ def test_the_deterministic_flag():
     variables = model.init(KEY, TABLE)
     x = jnp.ones((2, 4))
     kept = model.apply(variables, x, train=False)[0]
-    np.testing.assert_allclose(kept, x @ variables.params["Dense_0"]["kernel"], rtol=1e-5)
+    chex.assert_trees_all_close(kept, x @ variables.params["Dense_0"]["kernel"], rtol=1e-5)
     assert not np.allclose(model.apply(variables, x, train=True, rng_key=KEY)[0], kept)
 
 
