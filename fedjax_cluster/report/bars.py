@@ -14,21 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_cluster.report import style
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
-from fedjax_cluster.report.style import (
-    COLORS,
-    DOUBLE,
-    NEUTRAL,
-    SINGLE,
-    STEPS,
-    legend_above,
-    line_look,
-    new_figure,
-    plain_marker,
-    style,
-    wrapped,
-)
 
 
 def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[float], label: str) -> Figure:
@@ -52,21 +40,20 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
             f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
         )
     rows = np.arange(len(names))
-    with style():
-        figure = new_figure(SINGLE, 0.5 + 0.27 * len(names))
+    with style.drawing(style.SINGLE, 0.5 + 0.27 * len(names)) as figure:
         axes = figure.subplots()
-        axes.barh(rows, heights, height=0.62, color=COLORS[0])
+        axes.barh(rows, heights, height=0.62, color=style.COLORS[0])
         known = errors > 0
         axes.errorbar(heights[known], rows[known], xerr=errors[known], fmt="none", ecolor="black", elinewidth=0.9)
         for row, height, error in zip(rows, heights, errors, strict=True):
             end = max(0.0, height + error) if is_known(height) else 0.0
             axes.annotate(_three_digits(height), (end, row), (3, 0), textcoords="offset points", va="center_baseline")
         axes.margins(x=0.14)
-        axes.set_yticks(rows, [wrapped(method_name(name), 22) for name in names])
+        axes.set_yticks(rows, [style.wrapped(method_name(name), 22) for name in names])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(False, axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(7, steps=STEPS))
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
         axes.set_xlabel(label)
     return figure
 
@@ -94,8 +81,8 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
     bands = methods if by_method else columns
     inside = 1 if by_method else len(methods)
     step = 0.8 / inside
-    with style():
-        figure = new_figure(SINGLE if len(metrics) == 1 else DOUBLE, 0.55 + len(bands) * (0.12 + 0.2 * inside))
+    width, height = style.SINGLE if len(metrics) == 1 else style.DOUBLE, 0.55 + len(bands) * (0.12 + 0.2 * inside)
+    with style.drawing(width, height) as figure:
         panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             for row in (row for row in rows if row.metric == metric):
@@ -107,8 +94,8 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
             axes.set_xlabel(metric)
             axes.grid(False, axis="y")
             axes.tick_params(axis="y", length=0)
-            axes.xaxis.set_major_locator(MaxNLocator(7, steps=STEPS))
-        panels[0].set_yticks(range(len(bands)), [wrapped(method_name(band), 18) for band in bands])
+            axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
+        panels[0].set_yticks(range(len(bands)), [style.wrapped(method_name(band), 18) for band in bands])
         panels[0].set_ylim(len(bands) - 0.5, -0.5)
         _row_legend(figure, rows, [] if by_method else methods)
     return figure
@@ -118,7 +105,7 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
 
 
 def _draw_row(axes: Axes, row: PaperRow, y: float, step: float, index: int) -> None:
-    look = line_look(index)
+    look = style.line_look(index)
     common: dict[str, Any] = {"color": look["color"], "fmt": look["marker"], "elinewidth": 0.9, "linestyle": "none"}
     for value, deviation, shift, face in (
         (row.ours, row.ours_std, -0.2, look["color"]),
@@ -132,16 +119,16 @@ def _draw_row(axes: Axes, row: PaperRow, y: float, step: float, index: int) -> N
 def _row_legend(figure: Figure, rows: Sequence[PaperRow], methods: Sequence[str]) -> None:
     """Methods by colour and marker where there are several; filled is ours, hollow the paper's."""
     named = methods if len(methods) > 1 else ()
-    handles = [Line2D([], [], **{**line_look(index), "linestyle": "none"}) for index in range(len(named))]
+    handles = [Line2D([], [], **{**style.line_look(index), "linestyle": "none"}) for index in range(len(named))]
     labels = [method_name(method) for method in named]
     for label, face, values in (
-        ("ours", NEUTRAL, [row.ours for row in rows]),
+        ("ours", style.NEUTRAL, [row.ours for row in rows]),
         ("paper", "white", [row.paper for row in rows]),
     ):
         if any(is_known(value) for value in values):
-            handles.append(plain_marker(face))
+            handles.append(style.plain_marker(face))
             labels.append(label)
-    legend_above(figure, handles, labels, lines=False)
+    style.legend_above(figure, handles, labels, lines=False)
 
 
 def _three_digits(value: float) -> str:

@@ -14,19 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_cluster.report import style
 from fedjax_cluster.report.names import group_name
-from fedjax_cluster.report.style import (
-    DOUBLE,
-    LINE_INCHES,
-    MARKERS,
-    NEUTRAL,
-    SINGLE,
-    distinct,
-    new_figure,
-    style,
-    value_colors,
-    wrapped,
-)
 
 NAME_WIDTH = 16
 LEGEND_LINES = 24  # in one column
@@ -54,14 +43,13 @@ def client_features(features: Any, group: Any | None, labels: Any, group_names: 
     """
     points, group, labels = _check_clients(features, group, labels)
     by = labels if group is None else group
-    looks = Looks(value_colors(by), _markers(labels))
+    looks = Looks(style.value_colors(by), _markers(labels))
     pairs = _pairs(points.shape[1])
     entries = _legend_entries(looks, None if group is None else group_names)
     lines = sum(name.count("\n") + 1 for _, name in entries)
     columns = -(-lines // LEGEND_LINES)
-    with style():
-        width = SINGLE if len(pairs) == columns == 1 else DOUBLE
-        figure = new_figure(width, max(2.6, LINE_INCHES * -(-lines // columns) + 0.2))
+    width = style.SINGLE if len(pairs) == columns == 1 else style.DOUBLE
+    with style.drawing(width, max(2.6, style.LINE_INCHES * -(-lines // columns) + 0.2)) as figure:
         panels = figure.subplots(1, len(pairs), squeeze=False)[0]
         for axes, (across, up) in zip(panels, pairs, strict=True):
             _scatter(axes, points, across, up, by, labels, looks)
@@ -92,15 +80,14 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
     group, labels = group[group >= 0], labels[group >= 0]
     if not len(group):
         raise ValueError("no client has a true group; the table needs at least one")
-    rows, columns = np.unique(group), np.asarray(distinct(labels))
+    rows, columns = np.unique(group), np.asarray(style.distinct(labels))
     counts = np.asarray([[np.sum((group == row) & (labels == column)) for column in columns] for row in rows])
-    names = [wrapped(group_name(row, group_names), NAME_WIDTH) for row in rows]
+    names = [style.wrapped(group_name(row, group_names), NAME_WIDTH) for row in rows]
     margin = 0.75 + 0.055 * max(len(line) for name in names for line in name.split("\n"))
-    with style():
-        # Cells fill the column, as high as their names ask, and never so narrow that a count does not fit.
-        cell = max((SINGLE - margin) / len(columns), 0.3)
-        high = max(0.26, LINE_INCHES * max(name.count("\n") + 1 for name in names) + 0.05)
-        figure = new_figure(margin + cell * len(columns), 0.65 + high * len(rows))
+    # Cells fill the column, as high as their names ask, and never so narrow that a count does not fit.
+    cell = max((style.SINGLE - margin) / len(columns), 0.3)
+    high = max(0.26, style.LINE_INCHES * max(name.count("\n") + 1 for name in names) + 0.05)
+    with style.drawing(margin + cell * len(columns), 0.65 + high * len(rows)) as figure:
         axes = figure.subplots()
         axes.pcolormesh(counts, cmap="Blues", vmin=0, vmax=1.25 * counts.max(), edgecolors="white", linewidth=1)
         for (row, column), count in np.ndenumerate(counts):
@@ -181,20 +168,20 @@ def _legend_entries(looks: Looks, group_names: Sequence[str] | None) -> list[tup
     if group_names is None:
         pairs = [entry(clusters[label], looks.colors[label], looks.markers[label]) for label in clusters]
         return [heading(HEADINGS[1]), *pairs]
-    groups = {group: wrapped(group_name(group, group_names), NAME_WIDTH) for group in looks.colors}
+    groups = {group: style.wrapped(group_name(group, group_names), NAME_WIDTH) for group in looks.colors}
     return [
         heading(HEADINGS[0]),
         *(entry(name, looks.colors[group], "o") for group, name in groups.items()),
         heading(""),
         heading(HEADINGS[1]),
-        *(entry(name, NEUTRAL, looks.markers[label]) for label, name in clusters.items()),
+        *(entry(name, style.NEUTRAL, looks.markers[label]) for label, name in clusters.items()),
     ]
 
 
 def _markers(labels: np.ndarray) -> dict[int, str]:
-    known = distinct(labels)
+    known = style.distinct(labels)
     # More clusters than markers are told apart by their numbers.
-    plain = [f"${label}$" for label in known] if len(known) > len(MARKERS) else MARKERS
+    plain = [f"${label}$" for label in known] if len(known) > len(style.MARKERS) else style.MARKERS
     return {label: NO_CLUSTER if label < 0 else plain[index] for index, label in enumerate(known)}
 
 

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_cluster.report import style
 from fedjax_cluster.report.histories import (
     AGREEMENT,
     History,
-    Seeds,
     by_seed,
     chosen_metric,
     column_label,
@@ -24,19 +24,6 @@ from fedjax_cluster.report.histories import (
     has_values,
 )
 from fedjax_cluster.report.names import method_name
-from fedjax_cluster.report.style import (
-    DASHED,
-    LOG_TICKS,
-    NEUTRAL,
-    SINGLE,
-    STEPS,
-    legend_above,
-    line_look,
-    new_figure,
-    plain_marker,
-    style,
-    ticks_at,
-)
 
 BOUNDED = ("purity", AGREEMENT, "accuracy", "balanced_accuracy")  # at most 1
 MARKED_POINTS = 8
@@ -45,33 +32,19 @@ MARKED_POINTS = 8
 def learning_curves(histories: Mapping[str, History | Sequence[History]], metric: str | None = None) -> Figure:
     """Draws a metric, and beneath it the adjusted Rand index, against communication rounds.
 
-    Several seeds of a method become their mean and a band of ± one standard deviation, over the rounds that all of
-    them evaluated. Rounds without a value (NaN) are skipped. The lower panel is left out where no method has an ARI.
-
     Args:
-      histories: method -> history of a run, or the histories of its seeds; columns as `SimulationResult.history`.
+      histories: as of `curves`.
       metric: a column; None takes `accuracy`, or `test_loss` where there is no accuracy, or else the training loss.
 
     Returns:
-      The figure, one paper column wide; rounds count from 0, as in the history.
+      The figure, one paper column wide; without the lower panel where no method has an ARI.
 
     Raises:
       ValueError: no histories, no such column, or a column without any value.
     """
     seeds = by_seed(histories)
     metric = chosen_metric(seeds, metric)
-    columns = [metric, AGREEMENT] if metric != AGREEMENT and has_values(seeds, AGREEMENT) else [metric]
-    with style():
-        figure = new_figure(SINGLE, 0.6 + 1.4 * len(columns))
-        panels = _draw_columns(figure, seeds, columns, first_round=0)
-        for axes, name in zip(panels, columns, strict=True):
-            if name == AGREEMENT:
-                lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
-                axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
-        last = max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
-        panels[-1].set_xlim(-0.02 * last - 0.5, 1.02 * last + 0.5)
-        shared_legend(figure, panels)
-    return figure
+    return curves(seeds, [metric, AGREEMENT] if metric != AGREEMENT and has_values(seeds, AGREEMENT) else [metric])
 
 
 def curves(
@@ -82,9 +55,10 @@ def curves(
     levels: Mapping[str, float] | None = None,
     bands: bool = True,
 ) -> Figure:
-    """Draws columns of histories against rounds, a panel each, one beneath the other.
+    """Draws columns of histories against communication rounds, a panel each, one beneath the other.
 
-    Several seeds become their mean and a band of ± one standard deviation, over the rounds that all of them evaluated.
+    Several seeds of a method become their mean and a band of ± one standard deviation, over the rounds that all of
+    them evaluated. Rounds without a value (NaN) are skipped.
 
     Args:
       histories: method -> history of a run, or the histories of its seeds; columns as `SimulationResult.history`.
@@ -99,26 +73,33 @@ def curves(
     Raises:
       ValueError: no histories, no columns, or a column without any value.
     """
-    seeds = by_seed(histories)
+    seeds, levels = by_seed(histories), levels or {}
     if not metrics:
         raise ValueError("metrics is empty; name at least one column")
-    for name in metrics:
-        if not has_values(seeds, name):
-            raise ValueError(f"no history has a value of '{name}'; name another column")
-    rounds = max(len(history["round"]) for runs in seeds.values() for history in runs)
-    with style():
-        figure = new_figure(SINGLE, 0.4 + 1.35 * len(metrics))
-        panels = _draw_columns(figure, seeds, metrics, first_round=1, bands=bands)
+    last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
+    with style.drawing(style.SINGLE, 0.6 + 1.4 * len(metrics)) as figure:
+        panels = stacked_panels(figure, len(metrics))
         for axes, name in zip(panels, metrics, strict=True):
-            if name in (levels or {}):
-                level = (levels or {})[name] * column_label(name)[1]
-                axes.axhline(level, color=NEUTRAL, linestyle=DASHED, linewidth=0.7, zorder=1)
-        panels[-1].set_xlabel("Communication rounds done")
-        panels[-1].set_xlim(1 - 0.02 * rounds, 1.02 * rounds)
+            label, factor = column_label(chosen_metric(seeds, name))
+            for index, (method, runs) in enumerate(seeds.items()):
+                rounds, values = evaluated(runs, name, method)
+                mean, deviation = factor * values.mean(axis=0), factor * values.std(axis=0) * bands
+                place = {"index": index, "count": len(seeds), "highest": factor if name in BOUNDED else np.inf}
+                draw_line(axes, rounds + 1, mean, deviation, label=method_name(method), **place)
+            axes.set_ylabel(label)
+            axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
+            if name == AGREEMENT:
+                lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
+                axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
+            if name in levels:
+                dashed = {"color": style.NEUTRAL, "linestyle": style.DASHED, "linewidth": 0.7}
+                axes.axhline(factor * levels[name], zorder=1, **dashed)
+        round_axis(panels[-1])
+        panels[-1].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         if log_rounds:
             panels[-1].set_xscale("log")
-            panels[-1].set_xlim(0.94, 1.06 * rounds)
-            ticks_at(panels[-1].xaxis, [tick for tick in LOG_TICKS if tick <= rounds])
+            panels[-1].set_xlim(0.94, 1.06 * last)
+            style.ticks_at(panels[-1].xaxis, [tick for tick in style.LOG_TICKS if tick <= last])
         shared_legend(figure, panels)
     return figure
 
@@ -140,18 +121,17 @@ def round_curves(series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: 
     if not series:
         raise ValueError("there is no series to draw; give at least one")
     values = np.concatenate([np.asarray(column, np.float64) for _, column in series.values()])
-    with style():
-        figure = new_figure(SINGLE, 2.2)
+    with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         if not log_y and np.nanmin(values) < 0 < np.nanmax(values):
             axes.axhline(0, color="black", linewidth=0.6)
         for index, (name, (rounds, column)) in enumerate(series.items()):
-            axes.plot(rounds, column, label=name, **{**line_look(index), "marker": None})
+            axes.plot(rounds, column, label=name, **{**style.line_look(index), "marker": None})
         if log_y:
             axes.set_yscale("log")
         round_axis(axes)
         axes.set_ylabel(y_label)
-        legend_above(figure, *axes.get_legend_handles_labels())
+        style.legend_above(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -187,26 +167,25 @@ def sweep(
     }
     published = {name: _floats(values) for name, values in (paper or {}).items()}
     _check_sweep(positions, lines, published, log_x)
-    with style():
-        figure = new_figure(SINGLE, 2.2)
+    with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
-            draw_line(axes, positions, mean, deviation, index, len(lines), label=method_name(name))
+            draw_line(axes, positions, mean, deviation, label=method_name(name), index=index, count=len(lines))
             if name in published:
                 known = np.isfinite(published[name])
-                look = {**line_look(index), "linestyle": "none", "markerfacecolor": "white", "markersize": 5}
+                look = {**style.line_look(index), "linestyle": "none", "markerfacecolor": "white", "markersize": 5}
                 axes.plot(positions[known], published[name][known], label="_paper", zorder=2.5, **look)
         if log_x:
             axes.set_xscale("log")
         _mark_positions(axes, positions, log_x)
-        axes.yaxis.set_major_locator(MaxNLocator(7, steps=STEPS))
+        axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         handles, labels = axes.get_legend_handles_labels()
         if published:
-            handles.append(plain_marker("white"))
+            handles.append(style.plain_marker("white"))
             labels.append("paper")
-        legend_above(figure, handles, labels)
+        style.legend_above(figure, handles, labels)
     return figure
 
 
@@ -218,10 +197,10 @@ def draw_line(
     x: np.ndarray,
     mean: np.ndarray,
     deviation: np.ndarray,
-    index: int,
-    count: int,
     *,
     label: str,
+    index: int,
+    count: int,
     highest: float = np.inf,
 ) -> None:
     """Draws line `index` of `count` with sparse, staggered markers, and a band of ± `deviation` up to `highest`."""
@@ -230,7 +209,7 @@ def draw_line(
         return
     x, mean, deviation = x[known], mean[known], deviation[known]
     every = max(1, len(x) // MARKED_POINTS)
-    look = line_look(index)
+    look = style.line_look(index)
     # Earlier lines lie above later ones: the first is the one that the picture is about.
     order = 3 + (count - index) / (count + 1)
     axes.plot(x, mean, label=label, markevery=(index * every // count, every), zorder=order, **look)
@@ -242,7 +221,7 @@ def draw_line(
 def round_axis(axes: Axes) -> None:
     """Labels the horizontal axis as communication rounds, with ticks at whole ones."""
     axes.set_xlabel("Communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(7, steps=STEPS, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=True, min_n_ticks=1))
 
 
 def stacked_panels(figure: Figure, count: int) -> list[Axes]:
@@ -254,26 +233,7 @@ def shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     """One legend over all panels; what occurs in several is named once."""
     named = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
     entries = {str(label): handle for handle, label in named}
-    legend_above(figure, list(entries.values()), list(entries))
-
-
-def _draw_columns(
-    figure: Figure, seeds: Seeds, columns: Sequence[str], *, first_round: int, bands: bool = True
-) -> list[Axes]:
-    """A panel for each column with the mean and the band of every method's seeds."""
-    panels = stacked_panels(figure, len(columns))
-    for axes, name in zip(panels, columns, strict=True):
-        label, factor = column_label(name)
-        for index, (method, runs) in enumerate(seeds.items()):
-            rounds, values = evaluated(runs, name, method)
-            mean, deviation = factor * values.mean(axis=0), bands * factor * values.std(axis=0)
-            highest = factor if name in BOUNDED else np.inf
-            x, name_shown = rounds + first_round, method_name(method)
-            draw_line(axes, x, mean, deviation, index, len(seeds), label=name_shown, highest=highest)
-        axes.set_ylabel(label)
-        axes.yaxis.set_major_locator(MaxNLocator(7, steps=STEPS, integer=name.startswith("num_")))
-    round_axis(panels[-1])
-    return panels
+    style.legend_above(figure, list(entries.values()), list(entries))
 
 
 def _mark_positions(axes: Axes, positions: np.ndarray, log_x: bool) -> None:
@@ -283,7 +243,7 @@ def _mark_positions(axes: Axes, positions: np.ndarray, log_x: bool) -> None:
     powers = log_x and np.allclose(scaled, np.round(scaled)) and ticks[-1] >= 1e4
     crowded = len(ticks) > 1 and np.diff(scaled).min() / (scaled[-1] - scaled[0]) < 0.08
     if not (powers or crowded):
-        ticks_at(axes.xaxis, ticks.tolist())
+        style.ticks_at(axes.xaxis, ticks.tolist())
 
 
 def _floats(values: Sequence[float]) -> np.ndarray:
@@ -291,10 +251,7 @@ def _floats(values: Sequence[float]) -> np.ndarray:
 
 
 def _check_sweep(
-    x: np.ndarray,
-    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    paper: Mapping[str, np.ndarray],
-    log_x: bool,
+    x: np.ndarray, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], paper: Mapping[str, np.ndarray], log_x: bool
 ) -> None:
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
         raise ValueError(f"x has shape {x.shape} and must be a list of finite numbers, at least one")

@@ -14,11 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 
+from fedjax_cluster.report import style
 from fedjax_cluster.report.names import group_name
-from fedjax_cluster.report.style import SINGLE, legend_above, new_figure, style, value_colors
 
 MOST_NAMED = 40  # clients whose indices stand at the axis
-MOST_SPELLED = 5  # clusters that are called "cluster 3", beyond "3"
 
 
 def similarity_matrix(
@@ -47,28 +46,26 @@ def similarity_matrix(
     similarity = check_matrix(similarity, "similarity", len(labels))
     kept, blocks = clients_by_cluster(labels, group)
     count = len(kept)
-    with style():
-        figure = new_figure(SINGLE, 0.85 * SINGLE)
+    with style.drawing(style.SINGLE, 0.78 * style.SINGLE) as figure:
         axes = figure.subplots()
         image = heat_map(axes, similarity[np.ix_(kept, kept)], blocks, "black", cmap="RdBu_r", vmin=-1, vmax=1)
         figure.colorbar(image, ax=axes, shrink=0.85, label=label)
-        name = "cluster {}" if len(blocks.values) <= MOST_SPELLED else "{}"
-        axes.set_xticks(blocks.middles, [name.format(value) for value in blocks.values])
+        axes.set_xticks(blocks.middles, [str(value) for value in blocks.values])
         order = kept[blocks.order]
         axes.set_yticks(range(count), order.astype(str) if count <= MOST_NAMED else [""] * count)
         axes.tick_params(length=0)
-        axes.set_xlabel("Clients in the order of clusters")
-        axes.set_ylabel("Client")
+        axes.set_xlabel("Cluster" if group is None else "Cluster; strip: true group")
+        axes.set_ylabel("Client, by cluster")
         if group is not None:
             own = np.asarray(group)[order]
-            colors = value_colors(own)
+            colors = style.value_colors(own)
             strip = 0.025 * count  # wide
             for place, value in enumerate(own):
                 corner = count - 0.5 + strip, place - 0.5
                 axes.add_patch(Rectangle(corner, 1.5 * strip, 1.0, color=colors[int(value)], linewidth=0))
             axes.set_xlim(-0.5, count - 0.5 + 2.5 * strip)
             handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
-            legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)
+            style.legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)
     return figure
 
 

@@ -93,6 +93,13 @@ def new_figure(width: float, height: float) -> Picture:
     return Picture(figsize=(width, height), dpi=SCREEN_DPI, layout="constrained")
 
 
+@contextlib.contextmanager
+def drawing(width: float, height: float) -> Iterator[Picture]:
+    """A new figure, and the style while it is drawn."""
+    with style():
+        yield new_figure(width, height)
+
+
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
     """Writes a figure as PNG (300 dpi), PDF or SVG; the file is complete or absent.
 

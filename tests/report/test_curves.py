@@ -31,10 +31,10 @@ def test_curve_runs_through_the_evaluated_rounds_in_percent(make_history, check_
     figure = curves.learning_curves({"cfl_gp": history})
     upper, lower = figure.axes
     x, y = lines(upper)["CFL-GP"]
-    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_array_equal(x, [5, 10, 15, 20])
     np.testing.assert_allclose(y, 100 * history["accuracy"][[4, 9, 14, 19]])
     x, y = lines(lower)["CFL-GP"]
-    np.testing.assert_array_equal(x, np.arange(20))
+    np.testing.assert_array_equal(x, np.arange(1, 21))
     np.testing.assert_array_equal(y, history["adjusted_rand_index"])
     assert upper.get_ylabel() == "Test accuracy (%)"
     assert lower.get_ylabel() == "Adjusted Rand index"
@@ -50,7 +50,7 @@ def test_curve_runs_through_the_evaluated_rounds_in_percent(make_history, check_
 
 def test_last_evaluation_off_the_grid_is_drawn(make_history):
     (x, _) = lines(curves.learning_curves({"ifca": make_history(22)}).axes[0])["IFCA"]
-    np.testing.assert_array_equal(x, [4, 9, 14, 19, 21])
+    np.testing.assert_array_equal(x, [5, 10, 15, 20, 22])
 
 
 def test_several_methods_share_the_panels(make_history, check_layout):
@@ -70,10 +70,10 @@ def test_seeds_become_their_mean_and_a_band_of_one_deviation(make_history):
     upper = curves.learning_curves({"ifca": seeds}).axes[0]
     values = 100 * np.stack([seed["accuracy"][[4, 9, 14, 19]] for seed in seeds])
     x, y = lines(upper)["IFCA"]
-    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_array_equal(x, [5, 10, 15, 20])
     np.testing.assert_allclose(y, values.mean(0))
     x, low, high = band(upper)
-    np.testing.assert_array_equal(x, [4, 9, 14, 19])
+    np.testing.assert_array_equal(x, [5, 10, 15, 20])
     np.testing.assert_allclose(low, values.mean(0) - values.std(0))
     np.testing.assert_allclose(high, values.mean(0) + values.std(0))
 
@@ -89,7 +89,7 @@ def test_band_of_the_ari_stays_at_most_one(make_history):
 def test_seeds_of_different_length_are_compared_where_both_have_values(make_history):
     figure = curves.learning_curves({"ifca": [make_history(20, best=1.0), make_history(10, best=1.0)]})
     x, y = lines(figure.axes[0])["IFCA"]
-    np.testing.assert_array_equal(x, [4, 9])
+    np.testing.assert_array_equal(x, [5, 10])
     np.testing.assert_allclose(y, [(25 + 50) / 2, (50 + 100) / 2])
 
 
@@ -159,10 +159,10 @@ def test_markers_are_sparse_and_staggered(make_history):
 def test_one_round_is_a_single_point(make_history, check_layout):
     figure = curves.learning_curves({"ifca": make_history(1)})
     x, _ = lines(figure.axes[0])["IFCA"]
-    np.testing.assert_array_equal(x, [0])
+    np.testing.assert_array_equal(x, [1])
     figure.draw_without_rendering()
     low, high = figure.axes[-1].get_xlim()
-    assert [tick for tick in figure.axes[-1].get_xticks() if low <= tick <= high] == [0]
+    assert [tick for tick in figure.axes[-1].get_xticks() if low <= tick <= high] == [1]
     check_layout(figure)
 
 

@@ -6,6 +6,9 @@ import pytest
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.algorithms.cfl.parameter_tree import parameter_tree
+from fedjax_cluster.data import digits
+from fedjax_cluster.data.scenarios import linear_regression, rotated
+from fedjax_cluster.report import pages
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
@@ -54,21 +57,64 @@ def test_without_gaps_there_is_one_panel(make_history, check_layout):
         )
 
 
+def finished(federation, rounds=8, **options):
+    method = cfl(nn.linear(), clusters=4, local=local.sgd(0.1, batch_size=None, steps=2), **options)
+    return simulate(method, federation, rounds=rounds, eval_every=2)
+
+
 @functools.cache
-def grown():
-    own = local.sgd(0.3, batch_size=None, steps=2)
-    method = cfl(nn.linear(), clusters=4, local=own, epsilon_1=0.3, epsilon_2=0.3, gamma_max=0.5, first_round=4)
-    return parameter_tree(simulate(method, blobs(clients=12, groups=3), rounds=10, eval_every=10))
+def split_run():
+    return finished(rotated(digits(), clients=12), epsilon_1=9.0, epsilon_2=0.01, first_round=3)
 
 
 def test_the_tree_names_every_node(check_layout):
-    figure = pictures.parameter_tree(grown(), ("one", "two", "three"), np.arange(12) % 3)
+    run = split_run()
+    figure = pictures.parameter_tree(parameter_tree(run), run.federation.info.group_names, run.federation.group)
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert sum(text.startswith("cluster") for text in texts) == 3
-    assert sum("4 clients" in text for text in texts) == 3
-    assert sum(text.startswith("split in round") for text in texts) == 2
-    assert len(figure.axes[0].lines) == 4
+    sizes = np.bincount(run.labels)
+    for slot, size in enumerate(sizes):
+        (box,) = [text for text in texts if text.startswith(f"cluster {slot}\n")]
+        assert f"{size} client" in box
+    assert sum(text.startswith("split in round") for text in texts) == len(sizes) - 1
+    assert len(figure.axes[0].lines) == 2 * (len(sizes) - 1)
     check_layout(figure)
+
+
+def test_the_tree_names_groups_by_index_without_names():
+    run = split_run()
+    texts = [
+        text.get_text() for text in pictures.parameter_tree(parameter_tree(run), (), run.federation.group).axes[0].texts
+    ]
+    assert any(text.endswith("groups 0, 1, 2, 3") for text in texts)
+
+
+def test_a_run_has_its_splits_the_last_similarities_and_the_tree(check_layout, tmp_path):
+    run = split_run()
+    splits = [event for event in run.events if len(event.content["child"])]
+    drawn = pictures.figures(run)
+    assert set(drawn) == {"split_history", "similarity_matrix", "parameter_tree"}
+    for figure in drawn.values():
+        check_layout(figure)
+    content = splits[-1].content
+    order = np.lexsort((run.federation.group, content["labels"]))
+    shown = np.asarray(drawn["similarity_matrix"].axes[0].images[0].get_array())
+    np.testing.assert_allclose(shown, content["similarity"][np.ix_(order, order)])
+    marks = [line.get_xdata()[0] for line in drawn["split_history"].axes[0].lines if line.get_label() == "split"]
+    assert marks == sorted({event.round + 1 for event in splits})
+    names = {path.name for path in pages.write_plots(tmp_path, run)}
+    assert names == {f"{name}.png" for name in (*drawn, "learning_curves", "group_by_cluster")}
+
+
+def test_a_run_without_a_split_has_its_curve():
+    assert set(pictures.figures(finished(blobs(clients=6), rounds=2))) == {"split_history"}
+
+
+def test_regression_is_drawn_by_its_loss():
+    data = linear_regression(clients=6, examples_per_client=20)
+    run = finished(data, rounds=4, epsilon_1=9.0, epsilon_2=0.0, first_round=1)
+    drawn = pictures.figures(run)
+    assert drawn["split_history"].axes[0].get_ylabel() == "Test loss"
+    assert "parameter_tree" in drawn
 
 
 def test_chances_are_drawn_over_distributions_and_noise(check_layout):

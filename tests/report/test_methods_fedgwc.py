@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import fedgwc as algorithm
+from fedjax_cluster.data import digits
+from fedjax_cluster.data.scenarios import linear_regression, rotated
+from fedjax_cluster.report import pages
 from fedjax_cluster.report.methods import fedgwc
+from fedjax_cluster.simulation.loop import simulate
+from tests.federations import blobs
 
 RNG = np.random.default_rng(0)
 GROUP = np.arange(12) % 2
@@ -74,3 +81,55 @@ def test_long_class_names_fit(check_layout):
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# -------------------------------------------------------------------------------------------- finished runs
+
+
+def finished(federation, rounds, model=None, **options):
+    method = algorithm(
+        model or nn.mlp((32,)),
+        clusters=4,
+        local=local.sgd(0.1, batch_size=32, steps=5),
+        participation=0.5,
+        patience=3,
+        **options,
+    )
+    return simulate(method, federation, rounds=rounds, eval_every=rounds)
+
+
+def test_a_run_has_its_matrices_embedding_convergence_and_classes(check_layout, tmp_path):
+    run = finished(rotated(digits(), clients=12), 25, tolerance=0.05)
+    split = next(event for event in run.events if (event.content["labels"] != event.content["previous"]).any())
+    drawn = fedgwc.figures(run)
+    names = {"interaction_matrices", "spectral_embedding", "convergence", "class_distributions"}
+    assert names <= set(drawn)
+    assert all(name in names or name.rstrip("_234") in names for name in drawn)
+    for figure in drawn.values():
+        check_layout(figure)
+    order = np.lexsort((run.federation.group, split.content["labels"]))
+    shown = drawn["interaction_matrices"].axes[0].images[0].get_array()
+    off = ~np.eye(12, dtype=bool)
+    np.testing.assert_allclose(np.asarray(shown)[off], split.content["interactions"][np.ix_(order, order)][off])
+    lines = {line.get_label(): line.get_data() for line in drawn["convergence"].axes[0].lines}
+    rounds, averages = lines["Cluster 0"]
+    assert (rounds[0], averages[0]) == (0, 1)
+    at = list(rounds).index(split.round + 1)
+    np.testing.assert_allclose(averages[at], split.content["average"])
+    assert averages[at] < 0.05
+    assert rounds[-1] == 25
+    np.testing.assert_allclose(averages[-1], run.state.server.average[0])
+    written = {path.name for path in pages.write_plots(tmp_path, run)}
+    assert written == {f"{name}.png" for name in (*drawn, "learning_curves", "group_by_cluster")}
+
+
+def test_a_run_without_a_split_shows_its_final_state():
+    run = finished(blobs(clients=8), 3)
+    drawn = fedgwc.figures(run)
+    assert set(drawn) == {"interaction_matrices", "spectral_embedding", "convergence", "class_distributions"}
+    assert drawn["interaction_matrices"].axes[0].images[0].get_array().shape == (8, 8)
+
+
+def test_regression_has_no_classes():
+    run = finished(linear_regression(clients=6, examples_per_client=20), 2, model=nn.linear())
+    assert "class_distributions" not in fedgwc.figures(run)

@@ -13,20 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_cluster.algorithms.cfl import parameter_tree as trees
+from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis, shared_legend, stacked_panels
 from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.histories import chosen_metric, column_label
+from fedjax_cluster.report.names import group_name
 from fedjax_cluster.report.similarity_matrix import similarity_matrix
-from fedjax_cluster.report.style import (
-    DASHED,
-    DOUBLE,
-    FONT_POINTS,
-    NEUTRAL,
-    SINGLE,
-    line_look,
-    new_figure,
-    style,
-)
 
 GAP = "separation_gap_"
 BOUND = "#E69F00"  # stands out from the blues
@@ -74,8 +66,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
     dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
     curves = {metric: ("mean over clients", {}), "accuracy_worst_decile": ("worst tenth", dotted)}
-    with style():
-        figure = new_figure(SINGLE, 3.3 if gaps else 2.1)
+    with style.drawing(style.SINGLE, 3.3 if gaps else 2.1) as figure:
         panels = stacked_panels(figure, 2 if gaps else 1)
         for name, (text, look) in curves.items():
             values = factor * np.asarray(history.get(name, np.full(len(rounds), np.nan)), np.float64)
@@ -85,7 +76,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
         panels[0].set_ylabel(label)
         for axes in panels:
             for place in rounds[grown]:
-                axes.axvline(place, color=NEUTRAL, linewidth=0.7, linestyle=DASHED, zorder=1, label="split")
+                axes.axvline(place, color=style.NEUTRAL, linewidth=0.7, linestyle=style.DASHED, zorder=1, label="split")
         if gaps:
             _draw_gaps(panels[1], rounds, gaps)
         round_axis(panels[-1])
@@ -97,7 +88,7 @@ def _draw_gaps(axes: Axes, rounds: np.ndarray, gaps: Mapping[str, np.ndarray]) -
     axes.axhline(0, color="black", linewidth=0.6)
     for name, column in gaps.items():
         slot, known = int(name.removeprefix(GAP)), np.isfinite(column)
-        axes.plot(rounds[known], column[known], label=f"cluster {slot}", **{**line_look(slot), "marker": None})
+        axes.plot(rounds[known], column[known], label=f"cluster {slot}", **{**style.line_look(slot), "marker": None})
     axes.set_ylabel("Separation gap $g(\\alpha)$")
 
 
@@ -121,22 +112,14 @@ def split_probability(
     chance = np.asarray(chance, np.float64)
     if chance.shape != (len(counts), len(gammas)) or not ((chance >= 0) & (chance <= 1)).all():
         raise ValueError(f"chance has shape {chance.shape}; give probabilities of shape {(len(counts), len(gammas))}")
-    with style():
-        figure = new_figure(SINGLE, 2.3)
+    with style.drawing(style.SINGLE, 2.3) as figure:
         axes = figure.subplots()
         places = np.arange(len(counts))
         image = axes.pcolormesh(places, gammas, chance.T, cmap="Blues", vmin=0, vmax=1, shading="nearest")
         if guaranteed is not None:
             axes.plot(places, guaranteed, color=BOUND, marker="o", markersize=3, clip_on=False)
-            axes.annotate(
-                "guaranteed by Theorem 1",
-                (places[-1], guaranteed[-1]),
-                (0, 12),
-                textcoords="offset points",
-                ha="right",
-                color=BOUND,
-                fontsize=FONT_POINTS,
-            )
+            look = {"textcoords": "offset points", "ha": "right", "color": BOUND, "fontsize": style.FONT_POINTS}
+            axes.annotate("guaranteed by Theorem 1", (places[-1], guaranteed[-1]), (0, 12), **look)
         axes.set_xticks(places, [str(count) for count in counts])
         axes.set_ylim(0, None)
         axes.grid(False)
@@ -147,7 +130,7 @@ def split_probability(
 
 
 def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), group: Any | None = None) -> Figure:
-    """Draws the parameter tree: a box a node, with its clients; edges say in which round it was split off.
+    """Draws the parameter tree: a box for each node with its clients, and the rounds of the splits, counted from 1.
 
     Args:
       tree: from `fedjax_cluster.algorithms.cfl.parameter_tree`.
@@ -155,70 +138,51 @@ def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), g
       group: i32[M], true groups; None leaves them out.
 
     Returns:
-      The figure, two paper columns wide for more than four leaves, else one.
+      The figure, one paper column wide for up to four leaves, else two or as many as the leaves need.
     """
-    nodes = tree.nodes
+    nodes, depth = tree.nodes, [0] * len(tree.nodes)
     place: dict[int, float] = {}
-    depth = [0] * len(nodes)
-    for number, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if node.parent is not None:
-            depth[number] = depth[node.parent] + 1
-    leaves: list[int] = []
+            depth[index] = depth[node.parent] + 1
 
-    def lay(number: int) -> float:
-        children = nodes[number].children
-        if not children:
-            leaves.append(number)
-            place[number] = float(len(leaves) - 1)
-        else:
-            place[number] = float(np.mean([lay(child) for child in children]))
-        return place[number]
+    def lay_out(index: int, leaves: int) -> int:
+        """Places a node and those below it, right of so many leaves; returns how many there are then."""
+        first, children = leaves, nodes[index].children
+        for child in children:
+            leaves = lay_out(child, leaves)
+        place[index] = float(np.mean([place[child] for child in children])) if children else float(first)
+        return leaves if children else leaves + 1
 
-    lay(0)
-    with style():
-        figure = new_figure(SINGLE if len(leaves) <= 4 else DOUBLE, 0.4 + 0.85 * (max(depth) + 1))
+    count = lay_out(0, 0)
+    width = style.SINGLE if count <= 4 else max(style.DOUBLE, LEAF_INCHES * count)
+    text = {"ha": "center", "va": "center", "fontsize": style.FONT_POINTS}
+    split = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+    box = {"boxstyle": "round,pad=0.35", "edgecolor": style.NEUTRAL, "linewidth": 0.6}
+    with style.drawing(width, 0.4 + 0.85 * (max(depth) + 1)) as figure:
         axes = figure.subplots()
-        for number, node in enumerate(nodes):
-            x, y = place[number], -float(depth[number])
+        for index, node in enumerate(nodes):
+            x, y = place[index], -float(depth[index])
             for child in node.children:
-                axes.plot([x, place[child]], [y, -depth[child]], color=NEUTRAL, linewidth=0.8, zorder=1)
+                axes.plot([x, place[child]], [y, y - 1], color=style.NEUTRAL, linewidth=0.8, zorder=1)
             if node.children:
-                since = nodes[node.children[0]].since + 1
-                look = {"ha": "center", "va": "center", "fontsize": FONT_POINTS, "color": NEUTRAL, "zorder": 2}
-                behind = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
-                axes.annotate(f"split in round {since}", (x, y - 0.5), bbox=behind, **look)
-            axes.annotate(
-                _node_text(node, number, group, group_names),
-                (x, y),
-                ha="center",
-                va="center",
-                fontsize=FONT_POINTS,
-                bbox={
-                    "boxstyle": "round,pad=0.35",
-                    "facecolor": "#E8F1F8" if node.children else "#FFF3DC",
-                    "edgecolor": NEUTRAL,
-                    "linewidth": 0.6,
-                },
-                zorder=3,
-            )
-        axes.set_xlim(-0.6, len(leaves) - 0.4)
-        axes.set_ylim(-max(depth) - 0.5, 0.5)
-        axes.set_xticks([])
-        axes.set_yticks([])
+                since = f"split in round {nodes[node.children[0]].since + 1}"
+                axes.annotate(since, (x, y - 0.5), bbox=split, color=style.NEUTRAL, zorder=2, **text)
+            colored = {**box, "facecolor": "#E8F1F8" if node.children else "#FFF3DC"}
+            axes.annotate(_node_text(node, group, group_names), (x, y), bbox=colored, zorder=3, **text)
+        axes.set_xlim(-0.6, count - 0.4)
+        axes.set(ylim=(-max(depth) - 0.5, 0.5), xticks=[], yticks=[])
         axes.axis("off")
     return figure
 
 
-def _node_text(node: Any, number: int, group: Any | None, names: Sequence[str]) -> str:
+def _node_text(node: trees.Node, group: Any | None, names: Sequence[str]) -> str:
     count = len(node.clients)
-    head = "$\\theta^*$" if number == 0 else f"cluster {node.slot}" if not node.children else "$\\theta^*$"
+    head = f"cluster {node.slot}" if node.parent is not None and not node.children else "$\\theta^*$"
     lines = [head, f"{count} client{'' if count == 1 else 's'}"]
-    if group is not None:
-        own = np.unique(np.asarray(group)[node.clients])
-        own = [int(one) for one in own if one >= 0]
-        text = [names[one] if one < len(names) else f"{one}" for one in own]
-        if names and len(text) > 2:
-            text = [*text[:2], "…"]
-        if text:
-            lines.append(("" if names else "group " if len(text) == 1 else "groups ") + ", ".join(text))
+    known = [] if group is None else [int(value) for value in np.unique(np.asarray(group)[node.clients]) if value >= 0]
+    if known and names:
+        lines.append(", ".join([group_name(value, names) for value in known[:2]] + ["…"] * (len(known) > 2)))
+    elif known:
+        lines.append(f"group{'' if len(known) == 1 else 's'} {', '.join(map(str, known))}")
     return "\n".join(lines)

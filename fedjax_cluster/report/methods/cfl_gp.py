@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.algorithms.cfl_gp import profiles
-from fedjax_cluster.report import clusters
+from fedjax_cluster.report import clusters, style
 from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
-from fedjax_cluster.report.style import COLORS, DASHED, NEUTRAL, SINGLE, legend_above, new_figure, style
 
 FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is seen
 
@@ -59,19 +58,19 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
         raise ValueError("singular values are not in descending order; sort them")
     if chosen is not None and not 1 <= chosen <= len(values):
         raise ValueError(f"chosen is {chosen}, but there are {len(values)} singular values; give 1 to that")
-    with style():
-        figure = new_figure(SINGLE, 2.0)
+    with style.drawing(style.SINGLE, 2.0) as figure:
         axes = figure.subplots()
-        axes.plot(np.arange(1, len(values) + 1), values, color=COLORS[0], marker="o")
+        axes.plot(np.arange(1, len(values) + 1), values, color=style.COLORS[0], marker="o")
         if len(values) > 1:
             gap = int(np.argmax(values[:-1] - values[1:])) + 1
             axes.axvspan(gap, gap + 1, color="#F3E3B5", linewidth=0, zorder=0, label=f"largest gap, after {gap}")
         if chosen is not None:
-            axes.axvline(chosen, color=NEUTRAL, linestyle=DASHED, linewidth=0.8, zorder=1, label=f"K = {chosen}")
+            dashed = {"color": style.NEUTRAL, "linestyle": style.DASHED, "linewidth": 0.8}
+            axes.axvline(chosen, zorder=1, label=f"K = {chosen}", **dashed)
         axes.set_xlim(0.5, len(values) + 0.5)
         axes.set_ylim(0, 1.08 * values.max() if values.any() else 1)
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axes.set_xlabel("Index of the singular value")
         axes.set_ylabel("Singular value")
-        legend_above(figure, *axes.get_legend_handles_labels())
+        style.legend_above(figure, *axes.get_legend_handles_labels())
     return figure

@@ -12,20 +12,11 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster.report import style
 from fedjax_cluster.report.clusters import client_features
 from fedjax_cluster.report.curves import draw_line, round_axis
 from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_cluster, heat_map, without_diagonal
-from fedjax_cluster.report.style import (
-    DASHED,
-    DOUBLE,
-    NEUTRAL,
-    SINGLE,
-    legend_above,
-    line_look,
-    new_figure,
-    style,
-)
 from fedjax_cluster.types import Federation
 
 MOST_SPLITS = 4  # drawn one by one
@@ -115,8 +106,7 @@ def interaction_matrices(interactions: Any, affinity: Any, labels: Any, group: A
         for name, matrix in (("interactions", interactions), ("affinity", affinity))
     ]
     kept, blocks = clients_by_cluster(labels, group)
-    with style():
-        figure = new_figure(DOUBLE, 2.9)
+    with style.drawing(style.DOUBLE, 2.9) as figure:
         panels = figure.subplots(1, 2)
         for axes, matrix, name in zip(panels, matrices, ("Interaction $P_{ij}$", "Affinity $W_{ij}$"), strict=True):
             shown = without_diagonal(matrix[np.ix_(kept, kept)])
@@ -188,19 +178,20 @@ def convergence(
     lines = {cluster: np.asarray(line, np.float64) for cluster, line in averages.items()}
     if not any((line[1] > 0).any() for line in lines.values()):
         raise ValueError("no average is above 0; there is nothing to draw on a logarithmic scale")
-    with style():
-        figure = new_figure(SINGLE, 2.1)
+    with style.drawing(style.SINGLE, 2.1) as figure:
         axes = figure.subplots()
         for cluster, (rounds, values) in lines.items():
-            axes.plot(rounds, values, label=f"Cluster {cluster}", **line_look(cluster))
-        axes.axhline(tolerance, color=NEUTRAL, linestyle=DASHED, linewidth=0.8, label=r"Tolerance $\epsilon$")
+            axes.plot(rounds, values, label=f"Cluster {cluster}", **style.line_look(cluster))
+        axes.axhline(
+            tolerance, color=style.NEUTRAL, linestyle=style.DASHED, linewidth=0.8, label=r"Tolerance $\epsilon$"
+        )
         for place, test in enumerate(tests):
-            dotted = {"color": NEUTRAL, "linestyle": ":", "linewidth": 0.8}
+            dotted = {"color": style.NEUTRAL, "linestyle": ":", "linewidth": 0.8}
             axes.axvline(test, label="_" if place else "Split", zorder=1, **dotted)
         axes.set_yscale("log")
         round_axis(axes)
         axes.set_ylabel("Mean squared change of $P$")
-        legend_above(figure, *axes.get_legend_handles_labels())
+        style.legend_above(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -231,9 +222,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
     ranked = -np.sort(-shares, axis=1)
     clusters, classes = np.unique(labels), shares.shape[1]
     longest = max(map(len, class_names), default=0)
-    with style():
-        # Long names stand upright.
-        figure = new_figure(DOUBLE, 2.2 if longest <= 3 else 2.1 + 0.055 * longest)
+    with style.drawing(style.DOUBLE, 2.2 if longest <= 3 else 2.1 + 0.055 * longest) as figure:
         left, right = figure.subplots(1, 2)
         means = np.stack([shares[labels == cluster].mean(0) for cluster in clusters])
         drawn = left.imshow(100 * means, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
@@ -253,9 +242,9 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
         for place, cluster in enumerate(clusters):
             members = 100 * ranked[labels == cluster]
             mean, deviation, label = members.mean(0), members.std(0), f"Cluster {cluster}"
-            draw_line(right, rank, mean, deviation, place, len(clusters), label=label, highest=100.0)
+            draw_line(right, rank, mean, deviation, label=label, index=place, count=len(clusters), highest=100.0)
         right.set_xlabel("Rank of the class within a client")
         right.set_ylabel("Share of examples (%)")
         right.set_ylim(bottom=0)
-        legend_above(figure, *right.get_legend_handles_labels())
+        style.legend_above(figure, *right.get_legend_handles_labels())
     return figure

@@ -17,22 +17,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from fedjax_cluster.clustering.linkage import LINKAGES
+from fedjax_cluster.report import style
+from fedjax_cluster.report.curves import shared_legend
 from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.names import group_name
 from fedjax_cluster.report.similarity_matrix import blocks_of, check_matrix, heat_map, without_diagonal
-from fedjax_cluster.report.style import (
-    COLORS,
-    DASHED,
-    DOUBLE,
-    LOG_TICKS,
-    NEUTRAL,
-    SINGLE,
-    legend_above,
-    new_figure,
-    style,
-    ticks_at,
-    value_colors,
-)
 
 BARS = "#BBD3E6"
 MOST_NAMED_GROUPS = 12
@@ -100,8 +89,7 @@ def dissimilarity_matrices(
     blocks = blocks_of(np.zeros(count, int) if group is None else np.asarray(group))
     titles = ("Data $V$", "Gradients $G$", "Proximity $A$")
     units = ("weighted angle (degrees)", "angle (degrees)", "scaled, without unit")
-    with style():
-        figure = new_figure(DOUBLE, 3.0)
+    with style.drawing(style.DOUBLE, 3.0) as figure:
         panels = figure.subplots(1, 3, sharey=True)
         for axes, matrix, title, unit in zip(panels, matrices, titles, units, strict=True):
             image = heat_map(axes, without_diagonal(matrix), blocks, "white", cmap="viridis", vmin=0.0)
@@ -145,33 +133,23 @@ def threshold_search(
     if not 0 <= int(chosen) < len(alpha):
         raise ValueError(f"chosen is {chosen}, but there are {len(alpha)} thresholds")
     step = float(np.min(np.abs(np.diff(alpha)))) if len(alpha) > 1 else 0.1
-    with style():
-        figure = new_figure(SINGLE, 2.1)
+    with style.drawing(style.SINGLE, 2.1) as figure:
         bars = figure.subplots()
         axes = bars.twinx()
         bars.bar(alpha, count, width=0.7 * step, color=BARS, label="number of clusters", zorder=1)
         bars.set_yscale("log")
         most = count.max()
         bars.set_ylim(0.8, 1.6 * most)
-        ticks_at(bars.yaxis, [tick for tick in LOG_TICKS if tick <= 1.6 * most])
+        style.ticks_at(bars.yaxis, [tick for tick in style.LOG_TICKS if tick <= 1.6 * most])
         bars.set_ylabel("Number of clusters")
         bars.yaxis.set_label_position("right")
         bars.yaxis.tick_right()
         bars.grid(False)
-        axes.plot(alpha, 100 * mean, color=COLORS[1], marker="o", label="held-out accuracy", zorder=3)
+        axes.plot(alpha, 100 * mean, color=style.COLORS[1], marker="o", label="held-out accuracy", zorder=3)
         if np.isfinite(mean[int(chosen)]):
-            axes.plot(
-                alpha[int(chosen)],
-                100 * mean[int(chosen)],
-                linestyle="none",
-                marker="o",
-                markersize=8,
-                markerfacecolor="none",
-                markeredgecolor="black",
-                markeredgewidth=1.0,
-                label=f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:g}",
-                zorder=4,
-            )
+            ring = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": "black", "markeredgewidth": 1.0}
+            label = f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:g}"
+            axes.plot(alpha[int(chosen)], 100 * mean[int(chosen)], "o", label=label, zorder=4, **ring)
         axes.set_ylabel("Held-out accuracy (%)")
         axes.yaxis.set_label_position("left")
         axes.yaxis.tick_left()
@@ -183,8 +161,7 @@ def threshold_search(
         bars.set_xlim(alpha.max() + 0.7 * step, alpha.min() - 0.7 * step)
         bars.xaxis.set_major_locator(MultipleLocator(0.2))
         bars.set_xlabel("Clustering threshold α")
-        handles = [pair for panel in (axes, bars) for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
-        legend_above(figure, *zip(*handles, strict=True))
+        shared_legend(figure, (axes, bars))
     return figure
 
 
@@ -228,22 +205,21 @@ def dendrogram(
         for x, y in zip(drawing["icoord"], drawing["dcoord"], strict=True)
     ]
     handles: list[Any] = []
-    with style():
-        figure = new_figure(DOUBLE, 2.5)
+    with style.drawing(style.DOUBLE, 2.5) as figure:
         axes = figure.subplots()
-        axes.add_collection(LineCollection(paths, colors=NEUTRAL, linewidths=0.7))
+        axes.add_collection(LineCollection(paths, colors=style.NEUTRAL, linewidths=0.7))
         top = 1.05 * max(merges[:, 2].max(), 0.0 if threshold is None else threshold)
         low = 0.0
         if group is not None:
             low = -0.09 * top
-            colors = value_colors(group)
+            colors = style.value_colors(group)
             for place, client in enumerate(drawing["leaves"]):
                 color = colors[int(np.asarray(group)[client])]
                 axes.axvspan(place - 0.5, place + 0.5, 0.012, 0.062, color=color, linewidth=0)
             handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
         if threshold is not None:
-            ends = [-0.5, len(matrix) - 0.5]
-            handles += axes.plot(ends, 2 * [threshold], color="black", linestyle=DASHED, label=f"cut at {threshold:g}")
+            cut = {"color": "black", "linestyle": style.DASHED, "label": f"cut at {threshold:g}"}
+            handles += axes.plot([-0.5, len(matrix) - 0.5], 2 * [threshold], **cut)
         axes.set_xlim(-0.5, len(matrix) - 0.5)
         axes.set_ylim(low, top)
         axes.set_xticks([])
@@ -251,5 +227,5 @@ def dendrogram(
         axes.grid(False, axis="x")
         axes.set_xlabel("Client" if group is None else "Client, coloured by true group")
         axes.set_ylabel(label)
-        legend_above(figure, handles, [handle.get_label() for handle in handles])
+        style.legend_above(figure, handles, [handle.get_label() for handle in handles])
     return figure
