@@ -1,11 +1,14 @@
-"""Clustering: arrays in, arrays out."""
+"""Clustering of clients: arrays in, arrays out.
+
+Every function takes NumPy or JAX arrays of any precision and computes in float32; floats come back as float32, labels
+and indices as int32. Letters in shapes: M clients, C clients of a cohort, L classes, N examples of a client.
+"""
 
 from fedjax_cluster.clustering import scores
 from fedjax_cluster.clustering.bipartition import (
     Bipartition,
     cross_similarity_bound,
     largest_safe_noise,
-    noise_alignment,
     optimal_bipartition,
     separation_gap,
 )
@@ -15,7 +18,7 @@ from fedjax_cluster.clustering.kmeans import KMeans, kmeans
 from fedjax_cluster.clustering.linkage import Dendrogram, agglomerative, cut_dendrogram, dendrogram
 from fedjax_cluster.clustering.matching import match_labels
 from fedjax_cluster.clustering.model_selection import elbow, estimate_num_clusters, largest_gaps
-from fedjax_cluster.clustering.similarity import block_gram, cosine_from_gram, cosine_similarity
+from fedjax_cluster.clustering.similarity import block_gram, cosine_similarity
 from fedjax_cluster.clustering.spectral import (
     Embedding,
     embed_gram,
@@ -35,7 +38,6 @@ __all__ = [
     "agglomerative",
     "block_gram",
     "classwise_angles",
-    "cosine_from_gram",
     "cosine_similarity",
     "cross_similarity_bound",
     "cut_dendrogram",
@@ -52,7 +54,6 @@ __all__ = [
     "largest_gaps",
     "largest_safe_noise",
     "match_labels",
-    "noise_alignment",
     "optimal_bipartition",
     "principal_vectors",
     "profile_embedding",

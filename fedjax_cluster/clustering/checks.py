@@ -1,7 +1,4 @@
-"""What the clustering functions ask of their input; shapes always, values where they are known.
-
-Inside `jit` the values of an array are unknown, so only its shape is checked there.
-"""
+"""Checks of the clustering functions' input: shapes always, values outside `jit`, where they are known."""
 
 from __future__ import annotations
 
@@ -12,19 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.core import Tracer
+from jaxtyping import Array, ArrayLike
 
-_HOST_SIZE = 2**22  # numbers
+_HOST_SIZE = 2**22  # entries
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """True where the values of all arrays can be looked at from Python."""
+    """Whether the values of all arrays can be read from Python."""
     return all(not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True) for array in arrays)
 
 
-def floats(array: Any, name: str, *ndims: int) -> Array:
-    """`array` as float32 with one of the given numbers of axes."""
+def floats(array: ArrayLike, name: str, *ndims: int) -> Array:
+    """`array` as float32 with one of the given ranks."""
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if array.ndim not in ndims:
         wanted = " or ".join(str(ndim) for ndim in ndims)
@@ -34,17 +31,17 @@ def floats(array: Any, name: str, *ndims: int) -> Array:
     return jnp.asarray(array.astype(np.float32))
 
 
-def square(array: Any, name: str) -> Array:
+def square(array: ArrayLike, name: str) -> Array:
     """`array` as a float32 matrix [M, M]."""
     array = floats(array, name, 2)
     if array.shape[0] != array.shape[1]:
-        raise ValueError(f"{name} has shape {array.shape}; it must be square: one row and column per client.")
+        raise ValueError(f"{name} has shape {array.shape}; it must be square: give one row and one column per client.")
     if array.shape[0] == 0:
-        raise ValueError(f"{name} is empty; there must be at least one client.")
+        raise ValueError(f"{name} is empty; clustering needs at least one client: leave the call out.")
     return array
 
 
-def labels(array: Any, name: str, length: int | None = None) -> Array:
+def labels(array: ArrayLike, name: str, length: int | None = None) -> Array:
     """`array` as i32[M] labels; -1 stands for a client without one."""
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if array.ndim != 1 or not jnp.issubdtype(array.dtype, jnp.integer):
@@ -57,7 +54,7 @@ def labels(array: Any, name: str, length: int | None = None) -> Array:
     return jnp.asarray(array.astype(np.int32))
 
 
-def client_mask(mask: Any, length: int) -> Array:
+def client_mask(mask: ArrayLike | None, length: int) -> Array:
     """`mask` as bool[M]; None means every client."""
     if mask is None:
         return jnp.asarray(np.ones(length, bool))
@@ -65,7 +62,7 @@ def client_mask(mask: Any, length: int) -> Array:
     if mask.shape != (length,) or mask.dtype != bool:
         raise ValueError(
             f"mask has shape {mask.shape} and dtype {mask.dtype}; it must be bool of shape ({length},): "
-            "True for each client that counts."
+            "give True for each client that counts."
         )
     return jnp.asarray(mask)
 
@@ -80,7 +77,7 @@ def labelled(mask: Array, labels: Array) -> Array:
 def holds(condition: Callable[..., Any], *arrays: Any) -> bool:
     """Whether a condition on arrays is met, True where it cannot be known yet.
 
-    Small arrays are looked at in NumPy, which compiles nothing; large ones stay on their device.
+    Small arrays are checked in NumPy, which compiles nothing; large ones stay on their device.
     """
     if not is_concrete(*arrays):
         return True
@@ -95,8 +92,8 @@ def finite(array: Array, name: str, mask: Array | None = None) -> None:
         mask = client_mask(None, array.shape[0])
     if not holds(_rows_are_finite, array, mask):
         raise ValueError(
-            f"{name} holds NaN or infinite values in the rows of clients that count; distances to them "
-            "do not exist: leave those clients out with mask, or repair the values."
+            f"{name} holds NaN or infinite values in the rows of clients that count; distances to them do not exist: "
+            "leave those clients out with mask, or repair the values."
         )
 
 
@@ -109,8 +106,8 @@ def finite_matrix(matrix: Array, name: str, mask: Array) -> None:
     """Raises where an entry between two clients that count is NaN or infinite."""
     if not holds(_entries_are_finite, matrix, mask):
         raise ValueError(
-            f"{name} holds NaN or infinite values between clients that count: leave those clients out with "
-            "mask, or repair the values."
+            f"{name} holds NaN or infinite values between clients that count: leave those clients out with mask, or "
+            "repair the values."
         )
 
 
@@ -140,7 +137,7 @@ def count(value: Any, name: str, minimum: int = 1) -> int:
             f"{name} is {value!r}; it decides a shape, so it must be a Python int: under jit make it static."
         ) from error
     if number < minimum:
-        raise ValueError(f"{name} is {number}; it must be at least {minimum}.")
+        raise ValueError(f"{name} is {number}; it must be at least {minimum}: choose a larger one.")
     return number
 
 
@@ -159,4 +156,4 @@ def num_clusters(k: Any, mask: Array, name: str = "k") -> int:
 def choice(value: Any, name: str, allowed: tuple[str, ...]) -> None:
     """Raises where `value` is none of the allowed names."""
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+        raise ValueError(f"{name} is {value!r}, which is unknown: choose {', '.join(map(repr, allowed))}.")

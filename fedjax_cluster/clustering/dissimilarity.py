@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.rotations import batched_singular_values
@@ -18,40 +19,39 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 # Clients compared at once.
 _BLOCK = 128
-_BLOCK_COLUMNS = 4096  # of all clients of a block together: its products are a square of so many numbers
+_BLOCK_COLUMNS = 4096  # of all clients of a block together: the products are a square of this size
 
 
-def classwise_angles(vectors: Any, counts: Any, reduction: str = "smallest") -> Array:
-    r"""Angles between the clients' data of each class.
+def classwise_angles(
+    vectors: Float[ArrayLike, "M L f p"],
+    counts: Int[ArrayLike, "M L"],
+    reduction: Literal["smallest", "sum"] = "smallest",
+) -> Float[Array, "M M L"]:
+    r"""Angles between the clients' data of each class (FLAG, Section 4.1, Eqs. 1 and 3).
 
     .. math:: \mathcal{V}'_{ijc} = \begin{cases}
         \arccos \sigma_1(U_{ic}^\top U_{jc}) & \text{if both have class } c \\
         180° & \text{if one has it} \\ 0° & \text{if none has it} \end{cases}
 
-    The signs of the vectors and the choice of basis do not matter. Angles are exact to about 0.05°: in float32
-    an arccosine near 1 has no more digits.
+    The signs of the vectors and the choice of basis do not matter. Angles are exact to about 0.05°: in float32 an
+    arccosine near 1 has no more digits.
 
     Args:
-        vectors: f32[M, L, f, p], orthonormal columns or zeros, as `principal_vectors` gives them.
-        counts: i32[M, L], examples of each class on each client.
-        reduction: "smallest" principal angle, or the "sum" of all min(p_i, p_j) of them, which ranks only pairs of
-            equal dimensions, static.
+      vectors: orthonormal columns or zeros, as `principal_vectors` gives them.
+      counts: examples of each class on each client.
+      reduction: "smallest" principal angle, or the "sum" of all min(p_i, p_j) of them, which ranks only pairs of equal
+        dimensions; static.
 
     Returns:
-        f32[M, M, L] in degrees, symmetric in the clients, 0 between a client and itself.
+      Degrees, symmetric in the clients, 0 between a client and itself.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, or non-finite vectors.
+      ValueError: shapes that do not fit, an unknown reduction, or non-finite vectors.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> vectors = jnp.array([[[[1.0], [0.0]]], [[[0.6], [0.8]]], [[[0.0], [0.0]]]])
-        >>> angles = classwise_angles(vectors, jnp.array([[5], [9], [0]]))
-        >>> [round(float(angle), 2) for angle in angles[0, :, 0]]
-        [0.0, 53.13, 180.0]
-
-    References:
-        FLAG, Section 4.1, Eqs. 1 and 3.
+    >>> vectors = jnp.array([[[[1.0], [0.0]]], [[[0.6], [0.8]]], [[[0.0], [0.0]]]])
+    >>> angles = classwise_angles(vectors, jnp.array([[5], [9], [0]]))
+    >>> [round(float(angle), 2) for angle in angles[0, :, 0]]
+    [0.0, 53.13, 180.0]
     """
     vectors = checks.floats(vectors, "vectors", 4)
     counts = _class_counts(counts, vectors.shape[:2])
@@ -73,26 +73,26 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     dimension = jnp.pad(dimension, ((0, blocks * size - num_clients), (0, 0))).T
     firsts, seconds = (jnp.asarray(index, jnp.int32) * size for index in np.triu_indices(blocks))
 
-    def of_class(own: tuple[Array, Array]) -> Array:
-        columns, dimension = own
+    def of_class(data: tuple[Array, Array]) -> Array:
+        columns, dimension = data
 
         def part(start: Array) -> tuple[Array, Array]:
             block = lax.dynamic_slice_in_dim(columns, start, size, axis=2)
             return block.reshape(num_features, -1), lax.dynamic_slice_in_dim(dimension, start, size)
 
-        def add_blocks(number: Array, angles: Array) -> Array:
-            (first, rows), (second, others) = part(firsts[number]), part(seconds[number])
+        def add_blocks(pair: Array, angles: Array) -> Array:
+            (first, rows), (second, others) = part(firsts[pair]), part(seconds[pair])
             cross = _matmul(first.T, second).reshape(rank, size, rank, size)
             cosines = batched_singular_values(jnp.moveaxis(cross, 2, 1))
             between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
             if reduction == "smallest":
                 between = between[0]
             else:
-                number_of_angles = jnp.minimum(rows[:, None], others[None, :])
-                counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < number_of_angles[None]
+                num_angles = jnp.minimum(rows[:, None], others[None, :])
+                counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < num_angles[None]
                 # An empty subspace is at a right angle to all, as for the smallest angle.
-                between = jnp.where(number_of_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
-            return lax.dynamic_update_slice(angles, between, (firsts[number], seconds[number]))
+                between = jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
+            return lax.dynamic_update_slice(angles, between, (firsts[pair], seconds[pair]))
 
         nothing = jnp.zeros((blocks * size, blocks * size), jnp.float32)
         return lax.fori_loop(0, len(firsts), add_blocks, nothing)[:num_clients, :num_clients]
@@ -106,36 +106,36 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
 
 
-def data_dissimilarity(angles: Any, counts: Any, delta: Any = 0.5, mask: Any = None) -> Array:
-    r"""Mean over classes of the angles, weighted by how much the clients' class sizes differ.
+def data_dissimilarity(
+    angles: Float[ArrayLike, "M M L"],
+    counts: Int[ArrayLike, "M L"],
+    delta: Float[ArrayLike, ""] = 0.5,
+    mask: Bool[ArrayLike, " M"] | None = None,
+) -> Float[Array, "M M"]:
+    r"""Mean over classes of the angles, weighted by how much the clients' class sizes differ (FLAG, Eqs. 4–6).
 
     .. math:: W_{ijc} = \frac{\max(\ln n_{ic}, \ln n_{jc})}{\min(\ln n_{ic}, \ln n_{jc})}, \quad
               W'_{ijc} = 1 - \delta + 2 \delta \frac{W_{ijc} - w_{min}}{w_{max} - w_{min}}, \quad
               V_{ij} = \frac{1}{L} \sum_c \mathcal{V}'_{ijc} W'_{ijc}
 
-    Only pairs of different clients that both have the class take part in w_min and w_max; all other weights
-    are 1, and all are 1 where these are equal.
+    Only pairs of different clients that both have the class take part in w_min and w_max; all other weights are 1, and
+    all are 1 where these are equal.
 
     Args:
-        angles: f32[M, M, L] in degrees, as `classwise_angles` gives them.
-        counts: i32[M, L], examples of each class on each client.
-        delta: δ in [0, 1], how far weights reach from 1.
-        mask: bool[M], clients that count; None means all.
+      angles: in degrees, as `classwise_angles` gives them.
+      counts: examples of each class on each client.
+      delta: δ in [0, 1], how far weights reach from 1.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[M, M] in degrees, symmetric; 0 for masked-out clients.
+      Degrees, symmetric; 0 for masked-out clients.
 
     Raises:
-        ValueError: shapes that do not fit, δ outside [0, 1], or non-finite angles.
+      ValueError: shapes that do not fit, δ outside [0, 1], or non-finite angles.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> angles = jnp.array([[[0.0, 0.0], [30.0, 180.0]], [[30.0, 180.0], [0.0, 0.0]]])
-        >>> float(data_dissimilarity(angles, jnp.array([[8, 5], [9, 0]]))[0, 1])
-        105.0
-
-    References:
-        FLAG, Section 4.1, Eqs. 4–6.
+    >>> angles = jnp.array([[[0.0, 0.0], [30.0, 180.0]], [[30.0, 180.0], [0.0, 0.0]]])
+    >>> float(data_dissimilarity(angles, jnp.array([[8, 5], [9, 0]]))[0, 1])
+    105.0
     """
     angles = checks.floats(angles, "angles", 3)
     counts = _class_counts(counts, angles.shape[1:])
@@ -144,15 +144,15 @@ def data_dissimilarity(angles: Any, counts: Any, delta: Any = 0.5, mask: Any = N
     mask = checks.client_mask(mask, angles.shape[0])
     delta = checks.floats(delta, "delta", 0)
     if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
-        raise ValueError(f"delta is {float(delta)}; weights in [1 - delta, 1 + delta] need it in [0, 1].")
+        raise ValueError(f"delta is {float(delta)}; weights lie in [1 - delta, 1 + delta]: choose it in [0, 1].")
     checks.finite(angles, "angles", mask)
     return _data_dissimilarity(angles, counts, delta, mask)
 
 
 @jax.jit
 def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array) -> Array:
-    # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and
-    # flattens all other weights, so class sizes are clipped below at 2 instead.
+    # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and flattens all
+    # other weights, so class sizes are clipped below at 2 instead.
     log_count = jnp.log(jnp.maximum(counts, 2).astype(jnp.float32))
     first, second = log_count[:, None, :], log_count[None, :, :]
     weight = jnp.maximum(first, second) / jnp.minimum(first, second)
@@ -166,30 +166,25 @@ def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array)
     return jnp.where(known, (jnp.where(known[:, :, None], angles, 0.0) * weight).mean(axis=2), 0.0)
 
 
-def gradient_angles(updates: Any, mask: Any = None) -> Array:
-    r"""Angles between all pairs of clients' updates.
+def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Bool[ArrayLike, " M"] | None = None) -> Float[Array, "M M"]:
+    r"""Angles between all pairs of clients' updates (FLAG, Section 3, Eq. 2).
 
     .. math:: G_{ij} = \arccos \frac{\langle \Delta_i, \Delta_j \rangle}{\|\Delta_i\| \|\Delta_j\|}
               \cdot \frac{180°}{\pi}
 
     Args:
-        updates: f32[M, d], one row per client, in any unit.
-        mask: bool[M], clients that count; None means all.
+      updates: one row per client, in any unit.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[M, M] in degrees, in [0, 180], symmetric with diagonal 0; 90 between a zero update and another
-        client, 0 for masked-out clients.
+      Degrees in [0, 180], symmetric with diagonal 0; 90 between a zero update and another client, 0 for masked-out
+      clients.
 
     Raises:
-        ValueError: wrong shapes, or non-finite updates of clients that count.
+      ValueError: wrong shapes, or non-finite updates of clients that count.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> gradient_angles(jnp.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]))[0].tolist()
-        [0.0, 90.0, 180.0]
-
-    References:
-        FLAG, Section 3, Eq. 2.
+    >>> gradient_angles(jnp.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]))[0].tolist()
+    [0.0, 90.0, 180.0]
     """
     cosine = cosine_similarity(updates, mask)
     mask = checks.client_mask(mask, cosine.shape[0])
@@ -197,33 +192,32 @@ def gradient_angles(updates: Any, mask: Any = None) -> Array:
     return jnp.where(pairs, jnp.degrees(jnp.arccos(cosine)), 0.0)
 
 
-def proximity(data: Any, gradient: Any, beta: Any = 0.5, mask: Any = None) -> Array:
-    r"""Joins the two dissimilarities, each scaled to [0, 1] over the pairs of clients.
+def proximity(
+    data: Float[ArrayLike, "M M"],
+    gradient: Float[ArrayLike, "M M"],
+    beta: Float[ArrayLike, ""] = 0.5,
+    mask: Bool[ArrayLike, " M"] | None = None,
+) -> Float[Array, "M M"]:
+    r"""Weighted mean of the two dissimilarities, each scaled to [0, 1] over the pairs of clients (FLAG, Section 4.2).
 
     .. math:: A = \beta \hat V + (1 - \beta) \hat G, \qquad
               \hat X_{ij} = \frac{X_{ij} - \min X}{\max X - \min X} \text{ for } i \ne j, \quad \hat X_{ii} = 0
 
     Args:
-        data: f32[M, M], V in degrees, as `data_dissimilarity` gives it.
-        gradient: f32[M, M], G in degrees, as `gradient_angles` gives it.
-        beta: β in [0, 1], the part of the data.
-        mask: bool[M], clients that count; None means all.
+      data: V in degrees, as `data_dissimilarity` gives it.
+      gradient: G in degrees, as `gradient_angles` gives it.
+      beta: β in [0, 1], the weight of the data.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[M, M] in [0, 1], symmetric with diagonal 0; 0 for masked-out clients. A matrix whose pairs are all
-        equal is scaled to 0.
+      In [0, 1], symmetric with diagonal 0; 0 for masked-out clients. A matrix whose pairs are all equal is scaled to 0.
 
     Raises:
-        ValueError: shapes that do not fit, β outside [0, 1], or values not finite.
+      ValueError: shapes that do not fit, β outside [0, 1], or values not finite.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> data = jnp.array([[0.0, 10.0, 30.0], [10.0, 0.0, 20.0], [30.0, 20.0, 0.0]])
-        >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
-        [0.0, 0.0, 0.5]
-
-    References:
-        FLAG, Section 4.2.
+    >>> data = jnp.array([[0.0, 10.0, 30.0], [10.0, 0.0, 20.0], [30.0, 20.0, 0.0]])
+    >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
+    [0.0, 0.0, 0.5]
     """
     data, gradient = checks.square(data, "data"), checks.square(gradient, "gradient")
     if data.shape != gradient.shape:
@@ -231,7 +225,7 @@ def proximity(data: Any, gradient: Any, beta: Any = 0.5, mask: Any = None) -> Ar
     mask = checks.client_mask(mask, data.shape[0])
     beta = checks.floats(beta, "beta", 0)
     if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
-        raise ValueError(f"beta is {float(beta)}; it is the part of the data, in [0, 1].")
+        raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
     checks.finite_matrix(data, "data", mask)
     checks.finite_matrix(gradient, "gradient", mask)
     return _proximity(data, gradient, beta, mask)
@@ -249,11 +243,11 @@ def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
     return beta * scaled(data) + (1.0 - beta) * scaled(gradient)
 
 
-def _class_counts(counts: Any, shape: tuple[int, ...]) -> Array:
+def _class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
     counts = jnp.asarray(counts)
     if counts.shape != shape or not jnp.issubdtype(counts.dtype, jnp.integer):
         raise ValueError(
             f"counts has shape {counts.shape} and dtype {counts.dtype}; it must be integers of shape {shape}: "
-            "the examples of each class on each client."
+            "give the examples of each class on each client."
         )
     return counts

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 
 
-def gaussian_rewards(losses: Any, mask: Any = None) -> Array:
-    r"""How near each client's losses lie to the cohort's, on average over the local steps.
+def gaussian_rewards(
+    losses: Float[ArrayLike, "C S"], mask: Bool[ArrayLike, " C"] | Bool[ArrayLike, "C S"] | None = None
+) -> Float[Array, " C"]:
+    r"""How close each client's losses are to the cohort's, on average over the local steps (FedGWC, Eq. 1).
 
     .. math:: \omega_k = \frac{1}{S} \sum_s \exp\!\Big( -\frac{(l_k^s - m^s)^2}{2 (\sigma^s)^2} \Big)
 
-    with the cohort's mean m^s and (n-1)-variance (σ^s)² at each step. Equal losses, and a single client, give
-    reward 1.
+    with the cohort's mean m^s and (n-1)-variance (σ^s)² at each step. Equal losses, and a single client, give reward 1.
 
     Args:
-        losses: f32[C, S], the loss of each client at each local step.
-        mask: bool[C], clients that take part, or bool[C, S], steps that each client took; None means all.
+      losses: the loss of each client at each local step.
+      mask: clients that take part, or the steps that each client took; None means all.
 
     Returns:
-        f32[C] in (0, 1]; 0 for clients without a step.
+      Rewards in (0, 1]; 0 for clients without a step.
 
     Raises:
-        ValueError: wrong shapes, or non-finite losses that count.
+      ValueError: wrong shapes, or non-finite losses that count.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> [round(float(reward), 4) for reward in gaussian_rewards(jnp.array([[1.0], [2.0], [3.0]]))]
-        [0.6065, 1.0, 0.6065]
-
-    References:
-        FedGWC, Section 4.1, Eq. 1.
+    >>> [round(float(reward), 4) for reward in gaussian_rewards(jnp.array([[1.0], [2.0], [3.0]]))]
+    [0.6065, 1.0, 0.6065]
     """
     losses = checks.floats(losses, "losses", 2)
     mask = jnp.asarray(np.ones(losses.shape, bool) if mask is None else mask)
@@ -60,42 +55,43 @@ def _gaussian_rewards(losses: Array, mask: Array) -> Array:
     losses = jnp.where(mask, losses - least[None, :], 0.0)
     largest = losses.max(axis=0)
     losses = losses / jnp.where(largest > 0.0, largest, 1.0)[None, :]
-    number = mask.sum(axis=0).astype(jnp.float32)
-    mean = losses.sum(axis=0) / jnp.maximum(number, 1.0)
+    count = mask.sum(axis=0).astype(jnp.float32)
+    mean = losses.sum(axis=0) / jnp.maximum(count, 1.0)
     squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)
-    variance = squared.sum(axis=0) / jnp.maximum(number - 1.0, 1.0)
+    variance = squared.sum(axis=0) / jnp.maximum(count - 1.0, 1.0)
     spread = jnp.where(variance > 0.0, variance, 1.0)
     reward = jnp.where(mask, jnp.exp(-0.5 * squared / spread[None, :]), 0.0)
     return reward.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1).astype(jnp.float32)
 
 
-def update_interactions(interactions: Any, rewards: Any, index: Any, mask: Any, rate: Any) -> Array:
-    r"""Moves the interactions of a cohort's pairs towards its rewards.
+def update_interactions(
+    interactions: Float[ArrayLike, "M M"],
+    rewards: Float[ArrayLike, " C"],
+    index: Int[ArrayLike, " C"],
+    mask: Bool[ArrayLike, " C"] | None,
+    rate: Float[ArrayLike, ""] | Float[ArrayLike, "C C"],
+) -> Float[Array, "M M"]:
+    r"""Moves the interactions of a cohort's pairs towards its rewards (FedGWC, Section 4.2, Eq. 3).
 
     .. math:: P_{kj} \leftarrow (1 - \alpha) P_{kj} + \alpha\, \omega_k \quad\text{for } k, j
               \text{ both in the cohort}
 
     Args:
-        interactions: f32[M, M], P.
-        rewards: f32[C], ω of the cohort's clients.
-        index: i32[C], which clients these are, each once; M (or any index outside 0..M-1) is padding.
-        mask: bool[C], clients of the cohort that count; None means all.
-        rate: α in [0, 1], f32[] or, for a rate per pair, f32[C, C].
+      interactions: P.
+      rewards: ω of the cohort's clients.
+      index: which clients these are, each once; M (or any index outside 0..M-1) is padding.
+      mask: clients of the cohort that count; None means all.
+      rate: α in [0, 1], one for all or one per pair.
 
     Returns:
-        f32[M, M], the new P; entries of pairs that did not meet are unchanged.
+      The new P; entries of pairs that did not meet are unchanged.
 
     Raises:
-        ValueError: shapes that do not fit, a rate outside [0, 1], or non-finite rewards that count.
+      ValueError: shapes that do not fit, a rate outside [0, 1], or non-finite rewards that count.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> rewards, index = jnp.array([1.0, 0.5]), jnp.array([2, 0])
-        >>> update_interactions(jnp.zeros((3, 3)), rewards, index, None, 0.5).tolist()
-        [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]]
-
-    References:
-        FedGWC, Section 4.2, Eq. 3.
+    >>> rewards, index = jnp.array([1.0, 0.5]), jnp.array([2, 0])
+    >>> update_interactions(jnp.zeros((3, 3)), rewards, index, None, 0.5).tolist()
+    [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]]
     """
     interactions = checks.square(interactions, "interactions")
     rewards = checks.floats(rewards, "rewards", 1)
@@ -104,11 +100,11 @@ def update_interactions(interactions: Any, rewards: Any, index: Any, mask: Any, 
     rate = checks.floats(rate, "rate", 0, 2)
     if rate.ndim == 2 and rate.shape != 2 * rewards.shape:
         raise ValueError(
-            f"rate has shape {rate.shape}; {rewards.shape[0]} clients need a number or a square matrix of "
-            f"shape {2 * rewards.shape}."
+            f"rate has shape {rate.shape}; {rewards.shape[0]} clients need one rate or one per pair: give a scalar or "
+            f"a square matrix of shape {2 * rewards.shape}."
         )
     if not checks.holds(lambda rate: ((rate >= 0.0) & (rate <= 1.0)).all(), rate):
-        raise ValueError("rate holds values outside [0, 1]; the new P would leave the range of rewards.")
+        raise ValueError("rate holds values outside [0, 1]; the new P would leave the range of rewards: clip it.")
     checks.finite(rewards, "rewards", mask)
     return _update_interactions(interactions, rewards, index, mask, rate)
 
@@ -125,40 +121,36 @@ def _update_interactions(interactions: Array, rewards: Array, index: Array, mask
     return interactions.at[index[:, None], index[None, :]].set(new, mode="drop")
 
 
-def interaction_affinity(interactions: Any, beta: Any, mask: Any = None) -> Array:
-    r"""Affinity of clients that are perceived alike by all others.
+def interaction_affinity(
+    interactions: Float[ArrayLike, "M M"], beta: Float[ArrayLike, ""], mask: Bool[ArrayLike, " M"] | None = None
+) -> Float[Array, "M M"]:
+    r"""Affinity of clients that are perceived alike by all others (FedGWC, Section 4.2, Eq. 4).
 
     .. math:: W_{kj} = \exp(-\beta \| v_k^j - v_j^k \|^2)
 
-    where v_k^j is row k of P without its entries k and j. In closed form the squared distance is
-    ‖P_k − P_j‖² − (P_kk − P_jk)² − (P_kj − P_jj)², one matrix product.
+    where v_k^j is row k of P without its entries k and j. In closed form the squared distance is ‖P_k − P_j‖² −
+    (P_kk − P_jk)² − (P_kj − P_jj)², one matrix product.
 
     Args:
-        interactions: f32[M, M], P.
-        beta: β > 0, the spread of the kernel.
-        mask: bool[M], clients that count, say those of one cluster; the entries of the others take no part.
-            None means all.
+      interactions: P.
+      beta: β > 0, the spread of the kernel.
+      mask: clients that count, say those of one cluster; the entries of the others take no part. None means all.
 
     Returns:
-        f32[M, M] in [0, 1], symmetric, with diagonal 1; rows and columns of masked-out clients are 0.
+      In [0, 1], symmetric, with diagonal 1; rows and columns of masked-out clients are 0.
 
     Raises:
-        ValueError: wrong shapes, β not positive, or non-finite interactions that count.
+      ValueError: wrong shapes, β not positive, or non-finite interactions that count.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> interactions = jnp.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0], [0.0, 0.0, 9.0]])
-        >>> round(float(interaction_affinity(interactions, 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
-        0.3679
-
-    References:
-        FedGWC, Section 4.2, Eq. 4.
+    >>> interactions = jnp.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0], [0.0, 0.0, 9.0]])
+    >>> round(float(interaction_affinity(interactions, 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
+    0.3679
     """
     interactions = checks.square(interactions, "interactions")
     mask = checks.client_mask(mask, interactions.shape[0])
     beta = checks.floats(beta, "beta", 0)
     if not checks.holds(lambda beta: beta > 0.0, beta):
-        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive.")
+        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive: choose it above 0.")
     checks.finite_matrix(interactions, "interactions", mask)
     return _interaction_affinity(interactions, beta, mask)
 
@@ -168,12 +160,12 @@ def _interaction_affinity(interactions: Array, beta: Array, mask: Array) -> Arra
     pairs = mask[:, None] & mask[None, :]
     entries = jnp.where(pairs, interactions, 0.0)
     # The distances do not change when a column moves, and the closer to 0 the less digits cancel in them.
-    number = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
-    entries = jnp.where(pairs, entries - (entries.sum(axis=0) / number)[None, :], 0.0)
+    count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    entries = jnp.where(pairs, entries - (entries.sum(axis=0) / count)[None, :], 0.0)
     squared_norm = jnp.square(entries).sum(axis=1)
     gram = jnp.matmul(entries, entries.T, precision=lax.Precision.HIGHEST)
-    own = jnp.diagonal(entries)
-    at_k = jnp.square(own[:, None] - entries.T)  # (P_kk − P_jk)², in row k and column j
+    diagonal = jnp.diagonal(entries)
+    at_k = jnp.square(diagonal[:, None] - entries.T)  # (P_kk − P_jk)², in row k and column j
     squared = squared_norm[:, None] + squared_norm[None, :] - 2.0 * gram - at_k - at_k.T
     affinity = jnp.exp(-beta * jnp.maximum(squared, 0.0))
     row, column = jnp.indices(gram.shape, sparse=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
 
@@ -16,54 +17,48 @@ from fedjax_cluster.clustering import checks
 class KMeans(NamedTuple):
     """A clustering of points."""
 
-    labels: Array  # i32[M], -1 where masked out
-    centers: Array  # f32[k, r], the mean of each cluster
-    inertia: Array  # f32[], sum of squared distances to the own centre
+    labels: Int[Array, " M"]  # -1 where masked out
+    centers: Float[Array, "k r"]  # the mean of each cluster
+    inertia: Float[Array, ""]  # sum of squared distances of the points to their centres
 
 
 def kmeans(
-    rng_key: Array,
-    points: Any,
+    rng_key: PRNGKeyArray,
+    points: Float[ArrayLike, "M r"],
     k: int,
     num_restarts: int = 10,
     max_iterations: int = 100,
-    mask: Any = None,
+    mask: Bool[ArrayLike, " M"] | None = None,
 ) -> KMeans:
-    r"""Clusters points around k means.
+    r"""Clusters points around k means (CFL-GP, Algorithm 3, line 2, and Eq. 13).
 
     .. math:: \min_{z, h} \sum_c \| x_c - h_{z_c} \|^2
 
-    Lloyd's iteration from greedy k-means++ seeds; of all restarts the one with the least inertia wins. No
-    cluster is empty: one that would be takes the point that lies farthest from its own centre, also among
+    Lloyd's iteration from greedy k-means++ seeds (Arthur and Vassilvitskii 2007); of all restarts the one with least
+    inertia wins. No cluster is empty: one that would be takes the point that lies farthest from its centre, also among
     duplicate points. Adding masked-out points does not change the clustering of the others.
 
     Args:
-        rng_key: a JAX random key.
-        points: f32[M, r], one row per client, in any unit.
-        k: number of clusters, static.
-        num_restarts: how many seedings are tried, static.
-        max_iterations: bound on Lloyd's iterations of one restart, static.
-        mask: bool[M], clients that count; None means all.
+      rng_key: a JAX random key.
+      points: one row per client, in any unit.
+      k: number of clusters, static.
+      num_restarts: how many seedings are tried, static.
+      max_iterations: bound on Lloyd's iterations of one restart, static.
+      mask: clients that count; None means all.
 
     Returns:
-        `KMeans(labels i32[M], centers f32[k, r], inertia f32[])`. Masked-out clients get label -1. Where the
-        mask is traced and holds fewer than k clients, some clusters stay empty and their centres are
-        arbitrary.
+      `KMeans(labels, centers, inertia)`. Where the mask is traced and holds fewer than k clients, some clusters stay
+      empty and their centres are arbitrary.
 
     Raises:
-        ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points.
+      ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> points = jnp.array([[0.0], [0.1], [5.0], [5.1]])
-        >>> result = kmeans(jax.random.key(0), points, 2)
-        >>> bool(result.labels[0] == result.labels[1]) and bool(result.labels[0] != result.labels[2])
-        True
-        >>> round(float(result.inertia), 3)
-        0.01
-
-    References:
-        CFL-GP, Algorithm 3, line 2, and Eq. 13; Arthur and Vassilvitskii (2007) for the seeding.
+    >>> points = jnp.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> result = kmeans(jax.random.key(0), points, 2)
+    >>> bool(result.labels[0] == result.labels[1]) and bool(result.labels[0] != result.labels[2])
+    True
+    >>> round(float(result.inertia), 3)
+    0.01
     """
     points = checks.floats(points, "points", 2)
     mask = checks.client_mask(mask, points.shape[0])
@@ -88,8 +83,8 @@ def kmeans_in_slots(
     """`kmeans` without checks, where k <= slots may be traced: one program for every number of clusters."""
     lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
     highest = jnp.where(mask[:, None], points, -jnp.inf).max(axis=0)
-    # Squared distances lose the points' last digits far from the origin and underflow for tiny ones. The
-    # bounding box is free of both and does not depend on the order of the points.
+    # Squared distances lose the points' last digits far from the origin and underflow for tiny ones. The bounding box
+    # has neither fault and does not depend on the order of the points.
     origin = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
     centred = jnp.where(mask[:, None], points - origin[None, :], 0.0)
     extent = jnp.abs(centred).max(initial=0.0)
@@ -115,8 +110,8 @@ def _squared_distances(points: Array, centers: Array) -> Array:
 def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: int, num_restarts: int) -> Array:
     """Greedy k-means++, f32[restarts, slots, r]: of a few points drawn by squared distance the best is taken."""
     num_trials = 2 + int(math.log(slots))
-    # The n-th point that counts takes the n-th row of draws, whatever stands between: a masked array is
-    # clustered like the subset it stands for.
+    # The n-th point that counts takes the n-th row of draws, whatever stands between: a masked array is clustered like
+    # the subset it stands for.
     position = jnp.maximum(jnp.cumsum(mask, dtype=jnp.int32) - 1, 0)
 
     def add(slot: Array, closest: Array, noise: Array) -> tuple[Array, Array]:
@@ -169,8 +164,8 @@ def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterat
     nobody = jnp.full(points.shape[0], -1, jnp.int32)
     state = (nobody, centers, jnp.int32(0), jnp.bool_(True))
     labels, centers, _, _ = lax.while_loop(unfinished, iterate, state)
-    own = centers[jnp.minimum(labels, slots - 1)]
-    inertia = jnp.where(mask, jnp.square(points - own).sum(axis=1), 0.0).sum()
+    nearest = centers[jnp.minimum(labels, slots - 1)]
+    inertia = jnp.where(mask, jnp.square(points - nearest).sum(axis=1), 0.0).sum()
     return KMeans(labels, centers, inertia)
 
 

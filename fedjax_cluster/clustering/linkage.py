@@ -1,101 +1,95 @@
-"""Agglomerative clustering: the tree of merges once, every cut of it for nothing."""
+"""Agglomerative clustering: the tree of merges is built once, every cut of it is cheap."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.cluster.hierarchy
-import scipy.spatial.distance
-from jax import Array, lax
+import scipy
+from jax import lax
 from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 
-LINKAGES = ("average", "single", "complete")
+Linkage = Literal["average", "single", "complete"]
+LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
 
 # Beyond this many clients SciPy takes over where the distances are known outside jit.
 _DEVICE_LIMIT = 1024
 
 
 class Dendrogram(NamedTuple):
-    """The tree of merges; a cluster goes by its smallest client."""
+    """The tree of merges; a cluster is named by its smallest client."""
 
-    merges: Array  # i32[M-1, 2], the cluster that is kept and the one that joins it; M where there is none
-    heights: Array  # f32[M-1], distance of the two, ascending; infinite where there is none
-    mask: Array  # bool[M], clients that count
+    merges: Int[Array, "M-1 2"]  # the cluster that is kept and the one that joins it; M where there is none
+    heights: Float[Array, " M-1"]  # distance of the two, ascending; infinite where there is none
+    mask: Bool[Array, " M"]  # clients that count
 
 
 def agglomerative(
-    distance: Any,
-    threshold: Any = None,
-    num_clusters: Any = None,
-    linkage: str = "average",
-    mask: Any = None,
-) -> Array:
-    r"""Merges the two closest clusters as long as their distance is at most a threshold.
+    distance: Float[ArrayLike, "M M"],
+    threshold: Float[ArrayLike, ""] | None = None,
+    num_clusters: int | None = None,
+    linkage: Linkage = "average",
+    mask: Bool[ArrayLike, " M"] | None = None,
+) -> Int[Array, " M"]:
+    r"""Merges the two closest clusters as long as their distance is at most a threshold (FLAG, Algorithm 3).
 
     .. math:: d(A, B) = \operatorname{mean}, \min \text{ or } \max \text{ of } d_{ij} \text{ over } i \in A, j \in B
 
     Args:
-        distance: f32[M, M], symmetric; the diagonal is ignored.
-        threshold: merge while the distance is <= this; in the distances' unit.
-        num_clusters: or merge until so many clusters are left. Give one of the two.
-        linkage: "average", "single" or "complete", static.
-        mask: bool[M], clients that count; None means all.
+      distance: symmetric; the diagonal is ignored.
+      threshold: merge while the distance is <= this; in the distances' unit.
+      num_clusters: or merge until this many clusters are left. Give one of the two.
+      linkage: d, static.
+      mask: clients that count; None means all.
 
     Returns:
-        i32[M] labels, numbered in the order of their first clients; -1 where masked out.
+      Labels, numbered in the order of their first clients; -1 where masked out.
 
     Raises:
-        ValueError: wrong shapes, both or neither of threshold and num_clusters, num_clusters outside 1..number
-            of clients that count, an unknown linkage, or distances not finite or not symmetric.
+      ValueError: wrong shapes, both or neither of threshold and num_clusters, num_clusters outside 1..number of clients
+        that count, an unknown linkage, or distances not finite or not symmetric.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> distance = jnp.abs(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
-        >>> agglomerative(distance, threshold=1.0).tolist()
-        [0, 0, 1]
-        >>> agglomerative(distance, threshold=4.5, linkage="average").tolist()
-        [0, 0, 0]
-
-    References:
-        FLAG, Section 3 and Algorithm 3.
+    >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
+    >>> agglomerative(distance, threshold=1.0).tolist()
+    [0, 0, 1]
+    >>> agglomerative(distance, threshold=4.5).tolist()
+    [0, 0, 0]
     """
     _one_of(threshold, num_clusters)
     return cut_dendrogram(dendrogram(distance, linkage, mask), threshold, num_clusters)
 
 
-def dendrogram(distance: Any, linkage: str = "average", mask: Any = None) -> Dendrogram:
-    r"""The whole tree of merges, from which `cut_dendrogram` reads the clusters at any threshold.
+def dendrogram(
+    distance: Float[ArrayLike, "M M"], linkage: Linkage = "average", mask: Bool[ArrayLike, " M"] | None = None
+) -> Dendrogram:
+    r"""The whole tree of merges, from which `cut_dendrogram` reads the clusters at any threshold (FLAG, Section 3).
 
     .. math:: d(A \cup B, C) = \frac{|A| d(A, C) + |B| d(B, C)}{|A| + |B|}, \quad \min, \quad\text{or } \max
 
-    Up to 1024 clients, and under jit, it is computed in JAX; larger known matrices go to SciPy.
+    Up to 1024 clients, and under jit, it is computed in JAX with nearest-neighbour bounds (Müllner 2011); larger known
+    matrices go to SciPy.
 
     Args:
-        distance: f32[M, M], symmetric; the diagonal is ignored.
-        linkage: "average", "single" or "complete", static.
-        mask: bool[M], clients that count; None means all.
+      distance: symmetric; the diagonal is ignored.
+      linkage: d of a merged cluster: the mean, the minimum or the maximum; static.
+      mask: clients that count; None means all.
 
     Returns:
-        `Dendrogram(merges i32[M-1, 2], heights f32[M-1], mask bool[M])`; heights are distances.
+      `Dendrogram(merges, heights, mask)`; heights are distances.
 
     Raises:
-        ValueError: wrong shapes, an unknown linkage, or distances not finite or not symmetric.
+      ValueError: wrong shapes, an unknown linkage, or distances not finite or not symmetric.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
-        >>> tree = dendrogram(distance)
-        >>> tree.merges.tolist(), tree.heights.tolist()
-        ([[0, 1], [0, 2]], [1.0, 4.5])
-
-    References:
-        FLAG, Section 3; Müllner (2011) for the algorithm with nearest-neighbour bounds.
+    >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
+    >>> tree = dendrogram(distance)
+    >>> tree.merges.tolist(), tree.heights.tolist()
+    ([[0, 1], [0, 2]], [1.0, 4.5])
     """
     distance = checks.square(distance, "distance")
     mask = checks.client_mask(mask, distance.shape[0])
@@ -107,35 +101,32 @@ def dendrogram(distance: Any, linkage: str = "average", mask: Any = None) -> Den
     return _dendrogram(distance, mask, linkage)
 
 
-def cut_dendrogram(tree: Dendrogram, threshold: Any = None, num_clusters: Any = None) -> Array:
-    r"""The clusters of a tree at one height, or where so many are left.
+def cut_dendrogram(
+    tree: Dendrogram, threshold: Float[ArrayLike, ""] | None = None, num_clusters: int | Int[Array, ""] | None = None
+) -> Int[Array, " M"]:
+    r"""The clusters of a tree at one height, or where a given number is left (FLAG, Algorithm 3).
 
     Args:
-        tree: a `Dendrogram` of M clients.
-        threshold: all merges at distances <= this are made; it may be traced.
-        num_clusters: or all merges but the last num_clusters - 1; it may be traced. Give one of the two.
+      tree: a `Dendrogram` of M clients.
+      threshold: all merges at distances <= this are made; it may be traced.
+      num_clusters: or all merges but the last num_clusters - 1; it may be traced. Give one of the two.
 
     Returns:
-        i32[M] labels, numbered in the order of their first clients; -1 where masked out.
+      Labels, numbered in the order of their first clients; -1 where masked out.
 
     Raises:
-        ValueError: both or neither of threshold and num_clusters, a threshold that is NaN, or num_clusters
-            outside 1..number of clients that count.
+      ValueError: both or neither of threshold and num_clusters, a threshold that is NaN, or num_clusters outside
+        1..number of clients that count.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> tree = dendrogram(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
-        >>> [cut_dendrogram(tree, threshold).tolist() for threshold in (0.5, 1.0, 4.5)]
-        [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
-
-    References:
-        FLAG, Algorithm 3.
+    >>> tree = dendrogram(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
+    >>> [cut_dendrogram(tree, threshold).tolist() for threshold in (0.5, 1.0, 4.5)]
+    [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
     """
     _one_of(threshold, num_clusters)
     if threshold is not None:
         threshold = checks.floats(threshold, "threshold", 0)
         if not checks.holds(lambda threshold: threshold == threshold, threshold):
-            raise ValueError("threshold is NaN; it must be a distance.")
+            raise ValueError("threshold is NaN; merging never stops at it: give a distance.")
         num_merges = (tree.heights <= threshold).sum(dtype=jnp.int32)
     else:
         if not isinstance(num_clusters, Tracer):
@@ -154,8 +145,8 @@ def _cut(tree: Dendrogram, num_merges: Array) -> Array:
     for _ in range(max(num_clients - 1, 1).bit_length()):
         parent = parent[parent]
     is_first = (parent == client) & tree.mask
-    number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-    return jnp.where(tree.mask, number[parent], -1)
+    label = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    return jnp.where(tree.mask, label[parent], -1)
 
 
 class _Pair(NamedTuple):
@@ -206,15 +197,12 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
             merged = (jnp.minimum if linkage == "single" else jnp.maximum)(pair.row, pair.other_row)
         merged = jnp.where((index == pair.cluster) | (index == pair.other), jnp.inf, merged)
         keep, join = jnp.minimum(pair.cluster, pair.other), jnp.maximum(pair.cluster, pair.other)
-        # Where the bound was too low it is raised, and the matrix is written as it was: under a conditional
-        # it would be copied at every step, and so it would if the rows were read where they are written.
+        # Where the bound was too low it is raised, and the matrix is rewritten unchanged: under a conditional it would
+        # be copied at every step, as it would if the rows were read where they are written.
         keep_row = jnp.where(keep == pair.cluster, pair.row, pair.other_row)
         join_row = jnp.where(keep == pair.cluster, pair.other_row, pair.row)
         distance = state.distance
-        for client, row in (
-            (join, jnp.where(holds, jnp.inf, join_row)),
-            (keep, jnp.where(holds, merged, keep_row)),
-        ):
+        for client, row in ((join, jnp.where(holds, jnp.inf, join_row)), (keep, jnp.where(holds, merged, keep_row))):
             distance = lax.dynamic_update_slice(distance, row[None, :], (client, jnp.int32(0)))
             distance = lax.dynamic_update_slice(distance, row[:, None], (jnp.int32(0), client))
         merged_bound = state.bound.at[join].set(jnp.inf).at[keep].set(merged.min())
@@ -267,6 +255,6 @@ def _host_dendrogram(distance: np.ndarray, mask: np.ndarray, linkage: str) -> De
 def _one_of(threshold: Any, num_clusters: Any) -> None:
     if (threshold is None) == (num_clusters is None):
         raise ValueError(
-            f"threshold is {threshold} and num_clusters is {num_clusters}; one of them says where merging "
-            "stops: give exactly one."
+            f"threshold is {threshold} and num_clusters is {num_clusters}; one of them decides where merging stops: "
+            "give exactly one."
         )

@@ -1,46 +1,43 @@
-"""Renaming clusters so that they keep their names from one clustering to the next."""
+"""Renaming clusters so that they keep their labels from one clustering to the next."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Int
 
 from fedjax_cluster.clustering import checks
 
 
-def match_labels(new: Any, old: Any, k: int, mask: Any = None) -> Array:
-    r"""Renames new clusters for the largest overlap with the old ones.
+def match_labels(
+    new: Int[ArrayLike, " M"], old: Int[ArrayLike, " M"], k: int, mask: Bool[ArrayLike, " M"] | None = None
+) -> Int[Array, " M"]:
+    r"""Renames new clusters for the largest overlap with the old ones (CFL-GP, Algorithm 3, lines 3–4).
 
     .. math:: \hat\psi = \arg\max_\psi | \{ c : \psi(z_c) = k_c \} |
 
-    over the permutations ψ of k names: an assignment problem on the contingency table. Among equal overlaps
-    the renaming that keeps most names wins, so equal clusterings are never renamed.
+    over the permutations ψ of k labels (CFL-GP, Appendix B.2.2): an assignment problem on the contingency table. Among
+    equal overlaps the renaming that keeps most labels wins, so equal clusterings are never renamed.
 
     Args:
-        new: i32[M] in -1..k-1, the clustering to rename; -1 stays -1.
-        old: i32[M] in -1..k-1; a client that is -1 in either has no say.
-        k: number of names, static.
-        mask: bool[M], clients that count; None means all.
+      new: in -1..k-1, the clustering to rename; -1 stays -1.
+      old: in -1..k-1; a client that is -1 in either does not count.
+      k: number of labels, static.
+      mask: clients that count; None means all.
 
     Returns:
-        i32[M], the new clustering under its new names; masked-out clients get -1.
+      The new clustering with its new labels; masked-out clients get -1.
 
     Raises:
-        ValueError: wrong shapes, k < 1, or labels outside -1..k-1.
+      ValueError: wrong shapes, k < 1, or labels outside -1..k-1.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> old, new = jnp.array([0, 0, 1, 1, 2]), jnp.array([2, 2, 0, 0, 0])
-        >>> match_labels(new, old, 3).tolist()
-        [0, 0, 1, 1, 1]
-
-    References:
-        CFL-GP, Algorithm 3, lines 3–4, and Appendix B.2.2.
+    >>> old, new = jnp.array([0, 0, 1, 1, 2]), jnp.array([2, 2, 0, 0, 0])
+    >>> match_labels(new, old, 3).tolist()
+    [0, 0, 1, 1, 1]
     """
     new = checks.labels(new, "new")
     old = checks.labels(old, "old", new.shape[0])
@@ -56,8 +53,8 @@ def match_labels(new: Any, old: Any, k: int, mask: Any = None) -> Array:
 def _match_labels(new: Array, old: Array, mask: Array, k: int) -> Array:
     rows = jnp.where(mask[:, None], jax.nn.one_hot(new, k, dtype=jnp.float32), 0.0)
     overlap = jnp.matmul(rows.T, jax.nn.one_hot(old, k, dtype=jnp.float32), precision=lax.Precision.HIGHEST)
-    # Kept names are worth k at most, one more client in agreement is worth k + 1.
+    # Kept labels are worth k at most, one more client in agreement is worth k + 1.
     value = overlap * (k + 1.0) + jnp.eye(k, dtype=jnp.float32)
-    name_of_row, name_of_column = optax.assignment.hungarian_algorithm(-value.astype(float))
-    renamed = jnp.zeros(k, jnp.int32).at[name_of_row].set(name_of_column.astype(jnp.int32))
+    row, column = optax.assignment.hungarian_algorithm(-value.astype(float))
+    renamed = jnp.zeros(k, jnp.int32).at[row].set(column.astype(jnp.int32))
     return jnp.where(mask & (new >= 0), renamed[jnp.clip(new, 0, k - 1)], -1)

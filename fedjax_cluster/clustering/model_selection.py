@@ -1,79 +1,72 @@
-"""How many clusters there are, where nobody said."""
+"""Estimating the number of clusters where it is not known."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks, scores
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans_in_slots
 
-METHODS = ("gap", "elbow", "silhouette")
+Method = Literal["gap", "elbow", "silhouette"]
 
 
-def largest_gaps(singular_values: Any, count: int) -> Array:
-    r"""Candidate ranks, the one before the largest gap between singular values first.
+def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Array, " {count}"]:
+    r"""Candidate ranks, the one before the largest gap between singular values first (CFL-GP, Appendix G).
 
     .. math:: s_1 = \arg\max_s \, (\sigma_s - \sigma_{s+1})
 
+    On eight rotations of MNIST the first candidate is 4, the second 8.
+
     Args:
-        singular_values: f32[n], descending, in any unit.
-        count: how many candidates, static; at most n - 1.
+      singular_values: descending, in any unit.
+      count: how many candidates, static; at most n - 1.
 
     Returns:
-        i32[count] ranks s in 1..n-1 in the order of their gaps; of equal gaps the smaller rank comes first.
+      Ranks s in 1..n-1 in the order of their gaps; of equal gaps the smaller rank comes first.
 
     Raises:
-        ValueError: wrong shapes, count outside 1..n-1, or values not finite or not descending.
+      ValueError: wrong shapes, count outside 1..n-1, or values not finite or not descending.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> largest_gaps(jnp.array([9.0, 8.5, 4.0, 3.8, 1.0]), 2).tolist()
-        [2, 4]
-
-    References:
-        CFL-GP, Appendix G: on eight rotations of MNIST the first candidate is 4, the second 8.
+    >>> largest_gaps(jnp.array([9.0, 8.5, 4.0, 3.8, 1.0]), 2).tolist()
+    [2, 4]
     """
     values = checks.floats(singular_values, "singular_values", 1)
     count = checks.count(count, "count")
     if count >= values.shape[0]:
         raise ValueError(
             f"count is {count}, but {values.shape[0]} singular values have only {values.shape[0] - 1} gaps: "
-            "ask for fewer or compute more singular values."
+            "ask for fewer, or compute more singular values."
         )
     checks.finite(values, "singular_values")
     if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):
-        raise ValueError("singular_values are not in descending order: sort them.")
+        raise ValueError("singular_values are not in descending order, so gaps mean nothing: sort them.")
     return jnp.argsort(values[1:] - values[:-1])[:count].astype(jnp.int32) + 1
 
 
-def elbow(x: Any, y: Any) -> Array:
-    r"""The point of a curve that lies farthest from the chord between its ends.
+def elbow(x: Float[ArrayLike, " n"], y: Float[ArrayLike, " n"]) -> Int[Array, ""]:
+    r"""The point of a curve that is farthest from the chord between its ends (FLAG, Section 5.2; CFL-GP, Appendix G).
 
     .. math:: \arg\max_i \Big| y_i - y_1 - \frac{y_n - y_1}{x_n - x_1} (x_i - x_1) \Big|
 
     Args:
-        x: f32[n], from the simplest choice to the richest (numbers of clusters, falling thresholds).
-        y: f32[n], what it brings (inertia, accuracy), in any unit.
+      x: from the simplest choice to the richest (numbers of clusters, falling thresholds).
+      y: what it brings (inertia, accuracy), in any unit.
 
     Returns:
-        i32[] index; of equally far points the first, so a straight line gives 0.
+      Its index; of equally far points the first, so a straight line gives 0.
 
     Raises:
-        ValueError: wrong shapes, no points, equal ends on the x axis, or non-finite values.
+      ValueError: wrong shapes, no points, equal ends on the x axis, or non-finite values.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> int(elbow(jnp.arange(1, 6), jnp.array([10.0, 4.0, 1.0, 0.8, 0.6])))
-        2
-
-    References:
-        FLAG, Section 5.2; CFL-GP, Appendix G.
+    >>> int(elbow(jnp.arange(1, 6), jnp.array([10.0, 4.0, 1.0, 0.8, 0.6])))
+    2
     """
     x, y = checks.floats(x, "x", 1), checks.floats(y, "y", 1)
     if x.shape != y.shape or x.shape[0] == 0:
@@ -81,7 +74,7 @@ def elbow(x: Any, y: Any) -> Array:
     checks.finite(x, "x")
     checks.finite(y, "y")
     if x.shape[0] > 1 and not checks.holds(lambda x: x[0] != x[-1], x):
-        raise ValueError(f"x begins and ends at {float(x[0])}; the chord is vertical: give x in order.")
+        raise ValueError(f"x begins and ends at {float(x[0])}, so the chord is vertical: give x in order.")
     return _elbow(x, y)
 
 
@@ -90,58 +83,58 @@ def _elbow(x: Array, y: Array) -> Array:
     run = x[-1] - x[0]
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / jnp.where(run == 0.0, 1.0, run)
     distance = jnp.abs(y - chord)
-    # Points that differ by rounding alone are equally far.
+    # Points that differ only by rounding are equally far.
     tolerance = 1e-5 * (y.max() - y.min())
     return jnp.argmax(distance >= distance.max() - tolerance).astype(jnp.int32)
 
 
-def estimate_num_clusters(rng_key: Array, values: Any, max_clusters: int, method: str = "gap", mask: Any = None) -> int:
+def estimate_num_clusters(
+    rng_key: PRNGKeyArray,
+    values: Float[ArrayLike, " n"] | Float[ArrayLike, "M s"],
+    max_clusters: int,
+    method: Method = "gap",
+    mask: Bool[ArrayLike, " M"] | None = None,
+) -> int:
     r"""Number of clusters from singular values or from features.
 
-    Singular values f32[n] give the rank before their largest gap, σ_s − σ_{s+1} (method "gap" only); it is the
-    number of directions, from which the number of clusters is then found on features of that rank.
-    Features f32[M, s] give
+    Singular values give the rank before their largest gap, σ_s − σ_{s+1} (method "gap" only). It is the number of
+    directions; the number of clusters is then found on features of that rank. Features give
 
-    - "gap": the gap statistic, the least k with Gap(k) >= Gap(k*) − s_{k*} where k* has the largest gap,
-      against uniform points in the box of the principal axes,
+    - "gap": the gap statistic, the least k with Gap(k) >= Gap(k*) − s_{k*} where k* has the largest gap, against
+      uniform points in the box of the principal axes,
     - "elbow": the k whose inertia lies farthest from the chord of the curve (1..max_clusters),
     - "silhouette": the k >= 2 with the largest mean silhouette.
 
-    Only "gap" can answer 1 where features show no clusters.
+    Only "gap" can answer 1 where features show no clusters. See CFL-GP, Appendix G; Tibshirani, Walther and Hastie
+    (2001) for the gap statistic, and Dudoit and Fridlyand (2002) for the comparison with the largest gap: that with
+    k + 1 of the former often stops at 1 where two clusters explain no more than one.
 
     Args:
-        rng_key: a JAX random key, for k-means and the reference points.
-        values: f32[n] singular values in descending order, or f32[M, s] features.
-        max_clusters: the largest answer; at most the number of clients that count.
-        method: "gap", "elbow" or "silhouette".
-        mask: bool[M], clients that count, for features; None means all.
+      rng_key: a JAX random key, for k-means and the reference points.
+      values: n singular values in descending order, or features of M clients.
+      max_clusters: the largest answer; at most the number of clients that count.
+      method: how features are read, see above.
+      mask: clients that count, for features; None means all.
 
     Returns:
-        int in 1..max_clusters. Runs outside jit.
+      The number, in 1..max_clusters. Runs outside jit.
 
     Raises:
-        ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.
+      ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> estimate_num_clusters(jax.random.key(0), jnp.array([9.0, 8.8, 8.5, 2.0, 1.8]), 4)
-        3
-        >>> features = jnp.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
-        >>> estimate_num_clusters(jax.random.key(0), features, 4, method="silhouette")
-        2
-
-    References:
-        CFL-GP, Appendix G; Tibshirani, Walther and Hastie (2001) for the gap statistic, Dudoit and Fridlyand
-        (2002) for the comparison with the largest gap: the first paper's, with k + 1, often stops at 1 where
-        two clusters explain no more than one.
+    >>> estimate_num_clusters(jax.random.key(0), jnp.array([9.0, 8.8, 8.5, 2.0, 1.8]), 4)
+    3
+    >>> features = jnp.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
+    >>> estimate_num_clusters(jax.random.key(0), features, 4, method="silhouette")
+    2
     """
-    checks.choice(method, "method", METHODS)
+    checks.choice(method, "method", get_args(Method))
     values = checks.floats(values, "values", 1, 2)
     if not checks.is_concrete(values):
-        raise ValueError("values are traced, but the answer is a Python int: call this outside jit.")
+        raise ValueError("values are traced, but the answer is a Python int: call this function outside jit.")
     if values.ndim == 1:
         if method != "gap":
-            raise ValueError(f"method is {method!r}, but singular values only have gaps: give features f32[M, s].")
+            raise ValueError(f"method is {method!r}, but singular values only have gaps: give features [M, s].")
         limit = checks.count(max_clusters, "max_clusters")
         return int(largest_gaps(values[: limit + 1], 1)[0])
     mask = checks.client_mask(mask, values.shape[0])
@@ -178,8 +171,8 @@ def _gap_curves(
     rng_key: Array, points: Array, mask: Array, limit: int, num_references: int = 20
 ) -> tuple[Array, Array]:
     """Inertia for k = 1..limit of the points, f32[limit], and of reference points, f32[B, limit]."""
-    number = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
-    centre = jnp.where(mask[:, None], points, 0.0).sum(axis=0) / number
+    count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    centre = jnp.where(mask[:, None], points, 0.0).sum(axis=0) / count
     centred = jnp.where(mask[:, None], points - centre[None, :], 0.0)
     _, _, axes = jnp.linalg.svd(centred, full_matrices=False)
     rotated = jnp.matmul(centred, axes.T, precision=lax.Precision.HIGHEST)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, Float
 
 # The largest matrices that rotations serve, and the sweeps after which these have converged.
 _LARGEST_ROTATED = 4
 _SWEEPS = 5
 
 
-def batched_singular_values(matrices: Array) -> Array:
+def batched_singular_values(matrices: Float[Array, "p p ..."]) -> Float[Array, "p ..."]:
     """Singular values of many small matrices at once.
 
     Up to 4 by 4 by one-sided Jacobi rotations, which are arithmetic on whole arrays; LAPACK takes a call per matrix.
 
     Args:
-        matrices: f32[p, p, ...], the same entry of all matrices side by side.
+        matrices: the same entry of all matrices side by side.
 
     Returns:
-        f32[p, ...], descending.
+        Singular values, descending.
 
     >>> batched_singular_values(jnp.array([[3.0, 0.0], [0.0, -4.0]])).tolist()
     [4.0, 3.0]

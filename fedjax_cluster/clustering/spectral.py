@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
 from fedjax_cluster.clustering.similarity import block_gram
 
-METHODS = ("auto", "eigh", "subspace")
+Method = Literal["auto", "eigh", "subspace"]
 
 # Beyond this many clients a full eigendecomposition costs more than the few leading directions are worth.
 _EIGH_LIMIT = 512
@@ -27,83 +28,74 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 class Embedding(NamedTuple):
     """Clients in the space of the leading singular vectors."""
 
-    features: Array  # f32[M, rank]; 0 where masked out
-    singular_values: Array  # f32[rank], descending
+    features: Float[Array, "M rank"]  # each column with its largest entry positive; 0 where masked out
+    singular_values: Float[Array, " rank"]  # descending
 
 
-def profile_embedding(profile: Any, rank: int, mask: Any = None, method: str = "auto") -> Embedding:
-    r"""Projects client profiles on their leading singular vectors.
+def profile_embedding(
+    profile: Float[ArrayLike, "M D"], rank: int, mask: Bool[ArrayLike, " M"] | None = None, method: Method = "auto"
+) -> Embedding:
+    r"""Projects client profiles on their leading singular vectors (CFL-GP, Algorithm 3, line 1, and Eq. 12).
 
     .. math:: G = \sum_i \sigma_i u_i v_i^\top, \qquad g'_c = \hat U^\top g_c = (\sigma_i v_{ic})_{i \le s}
 
-    with the profiles as the columns of G. The directions v and σ² come from the Gram matrix GᵀG, so singular
-    values below about 3·10⁻⁴ of the largest are noise; `subspace_embedding` resolves smaller ones.
+    with the profiles as the columns of G. The directions v and σ² come from the Gram matrix GᵀG, so singular values
+    below about 3·10⁻⁴ of the largest are noise; `subspace_embedding` resolves smaller ones.
 
     Args:
-        profile: f32[M, D], one row per client (Gᵀ).
-        rank: s, the number of leading singular vectors, static; at most min(M, D).
-        mask: bool[M], clients that count; None means all.
-        method: "eigh", "subspace", or "auto" as in `embed_gram`, static.
+      profile: one row per client (Gᵀ).
+      rank: s, the number of leading singular vectors, static; at most min(M, D).
+      mask: clients that count; None means all.
+      method: as in `embed_gram`, static.
 
     Returns:
-        `Embedding(features f32[M, rank], singular_values f32[rank])`, both in the profile's unit; each column
-        of features has its largest entry positive. Masked-out clients have features 0.
+      `Embedding(features, singular_values)`, both in the profile's unit.
 
     Raises:
-        ValueError: wrong shapes, rank outside 1..min(M, D), an unknown method, or non-finite profiles.
+      ValueError: wrong shapes, rank outside 1..min(M, D), an unknown method, or non-finite profiles.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-        >>> features, singular_values = profile_embedding(profile, 2)
-        >>> singular_values.round(4).tolist()
-        [3.0, 2.0]
-        >>> jnp.abs(features).round(4).tolist()
-        [[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
-
-    References:
-        CFL-GP, Algorithm 3, line 1, and Eq. 12.
+    >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    >>> features, singular_values = profile_embedding(profile, 2)
+    >>> singular_values.round(4).tolist()
+    [3.0, 2.0]
+    >>> jnp.abs(features).round(4).tolist()
+    [[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
     """
     profile = checks.floats(profile, "profile", 2)
     mask = checks.client_mask(mask, profile.shape[0])
-    rank = _rank(rank, min(profile.shape))
-    checks.choice(method, "method", METHODS)
+    rank = _check_rank(rank, min(profile.shape))
+    checks.choice(method, "method", get_args(Method))
     checks.finite(profile, "profile", mask)
     return embed_gram(block_gram(profile), rank, mask, method)
 
 
-def embed_gram(gram: Any, rank: int, mask: Any = None, method: str = "auto") -> Embedding:
-    r"""`profile_embedding` from the inner products of the profiles.
+def embed_gram(
+    gram: Float[ArrayLike, "M M"], rank: int, mask: Bool[ArrayLike, " M"] | None = None, method: Method = "auto"
+) -> Embedding:
+    r"""`profile_embedding` from the inner products of the profiles (for its cost see CFL-GP, Appendix D).
 
     .. math:: A = V \Lambda V^\top, \qquad g' = V_s \Lambda_s^{1/2}, \qquad \sigma = \Lambda^{1/2}
 
     Args:
-        gram: f32[M, M], the inner products of all pairs, as `block_gram` gives them.
-        rank: s, the number of leading directions, static; at most M.
-        mask: bool[M], clients that count; rows and columns of the others may hold anything.
-        method: static. "eigh" decomposes all of A in O(M³). "subspace" finds the leading directions in a
-            block Krylov space in O(M²·rank), from a fixed start: equal inputs give equal features. "auto"
-            takes the first up to 512 clients.
+      gram: the inner products of all pairs, as `block_gram` gives them.
+      rank: s, the number of leading directions, static; at most M.
+      mask: clients that count; rows and columns of the others may hold anything.
+      method: static. "eigh" decomposes all of A in O(M³). "subspace" finds the leading directions in a block Krylov
+        space in O(M²·rank), from a fixed start: equal inputs give equal features. "auto" is "eigh" up to 512 clients.
 
     Returns:
-        `Embedding(features f32[M, rank], singular_values f32[rank])`, in the profile's unit; each column of
-        features has its largest entry positive. Masked-out clients have features 0.
+      `Embedding(features, singular_values)`, both in the profile's unit.
 
     Raises:
-        ValueError: wrong shapes, rank outside 1..M, an unknown method, or entries not finite.
+      ValueError: wrong shapes, rank outside 1..M, an unknown method, or entries not finite.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> embed_gram(jnp.diag(jnp.array([9.0, 4.0, 1.0])), 2).singular_values.round(4).tolist()
-        [3.0, 2.0]
-
-    References:
-        CFL-GP, Algorithm 3, line 1, Eq. 12, and Appendix D (computation cost of spectral clustering).
+    >>> embed_gram(jnp.diag(jnp.array([9.0, 4.0, 1.0])), 2).singular_values.round(4).tolist()
+    [3.0, 2.0]
     """
     gram = checks.square(gram, "gram")
     mask = checks.client_mask(mask, gram.shape[0])
-    rank = _rank(rank, gram.shape[0])
-    checks.choice(method, "method", METHODS)
+    rank = _check_rank(rank, gram.shape[0])
+    checks.choice(method, "method", get_args(Method))
     checks.finite_matrix(gram, "gram", mask)
     return _embed_gram(gram, mask, rank, method)
 
@@ -118,42 +110,42 @@ def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
 
 
 def subspace_embedding(
-    rng_key: Array, profile: Any, rank: int, mask: Any = None, depth: int = 4, oversampling: int = 8
+    rng_key: PRNGKeyArray,
+    profile: Float[ArrayLike, "M D"],
+    rank: int,
+    mask: Bool[ArrayLike, " M"] | None = None,
+    depth: int = 4,
+    oversampling: int = 8,
 ) -> Embedding:
     r"""`profile_embedding` for very many clients: no M×M matrix, and small singular values resolved.
 
     .. math:: B = \mathrm{orth}[S, GG^\top S, \dots, (GG^\top)^{q-1} S], \qquad B^\top G = U \Sigma W^\top,
               \qquad g' = B U_s \Sigma_s
 
-    with G here in rows, f32[M, D]: a block Krylov space from a random start, O(M·D·rank·q).
+    with one client per row of G: a block Krylov space from a random start (Musco and Musco 2015), O(M·D·rank·q). See
+    CFL-GP, Appendix D.
 
     Args:
-        rng_key: a JAX random key for the start.
-        profile: f32[M, D], one row per client.
-        rank: s, the number of leading singular vectors, static; at most min(M, D).
-        mask: bool[M], clients that count; None means all.
-        depth: q, how many blocks span the space, static. More resolve closer singular values.
-        oversampling: how many directions a block has beyond `rank`, static.
+      rng_key: a JAX random key for the start.
+      profile: one row per client.
+      rank: s, the number of leading singular vectors, static; at most min(M, D).
+      mask: clients that count; None means all.
+      depth: q, how many blocks span the space, static; more of them resolve closer singular values.
+      oversampling: how many directions a block has beyond `rank`, static.
 
     Returns:
-        `Embedding(features f32[M, rank], singular_values f32[rank])` as `profile_embedding` gives it, to the
-        accuracy of the Krylov space.
+      `Embedding` as `profile_embedding` gives it, to the accuracy of the Krylov space.
 
     Raises:
-        ValueError: wrong shapes, rank outside 1..min(M, D), or non-finite profiles.
+      ValueError: wrong shapes, rank outside 1..min(M, D), or non-finite profiles.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> subspace_embedding(jax.random.key(0), profile, 2).singular_values.round(4).tolist()
-        [3.0, 2.0]
-
-    References:
-        CFL-GP, Appendix D; Musco and Musco (2015) for the block Krylov space.
+    >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> subspace_embedding(jax.random.key(0), profile, 2).singular_values.round(4).tolist()
+    [3.0, 2.0]
     """
     profile = checks.floats(profile, "profile", 2)
     mask = checks.client_mask(mask, profile.shape[0])
-    rank = _rank(rank, min(profile.shape))
+    rank = _check_rank(rank, min(profile.shape))
     checks.count(depth, "depth")
     checks.count(oversampling, "oversampling", minimum=0)
     checks.finite(profile, "profile", mask)
@@ -165,7 +157,7 @@ def _subspace_embedding(
     rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, oversampling: int
 ) -> Embedding:
     profile = jnp.where(mask[:, None], profile, 0.0)
-    # The power of two keeps squares inside float32 and leaves every digit as it is.
+    # A power of two keeps squares inside float32 and changes no digit.
     _, exponent = jnp.frexp(jnp.abs(profile).max(initial=0.0))
     scale = jnp.ldexp(jnp.float32(1.0), exponent)
     profile = profile / scale
@@ -182,35 +174,33 @@ def _subspace_embedding(
     return Embedding(jnp.where(mask[:, None], features, 0.0) * scale, singular_values[:rank] * scale)
 
 
-def spectral_clustering(rng_key: Array, affinity: Any, k: int, mask: Any = None) -> Array:
+def spectral_clustering(
+    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], k: int, mask: Bool[ArrayLike, " M"] | None = None
+) -> Int[Array, " M"]:
     r"""Clusters the nodes of a weighted graph by the algorithm of Ng, Jordan and Weiss.
 
     .. math:: L = D^{-1/2} W D^{-1/2}, \quad W_{ii} = 0, \quad D_{ii} = \sum_j W_{ij}
 
-    The k leading eigenvectors of L are the columns of X; the rows of X, scaled to length 1, go to k-means.
+    The k leading eigenvectors of L are the columns of X; the rows of X, scaled to length 1, go to k-means (Ng, Jordan
+    and Weiss 2001; FedGWC, Section 4.2 and Algorithm 1).
 
     Args:
-        rng_key: a JAX random key, for k-means.
-        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
-        k: number of clusters, static.
-        mask: bool[M], clients that count; None means all.
+      rng_key: a JAX random key, for k-means.
+      affinity: symmetric and non-negative; the diagonal is ignored.
+      k: number of clusters, static.
+      mask: clients that count; None means all.
 
     Returns:
-        i32[M] labels in 0..k-1, -1 where masked out; no cluster is empty.
+      Labels in 0..k-1, -1 where masked out; no cluster is empty.
 
     Raises:
-        ValueError: wrong shapes, k outside 1..number of clients that count, or an affinity that is not
-            finite, not symmetric or negative.
+      ValueError: wrong shapes, k outside 1..number of clients that count, or an affinity that is not finite, not
+        symmetric or negative.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
-        >>> labels = spectral_clustering(jax.random.key(0), affinity, 2)
-        >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
-        True
-
-    References:
-        FedGWC, Section 4.2 and Algorithm 1; Ng, Jordan and Weiss (2001).
+    >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+    >>> labels = spectral_clustering(jax.random.key(0), affinity, 2)
+    >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+    True
     """
     affinity = checks.square(affinity, "affinity")
     mask = checks.client_mask(mask, affinity.shape[0])
@@ -228,30 +218,26 @@ def _spectral_clustering(rng_key: Array, affinity: Array, mask: Array, k: int) -
     return _cluster_rows(rng_key, vectors, mask, k)
 
 
-def spectral_partitions(rng_key: Array, affinity: Any, max_k: int, mask: Any = None) -> Array:
-    r"""`spectral_clustering` into 2, 3, …, max_k clusters, from one eigendecomposition.
+def spectral_partitions(
+    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], max_k: int, mask: Bool[ArrayLike, " M"] | None = None
+) -> Int[Array, "{max_k}-1 M"]:
+    r"""`spectral_clustering` into 2, 3, …, max_k clusters, from one eigendecomposition (FedGWC, Algorithm 1, line 6).
 
     Args:
-        rng_key: a JAX random key, for k-means.
-        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
-        max_k: the largest number of clusters, static, at least 2.
-        mask: bool[M], clients that count; None means all.
+      rng_key: a JAX random key, for k-means.
+      affinity: symmetric and non-negative; the diagonal is ignored.
+      max_k: the largest number of clusters, static, at least 2.
+      mask: clients that count; None means all.
 
     Returns:
-        i32[max_k - 1, M]; row n - 2 holds labels in 0..n-1, -1 where masked out. Of more clusters than clients
-        that count some are empty.
+      Row n - 2 holds labels in 0..n-1, -1 where masked out. Of more clusters than clients that count some are empty.
 
     Raises:
-        ValueError: wrong shapes, or max_k below 2.
+      ValueError: wrong shapes, or max_k below 2.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
-        >>> spectral_partitions(jax.random.key(0), affinity, 3).shape
-        (2, 3)
-
-    References:
-        FedGWC, Algorithm 1, lines 5 and 6.
+    >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+    >>> spectral_partitions(jax.random.key(0), affinity, 3).shape
+    (2, 3)
     """
     affinity = checks.square(affinity, "affinity")
     mask = checks.client_mask(mask, affinity.shape[0])
@@ -294,41 +280,36 @@ def _cluster_rows(rng_key: Array, vectors: Array, mask: Array, k: Array | int) -
 
 
 class QrPartition(NamedTuple):
-    """A spectral clustering without k-means, and the embedding beside it."""
+    """A spectral clustering without k-means, and an embedding of the clients."""
 
-    labels: Array  # i32[M], -1 where masked out; a cluster may be empty
-    embedding: Array  # f32[M, k], the k random-walk eigenvectors after the first; 0 where masked out
+    labels: Int[Array, " M"]  # -1 where masked out; a cluster may be empty
+    embedding: Float[Array, "M k"]  # the k random-walk eigenvectors after the first; 0 where masked out
 
 
-def qr_partition(affinity: Any, k: int, mask: Any = None) -> QrPartition:
+def qr_partition(affinity: Float[ArrayLike, "M M"], k: int, mask: Bool[ArrayLike, " M"] | None = None) -> QrPartition:
     r"""scikit-learn's `SpectralClustering(k, assign_labels="cluster_qr")`, and its `SpectralEmbedding(k)`.
 
     .. math:: Y = D^{-1/2} X, \quad Y_p = U \Sigma V^\top, \quad
               \text{label}_i = \arg\max_j | (Y U' V')_{ij} |
 
     with the k leading eigenvectors X of D^(-1/2) W D^(-1/2), p the k rows of Y that a QR decomposition with column
-    pivoting takes first, and U', V' the factors of Y_pᵀ.
+    pivoting takes first, and U', V' the factors of Y_pᵀ (Damle, Minden and Ying 2019, Algorithm 1).
 
     Args:
-        affinity: f32[M, M], symmetric and non-negative; the diagonal is ignored.
-        k: number of clusters, static.
-        mask: bool[M], clients that count; None means all.
+      affinity: symmetric and non-negative; the diagonal is ignored.
+      k: number of clusters, static.
+      mask: clients that count; None means all.
 
     Returns:
-        `QrPartition(labels, embedding)`.
+      `QrPartition(labels, embedding)`.
 
     Raises:
-        ValueError: wrong shapes, or k not below the number of clients.
+      ValueError: wrong shapes, or k not less than the number of clients.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
-        >>> labels, _ = qr_partition(affinity, 2)
-        >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
-        True
-
-    References:
-        Damle, Minden and Ying (2019), Algorithm 1.
+    >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
+    >>> labels, _ = qr_partition(affinity, 2)
+    >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+    True
     """
     affinity = checks.square(affinity, "affinity")
     mask = checks.client_mask(mask, affinity.shape[0])
@@ -354,7 +335,7 @@ def _qr_partition(affinity: Array, mask: Array, k: int) -> QrPartition:
     return QrPartition(jnp.where(mask, labels, -1), vectors[:, 1:])
 
 
-def _rank(rank: Any, limit: int) -> int:
+def _check_rank(rank: Any, limit: int) -> int:
     rank = checks.count(rank, "rank")
     if rank > limit:
         raise ValueError(f"rank is {rank}, but there are only {limit} singular values: ask for at most {limit}.")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from fedjax_cluster.clustering import checks
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
-# Subspace iteration: how many vectors beyond those wanted, and how often. Spectra of data fall fast.
+# Subspace iteration: vectors beyond those wanted, and iterations. Spectra of data fall fast.
 _OVERSAMPLING = 8
 _ITERATIONS = 6
 
@@ -29,38 +29,38 @@ _DEPENDENT = 1e-4
 
 
 def principal_vectors(
-    x: Any, y: Any, num_examples: Any, num_classes: int, rank: int, share: float | None = None
-) -> Array:
-    r"""The leading left singular vectors of one client's data, class by class.
+    x: Real[ArrayLike, "N f"],
+    y: Int[ArrayLike, " N"],
+    num_examples: Int[ArrayLike, ""],
+    num_classes: int,
+    rank: int,
+    share: float | None = None,
+) -> Float[Array, " {num_classes} f {rank}"]:
+    r"""The leading left singular vectors of one client's data, class by class (FLAG, Section 4.1; PACFL).
 
     .. math:: D_c = U \Sigma V^\top \in \mathbb{R}^{f \times n_c}, \qquad U_c = [u_1, \dots, u_p]
 
     Args:
-        x: f32[N, f], the examples in rows (any real dtype), in any unit; not centred.
-        y: i32[N], their classes in 0..num_classes-1.
-        num_examples: i32[], how many rows count; the rest is padding.
-        num_classes: L, static.
-        rank: the largest p, static; at most f.
-        share: p as a share of the class's examples, rounded down but at least 1, static; None means that p is
-            `rank` for every class. The paper sends about 0.01.
+      x: the examples in rows, in any unit; not centred.
+      y: their classes in 0..num_classes-1.
+      num_examples: how many rows count; the rest is padding.
+      num_classes: L, static.
+      rank: the largest p, static; at most f.
+      share: p as a share of the class's examples, rounded down but at least 1, static; None means that p is `rank` for
+        every class. The paper sends about 0.01.
 
     Returns:
-        f32[L, f, rank], orthonormal columns in the order of their singular values. Columns beyond p, beyond the
-        rank of the class's data, and of absent classes are 0.
+      Orthonormal columns in the order of their singular values. Columns beyond p, beyond the rank of the class's data,
+      and of absent classes are 0.
 
     Raises:
-        ValueError: wrong shapes, rank outside 1..f, share outside (0, 1], labels outside 0..L-1, or examples
-            that are not finite.
+      ValueError: wrong shapes, rank outside 1..f, share outside (0, 1], labels outside 0..L-1, or examples that are not
+        finite.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> x = jnp.array([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0], [9.0, 9.0, 9.0]])
-        >>> vectors = principal_vectors(x, jnp.array([0, 1, 1, 0]), 3, 2, 1)
-        >>> jnp.abs(vectors[:, :, 0]).tolist()
-        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-
-    References:
-        FLAG, Section 4.1; PACFL for the subspaces.
+    >>> x = jnp.array([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0], [9.0, 9.0, 9.0]])
+    >>> vectors = principal_vectors(x, jnp.array([0, 1, 1, 0]), 3, 2, 1)
+    >>> jnp.abs(vectors[:, :, 0]).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
     x = checks.floats(x, "x", 2)
     y = checks.labels(y, "y", x.shape[0])
@@ -70,7 +70,7 @@ def principal_vectors(
     if rank > x.shape[1]:
         raise ValueError(f"rank is {rank}, but examples have {x.shape[1]} features: ask for at most as many.")
     if share is not None and not 0.0 < share <= 1.0:
-        raise ValueError(f"share is {share}; it is a part of the class's examples, in (0, 1].")
+        raise ValueError(f"share is {share}; it is a share of the class's examples: choose it in (0, 1].")
     valid = jnp.arange(x.shape[0], dtype=jnp.int32) < num_examples
     checks.finite(x, "x", valid)
     if not checks.holds(lambda y, valid: ((y >= 0) & (y < num_classes) | ~valid).all(), y, valid):
@@ -87,13 +87,13 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
 
     def of_class(label: Array) -> Array:
         members = valid & (y == label)
-        number = members.sum(dtype=jnp.int32)
+        count = members.sum(dtype=jnp.int32)
         vectors, singular_values = leading(members)
         allowed = jnp.int32(rank)
         if share is not None:
-            allowed = jnp.clip(jnp.floor(share * number.astype(jnp.float32)).astype(jnp.int32), 1, rank)
+            allowed = jnp.clip(jnp.floor(share * count.astype(jnp.float32)).astype(jnp.int32), 1, rank)
         column = jnp.arange(width, dtype=jnp.int32)
-        kept = (column < number) & (column < allowed)
+        kept = (column < count) & (column < allowed)
         kept &= singular_values > _NOISE_FLOOR * singular_values[0]
         vectors = jnp.where(kept[None, :], vectors, 0.0)
         return jnp.pad(vectors, ((0, 0), (0, rank - width)))
@@ -109,8 +109,8 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:
     """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values.
 
-    By subspace iteration, on the side of the examples where they are fewer, with one Gram matrix for all classes; that
-    of 784 features would cost ten times as much as the iteration.
+    By subspace iteration. Where there are fewer examples than features it runs on one Gram matrix of the examples for
+    all classes; a Gram matrix of 784 features would cost ten times as much as the iteration.
     """
     num_rows, num_features = x.shape
     sampled = width + _OVERSAMPLING
@@ -130,8 +130,8 @@ def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, 
         if gram is None:
             basis = _iterate(lambda basis: _matmul(rows.T, _matmul(rows, basis)), num_features, sampled)
         else:
-            own = jnp.where(members[:, None] & members[None, :], gram, 0.0)
-            basis = _iterate(lambda basis: _matmul(own, basis), num_rows, sampled)
+            of_members = jnp.where(members[:, None] & members[None, :], gram, 0.0)
+            basis = _iterate(lambda basis: _matmul(of_members, basis), num_rows, sampled)
             basis = jnp.linalg.qr(_matmul(rows.T, basis))[0]
         _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(_matmul(rows, basis), mode="r"))
         return _matmul(basis, right[:width].T), singular_values[:width]
@@ -144,36 +144,31 @@ def _rows(x: Array, members: Array) -> Array:
 
 
 def _iterate(apply: Callable[[Array], Array], size: int, sampled: int) -> Array:
-    """An orthonormal basis f32[size, sampled] of what `apply`, symmetric, leaves after many turns."""
+    """An orthonormal basis f32[size, sampled] of the leading directions of `apply`, a symmetric operator."""
     start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (size, sampled), jnp.float32))[0]
     return lax.fori_loop(0, _ITERATIONS, lambda _, basis: jnp.linalg.qr(apply(basis))[0], start)
 
 
-def joint_basis(vectors: Any) -> Array:
-    r"""An orthonormal basis of what the principal vectors of all classes span together.
+def joint_basis(vectors: Float[ArrayLike, "L f p"]) -> Float[Array, "f min(L*p,f)"]:
+    r"""An orthonormal basis of what the principal vectors of all classes span together (PACFL, Section 3).
 
     .. math:: [U_1, \dots, U_L] = Q S R^\top, \qquad Q \text{ without the columns of } s \approx 0
 
     Vectors of different classes are not orthogonal to each other, so their angles are not principal angles.
 
     Args:
-        vectors: f32[L, f, p], orthonormal columns or zeros, as `principal_vectors` gives them.
+      vectors: orthonormal columns or zeros, as `principal_vectors` gives them.
 
     Returns:
-        f32[f, min(L p, f)], orthonormal columns; those beyond the span's dimension are 0.
+      Orthonormal columns; those beyond the span's dimension are 0.
 
     Raises:
-        ValueError: wrong shapes, or non-finite vectors.
+      ValueError: wrong shapes, or non-finite vectors.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> vectors = jnp.array([[[1.0], [0.0], [0.0]], [[0.6], [0.8], [0.0]]])
-        >>> basis = joint_basis(vectors)
-        >>> bool(jnp.allclose(basis @ basis.T, jnp.diag(jnp.array([1.0, 1.0, 0.0])), atol=1e-6))
-        True
-
-    References:
-        PACFL (Vahidian et al. 2023), Section 3.
+    >>> vectors = jnp.array([[[1.0], [0.0], [0.0]], [[0.6], [0.8], [0.0]]])
+    >>> basis = joint_basis(vectors)
+    >>> bool(jnp.allclose(basis @ basis.T, jnp.diag(jnp.array([1.0, 1.0, 0.0])), atol=1e-6))
+    True
     """
     vectors = checks.floats(vectors, "vectors", 3)
     checks.finite(vectors, "vectors")

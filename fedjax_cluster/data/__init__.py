@@ -3,3 +3,5 @@
 from fedjax_cluster.data import scenarios
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
 from fedjax_cluster.data.validation import check_federation
+
+__all__ = ["DatasetNotFoundError", "check_federation", "digits", "from_arrays", "scenarios", "tfds"]

@@ -1,8 +1,8 @@
 """Decoded data sets on disk, memory-mapped, so that a second start costs a tenth of a second.
 
-One entry is two files: the images as `.npy`, which can be mapped, and a small `.npz` with the labels and the
-checksum of the images. Each is written beside its place and moved there, the `.npz` last; a reader that finds
-a pair that does not agree takes it for absent. Nothing here fails loudly: without a cache all works, slower.
+An entry is two files: the images as `.npy`, which can be mapped, and a small `.npz` with the labels and the checksum of
+the images. Each is written to a temporary file and renamed, the `.npz` last; a pair that does not agree counts as
+absent. Failures are silent: without a cache everything works, but slower.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def directory() -> Path:
-    """Where entries lie: `FEDJAX_CLUSTER_CACHE`, else `XDG_CACHE_HOME` or `~/.cache`, read at call time."""
+    """Where entries are kept: `FEDJAX_CLUSTER_CACHE`, else `XDG_CACHE_HOME` or `~/.cache`, read at call time."""
     if chosen := os.environ.get("FEDJAX_CLUSTER_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedjax_cluster"
@@ -28,7 +28,7 @@ def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
     """The images and labels kept under `key`.
 
     Args:
-      key: file name without an ending.
+      key: file name without its suffix.
 
     Returns:
       Images (memory-mapped, read-only) and labels; None where the entry is absent, damaged or unreadable.
@@ -40,18 +40,17 @@ def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
             labels, checksum = kept["labels"], int(kept["checksum"])
         intact = len(images) == len(labels) and _checksum(images) == checksum
     except Exception:
-        # A damaged file can raise nearly anything from the depths of zip and npy parsing, and whatever it
-        # was, the answer is the same: decode again.
+        # A damaged file can raise nearly anything from zip and npy parsing; the remedy is always to decode again.
         return None
     labels.flags.writeable = False
     return (images, labels) if intact else None
 
 
 def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
-    """Keep `images` and `labels` under `key`, replacing what was there; whole or not at all.
+    """Keeps `images` and `labels` under `key` in place of an earlier entry, completely or not at all.
 
     Args:
-      key: file name without an ending.
+      key: file name without its suffix.
       images: [N, ...].
       labels: [N].
 

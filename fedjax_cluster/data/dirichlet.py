@@ -1,4 +1,4 @@
-"""Label skew after Dirichlet: row numbers in, row numbers out, as in `partition`."""
+"""Label skew drawn from Dirichlet distributions: row indices in, row indices out, as in `partition`."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ def by_class(
     min_examples: int,
     owners: np.ndarray | None = None,
 ) -> Rows:
-    """Each class shared out among its owners in proportions drawn from Dirichlet(α, …, α): sizes vary freely.
+    """Each class divided among its owners in proportions drawn from Dirichlet(α, …, α): sizes vary freely.
 
-    A client left with fewer than `min_examples` rows takes random ones from those that have most among the
-    clients that own the same classes.
+    A client with fewer than `min_examples` rows takes random ones from the largest clients that own the same classes.
 
     Args:
       rng: NumPy generator.
       labels: int[rows], from 0 on.
       clients: M.
-      alpha: α ≥ 0; at 0 a class goes to a single client, at infinity all its owners get the same.
+      alpha: α ≥ 0; at 0 a class goes to a single client, at infinity to all its owners in equal parts.
       min_examples: smallest size of a client.
       owners: bool[M, classes], which clients take part in which class; default is all in all.
 
@@ -65,7 +64,7 @@ def by_class(
       A division of all rows of owned classes.
 
     Raises:
-      ValueError: clients that own the same classes have too few rows together.
+      ValueError: clients that own the same classes have too few rows in all.
     """
     if owners is None:
         owners = np.ones((clients, int(labels.max()) + 1), bool)
@@ -81,41 +80,42 @@ def by_class(
 
     _, alike = np.unique(owners, axis=0, return_inverse=True)
     for kind in range(alike.max() + 1):
-        _feed_the_poor(rows, np.flatnonzero(alike == kind), min_examples)
+        _fill_up(rows, np.flatnonzero(alike == kind), min_examples)
     return rows
 
 
-def _feed_the_poor(rows: Rows, members: np.ndarray, min_examples: int) -> None:
+def _fill_up(rows: Rows, members: np.ndarray, min_examples: int) -> None:
+    """Moves rows from the largest members to those with fewer than `min_examples`."""
     sizes = np.array([len(rows[client]) for client in members])
     if sizes.sum() < min_examples * len(members):
         raise ValueError(
-            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: give more "
-            f"examples per client, have fewer clients, or ask for a smaller `min_examples`."
+            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: give more examples "
+            f"per client, fewer clients, or a smaller `min_examples`."
         )
-    for poor in np.flatnonzero(sizes < min_examples):
-        while sizes[poor] < min_examples:
-            rich = int(np.argmax(sizes))
-            count = min(min_examples - sizes[poor], max((sizes[rich] - min_examples) // 2, 1))
-            giver, taker = members[rich], members[poor]
+    for small in np.flatnonzero(sizes < min_examples):
+        while sizes[small] < min_examples:
+            large = int(np.argmax(sizes))
+            count = min(min_examples - sizes[small], max((sizes[large] - min_examples) // 2, 1))
+            giver, taker = members[large], members[small]
             rows[taker] = np.concatenate([rows[taker], rows[giver][:count]])
             rows[giver] = rows[giver][count:]
-            sizes[poor] += count
-            sizes[rich] -= count
+            sizes[small] += count
+            sizes[large] -= count
 
 
 def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, alpha: float | np.ndarray) -> Rows:
     """Each client draws its rows class by class with probabilities from Dirichlet(α·p): sizes are given.
 
-    p are the frequencies of the classes (Hsu et al. 2019). Clients draw one after the other without putting
-    back, those with the largest α first because they need every class, otherwise in random order. Once a class
-    is used up, a client's other classes are scaled up, so the last ones take what is left.
+    p are the frequencies of the classes (Hsu et al. 2019). Clients draw one after the other without replacement, those
+    with the largest α first because they need every class, otherwise in random order. Once a class is used up, a
+    client's other classes are scaled up, so the last clients take what is left.
 
     Args:
       rng: NumPy generator.
       labels: int[rows], from 0 on.
-      sizes: int[M], together no more than there are rows.
-      alpha: α ≥ 0, one for all or f64[M]; at 0 a client has a single class, drawn among those with enough rows
-        left; at infinity the mixture of all.
+      sizes: int[M], in all no more than there are rows.
+      alpha: α ≥ 0, one for all or f64[M]; at 0 a client has a single class, drawn among those with enough rows left;
+        at infinity the mixture of all.
 
     Returns:
       A division.
@@ -141,8 +141,8 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
     mixed = sum(len(np.unique(labels[rows[client]])) > 1 for client in single)
     if mixed:
         LOG.warning(
-            "%d of %d clients of α = 0 have more than one class: those who drew before left no class with %d examples. "
-            "Ask for fewer examples per client",
+            "%d of %d clients of α = 0 have more than one class: clients that drew before left no class with %d "
+            "examples. Ask for fewer examples per client",
             mixed,
             len(single),
             int(sizes[single].max()),
@@ -160,10 +160,11 @@ def check_alpha(alpha: float) -> None:
 
 
 def check_minimum(min_examples: int) -> None:
-    """Raises ValueError unless a client is left an example to train on and one to test on."""
+    """Raises ValueError unless `min_examples` leaves a client an example to train on and one to test on."""
     if not min_examples >= 2:
         raise ValueError(
-            f"min_examples={min_examples!r} is too small: a client needs an example to train on and one to test on."
+            f"min_examples={min_examples!r} is too small: a client needs one to train on and one to test on, so choose "
+            f"2 or more."
         )
 
 
@@ -172,7 +173,7 @@ def _draw_counts(rng: np.random.Generator, shares: np.ndarray, size: int, left: 
     while missing := size - counts.sum():
         available = left - counts
         weights = np.where(available > 0, shares, 0.0)
-        if weights.sum() < 1e-9:  # what the client wanted is used up
+        if weights.sum() < 1e-9:  # the client's classes are used up
             weights = available.astype(float)
         counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), available)
     return counts

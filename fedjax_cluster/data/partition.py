@@ -1,6 +1,6 @@
-"""How rows are dealt to clients: plain NumPy, row numbers in, row numbers out.
+"""Dividing the rows of a data set among clients, in NumPy: row indices in, row indices out.
 
-Rows of a client are an integer array; a division is a list of M of them, in which no row appears twice.
+The rows of a client are an integer array; a division is a list of M of them, in which no row appears twice.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_cluster.types import ClientData, DatasetInfo, Federation
+from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
 
 Rows = list[np.ndarray]
 
 
-def streams(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent random streams of one seed, so that one use of chance does not shift another.
+def generators(seed: int, count: int) -> list[np.random.Generator]:
+    """Independent random generators of one seed, so that one use of randomness does not shift another.
 
     Args:
-      seed: a whole number, not negative.
-      count: number of streams; the first ones do not depend on it.
+      seed: a non-negative integer.
+      count: how many; the first ones do not depend on it.
 
     Returns:
       A list of `count` generators.
 
     Raises:
-      ValueError: the seed is no such number.
+      ValueError: the seed is not a non-negative integer.
     """
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r} is not a whole number from 0 on.")
+        raise ValueError(f"seed={seed!r} is not an integer from 0 on: choose one.")
     return [np.random.default_rng(child) for child in np.random.SeedSequence(int(seed)).spawn(count)]
 
 
@@ -42,15 +42,12 @@ def equal_sizes(total: int, parts: int) -> np.ndarray:
 
 
 def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray:
-    """The group of each client: equal groups of neighbouring clients, a remainder spread over the first ones.
+    """The group of each client, i32[M]: equal groups of neighbouring clients, a remainder goes to the first groups.
 
     Args:
       clients: M.
       groups: number of groups, at most M.
-      what: what the groups are, for the message.
-
-    Returns:
-      i32[M].
+      what: name of the groups in the error message.
 
     Raises:
       ValueError: no group, or fewer clients than groups.
@@ -60,7 +57,7 @@ def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray
     """
     check_clients(clients)
     if not _is_count(groups):
-        raise ValueError(f"{groups!r} {what} cannot hold any client: ask for a whole number from 1 on.")
+        raise ValueError(f"{groups!r} {what} cannot hold any client: ask for an integer from 1 on.")
     if clients < groups:
         raise ValueError(
             f"{clients} clients are too few for {groups} {what}, each of which needs one: ask for at least "
@@ -70,15 +67,12 @@ def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray
 
 
 def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = None) -> np.ndarray:
-    """How many rows each client gets: all rows in equal shares, or a given number each.
+    """How many rows each client gets, int[M], at least 2: all rows in equal shares, or `examples_per_client` each.
 
     Args:
       num_rows: rows of the source.
       clients: M.
       examples_per_client: training and test rows together; None for all there are.
-
-    Returns:
-      int[M], each at least 2.
 
     Raises:
       ValueError: there are too few rows.
@@ -93,8 +87,8 @@ def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = 
         return equal_sizes(num_rows, clients)
     if not _is_count(examples_per_client) or examples_per_client < 2:
         raise ValueError(
-            f"examples_per_client={examples_per_client!r} is not a whole number from 2 on: a client needs one "
-            f"example to train on and one to test on."
+            f"examples_per_client={examples_per_client!r} is not an integer from 2 on: a client needs one example to "
+            f"train on and one to test on."
         )
     if clients * examples_per_client > num_rows:
         raise ValueError(
@@ -106,18 +100,15 @@ def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = 
 
 
 def share_clients(clients: int, shares: Sequence[float], what: str) -> np.ndarray:
-    """Numbers of clients in given proportions, rounded so that they add up.
+    """The number of clients of each share, at least 1 where the share is not zero; they add up to `clients`.
 
     Args:
       clients: M.
-      shares: positive numbers, or zero for none at all; they need not add up to one.
-      what: what the shares are of, for the message.
-
-    Returns:
-      int[len(shares)]; at least 1 where the share is not zero.
+      shares: non-negative proportions, not all of them zero; they need not add up to one.
+      what: name of what is shared in the error message.
 
     Raises:
-      ValueError: not such numbers, or a share too small to get a client.
+      ValueError: not such proportions, or a share too small to get a client.
 
     >>> share_clients(10, (1, 0, 2), "halls")
     array([3, 0, 7])
@@ -125,33 +116,28 @@ def share_clients(clients: int, shares: Sequence[float], what: str) -> np.ndarra
     check_clients(clients)
     weights = np.asarray(shares, float)
     if weights.ndim != 1 or not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-        raise ValueError(f"shares={shares!r} of {what} are not numbers from 0 on, at least one of them positive.")
+        raise ValueError(
+            f"shares={shares!r} of {what} are not numbers from 0 on with one above 0: give such proportions."
+        )
     exact = clients * weights / weights.sum()
     counts = np.floor(exact + 1e-9).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: clients - counts.sum()]] += 1
     if (counts[weights > 0] < 1).any():
         raise ValueError(
-            f"{clients} clients in the shares {tuple(shares)} leave some {what} without any: ask for more clients, "
-            f"or make that share zero."
+            f"{clients} clients in the shares {tuple(shares)} leave some {what} without any: ask for more clients, or "
+            f"make that share zero."
         )
     return counts
 
 
 def deal(rng: np.random.Generator, num_rows: int, clients: int, examples_per_client: int | None = None) -> Rows:
-    """Rows dealt at random: all in equal shares, or a given number to each."""
+    """Random rows for each client: all rows in equal shares, or `examples_per_client` each."""
     return divide(rng.permutation(num_rows), client_sizes(num_rows, clients, examples_per_client))
 
 
 def divide(rows: np.ndarray, sizes: Sequence[int] | np.ndarray) -> Rows:
-    """Consecutive pieces of `rows`, of the given sizes; what is left over is left out."""
+    """Consecutive pieces of `rows` of the given sizes; the remainder is left out."""
     return np.split(rows[: np.sum(sizes)], np.cumsum(sizes)[:-1])
-
-
-def limit(rng: np.random.Generator, rows: Rows, max_examples_per_client: int | None) -> Rows:
-    """At most so many rows for each client, drawn at random; None for no limit."""
-    if max_examples_per_client is None:
-        return rows
-    return [rng.permutation(part)[:max_examples_per_client] for part in rows]
 
 
 def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[Rows, Rows]:
@@ -160,8 +146,7 @@ def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[R
     Args:
       rng: NumPy generator.
       rows: a division.
-      test_fraction: share of a client's rows that it is tested on, rounded to whole rows, but at least one row
-        on either side.
+      test_fraction: share of a client's rows that it is tested on, rounded, but at least one row on either side.
 
     Returns:
       Two divisions.
@@ -169,13 +154,17 @@ def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[R
     Raises:
       ValueError: the share is not between 0 and 1, or a client has fewer than two rows.
     """
-    check_test_fraction(test_fraction)
+    if not 0.0 < test_fraction < 1.0:
+        raise ValueError(
+            f"test_fraction={test_fraction!r} is not between 0 and 1, both excluded: every client needs examples to "
+            f"train on and others to test on; the default is 0.3."
+        )
     train, test = [], []
     for client, part in enumerate(rows):
         if len(part) < 2:
             raise ValueError(
-                f"Client {client} has {len(part)} example{'s' * (len(part) != 1)}, but each client needs one to "
-                f"train on and one to test on: leave such clients out, or divide the data among fewer."
+                f"Client {client} has {len(part)} example{'s' * (len(part) != 1)}, but each client needs one to train "
+                f"on and one to test on: leave such clients out, or divide the data among fewer."
             )
         count = min(max(round(test_fraction * len(part)), 1), len(part) - 1)
         shuffled = rng.permutation(part)
@@ -185,7 +174,7 @@ def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[R
 
 
 def stack(x: np.ndarray, y: np.ndarray, rows: Rows) -> ClientData:
-    """Clients side by side, as long as the longest one; padding rows are zero.
+    """The clients stacked, as long as the longest one; padding rows are zero.
 
     Args:
       x: [rows of the source, ...].
@@ -212,30 +201,28 @@ def stack(x: np.ndarray, y: np.ndarray, rows: Rows) -> ClientData:
 
 
 def federate(
-    x: np.ndarray,
-    y: np.ndarray,
+    examples: Examples,
     rows: Rows,
     *,
     rng: np.random.Generator,
     test_fraction: float,
-    info: DatasetInfo,
     group: np.ndarray | None = None,
+    group_names: tuple[str, ...] = (),
 ) -> Federation:
-    """A division, split into training and test rows and stacked, as a federation."""
-    train, test = split(rng, rows, test_fraction)
-    return Federation(stack(x, y, train), stack(x, y, test), None, group, info)
+    """A division, split into training and test rows and stacked."""
+    return assemble(examples, *split(rng, rows, test_fraction), group, group_names)
+
+
+def assemble(
+    examples: Examples, train: Rows, test: Rows, group: np.ndarray | None = None, group_names: tuple[str, ...] = ()
+) -> Federation:
+    """Training and test rows, stacked, with the true group of each client and the names of the groups."""
+    info = examples.info if group is None else examples.info._replace(group_names=group_names)
+    return Federation(stack(examples.x, examples.y, train), stack(examples.x, examples.y, test), None, group, info)
 
 
 def relabel(federation: Federation, tables: np.ndarray) -> Federation:
-    """Every client's label c replaced by `tables[client, c]`; padding stays zero.
-
-    Args:
-      federation: M clients with class labels.
-      tables: int[M, classes].
-
-    Returns:
-      The federation with other labels.
-    """
+    """The federation with label c of every client replaced by `tables[client, c]`, int[M, classes]; padding stays 0."""
 
     def renamed(data: ClientData) -> ClientData:
         filled = np.arange(data.y.shape[1]) < data.num_examples[:, None]
@@ -250,15 +237,12 @@ def join(federations: Sequence[Federation], *, group: np.ndarray | None, info: D
 
     def stacked(parts: Sequence[ClientData]) -> ClientData:
         longest = max(part.x.shape[1] for part in parts)
-        x, y = (
-            np.concatenate(
-                [
-                    np.pad(array, [(0, 0), (0, longest - array.shape[1])] + [(0, 0)] * (array.ndim - 2))
-                    for array in arrays
-                ]
-            )
-            for arrays in ([part.x for part in parts], [part.y for part in parts])
-        )
+
+        def padded(array: np.ndarray) -> np.ndarray:
+            return np.pad(array, [(0, 0), (0, longest - array.shape[1])] + [(0, 0)] * (array.ndim - 2))
+
+        pairs = zip(*(part[:2] for part in parts), strict=True)
+        x, y = (np.concatenate([padded(array) for array in arrays]) for arrays in pairs)
         return ClientData(x, y, np.concatenate([part.num_examples for part in parts]))
 
     train, test = stacked([f.train for f in federations]), stacked([f.test for f in federations])
@@ -266,18 +250,9 @@ def join(federations: Sequence[Federation], *, group: np.ndarray | None, info: D
 
 
 def check_clients(clients: int) -> None:
-    """Raises ValueError unless `clients` is a whole number from 1 on."""
+    """Raises ValueError unless `clients` is an integer from 1 on."""
     if not _is_count(clients):
-        raise ValueError(f"clients={clients!r} is not a whole number from 1 on.")
-
-
-def check_test_fraction(test_fraction: float) -> None:
-    """Raises ValueError unless the fraction leaves something on both sides."""
-    if not 0.0 < test_fraction < 1.0:
-        raise ValueError(
-            f"test_fraction={test_fraction!r} is not between 0 and 1, both excluded: every client needs "
-            f"examples to train on and others to test on; the default is 0.3."
-        )
+        raise ValueError(f"clients={clients!r} is not an integer from 1 on: choose one.")
 
 
 def _is_count(number: object) -> bool:

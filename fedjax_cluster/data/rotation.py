@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 _IMAGES_AT_ONCE = 1024
 
 
 def rotate(images: np.ndarray, angle: float) -> np.ndarray:
-    """Images turned counter-clockwise about their centre.
+    """Images rotated counter-clockwise about their centre.
 
-    Right angles move pixels exactly. Any other angle interpolates bilinearly between the four neighbouring
-    pixels, with zeros outside of the image, and rounds where the dtype is an integer; the shape is kept.
+    Right angles move pixels exactly. Any other angle interpolates bilinearly between the four neighbouring pixels, with
+    zeros outside of the image, and rounds where the dtype is an integer; the shape is kept.
 
     Args:
       images: [N, H, W] or [N, H, W, channels], any real dtype.
@@ -24,7 +24,7 @@ def rotate(images: np.ndarray, angle: float) -> np.ndarray:
       The same shape and dtype; a new array.
 
     Raises:
-      ValueError: a right angle would exchange the sides of images that are not square.
+      ValueError: no images, or a right angle would exchange the sides of images that are not square.
 
     >>> rotate(np.array([[[1, 2], [3, 4]]], np.uint8), 90)
     array([[[2, 4],
@@ -32,15 +32,15 @@ def rotate(images: np.ndarray, angle: float) -> np.ndarray:
     """
     if images.ndim not in (3, 4):
         raise ValueError(
-            f"Only images [N, H, W] or [N, H, W, channels] can be rotated, but the array is "
-            f"{list(images.shape)}: choose a scenario that does not rotate, or reshape the examples."
+            f"Only images [N, H, W] or [N, H, W, channels] can be rotated, but the array is {list(images.shape)}: "
+            f"choose a scenario that does not rotate, or reshape the examples."
         )
     quarters, rest = divmod(angle % 360.0, 90.0)
     if rest == 0.0:
         if quarters % 2 and images.shape[1] != images.shape[2]:
             raise ValueError(
-                f"Images of {images.shape[1]} × {images.shape[2]} pixels change their shape when they are "
-                f"turned by {angle:g} degrees: crop or pad them to squares, or use 0 and 180 degrees only."
+                f"Images of {images.shape[1]} × {images.shape[2]} pixels change their shape when they are rotated by "
+                f"{angle:g} degrees: crop or pad them to squares, or use 0 and 180 degrees only."
             )
         return np.array(np.rot90(images, int(quarters), axes=(1, 2)), order="C")
     return _interpolate(images, angle)
@@ -62,8 +62,8 @@ def _interpolate(images: np.ndarray, angle: float) -> np.ndarray:
     return rotated.reshape(images.shape)
 
 
-def _rotation_matrix(height: int, width: int, angle: float) -> sparse.csr_array:
-    """[H·W, H·W]: each row holds the up to four weights of the pixels that an output pixel is made of."""
+def _rotation_matrix(height: int, width: int, angle: float) -> scipy.sparse.csr_array:
+    """[H·W, H·W]: each row holds the weights of the up to four pixels that an output pixel is interpolated from."""
     radians = math.radians(angle)
     row, column = np.mgrid[:height, :width].reshape(2, -1)
     down, right = row - (height - 1) / 2, column - (width - 1) / 2
@@ -80,4 +80,4 @@ def _rotation_matrix(height: int, width: int, angle: float) -> sparse.csr_array:
             sources.append((corner_row * width + corner_column)[inside])
             weights.append(weight[inside].astype(np.float32))
     entries = (np.concatenate(weights), (np.concatenate(targets), np.concatenate(sources)))
-    return sparse.csr_array(entries, shape=(height * width, height * width))
+    return scipy.sparse.csr_array(entries, shape=(height * width, height * width))

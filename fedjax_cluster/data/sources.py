@@ -1,4 +1,4 @@
-"""Where examples come from: scikit-learn's digits, TFDS data sets, and arrays in memory."""
+"""Sources of examples: scikit-learn's digits, TFDS data sets, and arrays in memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ class DatasetNotFoundError(FileNotFoundError, ValueError):
 
 
 def digits() -> Examples:
-    """The 1 797 handwritten digits that come with scikit-learn: no file, no network.
+    """The 1 797 handwritten digits that come with scikit-learn; needs no network.
 
     Returns:
-      Examples with x uint8 [1797, 8, 8] and y i32 [1797] in 0 … 9. Their 17 grey levels 0 … 16 are spread over
-      0 … 255, so that a model's division of raw images by 255 ends at 1 as for other images.
+      Examples with x uint8 [1797, 8, 8] and y i32 [1797] in 0 … 9. Their 17 grey levels 0 … 16 are spread over 0 … 255,
+      so that a model's division of raw images by 255 ends at 1 as for other images.
 
     >>> x, y, info = digits()
     >>> x.shape, x.dtype, int(x.max()), info.num_classes
     ((1797, 8, 8), dtype('uint8'), 255, 10)
     """
-    from sklearn.datasets import load_digits
-
-    levels, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
-    x = np.rint(levels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Examples(x, labels.astype(np.int32), DatasetInfo("digits", (8, 8), 10))
+    # sklearn.datasets.load_digits reads the same file, but importing it takes over a second.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise DatasetNotFoundError("The digits come with scikit-learn, which is not installed: install scikit-learn.")
+    table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Examples(x, table[:, -1].astype(np.int32), DatasetInfo("digits", (8, 8), 10))
 
 
 def tfds(
@@ -51,25 +53,24 @@ def tfds(
 ) -> Examples:
     """An image classification data set of TensorFlow Datasets, read without TensorFlow.
 
-    The files must be in TFDS's array_record (or parquet) format. Decoded images are kept in a memory-mapped
-    cache (`FEDJAX_CLUSTER_CACHE`, `XDG_CACHE_HOME` or `~/.cache/fedjax_cluster`), which saves time only: the
-    files themselves must be there.
+    The files must be in TFDS's array_record (or parquet) format. Decoded images are kept in a memory-mapped cache
+    (`FEDJAX_CLUSTER_CACHE`, `XDG_CACHE_HOME` or `~/.cache/fedjax_cluster`), which only saves time: the files must still
+    be there.
 
     Args:
-      name: TFDS name such as `mnist`, `fashion_mnist` (or `fashion-mnist`), `cifar10`, `emnist/bymerge`,
-        `mnist:3.0.1`. Data sets of one's own in TFDS format are found as well.
-      split: `train`, `test` or another split of the set; `all` is train followed by test (70 000 images for
-        MNIST, as the papers use it).
-      data_dir: where TFDS keeps its files; default `TFDS_DATA_DIR`, read at call time, or
-        `~/tensorflow_datasets`.
-      download: fetch and prepare the data set where it is absent; this one step needs TensorFlow.
+      name: TFDS name such as `mnist`, `fashion_mnist` (or `fashion-mnist`), `cifar10`, `emnist/bymerge`, `mnist:3.0.1`.
+        Data sets that TFDS does not know are found as well where they are in its format.
+      split: `train`, `test` or another split of the set; `all` is train followed by test (70 000 images for MNIST, as
+        in the papers).
+      data_dir: where TFDS keeps its files; default `TFDS_DATA_DIR`, read at call time, or `~/tensorflow_datasets`.
+      download: fetch and prepare the data set where it is absent, which needs TensorFlow.
 
     Returns:
       Examples with read-only x uint8 [N, H, W, channels] and y i32 [N], in the order of the files.
 
     Raises:
       ValueError: no such data set (close names are offered), no such split, or not image classification.
-      DatasetNotFoundError: the files are absent; the message says how to get them. It comes at once.
+      DatasetNotFoundError: the files are absent; the message explains how to get them.
 
     >>> tfds("mnits")
     Traceback (most recent call last):
@@ -106,25 +107,24 @@ def from_arrays(
     seed: int = 0,
     name: str = "arrays",
 ) -> Examples | Federation:
-    """Arrays in memory as a source, or, where each row belongs to a client, as a federation.
+    """Arrays in memory as a source, or as a federation where each row belongs to a client.
 
     Args:
-      x: [N, ...] numbers. uint8 stays as it is, and models scale it to [0, 1]; float64 and int64 become float32
-        and int32.
-      y: [N, ...]; in classification whole numbers 0, 1, …
+      x: [N, ...] numbers. uint8 is kept, and models scale it to [0, 1]; float64 and int64 become float32 and int32.
+      y: [N, ...]; in classification integers 0, 1, …
       client_ids: [N] of any type that can be sorted: one client for each distinct id, in sorted order.
       num_classes: default is the largest label plus one.
       task: default is classification, or regression where y is floating-point and `num_classes` is not given.
       test_fraction: with ids, the share of each client's rows that it is tested on.
-      seed: with ids, decides which rows those are.
+      seed: with ids, decides which rows these are.
       name: appears in reports.
 
     Returns:
       Examples; with `client_ids` a Federation, whose `group` is None.
 
     Raises:
-      ValueError: x and y differ in length or are empty; NaN or infinity; labels out of range; a client with a
-        single row.
+      ValueError: x and y differ in length or are empty; NaN or infinity; labels out of range; a client with a single
+        row.
 
     >>> x, y, _ = digits()
     >>> from_arrays(x, y, client_ids=np.arange(1797) % 3).train.x.shape
@@ -154,16 +154,16 @@ def from_arrays(
     distinct, client, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if counts.min() < 2:
         raise ValueError(
-            f"The client '{distinct[np.argmin(counts)]}' has a single example, but each needs one to train on and "
-            f"one to test on: leave such clients out, or join them."
+            f"The client '{distinct[np.argmin(counts)]}' has a single example, but each needs one to train on and one "
+            f"to test on: leave such clients out, or join them."
         )
     rows = partition.divide(np.argsort(client, kind="stable"), counts)
-    (rng,) = partition.streams(seed, 1)
-    return partition.federate(x, y, rows, rng=rng, test_fraction=test_fraction, info=info)
+    (rng,) = partition.generators(seed, 1)
+    return partition.federate(Examples(x, y, info), rows, rng=rng, test_fraction=test_fraction)
 
 
 def _narrow(name: str, values: Any) -> np.ndarray:
-    """The array in the dtype that it will have on the device anyway."""
+    """The array in the dtype that it will have on the device."""
     values = np.asarray(values)
     if values.dtype == np.float64:
         return values.astype(np.float32)
@@ -173,8 +173,8 @@ def _narrow(name: str, values: Any) -> np.ndarray:
         limits = np.iinfo(np.int32)
         if values.size and (values.min() < limits.min or values.max() > limits.max):
             raise ValueError(
-                f"{name} holds whole numbers between {values.min()} and {values.max()}, which do not fit 32 "
-                f"bits: number the values anew."
+                f"{name} holds integers between {values.min()} and {values.max()}, which do not fit 32 bits: renumber "
+                f"the values."
             )
         return values.astype(np.int32)
     return values
@@ -188,7 +188,7 @@ def _data_directory(data_dir: str | os.PathLike | None) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """TFDS remarks on absent folders, and on the image decoder it would have preferred."""
+    """Silences TFDS's warnings about absent folders and its choice of an image decoder."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -201,47 +201,44 @@ def _quiet() -> Iterator[None]:
 
 
 def _builder(name: str, data_dir: str) -> Any:
-    """TFDS's handle on the data set: on files that are there, of any version unless the name asks for one."""
+    """TFDS's builder of the data set, for files that exist, of any version unless the name asks for one."""
     import tensorflow_datasets
 
     parts = _NAME.fullmatch(name.strip().lower() if "/" in name else name.strip().lower().replace("-", "_"))
     known = tensorflow_datasets.list_builders(with_community_datasets=False)
-    own = os.path.isdir(os.path.join(data_dir, parts["name"])) if parts else False
-    if parts is None or not (parts["name"] in known or own):
+    on_disk = parts is not None and os.path.isdir(os.path.join(data_dir, parts["name"]))
+    if parts is None or not (parts["name"] in known or on_disk):
         close = difflib.get_close_matches(parts["name"] if parts else name, known)
         advice = f"Close names: {', '.join(close)}." if close else "See tensorflow.org/datasets/catalog."
         raise ValueError(f"No TFDS data set is called {name!r}. {advice}")
 
     plain = parts["name"] + (f"/{parts['config']}" if parts["config"] else "")
     try:
-        # A version, even any, makes TFDS look at the files before its own code, whose version may be newer.
+        # With a version, even any, TFDS prefers the files to its code, whose version may be newer.
         return tensorflow_datasets.builder(f"{plain}:{parts['version'] or '*.*.*'}", data_dir=data_dir)
     except (ValueError, AssertionError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"TFDS knows {parts['name']!r}, but not {name!r} in {data_dir!r} ({reason}): "
-            f"leave the version away, or correct what follows the first part of the name."
+            f"TFDS knows {parts['name']!r}, but not {name!r} in {data_dir!r} ({reason}): leave the version out, or "
+            f"correct what follows the first part of the name."
         ) from error
 
 
 def _prepared(name: str, builder: Any, data_dir: str, download: bool) -> Any:
-    """`builder` itself, or another one of the same data set, with files that can be read row by row."""
+    """A builder of the same data set with files that can be read row by row: `builder`, or a downloaded one."""
     plain = builder.info.full_name.rpartition("/")[0]
     how_to_get = (
-        f"Set TFDS_DATA_DIR to the folder that holds it, or prepare it, once, where TensorFlow is installed: "
+        f"Set TFDS_DATA_DIR to the folder that holds it, or prepare it once where TensorFlow is installed: "
         f"`tfds build {plain} --file_format=array_record --data_dir={data_dir}`"
     )
     if not builder.is_prepared():
         if not download:
             raise DatasetNotFoundError(
-                f"The data set {name!r} is not in {data_dir!r}. {how_to_get}, or fc.data.tfds({plain!r}, "
-                f"download=True)."
+                f"{name!r} is not in {data_dir!r}. {how_to_get}, or fc.data.tfds({plain!r}, download=True)."
             )
-        # Asked for first: TFDS would notice only after minutes of downloading.
+        # Checked first: TFDS would notice only after minutes of downloading.
         if importlib.util.find_spec("tensorflow") is None:
-            raise DatasetNotFoundError(
-                f"Preparing {name!r} needs TensorFlow, which is not installed here. {how_to_get}."
-            )
+            raise DatasetNotFoundError(f"Preparing {name!r} needs TensorFlow, which is not installed. {how_to_get}.")
         builder = _download(plain, data_dir)
     formats = {file_format.value for file_format in builder.info.available_file_formats()}
     if not formats & {"array_record", "parquet"}:
@@ -259,10 +256,10 @@ def _download(plain: str, data_dir: str) -> Any:
     try:
         builder.download_and_prepare(file_format="array_record")
     except Exception as error:
-        # What can fail between here and a stranger's server has no common base class.
+        # Failures of network, server and disk have no common base class.
         raise DatasetNotFoundError(
-            f"{plain!r} could not be downloaded into {data_dir!r} ({type(error).__name__}: {error}). "
-            f"Without a network, copy the prepared files from another machine."
+            f"{plain!r} could not be downloaded into {data_dir!r} ({type(error).__name__}: {error}). Without a "
+            f"network, copy the prepared files from another machine."
         ) from error
     return builder
 
@@ -273,20 +270,15 @@ def _image_and_label(name: str, info: Any) -> tuple[str, str]:
 
     image, label = info.supervised_keys or ("image", "label")
     features = info.features
-    if not (
-        image in features
-        and label in features
-        and isinstance(features[image], Image)
-        and isinstance(features[label], ClassLabel)
-    ):
+    wanted = ((image, Image), (label, ClassLabel))
+    if not all(feature in features and isinstance(features[feature], kind) for feature, kind in wanted):
         raise ValueError(
-            f"{name!r} is not an image classification data set (its features: {', '.join(features)}): "
-            f"load it yourself and hand the arrays to fc.data.from_arrays."
+            f"{name!r} is not an image classification data set (its features: {', '.join(features)}): load it, and "
+            f"pass the arrays to fc.data.from_arrays."
         )
     if None in features[image].shape:
         raise ValueError(
-            f"The images of {name!r} differ in size: bring them to one size yourself and hand the arrays to "
-            f"fc.data.from_arrays."
+            f"The images of {name!r} differ in size: bring them to one size and pass the arrays to fc.data.from_arrays."
         )
     return image, label
 
@@ -294,12 +286,14 @@ def _image_and_label(name: str, info: Any) -> tuple[str, str]:
 def _splits(name: str, split: str, available: list[str]) -> list[str]:
     wanted = [part for part in ("train", "test") if part in available] if split == "all" else [split]
     if not wanted or any(part not in available for part in wanted):
-        raise ValueError(f"{name!r} has no split {split!r}; it has: all (train and then test), {', '.join(available)}.")
+        raise ValueError(
+            f"{name!r} has no split {split!r}: choose one of all (train and then test), {', '.join(available)}."
+        )
     return wanted
 
 
 def _fingerprint(folder: Path) -> str:
-    """Tells files apart that share name and version, such as another person's of the same name."""
+    """Distinguishes files that share name and version, such as those of another folder."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
@@ -316,7 +310,7 @@ def _decode(builder: Any, splits: list[str], image: str, label: str) -> tuple[np
     row = 0
     for source in sources:
         for start in range(0, len(source), _RECORDS_AT_ONCE):
-            # One batched request is three times faster than single ones.
+            # One batched request is three times faster than single requests.
             for record in source.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, len(source)))):
                 x[row], y[row] = record[image], record[label]
                 row += 1

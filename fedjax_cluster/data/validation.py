@@ -1,4 +1,4 @@
-"""What data must fulfil before any computation starts; every complaint names the place and the remedy."""
+"""Checks of data before any computation starts; every message names the place and the remedy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LOG = logging.getLogger(__name__)
 
 
 def check_federation(federation: Federation, num_clusters: int | None = None) -> None:
-    """Raise where a federation cannot be trained on.
+    """Raises ValueError where a federation cannot be trained on.
 
     Args:
-      federation: x [M, N, ...], y [M, N, ...] and num_examples int[M] in `train`, `test` and `validation`
-        (the latter may be None), `group` int[M] or None.
+      federation: x [M, N, ...], y [M, N, ...] and num_examples int[M] in `train`, `test` and `validation` (the last may
+        be None), `group` int[M] or None.
       num_clusters: K, or None where a method finds the number.
 
     Raises:
-      ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length;
-        num_examples beyond the rows; NaN or infinity; labels that are not whole numbers in
-        [0, num_classes); inputs of another shape than `info.input_shape`; images of whole numbers other than uint8.
+      ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length; num_examples
+        beyond the rows; NaN or infinity; labels that are not integers in [0, num_classes); inputs of another shape than
+        `info.input_shape`; images of integers other than uint8.
 
     >>> from fedjax_cluster.data import scenarios, digits
     >>> check_federation(scenarios.rotated(digits(), clients=8), num_clusters=9)
@@ -41,41 +41,35 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
         clients = len(data.x) if clients is None else clients
         if len(data.x) != clients:
             raise ValueError(
-                f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: every part holds the "
-                f"same clients in the same order."
+                f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: give every part the same "
+                f"clients in the same order."
             )
     assert clients is not None
     if federation.group is not None and np.shape(federation.group) != (clients,):
         raise ValueError(
-            f"`group` has the shape {list(np.shape(federation.group))}, but there are {clients} clients: give "
-            f"one number per client, or None where the true groups are unknown."
+            f"`group` has the shape {list(np.shape(federation.group))}, but there are {clients} clients: give one "
+            f"integer per client, or None where the true groups are unknown."
         )
     if federation.group is not None and not np.issubdtype(np.asarray(federation.group).dtype, np.integer):
         raise ValueError(
-            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are whole numbers: number "
-            f"them, with −1 where one is unknown."
+            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are integers: number them, "
+            f"with −1 where one is unknown."
         )
-    if num_clusters is not None:
-        check_num_clusters(num_clusters, clients)
-
-
-def check_num_clusters(num_clusters: int, clients: int) -> None:
-    """Raises ValueError unless 1 ≤ K ≤ M."""
-    if num_clusters < 1:
+    if num_clusters is not None and num_clusters < 1:
         raise ValueError(f"{num_clusters} clusters cannot hold any client: ask for at least 1.")
-    if num_clusters > clients:
+    if num_clusters is not None and num_clusters > clients:
         raise ValueError(
-            f"{clients} clients cannot fill {num_clusters} clusters: ask for at most {clients} clusters, or for "
-            f"more clients."
+            f"{clients} clients cannot fill {num_clusters} clusters: ask for at most {clients} clusters, or for more "
+            f"clients."
         )
 
 
 def check_examples(examples: Examples, *, labelled: bool = True) -> None:
-    """Raise where a source cannot be divided among clients.
+    """Raises ValueError where a source cannot be divided among clients.
 
     Args:
       examples: x [N, ...] and y [N, ...].
-      labelled: whether whole-number labels are needed.
+      labelled: whether integer labels are needed.
 
     Raises:
       ValueError: not `Examples`, none at all, unequal x and y, NaN or infinity, or labels out of range.
@@ -98,17 +92,17 @@ def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
     """Raises ValueError unless x and y have as many rows, and at least one."""
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise ValueError(
-            f"x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but the first axis of both counts "
-            f"the examples: give one y for each x."
+            f"x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but the first axis of both counts the "
+            f"examples: give one y for each x."
         )
     if len(x) == 0:
-        raise ValueError("There are no examples at all: x and y are empty.")
+        raise ValueError("There are no examples at all, x and y are empty: give at least two.")
 
 
 def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
-    """Raises ValueError where floating-point values hold NaN or infinity, and says where the first one is."""
+    """Raises ValueError where floating-point values hold NaN or infinity; the message names the first place."""
     if not np.issubdtype(values.dtype, np.number) and values.dtype != bool:
-        raise ValueError(f"{name} has the dtype {values.dtype}, but a model computes with numbers.")
+        raise ValueError(f"{name} has the dtype {values.dtype}, but models take numbers: convert it.")
     # A sum is not finite as soon as one value is not, and needs no array of booleans.
     if not np.issubdtype(values.dtype, np.inexact):
         return
@@ -119,46 +113,46 @@ def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
     if bad.any():
         first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
         raise ValueError(
-            f"{name} holds NaN or infinity, first in {owner} {first} ({int(bad.sum())} such values in all): "
-            f"clean or drop these examples."
+            f"{name} holds NaN or infinity, first in {owner} {first} ({int(bad.sum())} such values in all): clean or "
+            f"drop these examples."
         )
 
 
 def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> None:
-    """Raises ValueError for images of whole numbers that models do not scale; floats that look unscaled are said."""
+    """Raises ValueError for images of integers that models do not scale; warns of floats that look unscaled."""
     if task == "language" or x.dtype == np.uint8:
         return
     if input_dimensions >= 2 and np.issubdtype(x.dtype, np.integer):
         raise ValueError(
-            f"{name} holds images of dtype {x.dtype}, which models would take as they are, while they scale uint8 to "
-            f"[0, 1]: convert them with x.astype(np.uint8), or to floats between 0 and 1."
+            f"{name} holds images of dtype {x.dtype}, which models do not scale, while they scale uint8 to [0, 1]: "
+            f"convert them with x.astype(np.uint8), or to floats between 0 and 1."
         )
     some = x[:100]
     if np.issubdtype(x.dtype, np.floating) and some.max() > 16 and (some % 1 == 0).all() and some.min() >= 0:
         LOG.warning(
-            "%s holds floats up to %g, which models take as they are; give uint8, or divide by the largest value",
+            "%s holds floats up to %g, which models do not scale; give uint8, or divide by the largest value",
             name,
             some.max(),
         )
 
 
 def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
-    """Raises ValueError unless labels are whole numbers in [0, num_classes)."""
+    """Raises ValueError unless labels are integers in [0, num_classes)."""
     where = f" of {owner}" if owner else ""
     if labels.ndim > 1 and labels.shape[-1] > 1 and (np.sort(labels)[..., -2:] == (0, 1)).all() and labels.min() == 0:
         raise ValueError(
-            f"The labels{where} of shape {list(labels.shape)} are one-hot, but classes are whole numbers: give "
+            f"The labels{where} of shape {list(labels.shape)} are one-hot, but classes are integers: give "
             f"labels.argmax(axis=-1)."
         )
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"The labels{where} have the dtype {labels.dtype}, but classes are whole numbers from 0 on: convert "
-            f"them, for instance with np.unique(labels, return_inverse=True)[1]."
+            f"The labels{where} have the dtype {labels.dtype}, but classes are integers from 0 on: convert them, for "
+            f"instance with np.unique(labels, return_inverse=True)[1]."
         )
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
-            f"The labels{where} lie between {labels.min()} and {labels.max()}, but with {num_classes} classes "
-            f"they must lie between 0 and {num_classes - 1}: correct the labels or the number of classes."
+            f"The labels{where} lie between {labels.min()} and {labels.max()}, but with {num_classes} classes they "
+            f"must lie between 0 and {num_classes - 1}: correct the labels or the number of classes."
         )
 
 
@@ -171,10 +165,10 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         )
     clients, rows = x.shape[:2]
     if clients == 0:
-        raise ValueError(f"{name!r} has no clients at all.")
+        raise ValueError(f"{name!r} has no clients at all: give at least one.")
     if x.shape[2:] != tuple(info.input_shape):
         raise ValueError(
-            f"In {name!r}, one input has the shape {list(x.shape[2:])}, but `info.input_shape` says "
+            f"In {name!r}, one input has the shape {list(x.shape[2:])}, but `info.input_shape` is "
             f"{list(info.input_shape)}: correct one of them."
         )
     _check_counts(name, counts, clients, rows)
@@ -190,8 +184,8 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
 def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> None:
     if counts.shape != (clients,) or not np.issubdtype(counts.dtype, np.integer):
         raise ValueError(
-            f"`num_examples` of {name!r} is {counts.dtype} of shape {list(counts.shape)}, but must hold one "
-            f"whole number for each of the {clients} clients."
+            f"`num_examples` of {name!r} is {counts.dtype} of shape {list(counts.shape)}, but there are {clients} "
+            f"clients: give one integer for each."
         )
     if (counts < 1).any():
         empty = np.flatnonzero(counts < 1)
@@ -203,6 +197,6 @@ def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> Non
     if (counts > rows).any():
         client = int(np.argmax(counts > rows))
         raise ValueError(
-            f"Client {client} is said to have {counts[client]} examples in {name!r}, but there are {rows} rows: "
-            f"correct `num_examples`."
+            f"`num_examples` gives client {client} {counts[client]} examples in {name!r}, but there are {rows} rows: "
+            f"correct it."
         )

@@ -156,7 +156,7 @@ def test_mixed_datasets_deals_each_set_differently(numbered):
         ({"shares": (1, -1)}, "numbers from 0 on"),
         ({"shares": (1, 1000)}, "without any"),
         ({"angles": [(0,)]}, "1 entries for 2"),
-        ({"angles": [0, 90]}, "a sequence for each data set"),
+        ({"angles": [0, 90]}, "no sequence for some data set"),
         ({"groups": "none"}, "'datasets'"),
         ({"labels": "both"}, "'separate'"),
     ],

@@ -70,7 +70,7 @@ def _classes(federation, classes: int) -> np.ndarray:
 
 
 def test_dirichlet_with_free_sizes_on_a_part_of_the_examples(numbered):
-    # At zero a class has one client; what is taken to feed the poor is little.
+    # At zero a class has one client; few rows move to clients with too few.
     federation = scenarios.dirichlet(numbered(2000), clients=3, alpha=0, examples_per_client=300, min_examples=2)
     counts = _classes(federation, 10)
     assert counts.sum() == 900
@@ -91,8 +91,8 @@ def test_heterogeneity_levels_differ_as_they_say(numbered):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shares": (1, 2)}, "three shares"),
-        ({"alphas": (1,)}, "three alphas"),
+        ({"shares": (1, 2)}, "2 shares and 3 alphas do not fit"),
+        ({"alphas": (1,)}, "3 shares and 1 alphas do not fit"),
         ({"alphas": (1, -1, 0)}, "alpha=-1"),
         ({"shares": (1, 1000, 0)}, "without any"),
     ],
@@ -319,7 +319,7 @@ def test_label_shift_adds_modulo_the_classes(numbered):
         ("label_swap", {"pairs": ((1, 2), (2, 1))}, "none twice"),
         ("label_swap", {"pairs": ()}, "at least one pair"),
         ("label_swap", {"num_groups": 46}, "46 different pairs"),
-        ("label_swap", {"balanced": True, "examples_per_client": 25}, "could have 20 or 30"),
+        ("label_swap", {"balanced": True, "examples_per_client": 25}, "choose 20 or 30"),
         ("label_permutation", {"num_groups": 0}, "0 groups cannot hold"),
         ("label_shift", {"shifts": (0, 10)}, "different ones modulo the 10"),
         ("label_shift", {"shifts": ()}, "at least one"),
@@ -331,7 +331,7 @@ def test_renaming_scenarios_refuse(name, arguments, message):
         getattr(scenarios, name)(digits(), **{"clients": 50, **arguments})
 
 
-def test_clients_of_one_class_that_get_more_are_said(caplog):
+def test_clients_of_one_class_that_get_more_are_logged(caplog):
     examples = digits()
     arguments = {"clients": 20, "shares": (10, 0, 10)}
     few = scenarios.heterogeneity_levels(examples, **arguments, examples_per_client=20)

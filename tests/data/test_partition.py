@@ -1,3 +1,4 @@
+import chex
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,8 +52,9 @@ def test_stack_pads_with_zeros_only(sizes):
     total = sum(sizes)
     x = np.arange(1, total + 1, dtype=np.uint8)[:, None].repeat(2, axis=1)
     data = partition.stack(x, x[:, 0].astype(np.int32), partition.divide(np.arange(total), sizes))
-    assert data.x.shape == (len(sizes), max(sizes), 2)
-    assert (data.x.dtype, data.y.dtype, data.num_examples.dtype) == (np.uint8, np.int32, np.int32)
+    dims = chex.Dimensions(M=len(sizes), N=max(sizes), F=2)
+    chex.assert_shape(list(data), [dims["MNF"], dims["MN"], dims["M"]])
+    assert [array.dtype for array in data] == [np.uint8, np.int32, np.int32]
     np.testing.assert_array_equal(data.num_examples, sizes)
     start = 1
     for client, size in enumerate(sizes):
@@ -62,26 +64,17 @@ def test_stack_pads_with_zeros_only(sizes):
         start += size
 
 
-def test_limit_draws_at_random():
-    rows = [np.arange(100), np.arange(100, 103)]
-    limited = partition.limit(_rng(), rows, 10)
-    assert [len(part) for part in limited] == [10, 3]
-    assert set(limited[0]) <= set(rows[0])
-    assert sorted(limited[0]) != list(range(10))
-    assert partition.limit(_rng(), rows, None) is rows
-
-
-def test_streams_are_independent_and_reproducible():
-    draws = [[stream.random() for stream in partition.streams(seed, 3)] for seed in (0, 0, 1)]
+def test_generators_are_independent_and_reproducible():
+    draws = [[rng.random() for rng in partition.generators(seed, 3)] for seed in (0, 0, 1)]
     assert draws[0] == draws[1]
     assert len({*draws[0], *draws[2]}) == 6
-    assert partition.streams(0, 1)[0].random() == draws[0][0]
+    assert partition.generators(0, 1)[0].random() == draws[0][0]
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "0", True, None])
-def test_streams_refuse(seed):
+def test_generators_refuse(seed):
     with pytest.raises(ValueError, match="seed="):
-        partition.streams(seed, 1)
+        partition.generators(seed, 1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +97,7 @@ def test_client_sizes_refuse(arguments, message):
 @pytest.mark.parametrize("fraction", [0, 1, -0.3, 30, float("nan")])
 def test_test_fraction_must_leave_something(fraction):
     with pytest.raises(ValueError, match="test_fraction"):
-        partition.check_test_fraction(fraction)
+        partition.split(_rng(), [np.arange(4)], fraction)
 
 
 @given(

@@ -3,8 +3,10 @@ import subprocess
 import sys
 import time
 
+import chex
 import numpy as np
 import pytest
+import sklearn.datasets
 
 from fedjax_cluster.data import DatasetNotFoundError, cache, digits, from_arrays, sources, tfds
 from fedjax_cluster.types import Examples, Federation
@@ -24,6 +26,18 @@ def test_digits_use_the_whole_range_of_uint8():
     assert len(np.unique(x)) == 17
     np.testing.assert_array_equal(np.bincount(y), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
     assert info == ("digits", (8, 8), 10, "classification", ())
+
+
+def test_digits_are_scikit_learns():
+    expected = sklearn.datasets.load_digits()
+    x, y, _ = digits()
+    chex.assert_trees_all_equal((x, y), (np.rint(expected.images * (255 / 16)).astype(np.uint8), expected.target))
+
+
+def test_digits_need_scikit_learn(monkeypatch):
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DatasetNotFoundError, match="install scikit-learn"):
+        digits()
 
 
 def test_tfds_reads_train_then_test(tfds_folder):
@@ -132,7 +146,7 @@ def test_download_without_tensorflow_is_refused_at_once(tmp_path):
         ("", "No TFDS data set is called ''"),
         ("not a name", "No TFDS data set"),
         ("huggingface:mnist", "No TFDS data set"),
-        ("mnist:9.9.9", "leave the version away"),
+        ("mnist:9.9.9", "leave the version out"),
         ("mnist/nonsense", "correct what follows"),
         ("imdb_reviews", "not an image classification data set"),
         ("cats_vs_dogs", "differ in size"),
@@ -145,7 +159,7 @@ def test_names_that_cannot_be(tmp_path, name, message):
 
 
 def test_unknown_split_lists_those_there_are(tfds_folder):
-    with pytest.raises(ValueError, match=r"no split 'validation'; it has: all .*, train, test"):
+    with pytest.raises(ValueError, match=r"no split 'validation': choose one of all .*, train, test"):
         tfds("tiny_shapes", "validation")
 
 
@@ -231,7 +245,7 @@ def test_from_arrays_split_follows_the_seed():
         ({"x": [[1.0], [2.0]], "y": [0, -1]}, "between -1 and 0"),
         ({"x": [[1.0], [2.0]], "y": [0, 7], "num_classes": 7}, "between 0 and 6"),
         ({"x": [[1.0], [2.0]], "y": ["a", "b"]}, "np.unique"),
-        ({"x": [[1.0], [2.0]], "y": [0.0, 1.0], "num_classes": 2}, "whole numbers from 0 on"),
+        ({"x": [[1.0], [2.0]], "y": [0.0, 1.0], "num_classes": 2}, "integers from 0 on"),
         ({"x": [["a"], ["b"]], "y": [0, 1]}, "x has the dtype"),
         ({"x": [[1], [2**40]], "y": [0, 1]}, "32 bits"),
         ({"x": [[1.0], [2.0]], "y": [0, 1], "client_ids": [0]}, "one id for each"),

@@ -30,7 +30,7 @@ def test_a_good_federation_passes():
     check_federation(_federation(x=jnp.zeros((4, 6, 2)), y=jnp.zeros((4, 6), int)), 1)
 
 
-def test_labels_of_padding_are_nobodys_business():
+def test_labels_of_padding_are_not_checked():
     counts = np.array([6, 6, 5, 6], np.int32)
     check_federation(_federation(y=_put((4, 6), np.int32, (2, 5), -1), num_examples=counts))
 
@@ -39,15 +39,15 @@ def test_labels_of_padding_are_nobodys_business():
     ("train", "message"),
     [
         ({"num_examples": np.array([6, 0, 6, 0], np.int32)}, "2 of 4 clients have no example in 'train': client 1, 3"),
-        ({"num_examples": np.array([6, 7, 6, 6], np.int32)}, "Client 1 is said to have 7 examples .* 6 rows"),
-        ({"num_examples": np.full(3, 6, np.int32)}, "one whole number for each of the 4"),
-        ({"num_examples": np.full(4, 6.0)}, "one whole number"),
+        ({"num_examples": np.array([6, 7, 6, 6], np.int32)}, "`num_examples` gives client 1 7 examples .* 6 rows"),
+        ({"num_examples": np.full(3, 6, np.int32)}, "there are 4 clients: give one integer for each"),
+        ({"num_examples": np.full(4, 6.0)}, "give one integer"),
         ({"y": np.zeros((4, 5), np.int32)}, "give one y for each x"),
         ({"x": _put((4, 6, 2), np.float32, (2, 3, 1), np.nan)}, "x of 'train' holds NaN .* client 2"),
         ({"x": _put((4, 6, 2), np.float32, (3, 0, 0), -np.inf)}, "first in client 3"),
         ({"y": _put((4, 6), np.int32, (0, 1), 3)}, "between 0 and 3, but with 3 classes"),
         ({"y": _put((4, 6), np.int32, (0, 1), -1)}, "between -1 and 0"),
-        ({"y": np.zeros((4, 6), np.float32)}, "whole numbers from 0 on"),
+        ({"y": np.zeros((4, 6), np.float32)}, "integers from 0 on"),
         ({"x": np.zeros((4, 6, 3), np.float32)}, r"\[3\].*input_shape.*\[2\]"),
         (
             {"x": np.zeros((5, 6, 2)), "y": np.zeros((5, 6), int), "num_examples": np.full(5, 6)},
@@ -61,7 +61,7 @@ def test_a_bad_federation_is_refused(train, message):
         check_federation(_federation(**train))
 
 
-def test_images_of_whole_numbers_are_refused_and_unscaled_floats_said(caplog):
+def test_images_of_integers_are_refused_and_unscaled_floats_logged(caplog):
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8))
     with pytest.raises(ValueError, match=r"x holds images of dtype int32.*uint8"):
         from_arrays(images, np.zeros(30, int))
@@ -88,7 +88,7 @@ def test_a_federation_has_a_test_part_and_groups_of_whole_numbers():
         check_federation(_federation()._replace(group=np.array([0, 1, np.nan, 1])))
 
 
-def test_every_part_is_looked_at():
+def test_every_part_is_checked():
     good = _federation()
     bad = good.test._replace(num_examples=np.array([3, 3, 0, 3], np.int32))
     for part in ("test", "validation"):

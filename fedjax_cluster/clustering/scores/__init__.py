@@ -1,4 +1,4 @@
-"""Scores of a clustering; all are f32[] and run under jit."""
+"""Scores of a clustering; all are scalars and run under jit."""
 
 from fedjax_cluster.clustering.scores.agreement import adjusted_rand_index, purity, rand_index
 from fedjax_cluster.clustering.scores.separation import (

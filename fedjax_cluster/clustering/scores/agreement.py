@@ -1,17 +1,17 @@
 """Scores of a clustering against known groups.
 
-Clients with label -1 in either clustering are left out, and so are masked-out clients. Labels may be any
-non-negative integers: pairs of labels are counted as runs of a sorted list, in O(M log M) and without a
-bound on the labels.
+Clients with label -1 in either clustering are left out, and so are masked-out clients. Labels may be any non-negative
+integers: pairs of labels are counted as runs of a sorted list, in O(M log M) and without a bound on the labels.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.scores.runs import run_index
@@ -23,39 +23,36 @@ _EXACT_PAIRS_LIMIT = 46_340
 class _Contingency(NamedTuple):
     """The cells of the contingency table that are not empty, at most one per client."""
 
-    num_clients: Array  # i32[]
-    cells: Array  # i32[M], sizes of C_k ∩ G_j; 0 beyond the last
-    row: Array  # i32[M], which C_k a cell belongs to
-    rows: Array  # i32[M], sizes of C_k
-    columns: Array  # i32[M], sizes of G_j
+    num_clients: Int[Array, ""]
+    cells: Int[Array, " M"]  # sizes of C_k ∩ G_j; 0 beyond the last
+    row: Int[Array, " M"]  # which C_k a cell belongs to
+    rows: Int[Array, " M"]  # sizes of C_k
+    columns: Int[Array, " M"]  # sizes of G_j
 
 
-def adjusted_rand_index(labels_a: Any, labels_b: Any, *, mask: Any = None) -> Array:
-    r"""Agreement of two clusterings on pairs of clients, 0 in expectation for random ones.
+def adjusted_rand_index(
+    labels_a: Int[ArrayLike, " M"], labels_b: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
+) -> Float[Array, ""]:
+    r"""Agreement of two clusterings on pairs of clients, 0 in expectation for random ones (Hubert and Arabie 1985).
 
     .. math:: \mathrm{ARI} = \frac{S_{ab} - S_a S_b / T}{(S_a + S_b)/2 - S_a S_b / T}
 
     with the pairs together in both (S_ab), in a (S_a), in b (S_b), of all T = M(M-1)/2.
 
     Args:
-        labels_a: i32[M], a clustering; -1 leaves a client out.
-        labels_b: i32[M], the other one, or the true groups.
-        mask: bool[M], clients that count; None means all.
+      labels_a: a clustering; -1 leaves a client out.
+      labels_b: the other one, or the true groups.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[] in [-1, 1]; exactly 1 for equal partitions (also where every client is alone, or all are
-        together), below 1 for all others; NaN without clients.
+      In [-1, 1]; exactly 1 for equal partitions (also where every client is alone, or all are together), less than 1
+      for all others; NaN without clients.
 
     Raises:
-        ValueError: shapes or dtypes that are not labels.
+      ValueError: shapes or dtypes that are not labels.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(adjusted_rand_index(jnp.array([0, 0, 1, 1]), jnp.array([5, 5, 3, 3])))
-        1.0
-
-    References:
-        Hubert and Arabie (1985); CFL-GP, Section 5.
+    >>> float(adjusted_rand_index(jnp.array([0, 0, 1, 1]), jnp.array([5, 5, 3, 3])))
+    1.0
     """
     return _adjusted_rand_index(*_two_labels(labels_a, labels_b, mask))
 
@@ -72,31 +69,28 @@ def _adjusted_rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array
     return _unless_equal(score, table)
 
 
-def rand_index(labels_a: Any, labels_b: Any, *, mask: Any = None) -> Array:
-    r"""Share of pairs of clients on which two clusterings agree.
+def rand_index(
+    labels_a: Int[ArrayLike, " M"], labels_b: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
+) -> Float[Array, ""]:
+    r"""Share of pairs of clients on which two clusterings agree (Rand 1971; FedGWC, Appendix E.2.1).
 
     .. math:: R = (a + b) / \binom{M}{2}
 
     with a pairs together in both and b pairs apart in both.
 
     Args:
-        labels_a: i32[M], a clustering; -1 leaves a client out.
-        labels_b: i32[M], the other one, or the true groups.
-        mask: bool[M], clients that count; None means all.
+      labels_a: a clustering; -1 leaves a client out.
+      labels_b: the other one, or the true groups.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[] in [0, 1]; exactly 1 for equal partitions; NaN without clients.
+      In [0, 1]; exactly 1 for equal partitions; NaN without clients.
 
     Raises:
-        ValueError: shapes or dtypes that are not labels.
+      ValueError: shapes or dtypes that are not labels.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> round(float(rand_index(jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 0, 0]))), 4)
-        0.3333
-
-    References:
-        Rand (1971); FedGWC, Appendix E.2.1.
+    >>> round(float(rand_index(jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 0, 0]))), 4)
+    0.3333
     """
     return _rand_index(*_two_labels(labels_a, labels_b, mask))
 
@@ -110,29 +104,26 @@ def _rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
     return _unless_equal(score, table)
 
 
-def purity(labels: Any, groups: Any, *, mask: Any = None) -> Array:
-    r"""Share of clients that are in the majority group of their cluster.
+def purity(
+    labels: Int[ArrayLike, " M"], groups: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
+) -> Float[Array, ""]:
+    r"""Share of clients that are in the majority group of their cluster (Gradient-and-loss CFL, Section IV).
 
     .. math:: \frac{1}{M} \sum_k \max_j | C_k \cap G_j |
 
     Args:
-        labels: i32[M], the clustering C; -1 leaves a client out.
-        groups: i32[M], the true groups G.
-        mask: bool[M], clients that count; None means all.
+      labels: the clustering C; -1 leaves a client out.
+      groups: the true groups G.
+      mask: clients that count; None means all.
 
     Returns:
-        f32[] in (0, 1]; NaN without clients.
+      In (0, 1]; NaN without clients.
 
     Raises:
-        ValueError: shapes or dtypes that are not labels.
+      ValueError: shapes or dtypes that are not labels.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(purity(jnp.array([0, 0, 0, 1]), jnp.array([0, 0, 1, 1])))
-        0.75
-
-    References:
-        Gradient-and-loss CFL, Section IV.
+    >>> float(purity(jnp.array([0, 0, 0, 1]), jnp.array([0, 0, 1, 1])))
+    0.75
     """
     return _purity(*_two_labels(labels, groups, mask))
 
@@ -145,7 +136,7 @@ def _purity(labels: Array, groups: Array, mask: Array) -> Array:
     return agreeing / table.num_clients.astype(jnp.float32)
 
 
-def _two_labels(labels_a: Any, labels_b: Any, mask: Any) -> tuple[Array, Array, Array]:
+def _two_labels(labels_a: ArrayLike, labels_b: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array, Array]:
     labels_a = checks.labels(labels_a, "the first clustering")
     labels_b = checks.labels(labels_b, "the second clustering", labels_a.shape[0])
     mask = checks.client_mask(mask, labels_a.shape[0])
@@ -170,7 +161,7 @@ def _contingency(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
 
 
 def _pairs(size: Array) -> Array:
-    """Σ n(n-1)/2, exact as long as it fits."""
+    """Σ n(n-1)/2, exact as long as it fits in int32."""
     if size.shape[0] > _EXACT_PAIRS_LIMIT:
         size = size.astype(jnp.float32)
         return (0.5 * size * (size - 1.0)).sum()
@@ -178,12 +169,12 @@ def _pairs(size: Array) -> Array:
 
 
 def _all_pairs(num_clients: Array) -> Array:
-    number = num_clients.astype(jnp.float32)
-    return 0.5 * number * (number - 1.0)
+    count = num_clients.astype(jnp.float32)
+    return 0.5 * count * (count - 1.0)
 
 
 def _unless_equal(score: Array, table: _Contingency) -> Array:
-    """Exactly 1 where no cell divides a row or a column, which rounding must not hide or feign."""
+    """Exactly 1 where no cell divides a row or a column, and less elsewhere, whatever rounding does."""
     num_cells, num_rows, num_columns = ((size > 0).sum() for size in (table.cells, table.rows, table.columns))
     equal = (num_cells == num_rows) & (num_cells == num_columns)
     below_one = jnp.float32(1.0) - jnp.finfo(jnp.float32).epsneg

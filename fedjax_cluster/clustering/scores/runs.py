@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jaxtyping import Array, Int, Shaped
 
 
-def run_index(*columns: Array) -> Array:
-    """i32[M]: 0 for the first run of equal entries (in all columns), 1 for the second, and so on."""
+def run_index(*columns: Shaped[Array, " M"]) -> Int[Array, " M"]:
+    """0 for the first run of equal entries (in all columns), 1 for the second, and so on."""
     starts = jnp.zeros(columns[0].shape[0] - 1, bool)
     for column in columns:
         starts |= column[1:] != column[:-1]

@@ -6,46 +6,45 @@ Clients with label -1 and masked-out clients are left out. Labels may be any non
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.scores.runs import run_index
 
 
-def silhouette(features: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None) -> Array:
-    r"""Mean over clients of how much closer the own cluster is than the next one.
+def silhouette(
+    features: Float[ArrayLike, "M f"],
+    labels: Int[ArrayLike, " M"],
+    *,
+    mask: Bool[ArrayLike, " M"] | None = None,
+    num_labels: int | None = None,
+) -> Float[Array, ""]:
+    r"""Mean over clients of how much closer their cluster is than the next one (Rousseeuw 1987; FedGWC, App. E.1).
 
     .. math:: s_i = \frac{b_i - a_i}{\max(a_i, b_i)}
 
-    with a_i the mean distance to the others of the own cluster and b_i the least mean distance to another
-    cluster. A client that is alone in its cluster has s_i = 0.
+    with a_i the mean distance to the others of client i's cluster and b_i the least mean distance to another cluster. A
+    client that is alone in its cluster has s_i = 0.
 
     Args:
-        features: f32[M, f], one row per client, in any unit.
-        labels: i32[M], the clustering; -1 leaves a client out.
-        mask: bool[M], clients that count; None means all.
-        num_labels: upper bound on the number of different labels, static; None means M. A tight one saves
-            time for many clients.
+      features: one row per client, in any unit.
+      labels: the clustering; -1 leaves a client out.
+      mask: clients that count; None means all.
+      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
 
     Returns:
-        f32[] in [-1, 1]; NaN for a single cluster.
+      In [-1, 1]; NaN for a single cluster.
 
     Raises:
-        ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
+      ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
-        >>> round(float(silhouette(features, jnp.array([0, 0, 1, 1]))), 4)
-        0.8997
-
-    References:
-        Rousseeuw (1987); FedGWC, Appendix E.1.
+    >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> round(float(silhouette(features, jnp.array([0, 0, 1, 1]))), 4)
+    0.8997
     """
     return _silhouette(*_features_and_labels(features, labels, mask, num_labels))
 
@@ -57,47 +56,47 @@ def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Arra
     distances = jnp.where(mask[:, None] & mask[None, :], _distances(features, features), 0.0)
     total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
     size = size.astype(jnp.float32)
-    own = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
-    own_size = jnp.where(own, size[:, None], 0.0).sum(axis=0)
-    within = jnp.where(own, total, 0.0).sum(axis=0) / jnp.maximum(own_size - 1.0, 1.0)
-    others = (size[:, None] > 0.0) & ~own
+    member = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
+    num_members = jnp.where(member, size[:, None], 0.0).sum(axis=0)
+    within = jnp.where(member, total, 0.0).sum(axis=0) / jnp.maximum(num_members - 1.0, 1.0)
+    others = (size[:, None] > 0.0) & ~member
     between = jnp.where(others, total / jnp.maximum(size, 1.0)[:, None], jnp.inf).min(axis=0)
     larger = jnp.maximum(within, between)
     score = (between - within) / jnp.where(larger > 0.0, larger, 1.0)
-    counted = mask & (own_size > 1.0) & jnp.isfinite(between)
+    counted = mask & (num_members > 1.0) & jnp.isfinite(between)
     mean = jnp.where(counted, score, 0.0).sum() / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
     return jnp.where((size > 0.0).sum() > 1, mean, jnp.nan)
 
 
-def davies_bouldin(features: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None) -> Array:
-    r"""Mean over clusters of the worst ratio of their widths to the distance between them.
+def davies_bouldin(
+    features: Float[ArrayLike, "M f"],
+    labels: Int[ArrayLike, " M"],
+    *,
+    mask: Bool[ArrayLike, " M"] | None = None,
+    num_labels: int | None = None,
+) -> Float[Array, ""]:
+    r"""Mean over clusters of the worst ratio of their widths to their distance (Davies and Bouldin 1979).
 
     .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
 
-    with S_i the mean distance of cluster i to its centroid c_i. Less is better; below 1 the clusters count
-    as well separated.
+    with S_i the mean distance of cluster i to its centroid c_i. Less is better; below 1 the clusters are taken to be
+    well separated (FedGWC, Appendix E.2).
 
     Args:
-        features: f32[M, f], one row per client, in any unit.
-        labels: i32[M], the clustering; -1 leaves a client out.
-        mask: bool[M], clients that count; None means all.
-        num_labels: upper bound on the number of different labels, static; None means M. A tight one saves
-            time for many clients.
+      features: one row per client, in any unit.
+      labels: the clustering; -1 leaves a client out.
+      mask: clients that count; None means all.
+      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
 
     Returns:
-        f32[] >= 0; NaN for a single cluster, infinite where two centroids coincide.
+      At least 0; NaN for a single cluster, infinite where two centroids coincide.
 
     Raises:
-        ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
+      ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
-        >>> round(float(davies_bouldin(features, jnp.array([0, 0, 1, 1]))), 4)
-        0.1
-
-    References:
-        Davies and Bouldin (1979); FedGWC, Appendix E.2.
+    >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> round(float(davies_bouldin(features, jnp.array([0, 0, 1, 1]))), 4)
+    0.1
     """
     return _davies_bouldin(*_features_and_labels(features, labels, mask, num_labels))
 
@@ -115,7 +114,7 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
     apart = _distances(centroids, centroids)
     used = size > 0.0
     pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
-    # Centroids are rounded means of numbers up to 1: closer than this they are the same.
+    # Centroids are rounded means of values up to 1: closer than this they are the same.
     coincide = apart <= 1e-6
     ratio = jnp.where(coincide, jnp.inf, (width[:, None] + width[None, :]) / jnp.where(coincide, 1.0, apart))
     worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
@@ -125,9 +124,13 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
 
 
 def wasserstein_adjusted_silhouette(
-    class_counts: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None
-) -> Array:
-    r"""Silhouette of the clients' class imbalance: which classes are frequent does not matter.
+    class_counts: Real[ArrayLike, "M L"],
+    labels: Int[ArrayLike, " M"],
+    *,
+    mask: Bool[ArrayLike, " M"] | None = None,
+    num_labels: int | None = None,
+) -> Float[Array, ""]:
+    r"""Silhouette of the clients' class imbalance: which classes are frequent does not matter (FedGWC, Eq. 7).
 
     The distance of two clients is
 
@@ -136,26 +139,20 @@ def wasserstein_adjusted_silhouette(
     between their class frequencies in descending order; the factor 1/C cancels in the score.
 
     Args:
-        class_counts: f32[M, L], examples of each class (or their frequencies: rows are normalised). Clients
-            without examples are left out.
-        labels: i32[M], the clustering; -1 leaves a client out.
-        mask: bool[M], clients that count; None means all.
-        num_labels: upper bound on the number of different labels, static; None means M.
+      class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
+      labels: the clustering; -1 leaves a client out.
+      mask: clients that count; None means all.
+      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
 
     Returns:
-        f32[] in [-1, 1]; NaN for a single cluster.
+      In [-1, 1]; NaN for a single cluster.
 
     Raises:
-        ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
+      ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
-        >>> round(float(wasserstein_adjusted_silhouette(counts, jnp.array([0, 0, 1, 1]))), 4)
-        1.0
-
-    References:
-        FedGWC, Section 6, Eq. 7.
+    >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
+    >>> round(float(wasserstein_adjusted_silhouette(counts, jnp.array([0, 0, 1, 1]))), 4)
+    1.0
     """
     return _adjusted_silhouette(*_counts_and_labels(class_counts, labels, mask, num_labels))
 
@@ -167,35 +164,33 @@ def _adjusted_silhouette(counts: Array, labels: Array, mask: Array, bound: int) 
 
 
 def wasserstein_adjusted_davies_bouldin(
-    class_counts: Any, labels: Any, *, mask: Any = None, num_labels: int | None = None
-) -> Array:
+    class_counts: Real[ArrayLike, "M L"],
+    labels: Int[ArrayLike, " M"],
+    *,
+    mask: Bool[ArrayLike, " M"] | None = None,
+    num_labels: int | None = None,
+) -> Float[Array, ""]:
     r"""Davies–Bouldin index of the clients' class imbalance: which classes are frequent does not matter.
 
     .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
 
-    on the class frequencies of each client in descending order.
+    on the class frequencies of each client in descending order (FedGWC, Eq. 7 and Appendix E.2).
 
     Args:
-        class_counts: f32[M, L], examples of each class (or their frequencies: rows are normalised). Clients
-            without examples are left out.
-        labels: i32[M], the clustering; -1 leaves a client out.
-        mask: bool[M], clients that count; None means all.
-        num_labels: upper bound on the number of different labels, static; None means M.
+      class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
+      labels: the clustering; -1 leaves a client out.
+      mask: clients that count; None means all.
+      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
 
     Returns:
-        f32[] >= 0; NaN for a single cluster, infinite where two centroids coincide.
+      At least 0; NaN for a single cluster, infinite where two centroids coincide.
 
     Raises:
-        ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
+      ValueError: wrong shapes, negative or non-finite counts, more different labels than `num_labels`.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
-        >>> round(float(wasserstein_adjusted_davies_bouldin(counts, jnp.array([0, 0, 1, 1]))), 4)
-        0.0
-
-    References:
-        FedGWC, Section 6, Eq. 7, and Appendix E.2.
+    >>> counts = jnp.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]])
+    >>> round(float(wasserstein_adjusted_davies_bouldin(counts, jnp.array([0, 0, 1, 1]))), 4)
+    0.0
     """
     return _adjusted_davies_bouldin(*_counts_and_labels(class_counts, labels, mask, num_labels))
 
@@ -207,7 +202,7 @@ def _adjusted_davies_bouldin(counts: Array, labels: Array, mask: Array, bound: i
 
 
 def _features_and_labels(
-    features: Any, labels: Any, mask: Any, num_labels: int | None
+    features: ArrayLike, labels: ArrayLike, mask: ArrayLike | None, num_labels: int | None
 ) -> tuple[Array, Array, Array, int]:
     features = checks.floats(features, "features", 2)
     labels = checks.labels(labels, "labels", features.shape[0])
@@ -226,11 +221,11 @@ def _features_and_labels(
 
 
 def _counts_and_labels(
-    class_counts: Any, labels: Any, mask: Any, num_labels: int | None
+    class_counts: ArrayLike, labels: ArrayLike, mask: ArrayLike | None, num_labels: int | None
 ) -> tuple[Array, Array, Array, int]:
     counts, labels, mask, bound = _features_and_labels(class_counts, labels, mask, num_labels)
     if not checks.holds(lambda counts, mask: ((counts >= 0.0) | ~mask[:, None]).all(), counts, mask):
-        raise ValueError("class_counts holds negative values; it counts examples: give counts or frequencies.")
+        raise ValueError("class_counts holds negative values, which count no examples: give counts or frequencies.")
     return counts, labels, mask, bound
 
 

@@ -5,6 +5,6 @@ from fedjax_cluster.data.scenarios.labels import dirichlet, heterogeneity_levels
 from fedjax_cluster.data.scenarios.meanings import label_permutation, label_shift, label_swap
 from fedjax_cluster.data.scenarios.natural import users
 from fedjax_cluster.data.scenarios.overlap import class_overlap
-from fedjax_cluster.data.scenarios.registry import SCENARIOS, get_scenario
+from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.data.scenarios.synthetic import linear_regression, xor
 from fedjax_cluster.data.scenarios.visual import domains

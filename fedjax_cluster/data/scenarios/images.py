@@ -1,4 +1,4 @@
-"""Scenarios in which groups of clients see their images turned, or come from another data set."""
+"""Scenarios in which groups of clients have rotated images, or examples of another data set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.dirichlet import ClientSizes, divide
 from fedjax_cluster.data.rotation import rotate
+from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
@@ -17,6 +18,7 @@ EIGHT_ANGLES = (0.0, 15.0, 90.0, 105.0, 180.0, 195.0, 270.0, 285.0)
 _NEIGHBOURS = 20.0  # degrees
 
 
+@scenario
 def rotated(
     examples: Examples,
     *,
@@ -30,22 +32,19 @@ def rotated(
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
 ) -> Federation:
-    """Every client's images are turned by its group's angle (Sec. 5.2 and F.5 of CFL-GP; F.8 with `alpha`).
+    """Every client's images are rotated by its group's angle (Sec. 5.2 and F.5 of CFL-GP; F.8 with `alpha`).
 
-    The examples are dealt out at random, each to one client; neighbouring clients share an angle.
+    Each example goes to one client, drawn at random; neighbouring clients share an angle.
 
     Args:
       examples: images [N, H, W] or [N, H, W, channels].
       clients: M, at least as many as angles; the first angles take a remainder.
       angles: degrees, counter-clockwise. Right angles are exact, others bilinear.
-      groups: what counts as one true group: every angle; `pairs` of neighbours no more than 20 degrees apart
-        (the eight angles 0, 15, 90, 105, … make four groups); `none` leaves the group open.
-      alpha: makes the labels differ as well, α of `dirichlet`.
-      client_sizes: of that, `equal` or `free`; without `alpha` all are equal.
-      min_examples: of that, where sizes are free.
-      seed: decides who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, in equal shares.
+      groups: what counts as one true group: every angle; `pairs` of neighbours no more than 20 degrees apart (the eight
+        angles 0, 15, 90, 105, … make four groups); `none` gives no groups.
+      alpha: makes the labels differ as well, as in `dirichlet`.
+      client_sizes: as in `dirichlet`; without `alpha` all are equal.
+      min_examples: as in `dirichlet`, where sizes are free.
 
     Returns:
       A Federation with x in the dtype of the examples and `group` i32[M] (or None).
@@ -62,29 +61,32 @@ def rotated(
     turns = _check_angles(angles)
     angle_of = partition.assign_groups(clients, len(turns), "angles")
     group, names = _groups_of_angles(turns, groups)
-    # NOTE: F.5 divides the data among the angles and then each part among its clients. Where the clients do
-    # not divide by the angles, that would give clients unequal shares; here all clients get the same share.
-    deal, part, _ = partition.streams(seed, 3)
+    # NOTE: F.5 divides the data among the angles and then each part among its clients. Where the number of clients is
+    # no multiple of that of angles, that would give clients unequal shares; here all clients get the same share.
+    deal, part = partition.generators(seed, 2)
     if alpha is None:
         if client_sizes != "equal":
-            raise ValueError(f"client_sizes={client_sizes!r} goes with alpha, which is not given; leave it at 'equal'.")
+            raise ValueError(f"client_sizes={client_sizes!r} goes with alpha, which is not given: leave it at 'equal'.")
         rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
     else:
         labels = np.asarray(examples.y)
-        count = {"examples_per_client": examples_per_client, "min_examples": min_examples}
-        rows = divide(deal, labels, clients, alpha, client_sizes, **count)
+        rows = divide(
+            deal,
+            labels,
+            clients,
+            alpha,
+            client_sizes,
+            examples_per_client=examples_per_client,
+            min_examples=min_examples,
+        )
+    of_client = None if groups == "none" else group[angle_of]
     federation = partition.federate(
-        examples.x,
-        examples.y,
-        rows,
-        rng=part,
-        test_fraction=test_fraction,
-        info=examples.info._replace(group_names=names),
-        group=None if groups == "none" else group[angle_of],
+        examples, rows, rng=part, test_fraction=test_fraction, group=of_client, group_names=names
     )
-    return _turn(federation, angle_of, turns)
+    return _rotate_clients(federation, angle_of, turns)
 
 
+@scenario
 def mixture(
     examples: Examples,
     *,
@@ -100,9 +102,7 @@ def mixture(
       examples: images [N, H, W] or [N, H, W, channels].
       clients: M, in three groups.
       kappa: κ, the probability that an image of the third group is upright; it is upside down with 1 − κ.
-      seed: decides who gets which example, who is tested on which, and which images of the third group turn.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, in equal shares.
+      seed: decides who gets which example, who is tested on which, and which images of the third group are rotated.
 
     Returns:
       A Federation with x in the dtype of the examples and `group` i32[M]: 0 upright, 1 upside down, 2 mixed.
@@ -118,15 +118,14 @@ def mixture(
     if not 0.0 <= kappa <= 1.0:
         raise ValueError(f"kappa={kappa!r} is not a probability: choose a number from 0 to 1.")
     group = partition.assign_groups(clients, 3)
-    deal, divide, chance = partition.streams(seed, 3)
+    deal, part, chance = partition.generators(seed, 3)
     federation = partition.federate(
-        examples.x,
-        examples.y,
+        examples,
         partition.deal(deal, len(examples.y), clients, examples_per_client),
-        rng=divide,
+        rng=part,
         test_fraction=test_fraction,
-        info=examples.info._replace(group_names=("0", "180", "0 or 180")),
         group=group,
+        group_names=("0", "180", "0 or 180"),
     )
     for data in (federation.train, federation.test):
         upside_down = chance.random(data.x.shape[:2]) >= kappa
@@ -136,6 +135,7 @@ def mixture(
     return federation
 
 
+@scenario
 def mixed_datasets(
     examples: Sequence[Examples],
     *,
@@ -148,22 +148,20 @@ def mixed_datasets(
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
 ) -> Federation:
-    """Clients of several data sets, those of the first one turned by eight angles (F.5.3 of CFL-GP, Table 11).
+    """Clients of several data sets, those of the first one rotated by eight angles (F.5.3 of CFL-GP, Table 11).
 
     Args:
       examples: two or more sources with inputs of one shape and dtype, such as MNIST and Fashion-MNIST.
       clients: M.
       shares: share of the clients that each data set gets; default is equal shares.
-      angles: for each data set the angles of its clients, degrees; default is 0, 15, 90, 105, 180, 195, 270 and
-        285 for the first one, and 0 for the others.
-      groups: what counts as one true group: neighbouring angles of a data set (`pairs`, as in `rotated`), every
-        angle of a data set, or the whole data set.
-      labels: `shared` lets class c of each data set use output c of the model; `separate` numbers the classes of
-        the second data set after those of the first, and so on.
-      seed: decides who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, each data set in equal
-        shares for its clients.
+      angles: for each data set the angles of its clients, degrees; default is 0, 15, 90, 105, 180, 195, 270 and 285 for
+        the first one, and 0 for the others.
+      groups: what counts as one true group: neighbouring angles of a data set (`pairs`, as in `rotated`), every angle
+        of a data set, or the whole data set.
+      labels: `shared` lets class c of each data set use output c of the model; `separate` numbers the classes of the
+        second data set after those of the first, and so on.
+      examples_per_client: training and test examples together; default is all there are, each data set in equal shares
+        for its clients.
 
     Returns:
       A Federation with x in the dtype of the examples and `group` i32[M].
@@ -181,13 +179,15 @@ def mixed_datasets(
         raise ValueError(f"groups={groups!r} is unknown: choose 'pairs', 'angles' or 'datasets'.")
     if labels not in ("shared", "separate"):
         raise ValueError(f"labels={labels!r} is unknown: choose 'shared' or 'separate'.")
-    # NOTE: the paper gives neither K nor the shares. Both data sets have 70 000 images, so half of the clients
-    # hold MNIST, under the eight angles "as outlined in F.5", and half Fashion-MNIST as it is; with neighbouring
-    # angles counted as one group, as in F.5, K = 5. One model for each of these groups, trained as the paper says
-    # on 32 clients, reaches 82.1 % (Table 11: 82.4 ± 0.03).
+    # NOTE: the paper gives neither K nor the shares. Both data sets have 70 000 images, so half of the clients hold
+    # MNIST, under the eight angles "as outlined in F.5", and half Fashion-MNIST upright; with neighbouring angles
+    # counted as one group, as in F.5, K = 5. One model for each of these groups, trained on 32 clients as in the paper,
+    # reaches 82.1 % (Table 11: 82.4 ± 0.03).
     turns = angles if angles is not None else [EIGHT_ANGLES] + [(0.0,)] * (len(examples) - 1)
     if any(np.ndim(turn) != 1 for turn in turns):
-        raise ValueError(f"angles={angles!r} must hold a sequence for each data set, such as ((0, 90), (0,)).")
+        raise ValueError(
+            f"angles={angles!r} holds no sequence for some data set: give one for each, such as ((0, 90), (0,))."
+        )
     if len(turns) != len(examples):
         raise ValueError(f"`angles` has {len(turns)} entries for {len(examples)} data sets: give one for each.")
 
@@ -196,7 +196,7 @@ def mixed_datasets(
         raise ValueError(f"`shares` has {len(shares)} entries for {len(examples)} data sets: give one for each.")
     sizes = partition.share_clients(clients, shares, "data sets")
 
-    seeds = [int(stream.integers(2**63)) for stream in partition.streams(seed, len(examples))]
+    seeds = [int(rng.integers(2**63)) for rng in partition.generators(seed, len(examples))]
     parts, group, names, classes = [], [], [], 0
     for source, turn, size, part_seed in zip(examples, turns, sizes, seeds, strict=True):
         if size < len(turn):
@@ -225,13 +225,13 @@ def mixed_datasets(
     return partition.join(parts, group=np.concatenate(group).astype(np.int32), info=info)
 
 
-def _turn(federation: Federation, angle_of: np.ndarray, angles: Sequence[float]) -> Federation:
-    """The federation with each client's images turned, in place; padding is black and stays so."""
+def _rotate_clients(federation: Federation, angle_of: np.ndarray, angles: Sequence[float]) -> Federation:
+    """The federation with each client's images rotated, in place; padding stays black."""
     for data in (federation.train, federation.test):
-        for number, angle in enumerate(angles):
-            theirs = data.x[angle_of == number]
+        for i, angle in enumerate(angles):
             if angle:
-                data.x[angle_of == number] = rotate(theirs.reshape(-1, *theirs.shape[2:]), angle).reshape(theirs.shape)
+                x = data.x[angle_of == i]
+                data.x[angle_of == i] = rotate(x.reshape(-1, *x.shape[2:]), angle).reshape(x.shape)
     return federation
 
 
@@ -240,7 +240,7 @@ def _check_angles(angles: Sequence[float]) -> tuple[float, ...]:
         raise ValueError(f"angles={angles!r} is not a sequence of degrees: give one such as (0, 90, 180, 270).")
     turns = tuple(float(angle) for angle in angles)
     if not turns or not np.isfinite(turns).all():
-        raise ValueError(f"angles={tuple(angles)} are not one or more numbers of degrees.")
+        raise ValueError(f"angles={tuple(angles)} are not one or more finite numbers of degrees: correct them.")
     if len({angle % 360.0 for angle in turns}) < len(turns):
         raise ValueError(f"angles={tuple(angles)} hold the same angle twice: name each one once.")
     return turns
@@ -257,13 +257,13 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
     around = np.asarray(angles) % 360.0
     order = np.argsort(around)
     gaps = np.diff(around[order], append=around[order[0]] + 360.0)
-    # Walking round the circle from behind a wide gap, so that 350 and 5 degrees stay together.
+    # Round the circle from behind a wide gap, so that 350 and 5 degrees stay together.
     start = int(np.argmax(gaps > _NEIGHBOURS)) + 1 if (gaps > _NEIGHBOURS).any() else 0
     walk = np.roll(order, -start)
     new_group = np.r_[False, np.roll(gaps, -start)[:-1] > _NEIGHBOURS]
     walked = np.empty(len(angles), int)
     walked[walk] = np.cumsum(new_group)
-    # Numbered by first appearance, so that group 0 is that of the first angle.
+    # Groups are numbered by first appearance, so that group 0 is that of the first angle.
     _, first, inverse = np.unique(walked, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))
     group = rank[inverse].astype(np.int32)

@@ -1,4 +1,4 @@
-"""Scenarios in which clients differ in which labels they hold."""
+"""Scenarios in which clients hold different labels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.dirichlet import ClientSizes, by_class, by_client, check_alpha, check_minimum, divide
+from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
 _LEVELS = ("homogeneous", "heterogeneous", "extreme")
 
 
+@scenario
 def dirichlet(
     examples: Examples,
     *,
@@ -28,22 +30,20 @@ def dirichlet(
 ) -> Federation:
     """Label proportions that differ from client to client, without groups.
 
-    With free sizes each class is shared out among the clients by Dirichlet(α, …, α): labels and amounts differ.
-    With equal sizes each client draws its class proportions from Dirichlet(α·p), p the frequencies of the
-    classes (Hsu et al. 2019; Sec. 9 of FLAG, Sec. 5 of FedGWC): only labels differ.
+    With free sizes each class is divided among the clients by Dirichlet(α, …, α): labels and sizes differ. With equal
+    sizes each client draws its class proportions from Dirichlet(α·p), p the frequencies of the classes (Hsu et al.
+    2019; Sec. 9 of FLAG, Sec. 5 of FedGWC): only labels differ.
 
     Args:
       examples: labelled.
       clients: M.
-      alpha: concentration α ≥ 0. At 0 a client has one class (equal sizes, as long as there are examples of it)
-        or a class has one client (free sizes); at infinity all clients are alike.
+      alpha: concentration α ≥ 0. At 0 a client has one class (equal sizes, as long as there are examples of it) or a
+        class has one client (free sizes); at infinity all clients are alike.
       client_sizes: `free` or `equal`.
-      min_examples: with free sizes, the smallest number of examples of a client, training and test together; a
-        client with fewer takes random ones from the largest. At least 2.
-      seed: decides who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together, on average where sizes are free; default is all
-        there are.
+      min_examples: with free sizes, least examples of a client, training and test together; a client with fewer takes
+        random ones from the largest. At least 2.
+      examples_per_client: training and test examples together, on average where sizes are free; default is all there
+        are.
 
     Returns:
       A Federation whose `group` is None.
@@ -56,7 +56,7 @@ def dirichlet(
     array([252, 252, 251, 251, 251], dtype=int32)
     """
     check_examples(examples)
-    deal, part = partition.streams(seed, 2)
+    deal, part = partition.generators(seed, 2)
     rows = divide(
         deal,
         np.asarray(examples.y),
@@ -66,9 +66,10 @@ def dirichlet(
         examples_per_client=examples_per_client,
         min_examples=min_examples,
     )
-    return partition.federate(examples.x, examples.y, rows, rng=part, test_fraction=test_fraction, info=examples.info)
+    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction)
 
 
+@scenario
 def heterogeneity_levels(
     examples: Examples,
     *,
@@ -85,12 +86,10 @@ def heterogeneity_levels(
       examples: labelled.
       clients: M.
       shares: share of the clients at each level; the paper's (10, 90, 0) of 100 clients, or (40, 30, 30).
-      alphas: the levels' α of `dirichlet` with equal client sizes; 0 gives one class per client, as long as those who
-        draw before, with a larger α, leave classes with examples enough: where they do not, that is said.
-      seed: decides who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is four fifths of an equal share, so that
-        those who draw last more often find the classes they want.
+      alphas: the levels' α of `dirichlet` with equal client sizes. 0 gives one class per client as long as the clients
+        that draw before, with a larger α, leave classes with enough examples; a warning is logged where they do not.
+      examples_per_client: training and test examples together; default is four fifths of an equal share, so that the
+        clients that draw last more often find their classes.
 
     Returns:
       A Federation with `group` i32[M], numbered over the levels that have clients.
@@ -105,27 +104,30 @@ def heterogeneity_levels(
     """
     check_examples(examples)
     if len(shares) != 3 or len(alphas) != 3:
-        raise ValueError(f"There are three levels ({', '.join(_LEVELS)}): give three shares and three alphas.")
+        raise ValueError(
+            f"{len(shares)} shares and {len(alphas)} alphas do not fit the levels {', '.join(_LEVELS)}: give three "
+            f"shares and three alphas."
+        )
     for alpha in alphas:
         check_alpha(alpha)
-    # NOTE: text and captions of the paper disagree on the middle level, 0.5 or 0.05; ours is 0.05.
+    # NOTE: text and captions of the paper disagree on the middle level, 0.5 or 0.05; this is 0.05.
     counts = partition.share_clients(clients, shares, "levels")
     if examples_per_client is None:
         examples_per_client = max(int(0.8 * len(examples.y) / clients), 2)
     sizes = partition.client_sizes(len(examples.y), clients, examples_per_client)
-    deal, divide = partition.streams(seed, 2)
+    deal, part = partition.generators(seed, 2)
     present = np.flatnonzero(counts)
     return partition.federate(
-        examples.x,
-        examples.y,
+        examples,
         by_client(deal, np.asarray(examples.y), sizes, np.repeat(np.asarray(alphas, float), counts)),
-        rng=divide,
+        rng=part,
         test_fraction=test_fraction,
-        info=examples.info._replace(group_names=tuple(_LEVELS[level] for level in present)),
         group=np.repeat(np.arange(len(present)), counts[present]).astype(np.int32),
+        group_names=tuple(_LEVELS[level] for level in present),
     )
 
 
+@scenario
 def label_groups(
     examples: Examples,
     *,
@@ -140,25 +142,24 @@ def label_groups(
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
 ) -> Federation:
-    """Groups of clients with the same few labels, of which each holds a different amount (Sec. 5 of FLAG).
+    """Groups of clients with the same few labels, in proportions that differ from client to client (Sec. 5 of FLAG).
 
-    Each group owns a share ρ of the labels; the examples of a label are shared out among all clients of the
-    groups that own it, in proportions drawn from Dirichlet(α′, …, α′).
+    Each group owns a share ρ of the labels; the examples of a label are divided among all clients of the groups that
+    own it, in proportions drawn from Dirichlet(α′, …, α′).
 
     Args:
       examples: labelled.
       clients: M, in equal groups of neighbours.
       rho: ρ in (0, 1], rounded to whole labels, at least one.
-      alpha: α′ of the amounts; the smaller, the more they differ.
-      num_groups: the paper does not give it.
+      alpha: α′ of the proportions; the smaller, the more they differ.
+      num_groups: number of groups; the paper does not give it.
       overlap: `never` keeps the groups' labels apart; `random` draws distinct label sets, which may share labels;
-        `auto` keeps them apart where there are labels enough.
-      min_examples: smallest number of examples of a client, training and test together; a client with fewer
-        takes random ones from the largest of its group. At least 2.
-      tests_per_label: tests every client on so many test rows of each label that it trains on, drawn from the test
-        rows of all clients; default is its own test rows, in which labels are as rare as in training.
+        `auto` keeps them apart where there are enough labels.
+      min_examples: least examples of a client, training and test together; a client with fewer takes random ones from
+        the largest of its group. At least 2.
+      tests_per_label: tests every client on this many test rows of each label that it trains on, drawn from the test
+        rows of all clients; by default a client is tested on its test rows, in which labels are as rare as in training.
       seed: decides the groups' labels, who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together, on average; default is all there are.
 
     Returns:
@@ -175,7 +176,7 @@ def label_groups(
     check_alpha(alpha)
     check_minimum(min_examples)
     group = partition.assign_groups(clients, num_groups)
-    choose, deal, divide = partition.streams(seed, 3)
+    choose, deal, part = partition.generators(seed, 3)
     owned = _choose_labels(choose, examples.info.num_classes, rho, num_groups, overlap)
 
     labels = np.asarray(examples.y)
@@ -183,16 +184,10 @@ def label_groups(
     used = used[: partition.client_sizes(len(used), clients, examples_per_client).sum()]
     rows = by_class(deal, labels[used], clients, alpha, min_examples, owned[group])
     names = tuple(f"labels {' '.join(map(str, np.flatnonzero(of_group)))}" for of_group in owned)
-    train, test = partition.split(divide, [used[part] for part in rows], test_fraction)
+    train, test = partition.split(part, [used[of_client] for of_client in rows], test_fraction)
     if tests_per_label is not None:
-        test = _same_of_each_label(divide, labels, train, test, tests_per_label)
-    return Federation(
-        partition.stack(examples.x, examples.y, train),
-        partition.stack(examples.x, examples.y, test),
-        None,
-        group,
-        examples.info._replace(group_names=names),
-    )
+        test = _same_of_each_label(part, labels, train, test, tests_per_label)
+    return partition.assemble(examples, train, test, group, names)
 
 
 def _same_of_each_label(

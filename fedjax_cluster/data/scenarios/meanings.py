@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_cluster.data import partition
+from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
 
+@scenario
 def label_swap(
     examples: Examples,
     *,
@@ -27,22 +29,20 @@ def label_swap(
 
     Args:
       examples: labelled.
-      clients: M, in equal groups of neighbours; the examples are dealt out at random.
+      clients: M, in equal groups of neighbours with random examples.
       num_groups: number of groups; ignored where `pairs` are given.
-      pairs: for each group the two labels that it exchanges, such as ((1, 7), (3, 5)); default draws them, all
-        labels different where there are enough.
-      balanced: every client has equally many examples of each label, to train on and to be tested on; otherwise
-        a client with few examples may have none of the labels that its group exchanges.
+      pairs: for each group the two labels that it exchanges, such as ((1, 7), (3, 5)); default draws them, all labels
+        different where there are enough.
+      balanced: every client has equally many examples of each label, to train on and to be tested on; otherwise a
+        client with few examples may have none of the labels that its group exchanges.
       seed: decides the pairs, who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, in equal shares.
 
     Returns:
-      A Federation with `group` i32[M]; a group's name says what it exchanges.
+      A Federation with `group` i32[M]; a group's name shows the labels that it exchanges.
 
     Raises:
-      ValueError: pairs that are no two labels or occur twice, too few examples, `examples_per_client` that is no
-        multiple of the labels where they are to be balanced, or an argument out of range.
+      ValueError: pairs that are not two labels or occur twice, too few examples, `examples_per_client` that is no
+        multiple of the number of labels where they are balanced, or an argument out of range.
 
     >>> from fedjax_cluster.data import digits
     >>> federation = label_swap(digits(), clients=20, pairs=((1, 7), (3, 5)))
@@ -51,13 +51,17 @@ def label_swap(
     """
     check_examples(examples)
     classes = examples.info.num_classes
-    (choose,) = partition.streams(seed, 1)
+    (choose,) = partition.generators(seed, 1)
     chosen = _draw_pairs(choose, classes, num_groups) if pairs is None else [tuple(pair) for pair in pairs]
     for pair in chosen:
         if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= label < classes for label in pair):
-            raise ValueError(f"The pair {pair} is not two different labels between 0 and {classes - 1}.")
+            raise ValueError(
+                f"The pair {pair} is not two different labels between 0 and {classes - 1}: give such labels."
+            )
     if not chosen or len({frozenset(pair) for pair in chosen}) < len(chosen):
-        raise ValueError(f"pairs={tuple(chosen)} must hold at least one pair, and none twice.")
+        raise ValueError(
+            f"pairs={tuple(chosen)} are empty or hold a pair twice: give at least one pair, and none twice."
+        )
     tables = np.tile(np.arange(classes), (len(chosen), 1))
     for table, (one, other) in zip(tables, chosen, strict=True):
         table[[one, other]] = other, one
@@ -65,6 +69,7 @@ def label_swap(
     return _federate(examples, clients, tables, names, seed, test_fraction, examples_per_client, balanced)
 
 
+@scenario
 def label_permutation(
     examples: Examples,
     *,
@@ -74,15 +79,13 @@ def label_permutation(
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
 ) -> Federation:
-    """Each group of clients permutes all labels in its own way (Sec. VI of CFL, Fig. 8).
+    """Each group of clients permutes all labels in a different way (Sec. VI of CFL, Fig. 8).
 
     Args:
       examples: labelled.
-      clients: M, in equal groups of neighbours; the examples are dealt out at random.
+      clients: M, in equal groups of neighbours with random examples.
       num_groups: number of different random permutations.
       seed: decides the permutations, who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, in equal shares.
 
     Returns:
       A Federation with `group` i32[M].
@@ -98,16 +101,17 @@ def label_permutation(
     classes = examples.info.num_classes
     if num_groups > math.factorial(min(classes, 12)):
         raise ValueError(f"{classes} labels cannot be permuted in {num_groups} different ways: ask for fewer groups.")
-    (choose,) = partition.streams(seed, 1)
+    (choose,) = partition.generators(seed, 1)
     tables: dict[bytes, np.ndarray] = {}
     while len(tables) < num_groups:
         permutation = choose.permutation(classes)
         tables[permutation.tobytes()] = permutation
-    names = tuple(f"permutation {number}" for number in range(num_groups))
+    names = tuple(f"permutation {i}" for i in range(num_groups))
     stacked = np.array(list(tables.values())).reshape(-1, classes)
     return _federate(examples, clients, stacked, names, seed, test_fraction, examples_per_client)
 
 
+@scenario
 def label_shift(
     examples: Examples,
     *,
@@ -121,11 +125,8 @@ def label_shift(
 
     Args:
       examples: labelled.
-      clients: M, in equal groups of neighbours; the examples are dealt out at random.
-      shifts: for each group what it adds.
-      seed: decides who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: training and test examples together; default is all there are, in equal shares.
+      clients: M, in equal groups of neighbours with random examples.
+      shifts: the number that each group adds.
 
     Returns:
       A Federation with `group` i32[M].
@@ -141,7 +142,8 @@ def label_shift(
     classes = examples.info.num_classes
     if not shifts or len({shift % classes for shift in shifts}) < len(shifts):
         raise ValueError(
-            f"shifts={tuple(shifts)} must be at least one number, and different ones modulo the {classes} classes."
+            f"shifts={tuple(shifts)} are empty or repeat a shift: give at least one, and different ones modulo the "
+            f"{classes} classes."
         )
     tables = (np.arange(classes) + np.asarray(shifts)[:, None]) % classes
     names = tuple(f"y+{shift}" for shift in shifts)
@@ -159,36 +161,33 @@ def _federate(
     balanced: bool = False,
 ) -> Federation:
     group = partition.assign_groups(clients, len(tables))
-    _, deal, divide = partition.streams(seed, 3)
+    _, deal, part = partition.generators(seed, 3)
     y = np.asarray(examples.y)
     if balanced:
         pools = [np.flatnonzero(y == label) for label in range(examples.info.num_classes)]
         each = _examples_per_label(pools, clients, examples_per_client)
-        of_labels = [_shares(deal, divide, pool, clients, each, test_fraction) for pool in pools]
+        of_labels = [_shares(deal, part, pool, clients, each, test_fraction) for pool in pools]
         # One label after the other would make mini-batches of single labels.
         train, test = (
-            [divide.permutation(np.concatenate(of_client)) for of_client in zip(*shares, strict=True)]
+            [part.permutation(np.concatenate(of_client)) for of_client in zip(*shares, strict=True)]
             for shares in zip(*of_labels, strict=True)
         )
     else:
-        train, test = _shares(deal, divide, np.arange(len(y)), clients, examples_per_client, test_fraction)
-    info = examples.info._replace(group_names=names)
-    stacked = partition.stack(examples.x, y, train), partition.stack(examples.x, y, test)
-    federation = Federation(*stacked, None, group, info)
-    return partition.relabel(federation, tables[group])
+        train, test = _shares(deal, part, np.arange(len(y)), clients, examples_per_client, test_fraction)
+    return partition.relabel(partition.assemble(examples, train, test, group, names), tables[group])
 
 
 def _shares(
     deal: np.random.Generator,
-    divide: np.random.Generator,
+    part: np.random.Generator,
     pool: np.ndarray,
     clients: int,
     each: int | None,
     test_fraction: float,
 ) -> tuple[partition.Rows, partition.Rows]:
-    """The rows in `pool` dealt out at random, as training and test rows of each client."""
+    """Training and test rows of each client, drawn from `pool`."""
     dealt = partition.deal(deal, len(pool), clients, each)
-    return partition.split(divide, [pool[rows] for rows in dealt], test_fraction)
+    return partition.split(part, [pool[rows] for rows in dealt], test_fraction)
 
 
 def _examples_per_label(pools: Sequence[np.ndarray], clients: int, examples_per_client: int | None) -> int:
@@ -196,9 +195,9 @@ def _examples_per_label(pools: Sequence[np.ndarray], clients: int, examples_per_
         return min(map(len, pools)) // clients
     if examples_per_client % len(pools):
         raise ValueError(
-            f"examples_per_client={examples_per_client} is no multiple of the {len(pools)} labels: balanced clients "
-            f"could have {examples_per_client // len(pools) * len(pools)} or "
-            f"{(examples_per_client // len(pools) + 1) * len(pools)} examples."
+            f"examples_per_client={examples_per_client} is no multiple of the {len(pools)} labels, but clients are "
+            f"balanced: choose {examples_per_client // len(pools) * len(pools)} or "
+            f"{(examples_per_client // len(pools) + 1) * len(pools)}."
         )
     return examples_per_client // len(pools)
 

@@ -1,4 +1,4 @@
-"""Scenarios whose clients are there by nature."""
+"""Scenarios whose clients are given by the data set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import partition
+from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
 
+@scenario
 def users(
     examples: Examples,
     *,
@@ -26,11 +28,10 @@ def users(
     Args:
       examples: any.
       user_ids: [N], of any type that can be sorted; the user of each example.
-      clients: M users drawn at random among those with examples enough; default is all of them.
+      clients: M users drawn at random among those with enough examples; default is all of them.
       min_examples: users with fewer are left out; at least 2.
       seed: decides which users and examples take part, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
-      examples_per_client: at most so many examples of a user, drawn at random; default is all.
+      examples_per_client: most examples of a user, drawn at random; default is all.
 
     Returns:
       A Federation with clients in the order of their ids, and no `group`.
@@ -50,8 +51,10 @@ def users(
         )
     for name, number in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
         if number is not None and not number >= 2:
-            raise ValueError(f"{name}={number!r} is too small: a client needs one to train on and one to test on.")
-    choose, deal, divide = partition.streams(seed, 3)
+            raise ValueError(
+                f"{name}={number!r} is too small: a client needs an example to train on and one to test on."
+            )
+    choose, deal, part = partition.generators(seed, 3)
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)
     eligible = np.flatnonzero(counts >= min_examples)
@@ -65,5 +68,7 @@ def users(
         eligible = np.sort(choose.permutation(eligible)[:clients])
     elif len(eligible) == 0:
         raise ValueError(f"No user has {min_examples} examples: choose a smaller `min_examples`.")
-    rows = partition.limit(deal, [of_user[number] for number in eligible], examples_per_client)
-    return partition.federate(examples.x, examples.y, rows, rng=divide, test_fraction=test_fraction, info=examples.info)
+    rows = [of_user[i] for i in eligible]
+    if examples_per_client is not None:
+        rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]
+    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction)

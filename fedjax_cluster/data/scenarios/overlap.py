@@ -1,4 +1,4 @@
-"""Clusters of clients that hold most classes, each lacking some of its own."""
+"""Clusters of clients that hold most classes, each lacking different ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_cluster.data import partition
+from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
@@ -33,6 +34,7 @@ TABLES = {
 }
 
 
+@scenario
 def class_overlap(
     examples: Examples,
     *,
@@ -46,21 +48,20 @@ def class_overlap(
 ) -> Federation:
     """Clusters with most classes in common, by a table of class counts (Fig. 2 of gradient-and-loss CFL).
 
-    The examples of a class are divided among the clusters in the table's proportions, those of a cluster
-    equally among its clients.
+    The examples of a class are divided among the clusters in the table's proportions, those of a cluster equally among
+    its clients.
 
     Args:
       examples: labelled.
       clients: M, in equal clusters of neighbours; 80 in the paper, 200 for EMNIST.
       table: [clusters, classes] of amounts, or the name of a printed one: `mnist`, `fashion_mnist` or `cifar10`.
         Default is the printed one of the data set (that of MNIST for other digits), where `num_groups` and
-        `classes_per_group` are left alone. Other data sets get one in which each cluster lacks other classes,
+        `classes_per_group` have their defaults. Other data sets get one in which each cluster lacks other classes,
         drawn at random and spread evenly, and divides the rest equally with the clusters that have it.
       num_groups: clusters of a drawn table; 8 for EMNIST.
-      classes_per_group: classes of a cluster in a drawn table, default four fifths; 40 for EMNIST's 47 merged
-        classes, which are `tfds("emnist/bymerge")`.
+      classes_per_group: classes of a cluster in a drawn table, default four fifths; 40 for EMNIST's 47 merged classes,
+        which are `tfds("emnist/bymerge")`.
       seed: decides a drawn table, who gets which example, and who is tested on which.
-      test_fraction: share of a client's examples that it is tested on.
       examples_per_client: training and test examples together; default is all of the cluster in equal shares.
 
     Returns:
@@ -74,7 +75,7 @@ def class_overlap(
     ('without 7 9', 'without 5 8', 'without 3 8', 'without 8 9')
     """
     check_examples(examples)
-    choose, deal, divide = partition.streams(seed, 3)
+    choose, deal, part = partition.generators(seed, 3)
     weights = _table(choose, examples, table, num_groups, classes_per_group)
     group = partition.assign_groups(clients, len(weights))
 
@@ -86,22 +87,14 @@ def class_overlap(
         for pool, piece in zip(pools, np.split(members, ends[:-1]), strict=True):
             pool.append(piece)
     rows: partition.Rows = []
-    for number, pool in enumerate(pools):
+    for cluster, pool in enumerate(pools):
         pooled = deal.permutation(np.concatenate(pool))
-        sizes = partition.client_sizes(len(pooled), int((group == number).sum()), examples_per_client)
+        sizes = partition.client_sizes(len(pooled), int((group == cluster).sum()), examples_per_client)
         rows += partition.divide(pooled, sizes)
     names = tuple(
         f"without {' '.join(map(str, np.flatnonzero(row == 0)))}" if (row == 0).any() else "all" for row in weights
     )
-    return partition.federate(
-        examples.x,
-        examples.y,
-        rows,
-        rng=divide,
-        test_fraction=test_fraction,
-        info=examples.info._replace(group_names=names),
-        group=group,
-    )
+    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction, group=group, group_names=names)
 
 
 def _table(
@@ -125,23 +118,25 @@ def _table(
     weights = np.asarray(table, float)
     if weights.ndim != 2 or weights.shape[1] != classes:
         raise ValueError(
-            f"The table has the shape {list(weights.shape)}, but needs a row for each cluster and a column for each "
-            f"of the {classes} classes."
+            f"The table has the shape {list(weights.shape)}, but there are {classes} classes: give a row for each "
+            f"cluster and a column for each of the {classes} classes."
         )
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any(axis=1).all()):
-        raise ValueError("The table holds amounts that are negative or no numbers, or a cluster without any class.")
+        raise ValueError(
+            "The table holds amounts that are negative or not finite, or a cluster without any class: correct it."
+        )
     return weights
 
 
 def _draw_table(rng: np.random.Generator, classes: int, num_groups: int, classes_per_group: int | None) -> np.ndarray:
     kept = round(0.8 * classes) if classes_per_group is None else classes_per_group
     if not 1 <= kept <= classes:
-        raise ValueError(f"classes_per_group={kept!r} must lie between 1 and the {classes} classes.")
+        raise ValueError(f"classes_per_group={kept!r}, but there are {classes} classes: choose 1 to {classes}.")
     if not num_groups >= 1:
-        raise ValueError(f"num_groups={num_groups!r} must be at least 1.")
+        raise ValueError(f"num_groups={num_groups!r} leaves no cluster: choose at least 1.")
     lacking = classes - kept
     order = rng.permutation(classes)
     table = np.ones((num_groups, classes))
-    for number in range(num_groups):
-        table[number, order[np.arange(number * lacking, (number + 1) * lacking) % classes]] = 0
+    for i in range(num_groups):
+        table[i, order[np.arange(i * lacking, (i + 1) * lacking) % classes]] = 0
     return table

@@ -1,52 +1,37 @@
-"""Scenarios by name."""
+"""Scenarios by name, and the arguments that all of them take."""
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Callable
+from typing import TypeVar
 
-from fedjax_cluster.data.scenarios.images import mixed_datasets, mixture, rotated
-from fedjax_cluster.data.scenarios.labels import dirichlet, heterogeneity_levels, label_groups
-from fedjax_cluster.data.scenarios.meanings import label_permutation, label_shift, label_swap
-from fedjax_cluster.data.scenarios.natural import users
-from fedjax_cluster.data.scenarios.overlap import class_overlap
-from fedjax_cluster.data.scenarios.synthetic import linear_regression, xor
-from fedjax_cluster.data.scenarios.visual import domains
 from fedjax_cluster.types import Federation
 
-SCENARIOS: dict[str, Callable[..., Federation]] = {
-    scenario.__name__: scenario
-    for scenario in (
-        rotated,
-        mixture,
-        mixed_datasets,
-        linear_regression,
-        xor,
-        dirichlet,
-        heterogeneity_levels,
-        label_groups,
-        class_overlap,
-        label_swap,
-        label_permutation,
-        label_shift,
-        domains,
-        users,
-    )
+SCENARIOS: dict[str, Callable[..., Federation]] = {}
+
+_COMMON_ARGUMENTS = {
+    "seed": "decides who gets which example, and who is tested on which.",
+    "test_fraction": "share of a client's examples that it is tested on.",
+    "examples_per_client": "training and test examples together; default is all there are, in equal shares.",
 }
 
+Scenario = TypeVar("Scenario", bound=Callable[..., Federation])
 
-def get_scenario(name: str) -> Callable[..., Federation]:
-    """The scenario of a name, with hyphens or underscores.
 
-    Raises:
-      ValueError: there is none; the message lists them all, and the closest.
+def scenario(build: Scenario) -> Scenario:
+    """Registers a scenario under its name, and documents the arguments that all scenarios take.
 
-    >>> get_scenario("mixed-datasets").__name__
-    'mixed_datasets'
+    Args:
+      build: takes `examples` and, by keyword, `clients`, `seed`, `test_fraction` and `examples_per_client`. Where the
+        section `Args:` of its docstring leaves out one of the last three, the usual meaning is added.
+
+    Returns:
+      The same function.
     """
-    scenario = SCENARIOS.get(name.strip().lower().replace("-", "_"))
-    if scenario is None:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), SCENARIOS, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise ValueError(f"There is no scenario {name!r}. {hint}Scenarios: {', '.join(sorted(SCENARIOS))}.")
-    return scenario
+    SCENARIOS[build.__name__] = build
+    documentation = inspect.getdoc(build) or ""
+    missing = [(name, note) for name, note in _COMMON_ARGUMENTS.items() if f"\n  {name}: " not in documentation]
+    notes = "".join(f"\n  {name}: {note}" for name, note in missing)
+    build.__doc__ = documentation.replace("\n\nReturns:", f"{notes}\n\nReturns:", 1)
+    return build

@@ -1,4 +1,4 @@
-"""Scenarios whose examples are drawn on the spot."""
+"""Scenarios with synthetic examples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.types import DatasetInfo, Federation
+from fedjax_cluster.data.scenarios.registry import scenario
+from fedjax_cluster.types import DatasetInfo, Examples, Federation
 
 
+@scenario
 def linear_regression(
     examples: None = None,
     *,
@@ -26,13 +28,12 @@ def linear_regression(
     y = x·tan(φ_k) + n with n ~ N(0, noise²) and x ~ U(0, cos φ_k).
 
     Args:
-      examples: none are needed; the argument is there because every scenario has it.
+      examples: None; the argument exists because every scenario has it.
       clients: M, in equal groups of neighbours.
       phi: φ in degrees, between 0 and 90.
       angles: slopes in degrees between −90 and 90, in place of −φ, 0, φ.
       noise: standard deviation of n; the best mean squared error is its square.
-      seed: decides all that is drawn.
-      test_fraction: share of a client's examples that it is tested on.
+      seed: decides everything that is drawn.
       examples_per_client: training and test examples together; the paper does not give it, default 1 000.
 
     Returns:
@@ -46,33 +47,34 @@ def linear_regression(
     ((12, 700, 1), ('-10', '0', '10'))
     """
     if examples is not None:
-        raise ValueError("linear_regression draws its own examples: pass None, or nothing, in their place.")
+        raise ValueError("linear_regression draws its examples, but some were given: leave them out.")
     slopes = np.asarray((-phi, 0.0, phi) if angles is None else angles, float)
     if angles is None and not 0 < phi < 90:
         raise ValueError(f"phi={phi!r} degrees do not make three lines: choose a number between 0 and 90.")
     if slopes.ndim != 1 or not len(slopes) or not (np.abs(slopes) < 90).all():
-        raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees.")
+        raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees: correct them.")
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise={noise!r} is not a standard deviation: choose a number from 0 on.")
     count = 1000 if examples_per_client is None else examples_per_client
     group = partition.assign_groups(clients, len(slopes))
     sizes = partition.client_sizes(clients * max(count, 2), clients, count)
 
-    draw, divide = partition.streams(seed, 2)
+    draw, part = partition.generators(seed, 2)
     radians = np.repeat(np.deg2rad(slopes[group]), sizes)
     x = draw.random(len(radians)) * np.cos(radians)
     y = x * np.tan(radians) + noise * draw.standard_normal(len(radians))
+    info = DatasetInfo("linear_regression", (1,), 0, "regression")
     return partition.federate(
-        x[:, None].astype(np.float32),
-        y.astype(np.float32),
+        Examples(x[:, None].astype(np.float32), y.astype(np.float32), info),
         partition.divide(np.arange(len(x)), sizes),
-        rng=divide,
+        rng=part,
         test_fraction=test_fraction,
-        info=DatasetInfo("linear_regression", (1,), 0, "regression", tuple(f"{slope:g}" for slope in slopes)),
         group=group,
+        group_names=tuple(f"{slope:g}" for slope in slopes),
     )
 
 
+@scenario
 def xor(
     examples: None = None,
     *,
@@ -88,11 +90,10 @@ def xor(
     upper corners, the other half the lower ones: opposite labels for left and right.
 
     Args:
-      examples: none are needed; the argument is there because every scenario has it.
+      examples: None; the argument exists because every scenario has it.
       clients: M, in two equal groups of neighbours.
       noise: standard deviation of the points around their corner, in both coordinates.
-      seed: decides all that is drawn.
-      test_fraction: share of a client's examples that it is tested on.
+      seed: decides everything that is drawn.
       examples_per_client: training and test examples together; default 200.
 
     Returns:
@@ -105,23 +106,22 @@ def xor(
     ('upper', 'lower')
     """
     if examples is not None:
-        raise ValueError("xor draws its own examples: pass None, or nothing, in their place.")
+        raise ValueError("xor draws its examples, but some were given: leave them out.")
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise={noise!r} is not a standard deviation: choose a number from 0 on.")
     group = partition.assign_groups(clients, 2)
     count = 200 if examples_per_client is None else examples_per_client
     sizes = partition.client_sizes(clients * max(count, 2), clients, count)
 
-    draw, divide = partition.streams(seed, 2)
+    draw, part = partition.generators(seed, 2)
     up = np.repeat(np.where(group == 0, 1, -1), sizes)
     right = draw.choice([-1, 1], len(up))
     x = np.stack([right, up], axis=1) + noise * draw.standard_normal((len(up), 2))
     return partition.federate(
-        x.astype(np.float32),
-        (up == right).astype(np.int32),
+        Examples(x.astype(np.float32), (up == right).astype(np.int32), DatasetInfo("xor", (2,), 2)),
         partition.divide(np.arange(len(up)), sizes),
-        rng=divide,
+        rng=part,
         test_fraction=test_fraction,
-        info=DatasetInfo("xor", (2,), 2, group_names=("upper", "lower")),
         group=group,
+        group_names=("upper", "lower"),
     )
