@@ -89,7 +89,7 @@ def test_values_and_gradients_are_those_of_xla(name):
     x, kernel = operands(case)
     options = {k: case[k] for k in ("strides", "padding", "dilation", "groups") if k in case}
     renamed = {"dilation": "kernel_dilation", "groups": "feature_group_count"}
-    own_options = {renamed.get(k, k): v for k, v in options.items()}
+    our_options = {renamed.get(k, k): v for k, v in options.items()}
 
     def with_gradients(fn, options):
         @jax.jit
@@ -99,7 +99,7 @@ def test_values_and_gradients_are_those_of_xla(name):
 
         return run(x, kernel)
 
-    assert_close(with_gradients(convolution, own_options), with_gradients(xla, options))
+    assert_close(with_gradients(convolution, our_options), with_gradients(xla, options))
 
 
 GRADIENT_CASES = [
@@ -154,18 +154,18 @@ def test_gradients_of_the_primitive_are_those_of_finite_differences(window):
 )
 def test_the_layer_stands_in_for_flax(options):
     x = normal(2, 9, 8, 4)
-    own = Conv(6, **options)
+    ours = Conv(6, **options)
     flax = linen.Conv(6, **options)
     variables = flax.init(jax.random.key(0), x)
-    chex.assert_trees_all_equal_shapes_and_dtypes(own.init(jax.random.key(0), x), variables)
+    chex.assert_trees_all_equal_shapes_and_dtypes(ours.init(jax.random.key(0), x), variables)
     variables = jax.tree.map(lambda leaf: leaf + 0.5, variables)  # a bias that shows
-    assert_close(own.apply(variables, x), flax.apply(variables, x))
+    assert_close(ours.apply(variables, x), flax.apply(variables, x))
 
 
 def test_the_layer_starts_like_flax():
     x = normal(1, 8, 8, 4)
-    own, flax = (layer(6, kernel_size=(3, 3)).init(jax.random.key(3), x) for layer in (Conv, linen.Conv))
-    chex.assert_trees_all_equal(own, flax)
+    ours, flax = (layer(6, kernel_size=(3, 3)).init(jax.random.key(3), x) for layer in (Conv, linen.Conv))
+    chex.assert_trees_all_equal(ours, flax)
 
 
 @pytest.mark.parametrize("form", [_matrix_product, _sum_of_shifts, _exchanged, _on_cpu])
@@ -253,14 +253,14 @@ def hessian_times_vector(conv, mode):
 @pytest.mark.optimized
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_times_vector(clients, mode):
-    own, reference = (hessian_times_vector(conv, mode) for conv in (convolution, xla))
+    ours, reference = (hessian_times_vector(conv, mode) for conv in (convolution, xla))
     expected = jax.jit(jax.vmap(reference))(*clients)
-    assert_close(jax.jit(jax.vmap(own))(*clients), expected)
-    assert_close(jax.jit(lambda c: lax.map(lambda row: own(*row), c))(clients), expected)
+    assert_close(jax.jit(jax.vmap(ours))(*clients), expected)
+    assert_close(jax.jit(lambda c: lax.map(lambda row: ours(*row), c))(clients), expected)
 
 
 def test_gradient_through_local_steps(clients):
-    """Per-FedAvg's exact gradient: through a scan of SGD steps, each with a gradient of its own."""
+    """Per-FedAvg's exact gradient: through a scan of SGD steps, each with its gradient."""
     kernels, x = jax.tree.map(lambda kernel: 0.3 * kernel, clients[0]), clients[2]
 
     def after_two_steps(conv, kernels, x):
@@ -269,11 +269,11 @@ def test_gradient_through_local_steps(clients):
 
         return network(conv, lax.scan(step, kernels, None, length=2)[0], x)
 
-    own, reference = (
+    ours, reference = (
         jax.jit(jax.vmap(jax.grad(lambda k, x, conv=conv: after_two_steps(conv, k, x))))(kernels, x)
         for conv in (convolution, xla)
     )
-    assert_close(own, reference)
+    assert_close(ours, reference)
 
 
 # ---- Maps over clients.
@@ -290,22 +290,22 @@ def test_vmap(axes):
         array if axis is None else jnp.stack([array, 2 * array, jnp.cos(array)], axis)
         for array, axis in zip((x, kernel), axes, strict=True)
     )
-    own, reference = (jax.jit(jax.vmap(value_and_gradients(conv), axes))(x, kernel) for conv in (convolution, xla))
-    assert_close(own, reference)
+    ours, reference = (jax.jit(jax.vmap(value_and_gradients(conv), axes))(x, kernel) for conv in (convolution, xla))
+    assert_close(ours, reference)
 
 
 def test_gradient_of_a_vmapped_sum():
-    """Differentiating what vmap made: the batching rule's own loop is in the graph then."""
+    """The derivative of a vmapped function, whose graph holds the loop of the batching rule."""
     x, kernel = normal(3, 2, 6, 6, 3), normal(3, 3, 3, 3, 4, seed=1)
-    own, reference = (
+    ours, reference = (
         jax.jit(jax.grad(lambda k, conv=conv: jnp.sum(jnp.sin(jax.vmap(conv)(x, k)))))(kernel)
         for conv in (convolution, xla)
     )
-    assert_close(own, reference)
+    assert_close(ours, reference)
 
 
 def test_vmap_on_an_accelerator(monkeypatch):
-    """There, own weights become batched matrix products; the same numbers, checked on the CPU."""
+    """There, weights per client become batched matrix products; their values are checked on the CPU."""
     x, kernel = normal(3, 2, 7, 5, 3), normal(3, 3, 3, 3, 5, seed=1)  # unlike above: JAX remembers batched programs
     expected = jax.jit(jax.vmap(value_and_gradients(xla)))(x, kernel)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -357,8 +357,8 @@ def test_gradients_keep_to_the_fast_layout(clients):
     directions = jax.tree.map(jnp.cos, kernels)
     x = clients[2]
     for mode in MODES:
-        own = hessian_times_vector(convolution, mode)
-        run = jax.jit(lambda *c, own=own: lax.map(lambda row: own(*row), c))
+        ours = hessian_times_vector(convolution, mode)
+        run = jax.jit(lambda *c, ours=ours: lax.map(lambda row: ours(*row), c))
         found = convolutions(run.lower(kernels, directions, x).compile())
         assert found
         assert all("b01f_01io->b01f" in line for line in found)
@@ -387,7 +387,7 @@ def test_own_weights_are_never_grouped():
         ((1, 4, 4, 1), (5, 5, 1, 2), {"padding": "VALID"}, "does not fit"),
     ],
 )
-def test_mistakes_are_told(x, kernel, options, complaint):
+def test_mistakes_raise(x, kernel, options, complaint):
     with pytest.raises(ValueError, match=complaint):
         convolution(jnp.ones(x), jnp.ones(kernel), **options)
 

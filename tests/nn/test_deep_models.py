@@ -217,6 +217,6 @@ def test_nmse_is_a_ratio():
         (lambda: nn.csi_autoencoder().init(KEY, DatasetInfo("flat", (8,), 0, "reconstruction")), "2, H, W"),
     ],
 )
-def test_mistakes_are_told(make, complaint):
+def test_mistakes_raise(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()

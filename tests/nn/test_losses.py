@@ -122,11 +122,11 @@ def test_scale():
         ("mse", jnp.ones((3, 2)), jnp.ones(3), "loss='cross_entropy'"),
     ],
 )
-def test_mistakes_are_told(name, outputs, y, complaint):
+def test_mistakes_raise(name, outputs, y, complaint):
     with pytest.raises(ValueError, match=complaint):
         objective(name).loss(outputs, y)
 
 
-def test_an_unknown_loss_is_told():
+def test_an_unknown_loss_raises():
     with pytest.raises(ValueError, match="hinge"):
         objective("hinge")

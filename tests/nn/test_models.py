@@ -332,6 +332,6 @@ def apply_to_digits(model):
         (lambda: apply_to_digits(nn.mlp((2,), normalize=((0.1, 0.2, 0.3), 1.0))), "normalize"),
     ],
 )
-def test_mistakes_are_told(make, complaint):
+def test_mistakes_raise(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()

@@ -56,15 +56,15 @@ def with_derivatives(pool, arguments):
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_max_pool_is_that_of_flax(window):
-    (out, *own), (expected, gradient, *_) = (with_derivatives(pool, window) for pool in (max_pool, linen.max_pool))
+    (out, *ours), (expected, gradient, *_) = (with_derivatives(pool, window) for pool in (max_pool, linen.max_pool))
     chex.assert_trees_all_equal(out, expected)
-    chex.assert_trees_all_close(own[0], gradient, atol=1e-6)
+    chex.assert_trees_all_close(ours[0], gradient, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", WINDOWS[:3])
 def test_avg_pool_is_that_of_flax(window):
-    own, expected = (with_derivatives(pool, window) for pool in (avg_pool, flax_avg_pool))
-    chex.assert_trees_all_close(own, expected, rtol=1e-7, atol=1e-5)
+    ours, expected = (with_derivatives(pool, window) for pool in (avg_pool, flax_avg_pool))
+    chex.assert_trees_all_close(ours, expected, rtol=1e-7, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [*WINDOWS[:4], ((2, 3), (2, 3), ((0, 1), (1, 0)))])
@@ -147,6 +147,6 @@ def test_infinities_pass():
     ],
 )
 @pytest.mark.parametrize("pool", [max_pool, avg_pool])
-def test_mistakes_are_told(pool, shape, arguments, complaint):
+def test_mistakes_raise(pool, shape, arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         pool(jnp.ones(shape), *arguments)
