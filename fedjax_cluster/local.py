@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedjax_cluster.nn.precision import Precision, check_precision, mixed_precision
+from fedjax_cluster.nn.precision import Precision, mixed_precision
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -99,117 +98,107 @@ def mean_loss(
     return jnp.sum(losses) / jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0), stats
 
 
-def rows_at_once() -> int:
-    """How many rows go through a model together in inference.
-
-    On a CPU as many as its caches hold: of a LeNet-5, 64 rows took 22 µs each, 256 took 41 and 512 took 48; an MLP has
-    a tenth to lose. Elsewhere products must be large.
-    """
-    return 64 if jax.default_backend() == "cpu" else 256
-
-
-def dataset_loss(model: Model, variables: Variables, data: ClientData, *, chunk: int | None = None) -> Array:
-    """Mean loss f32[] of one client's examples in inference mode, `chunk` rows at a time."""
-    rows = data.x.shape[0]
-    chunk = min(chunk or rows_at_once(), rows)
-
-    def add(number: Array, total: Array) -> Array:
-        start = jnp.minimum(number * chunk, rows - chunk)
-        x, y = (lax.dynamic_slice_in_dim(leaf, start, chunk) for leaf in (data.x, data.y))
-        position = start + jnp.arange(chunk)
-        fresh = (position >= number * chunk) & (position < data.num_examples)
-        mean, _ = mean_loss(model, variables, (x, y, fresh), train=False)
-        return total + mean * jnp.sum(fresh.astype(jnp.float32))
-
-    total = lax.fori_loop(0, (data.num_examples + chunk - 1) // chunk, add, jnp.zeros(()))
-    return total / jnp.maximum(data.num_examples, 1).astype(jnp.float32)
+class BatchGradientOf(Protocol):
+    def __call__(
+        self, keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int, /
+    ) -> BatchGradient:
+        """The gradient on the mini-batch of this number; `keys` are those of batches and of dropout."""
+        ...
 
 
-def example_losses(model: Model, variables: Variables, data: ClientData, *, chunk: int | None = None) -> Array:
-    """Loss f32[N] of each of one client's examples in inference mode, `chunk` rows at a time; 0 on padding."""
-    rows = data.x.shape[0]
-    chunk = min(chunk or rows_at_once(), rows)
+class StepGradient(Protocol):
+    def __call__(
+        self,
+        batch_gradient: BatchGradientOf,
+        keys: Array,
+        model: Model,
+        variables: Variables,
+        data: ClientData,
+        number: Array | int,
+        /,
+    ) -> BatchGradient:
+        """What step `number` follows, made of any calls of `batch_gradient`."""
+        ...
 
-    def write(number: Array, losses: Array) -> Array:
-        start = jnp.minimum(number * chunk, rows - chunk)
-        x, y = (lax.dynamic_slice_in_dim(leaf, start, chunk) for leaf in (data.x, data.y))
-        outputs, _ = model.apply(variables, x, train=False)
-        return lax.dynamic_update_slice_in_dim(losses, model.loss(outputs, y), start, 0)
 
-    losses = lax.fori_loop(0, (data.num_examples + chunk - 1) // chunk, write, jnp.zeros(rows))
-    return jnp.where(jnp.arange(rows) < data.num_examples, losses, 0.0)
-
-
-def sgd(
-    learning_rate: float | optax.GradientTransformation,
-    *,
-    batch_size: int | None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    proximal: float = 0.0,
-    weight_decay: float = 0.0,
-    precision: Precision = "float32",
-    gradient: Callable[..., BatchGradient] | None = None,
-) -> LocalUpdate:
+class sgd(Options):
     """Local training by stochastic gradient steps.
 
     θ ← θ − η·(∇f(X, θ) + weight_decay·θ + proximal·(θ − θ_start)), over S steps or E epochs of mini-batches X.
     The optimiser's state starts afresh every round, unless the caller hands back what `run` left.
 
-    Args:
-      learning_rate: η, or any optax optimiser.
-      batch_size: b; None takes all of a client's rows at every step.
-      steps: S mini-batches a round; or
-      epochs: E passes over the data, ⌈n_i/b⌉ mini-batches each, in a new random order each.
-      proximal: weight of FedProx's term μ/2·‖θ − θ_start‖².
-      weight_decay: weight of the penalty ½‖θ‖².
-      precision: "bfloat16" computes ∇f in that format (`nn.mixed_precision`); the parameters, their gradients, the
-        optimiser and what is sent stay float32, and so does every evaluation.
-      gradient: `(batch_gradient, keys, model, variables, data, step) -> BatchGradient` that a step follows instead of
-        ∇f, made of any calls `batch_gradient(keys, model, variables, data, step)` of that (Per-FedAvg).
-
-    Returns:
-      A LocalUpdate whose `run(rng_key, model, variables, data, anchor=None, first=None, optimizer=None)` gives the
-      change Δθ, the loss of each mini-batch before its step, and the number of examples; `anchor` replaces θ_start in
-      the proximal term, `first` is the first step's gradient where the caller has it already, `optimizer` the
-      optimiser's state that the client's last round left.
-
     Raises:
       ValueError: a size, rate or number of steps that cannot be.
 
-    >>> sgd(0.1, batch_size=64, steps=1).config["steps"]
+    >>> sgd(0.1, batch_size=64, steps=1).steps
     1
     """
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"steps is {steps} and epochs is {epochs}; give exactly one of the two")
-    for name, value in (("batch_size", batch_size), ("steps", steps), ("epochs", epochs)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-    for name, value in (("proximal", proximal), ("weight_decay", weight_decay)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} is {value}; it must be a finite number, 0 or more")
-    check_precision(precision)
-    if isinstance(learning_rate, optax.GradientTransformation):
-        method, rate = learning_rate, "optax"
-    else:
-        if not (learning_rate > 0 and math.isfinite(learning_rate)):
-            raise ValueError(f"learning_rate is {learning_rate}; it must be positive and finite")
-        method, rate = optax.sgd(learning_rate), float(learning_rate)
+
+    learning_rate: float | optax.GradientTransformation = option(
+        "η, or any optax optimiser", bound=POSITIVE, kw_only=False
+    )
+    batch_size: int | None = option("b; None takes all rows of a client at every step", bound=at_least(1))
+    steps: int | None = option("S mini-batches a round", default=None, bound=at_least(1))
+    epochs: int | None = option(
+        "in place of steps: E passes over the data, ⌈n_i/b⌉ mini-batches each, in a new random order each",
+        default=None,
+        bound=at_least(1),
+    )
+    proximal: float = option("weight of FedProx's term μ/2·‖θ − θ_start‖²", default=0.0, bound=NOT_NEGATIVE)
+    weight_decay: float = option("weight of the penalty ½‖θ‖²", default=0.0, bound=NOT_NEGATIVE)
+    precision: Precision = option(
+        '"bfloat16" computes ∇f in that format (`nn.mixed_precision`); the parameters, their gradients, the optimiser '
+        "and what is sent stay float32, and so does every evaluation",
+        default="float32",
+    )
+    gradient: StepGradient | None = option("what a step follows in place of ∇f (Per-FedAvg)", default=None)
+
+    def check(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give exactly one of the two")
+
+    def to_json(self) -> dict[str, Any]:
+        rate = self.learning_rate if isinstance(self.learning_rate, float) else "optax"
+        options = {name: value for name, value in super().to_json().items() if name != "gradient"}
+        return {**options, "learning_rate": rate}
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimiser of the steps."""
+        rate = self.learning_rate
+        return rate if isinstance(rate, optax.GradientTransformation) else optax.sgd(rate)
+
+    def init_optimizer(self, params: PyTree) -> PyTree:
+        """The optimiser's state before any training."""
+        return self.optimizer.init(params)
+
+    def batch_rows(self, rows: int) -> int:
+        """The rows of a full mini-batch of a client with room for `rows`."""
+        return self.batch_size or rows
 
     def batch_gradient(
-        keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
+        self, keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
     ) -> BatchGradient:
-        def loss(params):
+        """∇f on mini-batch `number`."""
+        trained = mixed_precision(model, self.precision)
+        batch, key = mini_batch(keys[0], data, self.batch_size, number), jax.random.fold_in(keys[1], number)
+
+        def loss(params: PyTree) -> tuple[Array, PyTree]:
             return mean_loss(trained, Variables(params, variables.stats), batch, train=True, rng_key=key)
 
-        trained = mixed_precision(model, precision)
-        batch, key = mini_batch(keys[0], data, batch_size, number), jax.random.fold_in(keys[1], number)
         (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(variables.params)
         return BatchGradient(value, gradient, stats)
 
-    step_gradient = batch_gradient if gradient is None else functools.partial(gradient, batch_gradient)
+    def step_gradient(
+        self, keys: Array, model: Model, variables: Variables, data: ClientData, number: Array | int
+    ) -> BatchGradient:
+        """What step `number` follows."""
+        if self.gradient is None:
+            return self.batch_gradient(keys, model, variables, data, number)
+        return self.gradient(self.batch_gradient, keys, model, variables, data, number)
 
     def run(
+        self,
         rng_key: Array,
         model: Model,
         variables: Variables,
@@ -218,31 +207,24 @@ def sgd(
         first: BatchGradient | None = None,
         optimizer: PyTree | None = None,
     ) -> LocalResult:
-        keys = jax.random.split(rng_key)
+        """The client's training; see `types.LocalUpdate`."""
+        keys, method = jax.random.split(rng_key), self.optimizer
         start = variables.params
         optimizer = method.init(start) if optimizer is None else optimizer
         anchor = start if anchor is None else anchor
 
         def step(number, params, stats, optimizer_state, known=None):
             if known is None:
-                known = step_gradient(keys, model, Variables(params, stats), data, number)
+                known = self.step_gradient(keys, model, Variables(params, stats), data, number)
             value, gradient, stats = known
-            if weight_decay:
-                gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, params)
-            if proximal:
-                gradient = jax.tree.map(lambda g, p, a: g + proximal * (p - a), gradient, params, anchor)
+            if self.weight_decay:
+                gradient = jax.tree.map(lambda g, p: g + self.weight_decay * p, gradient, params)
+            if self.proximal:
+                gradient = jax.tree.map(lambda g, p, a: g + self.proximal * (p - a), gradient, params, anchor)
             updates, optimizer_state = method.update(gradient, optimizer_state, params)
             return value, updates, stats, optimizer_state
 
-        rows = data.x.shape[0]
-        if steps is not None:
-            max_steps, num_steps = steps, steps
-        elif batch_size is None or batch_size >= rows:
-            max_steps, num_steps = epochs, epochs
-        else:
-            max_steps = epochs * math.ceil(rows / batch_size)
-            num_steps = epochs * ((data.num_examples + batch_size - 1) // batch_size)
-
+        max_steps, num_steps = self._num_steps(data)
         if max_steps == 1:
             # θ_start + Δ − θ_start would round the change to the parameters' precision.
             value, delta, stats, optimizer = step(0, start, variables.stats, optimizer, first)
@@ -258,28 +240,27 @@ def sgd(
             carry = advance(0, carry, first)
         params, stats, optimizer, losses = lax.fori_loop(0 if first is None else 1, num_steps, advance, carry)
         delta = jax.tree.map(jnp.subtract, params, start)
-        steps_taken = jnp.asarray(num_steps, jnp.int32)
-        return LocalResult(delta, stats, losses, steps_taken, data.num_examples, optimizer)
+        return LocalResult(delta, stats, losses, jnp.asarray(num_steps, jnp.int32), data.num_examples, optimizer)
 
-    def first_loss(rng_key: Array, model: Model, variables: Variables, data: ClientData) -> Array:
+    def _num_steps(self, data: ClientData) -> tuple[int, Any]:
+        """The most steps that a client with so many rows can take, and how many this one takes."""
+        rows = data.x.shape[0]
+        if self.epochs is None:
+            assert self.steps is not None  # by `check`
+            return self.steps, self.steps
+        if self.batch_size is None or self.batch_size >= rows:
+            return self.epochs, self.epochs
+        batches = (data.num_examples + self.batch_size - 1) // self.batch_size
+        return self.epochs * math.ceil(rows / self.batch_size), self.epochs * batches
+
+    def first_loss(self, rng_key: Array, model: Model, variables: Variables, data: ClientData) -> Array:
+        """The loss f32[] on the mini-batch of the first step, in inference mode."""
         batch_key, _ = jax.random.split(rng_key)
-        return mean_loss(model, variables, mini_batch(batch_key, data, batch_size), train=False)[0]
+        return mean_loss(model, variables, mini_batch(batch_key, data, self.batch_size), train=False)[0]
 
-    def first_gradient(rng_key: Array, model: Model, variables: Variables, data: ClientData) -> BatchGradient:
-        return step_gradient(jax.random.split(rng_key), model, variables, data, 0)
-
-    def rebuild(**changes: Any) -> LocalUpdate:
-        return sgd(changes.pop("learning_rate", learning_rate), **{**arguments, "gradient": gradient, **changes})
-
-    arguments: dict[str, Any] = {
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-        "proximal": proximal,
-        "weight_decay": weight_decay,
-        "precision": precision,
-    }
-    return LocalUpdate(run, first_loss, {"learning_rate": rate, **arguments}, first_gradient, rebuild, method.init)
+    def first_gradient(self, rng_key: Array, model: Model, variables: Variables, data: ClientData) -> BatchGradient:
+        """What the first step follows."""
+        return self.step_gradient(jax.random.split(rng_key), model, variables, data, 0)
 
 
 def client_key(rng_key: Array, client: Array) -> Array:
@@ -295,3 +276,14 @@ def server_key(rng_key: Array) -> Array:
 def mean_of_steps(result: LocalResult) -> Array:
     """Mean loss f32[] over a client's local steps."""
     return jnp.sum(result.losses) / jnp.maximum(result.num_steps, 1).astype(jnp.float32)
+
+
+def num_batches(local: LocalUpdate, data: ClientData) -> Array:
+    """f32[C]: mini-batches in one pass over each client's examples.
+
+    Args:
+      local: a client's training.
+      data: of the cohort, x [C, N, ...].
+    """
+    size = local.batch_rows(data.x.shape[1])
+    return ((data.num_examples + size - 1) // size).astype(jnp.float32)

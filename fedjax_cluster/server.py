@@ -28,32 +28,31 @@ def weighted_mean(reduced: Reduced) -> PyTree:
     return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / jnp.maximum(reduced.weight, 1e-30), 0.0))
 
 
-def init_optimizer(optimizer: optax.GradientTransformation, clusters: Clusters) -> PyTree:
-    """One optimiser state per cluster, leaves [K, ...]."""
-    return jax.vmap(optimizer.init)(clusters.params)
+def with_optimizer(clusters: Clusters, optimizer: optax.GradientTransformation) -> Clusters:
+    """Clusters with a fresh state of the server's optimiser each."""
+    return clusters._replace(optimizer=jax.vmap(optimizer.init)(clusters.params))
 
 
-def update_clusters(
-    optimizer: optax.GradientTransformation, optimizer_state: PyTree, clusters: Clusters, reduced: Reduced
-) -> tuple[Clusters, PyTree]:
+def update_clusters(optimizer: optax.GradientTransformation, clusters: Clusters, reduced: Reduced) -> Clusters:
     """Takes one optimiser step per cluster on minus its clients' mean change; clusters without clients stay.
 
     θ_k ← θ_k + optimizer(−mean_k Δθ); `optax.sgd(1.0)` is plain averaging.
 
     Args:
       optimizer: any optax transformation.
-      optimizer_state: leaves [K, ...], from `init_optimizer`.
-      clusters: the K models.
+      clusters: the K models, with its states.
       reduced: sums of {"delta": Δθ, "stats": batch-norm statistics} over the cohort.
     """
     mean = weighted_mean(reduced)
-    updates, new_state = jax.vmap(optimizer.update)(
-        jax.tree.map(jnp.negative, mean["delta"]), optimizer_state, clusters.params
+    updates, state = jax.vmap(optimizer.update)(
+        jax.tree.map(jnp.negative, mean["delta"]), clusters.optimizer, clusters.params
     )
     occupied = reduced.weight > 0
-    params = tree.where(occupied, optax.apply_updates(clusters.params, updates), clusters.params)
-    stats = tree.where(occupied, mean["stats"], clusters.stats)
-    return clusters._replace(params=params, stats=stats), tree.where(occupied, new_state, optimizer_state)
+    return clusters._replace(
+        params=tree.where(occupied, optax.apply_updates(clusters.params, updates), clusters.params),
+        stats=tree.where(occupied, mean["stats"], clusters.stats),
+        optimizer=tree.where(occupied, state, clusters.optimizer),
+    )
 
 
 def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> Clusters:

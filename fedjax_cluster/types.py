@@ -7,8 +7,8 @@ d model parameters, S local steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 from jax import Array
@@ -60,21 +60,46 @@ class Variables(NamedTuple):
     stats: PyTree
 
 
+class InitModel(Protocol):
+    def __call__(self, rng_key: Array, info: DatasetInfo) -> Variables:
+        """The model's variables before any training."""
+        ...
+
+
+class ApplyModel(Protocol):
+    def __call__(
+        self, variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None
+    ) -> tuple[Any, PyTree]:
+        """Outputs [N, ...] for raw inputs x [N, ...], and the batch-norm statistics after them."""
+        ...
+
+
+class ExampleLoss(Protocol):
+    def __call__(self, outputs: Any, y: Array, /) -> Array:
+        """The loss of each example, f32[N], of outputs [N, ...] and targets y [N, ...]."""
+        ...
+
+
+class Predict(Protocol):
+    def __call__(self, outputs: Any, /) -> Any:
+        """What a mixture of models averages: class probabilities, or the outputs themselves; [N, ...]."""
+        ...
+
+
+class Measure(Protocol):
+    def __call__(self, predictions: Any, y: Array, mask: Array, /) -> dict[str, Array]:
+        """Metrics f32[] of predictions [N, ...] for targets y [N, ...], over the rows of mask bool[N]."""
+        ...
+
+
 class Model(NamedTuple):
-    """Pure functions of one model.
+    """Pure functions of one model; equal, and sharing compiled programs, where its functions are equal."""
 
-    init:    (rng_key, info) -> Variables
-    apply:   (variables, x, *, train, rng_key=None) -> (outputs, stats)
-    loss:    (outputs, y) -> f32[N], per example
-    predict: (outputs) -> what a mixture of models averages (class probabilities; the output itself)
-    metrics: (predictions, y, mask) -> dict of f32[], over the valid rows
-    """
-
-    init: Callable[..., Variables]
-    apply: Callable[..., tuple[Any, PyTree]]
-    loss: Callable[[Any, Array], Array]
-    predict: Callable[[Any], Any]
-    metrics: Callable[[Any, Array, Array], dict[str, Array]]
+    init: InitModel
+    apply: ApplyModel
+    loss: ExampleLoss
+    predict: Predict
+    metrics: Measure
 
 
 class Clusters(NamedTuple):
@@ -83,13 +108,14 @@ class Clusters(NamedTuple):
     params: PyTree  # leaves [K, ...]
     stats: PyTree  # leaves [K, ...]
     active: Array  # bool[K]; slots in use
+    optimizer: PyTree = ()  # the server's optimiser state, leaves [K, ...]; nothing where the server takes no step
 
 
 class State(NamedTuple):
     """Everything that continues from round to round; treedef, shapes and dtypes never change.
 
-    Every method's `clients` has at least `membership` f32[M, K] (one-hot when hard, zero for the absent) and
-    `present` bool[M].
+    Every method's `clients` has at least `membership` f32[M, K] (each client's share in each cluster: one-hot when
+    hard, zero for the absent) and `present` bool[M].
     """
 
     clusters: Clusters
@@ -110,7 +136,7 @@ class Costs(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What one round reports: O(K) numbers; larger things are harvested from the state at events."""
+    """What one round reports: O(K) numbers; larger things are in the snapshots of the state at events."""
 
     loss: Array  # f32[K], mean local training loss of each cluster's clients (NaN without clients)
     num_clients: Array  # i32[K], clients that took part
@@ -143,7 +169,7 @@ class Selection(NamedTuple):
 
     index: Array  # i32[C]
     mask: Array  # bool[C]
-    weights: Array | None = None  # f32[C, K]
+    weights: Array | None = None  # f32[C, K], how often each cluster drew the client
 
 
 class ClientMapping(NamedTuple):
@@ -199,48 +225,122 @@ class BatchGradient(NamedTuple):
     stats: PyTree  # batch-norm statistics after the pass
 
 
-class LocalUpdate(NamedTuple):
-    """What one client does.
+class LocalUpdate(Protocol):
+    """What one client does in a round: a hashable value, such as `local.sgd(0.1, batch_size=64, epochs=1)`."""
 
-    run:            (rng_key, model, variables, data, anchor=None, first=None, optimizer=None) -> LocalResult
-    first_loss:     (rng_key, model, variables, data) -> f32[], on the mini-batch of run's first step
-    first_gradient: (rng_key, model, variables, data) -> BatchGradient of run's first step, which takes it as `first`
-    rebuild:        (**changes) -> LocalUpdate, with other arguments of its factory
-    init_optimizer: (params) -> the optimiser's state before any training, which `run` starts from unless given one
+    def run(
+        self,
+        rng_key: Array,
+        model: Model,
+        variables: Variables,
+        data: ClientData,
+        anchor: PyTree | None = None,
+        first: BatchGradient | None = None,
+        optimizer: PyTree | None = None,
+    ) -> LocalResult:
+        """The client's training.
+
+        Args:
+          rng_key: the client's key of this round.
+          model: what is trained.
+          variables: where it starts.
+          data: the client's rows, x [N, ...], y [N, ...], num_examples i32[].
+          anchor: parameters that a proximal term pulls towards; None is the start.
+          first: the gradient of the first step, where the caller has it already.
+          optimizer: the state that the client's optimiser had at the end of its last round; None starts afresh.
+        """
+        ...
+
+    def first_loss(self, rng_key: Array, model: Model, variables: Variables, data: ClientData) -> Array:
+        """The loss f32[] on the mini-batch of the first step of `run`, in inference mode."""
+        ...
+
+    def first_gradient(self, rng_key: Array, model: Model, variables: Variables, data: ClientData) -> BatchGradient:
+        """The gradient of the first step of `run`, which takes it as `first`."""
+        ...
+
+    def init_optimizer(self, params: PyTree) -> PyTree:
+        """The optimiser's state before any training."""
+        ...
+
+    def batch_rows(self, rows: int) -> int:
+        """The rows of a full mini-batch of a client with room for `rows`."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The options, for config.json."""
+        ...
+
+
+class ClusteredAlgorithm(Protocol):
+    """A method: a hashable value with pure functions; those that a method may lack are None.
+
+    `algorithms.method.Method` has what most share; M clients, K slots, C rows of a cohort, P models of a mixture.
     """
 
-    run: Callable[..., LocalResult]
-    first_loss: Callable[..., Array]
-    config: Mapping[str, Any]
-    first_gradient: Callable[..., BatchGradient] | None = None
-    rebuild: Callable[..., LocalUpdate] | None = None
-    init_optimizer: Callable[[PyTree], PyTree] | None = None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...  # the options as JSON has them; for config.json, never for control flow
+
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        """The state before the first round; outside jit, may train and cluster, and reports what that cost."""
+        ...
+
+    def select(self, rng_key: Array, state: State) -> Selection:
+        """Who takes part in the next round."""
+        ...
+
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        """One round; the new state has the old one's structure, shapes and dtypes."""
+        ...
+
+    def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+        """A client's models, leaves [P, ...], and how their predictions are mixed, f32[P]; sees training rows only."""
+        ...
+
+    @property
+    def admit(self) -> AdmitClient | None: ...
+
+    @property
+    def snapshot(self) -> TakeSnapshot | None: ...
+
+    @property
+    def cluster(self) -> ClusterClients | None: ...
+
+    @property
+    def template(self) -> MakeTemplate | None: ...
 
 
-class ClusteredAlgorithm(NamedTuple):
-    """A method: pure functions, composed by its factory.
+class AdmitClient(Protocol):
+    def __call__(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        """The state with a client that joins, of number `index` i32[]."""
+        ...
 
-    init:        (rng_key, population) -> (State, RoundInfo); outside jit, may train and cluster
-    select:      (rng_key, state) -> Selection
-    step:        (rng_key, state, cohort) -> (State, RoundInfo)
-    personalize: (rng_key, state, client, index) -> (variables [P, ...], mixture f32[P]); training rows only
-    admit:       (rng_key, state, client, index) -> State, for a client that joins; or None
-    snapshot:     (state) -> mapping of arrays to keep of a state after an event; or None
-    cluster:     (rng_key, state, mapping) -> i32[M] labels: what the server computes of what it holds in one clustering
-                 of a round, and no more, as `step` does; `simulate` times it. None where the clients choose, or `init`
-                 clusters once and measures that itself
-    blank:       (rng_key, population) -> (State, RoundInfo) of the shapes of `init`'s, without its work, for a state
-                 that is read back; None where `init` is quick
-    """
 
-    name: str
-    config: Mapping[str, Any]
-    model: Model
-    init: Callable[..., tuple[State, RoundInfo]]
-    select: Callable[[Array, State], Selection]
-    step: Callable[[Array, State, Cohort], tuple[State, RoundInfo]]
-    personalize: Callable[..., tuple[Variables, Array]]
-    admit: Callable[..., State] | None = None
-    snapshot: Callable[[State], Mapping[str, Any]] | None = None
-    cluster: Callable[..., Array] | None = None
-    blank: Callable[..., tuple[State, RoundInfo]] | None = None
+class TakeSnapshot(Protocol):
+    def __call__(self, state: State) -> Mapping[str, Any]:
+        """The arrays to keep of a state after a round that reported an event."""
+        ...
+
+
+class ClusterClients(Protocol):
+    def __call__(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+        """Labels i32[M]: what the server computes in one clustering of a round, and no more; `simulate` times it.
+
+        None where the clients choose, or where `init` clusters once and measures that itself.
+        """
+        ...
+
+
+class MakeTemplate(Protocol):
+    def __call__(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        """What `init` gives, in structure, shapes and dtypes, without its work, for a state that is read back.
+
+        None where `init` is quick.
+        """
+        ...

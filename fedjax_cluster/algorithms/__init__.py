@@ -1,6 +1,4 @@
-"""The methods: one file each, and the registry."""
-
-from collections.abc import Callable
+"""The methods: one file each, or a folder with the parts of one; `REGISTRY` has them by name."""
 
 from fedjax_cluster.algorithms.cfl.cfl import cfl
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import cfl_gp
@@ -16,25 +14,6 @@ from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.gradient_loss import gradient_loss
 from fedjax_cluster.algorithms.ifca import ifca
 from fedjax_cluster.algorithms.local_only import local_only
+from fedjax_cluster.algorithms.method import REGISTRY, Method
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.per_fedavg import per_fedavg
-from fedjax_cluster.types import ClusteredAlgorithm
-
-REGISTRY: dict[str, Callable[..., ClusteredAlgorithm]] = {
-    "cfl": cfl,
-    "cfl_gp": cfl_gp,
-    "fairavg": fairavg,
-    "fedavg": fedavg,
-    "fedavgm": fedavgm,
-    "fedem": fedem,
-    "fedgwc": fedgwc,
-    "fedprox": fedprox,
-    "fedsoft": fedsoft,
-    "fesem": fesem,
-    "gradient_loss": gradient_loss,
-    "flag": flag,
-    "ifca": ifca,
-    "pacfl": pacfl,
-    "local_only": local_only,
-    "per_fedavg": per_fedavg,
-}

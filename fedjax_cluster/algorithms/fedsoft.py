@@ -11,16 +11,31 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import round as averaging
-from fedjax_cluster.algorithms.fedem import full_passes, learner_losses
-from fedjax_cluster.local import client_key, server_key
+from fedjax_cluster.algorithms.fedem import learner_losses
+from fedjax_cluster.algorithms.method import Method
+from fedjax_cluster.algorithms.round import (
+    Report,
+    check_clusters,
+    clients_info,
+    cluster_variables,
+    cohort_labels,
+    count_changed,
+    first_state,
+    init_clusters,
+    labels,
+    one_hot,
+    present_clients,
+    report,
+    training_costs,
+)
+from fedjax_cluster.local import client_key, num_batches, server_key
+from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
+from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import weighted_mean
 from fedjax_cluster.types import (
     ClientData,
-    ClusteredAlgorithm,
     Clusters,
     Cohort,
-    Costs,
     LocalUpdate,
     Model,
     Population,
@@ -42,136 +57,136 @@ class SoftClients(NamedTuple):
     own: Variables  # leaves [M, ...], the clients' own models, which never leave them but in a mean
 
 
-def fedsoft(
-    model: Model,
-    *,
-    clusters: int,
-    local: LocalUpdate,
-    every: int = 2,
-    proximal: float = 0.1,
-    smallest_importance: float = 1e-4,
-    participation: float = 1.0,
-) -> ClusteredAlgorithm:
+class fedsoft(Method):
     """Soft clustering with proximal local updates.
 
     Every `every` rounds: u_ik = max(share of client i's examples with k = argmin_s ℓ(c_s; x), ε). Each round, per
-    cluster k, clients are drawn with probability ∝ u_ik·n_i; a drawn client moves its own model w_i towards
+    cluster k, clients are drawn with probability ∝ u_ik·n_i; a drawn client moves its model w_i towards
     argmin_w f_i(w) + λ/2 Σ_k u_ik ‖w − c_k‖²; c_k ← mean of w_i over the draws of cluster k.
 
-    Args:
-      model: what is trained.
-      clusters: K.
-      local: the steps that a client takes on its proximal problem.
-      every: τ, rounds between two estimates of the importance; all clients take part in an estimate.
-      proximal: λ, weight of the pull of a client's model towards those of all clusters.
-      smallest_importance: ε, the least weight of a cluster in a client's problem, so that none is lost for good.
-      participation: draws per round as a share of the clients, divided evenly among the clusters:
-        ⌈participation · M / K⌉ for each.
-
     Returns:
-      A ClusteredAlgorithm whose `membership` f32[M, K] are the shares, and whose `personalize` gives the client's own
-      model, or the centre of its largest share as long as it was never drawn.
+      A method whose `membership` f32[M, K] are the shares, and whose `personalize` gives the client's model, or the
+      centre of its largest share as long as it was never drawn.
 
     Raises:
-      ValueError: clusters or every below one, a negative number, participation outside (0, 1].
+      ValueError: an option out of its bound.
     """
-    if clusters < 1:
-        raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
-    if every < 1:
-        raise ValueError(f"every is {every}; it is the rounds from one estimate to the next, at least 1")
-    if not (proximal >= 0 and math.isfinite(proximal)):
-        raise ValueError(f"proximal is {proximal}; it must be a finite number, 0 or more")
-    if not 0 < smallest_importance < 1:
-        raise ValueError(f"smallest_importance is {smallest_importance}; it must lie between 0 and 1")
-    cohorts.cohort_size(participation, 1)
 
-    def importance(shares: Array) -> Array:
-        return jnp.maximum(shares, smallest_importance)
+    local: LocalUpdate = option("the steps that a client takes on its proximal problem")
+    clusters: int = option("K, number of clusters", bound=at_least(1))
+    every: int = option(
+        "τ, rounds between two estimates of the importance; all clients take part in an estimate",
+        default=2,
+        bound=at_least(1),
+    )
+    proximal: float = option(
+        "λ, weight of the pull of a client's model towards those of all clusters", default=0.1, bound=NOT_NEGATIVE
+    )
+    smallest_importance: float = option(
+        "ε, the least weight of a cluster in a client's problem, so that none is lost for good",
+        default=1e-4,
+        bound=INSIDE_UNIT,
+    )
+    participation: float = option(
+        "draws per round as a share of the clients, divided evenly among the clusters: ⌈participation · M / K⌉ "
+        "for each",
+        default=1.0,
+        bound=SHARE,
+    )
 
-    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        averaging.check_clusters(clusters, population)
-        models = averaging.init_clusters(rng_key, model, population.info, clusters)
-        present = averaging.present_clients(population)
+    def importance(self, shares: Array) -> Array:
+        """u_ik of shares [..., K]."""
+        return jnp.maximum(shares, self.smallest_importance)
+
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        check_clusters(self.clusters, population)
+        models = init_clusters(rng_key, self.model, population.info, self.clusters)
+        present = present_clients(population)
         count = len(present)
-        # NOTE: the paper does not say where the clients' own models start. Means of models that started apart are no
+        # NOTE: the paper does not say where the clients' models start. Means of models that started apart are no
         # models, so all start from one, the first centre's.
-        own = tree.broadcast(averaging.cluster_variables(models, jnp.asarray(0)), count)
+        own = tree.broadcast(cluster_variables(models, jnp.asarray(0)), count)
         num_examples = jnp.asarray(jax.device_get(population.data.num_examples), jnp.int32)
-        clients = SoftClients(jnp.zeros((count, clusters)), present, num_examples, jnp.zeros(count, bool), own)
-        return State(models, clients, (), jnp.zeros((), jnp.int32)), averaging.initial_info(clusters)
+        shares = jnp.zeros((count, self.clusters))
+        return first_state(models, SoftClients(shares, present, num_examples, jnp.zeros(count, bool), own))
 
-    def draws(rng_key: Array, clients: SoftClients) -> Array:
-        odds = importance(clients.membership) * clients.num_examples.astype(jnp.float32)[:, None]
+    def draws(self, rng_key: Array, clients: SoftClients) -> Array:
+        """How often each cluster draws each client, f32[M, K]."""
+        odds = self.importance(clients.membership) * clients.num_examples.astype(jnp.float32)[:, None]
         odds = jnp.where(clients.present[:, None], odds, 0.0)
-        most = math.ceil(participation * len(clients.present) / clusters - 1e-9)
-        wanted = jnp.ceil(participation * jnp.sum(clients.present.astype(jnp.float32)) / clusters - 1e-4)
+        most = math.ceil(self.participation * len(clients.present) / self.clusters - 1e-9)
+        wanted = jnp.ceil(self.participation * jnp.sum(clients.present.astype(jnp.float32)) / self.clusters - 1e-4)
         return draw_clients(rng_key, odds, most, wanted.astype(jnp.int32))
 
-    def estimating(state: State) -> Array:
-        return state.round % every == 0
+    def estimating(self, state: State) -> Array:
+        """bool[]: whether the shares are estimated anew in the coming round."""
+        return state.round % self.every == 0
 
-    def select(rng_key: Array, state: State) -> Selection:
-        drawn = draws(rng_key, state.clients)
+    def select(self, rng_key: Array, state: State) -> Selection:
+        drawn = self.draws(rng_key, state.clients)
         # In a round with an estimate everybody takes part in it; who trains is then drawn by the new shares.
-        mask = jnp.where(estimating(state), state.clients.present, drawn.sum(1) > 0)
+        mask = jnp.where(self.estimating(state), state.clients.present, drawn.sum(1) > 0)
         return cohorts.in_place(mask)._replace(weights=drawn)
 
-    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
-        due = estimating(state)
-        old = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        due = self.estimating(state)
+        old = cohort_labels(state, cohort)
         shares, rejected = parallel.run_if(
             due,
-            lambda carry: estimate(state.clusters, carry[0], cohort),
+            lambda carry: self.estimate(state.clusters, carry[0], cohort),
             (state.clients.membership, jnp.zeros_like(cohort.mask)),
         )
         clients = state.clients._replace(membership=shares)
         assert cohort.weights is not None  # from `select`
-        redrawn = parallel.gather_rows(cohort, draws(server_key(rng_key), clients))
+        redrawn = parallel.gather_rows(cohort, self.draws(server_key(rng_key), clients))
         drawn = jnp.where(rejected[:, None], 0.0, jnp.where(due, redrawn, cohort.weights))
-        trained, info = train(rng_key, state._replace(clients=clients), cohort, drawn)
-        new = averaging.labels(parallel.gather_rows(cohort, shares))
+        trained, info = self.train(rng_key, state._replace(clients=clients), cohort, drawn)
+        new = labels(parallel.gather_rows(cohort, shares))
         estimated = jnp.where(due, jnp.sum(cohort.mask.astype(jnp.float32)), 0.0)
-        passes = jnp.sum(jnp.where(cohort.mask & due, full_passes(local, cohort.data), 0.0))
+        passes = jnp.sum(jnp.where(cohort.mask & due, num_batches(self.local, cohort.data), 0.0))
         costs = info.costs._replace(
             # Who takes part in the estimate holds the centres already.
-            models_down=clusters * jnp.where(due, estimated, info.costs.models_down),
-            loss_evaluations=clusters * passes,
+            models_down=self.clusters * jnp.where(due, estimated, info.costs.models_down),
+            loss_evaluations=self.clusters * passes,
         )
-        changed = jnp.sum((cohort.mask & (new != old)).astype(jnp.int32))
         num_rejected = info.num_rejected + jnp.sum(rejected.astype(jnp.int32))
+        changed = count_changed(cohort, old, new)
         return trained, info._replace(num_changed=changed, num_rejected=num_rejected, costs=costs)
 
-    def estimate(centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
+    def estimate(self, centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
+        """The shares f32[M, K] with those of the cohort anew, and who was rejected, bool[C]."""
         mapped = parallel.for_each_client(
-            lambda client: best_shares(learner_losses(model, centres, client.data), client.data.num_examples),
+            lambda client: best_shares(learner_losses(self.model, centres, client.data), client.data.num_examples),
             cohort,
             collect=lambda shares: shares,
         )
         shares = parallel.scatter_rows(cohort, shares, mapped.collected, mapped.accepted)
         return shares, cohort.mask & ~mapped.accepted
 
-    def train(rng_key: Array, state: State, cohort: Cohort, drawn: Array) -> tuple[State, RoundInfo]:
+    def train(self, rng_key: Array, state: State, cohort: Cohort, drawn: Array) -> tuple[State, RoundInfo]:
+        """The drawn clients move their models; each centre becomes the mean of its draws."""
         mask = cohort.mask & (drawn.sum(1) > 0)
         cohort = dataclasses.replace(cohort, mask=mask, weights=drawn)
         rows = parallel.gather_rows(cohort, (state.clients.own, state.clients.membership))
 
-        def client_round(client: parallel.Client, own: Variables, shares: Array):
-            pull = importance(shares)
+        def train(client: Client, own: Variables, shares: Array) -> tuple[Array, Variables, Report]:
+            assert client.weights is not None
+            pull = self.importance(shares)
             centre = jax.tree.map(
                 lambda leaf: jnp.tensordot(pull / pull.sum(), leaf, 1, precision="highest"), state.clusters.params
             )
-            pulled = pull_towards(model, centre, proximal * pull.sum())
-            result = local.run(client_key(rng_key, client.index), pulled, own, client.data)
+            pulled = pull_towards(self.model, centre, self.proximal * pull.sum())
+            result = self.local.run(client_key(rng_key, client.index), pulled, own, client.data)
             moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
-            return client.weights, moved, averaging.report(result)
+            return client.weights, moved, report(result)
 
         mapped = parallel.for_each_client(
-            client_round,
+            train,
             cohort,
             *rows,
-            num_slots=clusters,
-            reduce=lambda output: parallel.Contribution(
-                jnp.arange(clusters), output[0], tree.broadcast(output[1], clusters)
+            num_slots=self.clusters,
+            reduce=lambda output: Contribution(
+                jnp.arange(self.clusters), output[0], tree.broadcast(output[1], self.clusters)
             ),
             collect=lambda output: output[1:],
         )
@@ -186,47 +201,28 @@ def fedsoft(
             own=parallel.scatter_rows(cohort, kept.own, moved, mapped.accepted),
             trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), mapped.accepted),
         )
-        participants = jnp.sum(mask.astype(jnp.float32))
-        info = averaging.round_info(
-            averaging.labels(rows[1]),
-            reports,
-            mask,
-            mapped.accepted,
-            clusters,
-            jnp.zeros((), jnp.int32),
-            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32))),
-        )
+        costs = training_costs(mask, reports.num_steps)
+        info = clients_info(labels(rows[1]), reports, mask, mapped.accepted, self.clusters, 0, costs)
         return State(centres, clients, state.server, state.round + 1), info
 
-    def personalize(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
-        centre = averaging.cluster_variables(
-            state.clusters, jnp.maximum(averaging.labels(state.clients.membership[index]), 0)
-        )
+    def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+        slot = jnp.maximum(labels(state.clients.membership[index]), 0)
+        centre = cluster_variables(state.clusters, slot)
         own = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
         trained = state.clients.trained[index]
         chosen = jax.tree.map(lambda mine, theirs: jnp.where(trained, mine, theirs), own, centre)
         return tree.broadcast(chosen, 1), jnp.ones(1)
 
-    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
-        shares = best_shares(learner_losses(model, state.clusters, client), client.num_examples)
+    def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        shares = best_shares(learner_losses(self.model, state.clusters, data), data.num_examples)
         # One whose losses are not finite would take all draws.
         shares = jnp.where(jnp.isfinite(shares).all(), shares, 0.0)
-        centre = averaging.cluster_variables(state.clusters, jnp.argmax(shares))
-        # Who was there before goes on with its own model.
+        centre = cluster_variables(state.clusters, jnp.argmax(shares))
+        # Who was there before goes on with its model.
         trained = state.clients.trained[index]
         own = jax.tree.map(lambda mine, theirs: jnp.where(trained, mine[index], theirs), state.clients.own, centre)
-        row = SoftClients(shares, jnp.asarray(True), jnp.asarray(client.num_examples, jnp.int32), trained, own)
+        row = SoftClients(shares, jnp.asarray(True), jnp.asarray(data.num_examples, jnp.int32), trained, own)
         return state._replace(clients=tree.scatter(state.clients, index, row))
-
-    config: dict[str, Any] = averaging.describe(
-        local,
-        clusters=clusters,
-        every=every,
-        proximal=proximal,
-        smallest_importance=smallest_importance,
-        participation=participation,
-    )
-    return ClusteredAlgorithm("fedsoft", config, model, init, select, step, personalize, admit)
 
 
 def best_shares(losses: Array, num_examples: Array) -> Array:
@@ -241,7 +237,7 @@ def best_shares(losses: Array, num_examples: Array) -> Array:
     """
     count, rows = losses.shape
     best = jnp.where(jnp.arange(rows) < num_examples, jnp.argmin(losses, 0), -1)
-    shares = averaging.one_hot(best, count).sum(0) / jnp.maximum(num_examples, 1).astype(jnp.float32)
+    shares = one_hot(best, count).sum(0) / jnp.maximum(num_examples, 1).astype(jnp.float32)
     return jnp.where(jnp.any(jnp.isnan(losses)), jnp.nan, shares)
 
 

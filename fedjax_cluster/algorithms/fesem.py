@@ -2,207 +2,182 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms import round as averaging
-from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
-from fedjax_cluster.local import client_key, dataset_loss
-from fedjax_cluster.parallel.loop import Client, Contribution
-from fedjax_cluster.server import Weighting, init_optimizer, update_clusters, weighted_mean
+from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.round import (
+    HardClients,
+    Trained,
+    check_clusters,
+    cluster_round,
+    cluster_variables,
+    cohort_labels,
+    count_changed,
+    equal_groups,
+    first_state,
+    init_clusters,
+    labels,
+    nearest_by_loss,
+    one_hot,
+    present_clients,
+    round_info,
+    train_client,
+    training_costs,
+)
+from fedjax_cluster.local import client_key
+from fedjax_cluster.options import at_least, option
+from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.server import Weighting, weighted_mean
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
     ClientMapping,
-    ClusteredAlgorithm,
     Clusters,
     Cohort,
     Costs,
     LocalResult,
-    LocalUpdate,
-    Model,
     Population,
     PyTree,
     RoundInfo,
-    Selection,
     State,
     Variables,
 )
 
 
-def fesem(
-    model: Model,
-    *,
-    clusters: int,
-    local: LocalUpdate,
-    server: optax.GradientTransformation | None = None,
-    layers: Sequence[str] = (),
-    start: Literal["random", "clients"] = "random",
-    weighting: Weighting = "uniform",
-    participation: float = 1.0,
-) -> ClusteredAlgorithm:
+class fesem(AveragingMethod):
     """Stochastic expectation maximisation over centres of models.
 
     w_i ← local training from the centre of client i's cluster; s_i ← argmin_k ‖w_i − c_k‖²; c_k ← mean of w_i over
     s_i = k.
 
-    Args:
-      model: what is trained.
-      clusters: K.
-      local: what a client does in a round.
-      server: any optax transformation of minus the mean of w_i − c_k; None moves the centre to the mean.
-      layers: parameter paths as in `tree.match` that the distance is measured on, such as `["output"]`; () is all.
-      start: "random" centres are K independent models, and the clients begin in random clusters of equal size; models
-        that start so far apart seldom let a client go. "clients": all train once from one model, K of the trained
-        models, drawn at random, are the centres, and every client joins the nearest.
-      weighting: "uniform" as in the paper, or "examples".
-      participation: share of the clients in a round, in (0, 1].
-
     Returns:
-      A ClusteredAlgorithm; a centre without clients stays.
+      A method in which a centre without clients stays.
 
     Raises:
-      ValueError: clusters below one, an unknown start, participation outside (0, 1]; in `init`, a pattern that matches
-        no layer.
+      ValueError: an option out of its bound; in `init`, a pattern that matches no layer.
 
     >>> from fedjax_cluster import local, nn
     >>> fesem(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, epochs=1)).name
     'fesem'
     """
-    if clusters < 1:
-        raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
-    if start not in ("random", "clients"):
-        raise ValueError(f"start is {start!r}; it must be 'random' or 'clients'")
-    cohorts.cohort_size(participation, 1)
-    optimizer = optax.sgd(1.0) if server is None else server
 
-    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        averaging.check_clusters(clusters, population)
-        centres = averaging.init_clusters(rng_key, model, population.info, clusters)
-        tree.match(centres.params, layers)
-        present = averaging.present_clients(population)
-        draw_key, train_key = jax.random.split(jax.random.fold_in(rng_key, clusters))
+    clusters: int = option("K, number of clusters", bound=at_least(1))
+    layers: tuple[str, ...] = option(
+        'parameter paths as in `tree.match` that the distance is measured on, such as `["output"]`; () is all',
+        default=(),
+    )
+    start: Literal["random", "clients"] = option(
+        '"random" centres are K independent models, and the clients begin in random clusters of equal size; models '
+        'that start so far apart seldom let a client go. "clients": all train once from one model, K of the trained '
+        "models, drawn at random, are the centres, and every client joins the nearest",
+        default="random",
+    )
+    weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
+
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        check_clusters(self.clusters, population)
+        centres = init_clusters(rng_key, self.model, population.info, self.clusters)
+        tree.match(centres.params, self.layers)
+        present = present_clients(population)
+        draw_key, train_key = jax.random.split(jax.random.fold_in(rng_key, self.clusters))
         costs = None
-        if start == "random":
-            slot = equal_groups(draw_key, present, clusters)
+        if self.start == "random":
+            slot = equal_groups(draw_key, present, self.clusters)
         else:
-            drawn = _draw_distinct(draw_key, present, clusters)
-            found = jax.jit(centres_from_clients)(train_key, centres, drawn, population)
+            drawn = _draw_distinct(draw_key, present, self.clusters)
+            found = self.centres_from_clients(train_key, centres, drawn, population)
             centres, slot, num_steps = jax.tree.map(jnp.asarray, jax.device_get(found))
-            everyone = present.sum().astype(jnp.float32)
-            costs = Costs(everyone, everyone, num_steps, clusterings=1.0)
-        clients = averaging.HardClients(averaging.one_hot(slot, clusters), present)
-        state = State(centres, clients, init_optimizer(optimizer, centres), jnp.zeros((), jnp.int32))
-        return state, averaging.initial_info(clusters, costs)
+            participants = present.sum().astype(jnp.float32)
+            costs = Costs(participants, participants, num_steps, clusterings=1.0)
+        clients = HardClients(one_hot(slot, self.clusters), present)
+        return first_state(centres, clients, self.optimizer, costs=costs)
 
+    @functools.partial(jax.jit, static_argnames="self")
     def centres_from_clients(
-        rng_key: Array, models: Clusters, drawn: Array, population: Population
+        self, rng_key: Array, models: Clusters, drawn: Array, population: Population
     ) -> tuple[Clusters, Array, Array]:
         """The models of the clients drawn[k] after training from the first model; every client's nearest; all steps."""
-        first = averaging.cluster_variables(models, jnp.asarray(0))
+        first = cluster_variables(models, jnp.asarray(0))
         cohort = parallel.whole_population(population)
 
-        def train(client: Client):
-            return local.run(client_key(rng_key, client.index), model, first, client.data)
+        def train(client: Client) -> LocalResult:
+            return self.local.run(client_key(rng_key, client.index), self.model, first, client.data)
 
         def from_first(result: LocalResult) -> PyTree:
             return jax.tree.map(jnp.add, first.params, result.delta)
 
-        def as_centre(client: Client):
-            own = drawn == client.index
+        def as_centre(client: Client) -> Contribution:
+            chosen = drawn == client.index
             result = train(client)
             return Contribution(
-                jnp.argmax(own).astype(jnp.int32),
-                jnp.any(own).astype(jnp.float32),
+                jnp.argmax(chosen).astype(jnp.int32),
+                jnp.any(chosen).astype(jnp.float32),
                 {"params": from_first(result), "stats": result.stats},
             )
 
-        def join(client: Client):
+        def join(client: Client) -> tuple[Array, Array]:
             result = train(client)
-            return nearest_centre(centres, from_first(result), layers), result.num_steps
+            return nearest_centre(centres, from_first(result), self.layers), result.num_steps
 
-        reduced = parallel.for_each_client(as_centre, cohort, num_slots=clusters, reduce=lambda output: output).reduced
+        reduced = parallel.for_each_client(
+            as_centre, cohort, num_slots=self.clusters, reduce=lambda output: output
+        ).reduced
         mean = weighted_mean(reduced)
         # A client whose training diverged is no centre.
         drawn_models = Variables(mean["params"], mean["stats"])
-        own = tree.where(reduced.weight > 0, drawn_models, Variables(models.params, models.stats))
-        centres = models._replace(params=own.params, stats=own.stats)
+        kept = tree.where(reduced.weight > 0, drawn_models, Variables(models.params, models.stats))
+        centres = models._replace(params=kept.params, stats=kept.stats)
         slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
         return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32))
 
-    def select(rng_key: Array, state: State) -> Selection:
-        return cohorts.uniform(rng_key, state.clients.present, participation)
-
-    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         centres = state.clusters
 
-        def client_round(client: Client, old: Array):
-            result = averaging.train_client(rng_key, local, model, centres, old, client)
-            own = jax.tree.map(lambda centre, delta: centre[old] + delta, centres.params, result.delta)
-            slot = nearest_centre(centres, own, layers)
+        def train(client: Client, old: Array) -> Trained:
+            result = train_client(rng_key, self.local, self.model, centres, old, client)
+            trained = jax.tree.map(lambda centre, delta: centre[old] + delta, centres.params, result.delta)
+            slot = nearest_centre(centres, trained, self.layers)
             # Relative to the new centre, so that the mean of these takes it to the mean of the models.
-            towards = jax.tree.map(lambda model, centre: model - centre[slot], own, centres.params)
-            return slot, result._replace(delta=towards)
+            towards = jax.tree.map(lambda model, centre: model - centre[slot], trained, centres.params)
+            return Trained(slot, result._replace(delta=towards))
 
-        old = jnp.maximum(averaging.labels(parallel.gather_rows(cohort, state.clients.membership)), 0)
-        mapped = parallel.for_each_client(
-            client_round,
-            cohort,
-            old,
-            num_slots=clusters,
-            reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
-            collect=lambda output: (output[0], averaging.report(output[1])),
-        )
-        slot, reports = mapped.collected
-        models, optimizer_state = update_clusters(optimizer, state.server, centres, mapped.reduced)
-        weights = averaging.one_hot(slot, clusters)
+        old = jnp.maximum(cohort_labels(state, cohort), 0)
+        done = cluster_round(train, centres, cohort, old, optimizer=self.optimizer, weighting=self.weighting)
+        membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(
-            weights=parallel.scatter_rows(cohort, state.clients.membership, weights, mapped.accepted)
+            membership=parallel.scatter_rows(cohort, state.clients.membership, membership, done.accepted)
         )
-        participants = jnp.sum(cohort.mask.astype(jnp.float32))
-        info = averaging.round_info(
-            slot,
-            reports,
-            cohort.mask,
-            mapped.accepted,
-            clusters,
-            jnp.sum((mapped.accepted & (slot != old)).astype(jnp.int32)),
-            Costs(participants, participants, jnp.sum(reports.num_steps.astype(jnp.float32)), clusterings=1.0),
-        )
-        return State(models, clients, optimizer_state, state.round + 1), info
+        changed = count_changed(cohort, old, done.slot, done.accepted)
+        costs = training_costs(cohort.mask, done.reports.num_steps)._replace(clusterings=1.0)
+        state = State(done.clusters, clients, state.server, state.round + 1)
+        return state, round_info(done, cohort.mask, changed, costs)
 
-    def cluster(rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
+    def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """The E-step of one cohort. The clients' models are gone after a round; their centres stand for them."""
-        old = averaging.labels(state.clients.membership)
-        chosen, none = select(rng_key, state), jnp.zeros((len(old), 0))
+        old = labels(state.clients.membership)
+        chosen, none = self.select(rng_key, state), jnp.zeros((len(old), 0))
         mask = jnp.zeros_like(state.clients.present).at[chosen.index].set(chosen.mask, mode="drop")
         cohort = Cohort(*cohorts.in_place(mask)[:2], ClientData(none, none, old), None, mapping, in_place=True)
 
         def nearest(client: Client, old: Array) -> Array:
-            own = averaging.cluster_variables(state.clusters, jnp.maximum(old, 0))
-            return nearest_centre(state.clusters, own.params, layers)
+            centre = cluster_variables(state.clusters, jnp.maximum(old, 0))
+            return nearest_centre(state.clusters, centre.params, self.layers)
 
         found = parallel.for_each_client(nearest, cohort, old, collect=lambda slot: slot).collected
         return jnp.where(mask, found, old)
 
-    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
+    def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # NOTE: the paper admits nobody later; a newcomer begins where its loss is least, and its first model moves it.
-        slot, _ = averaging.least_loss_cluster(state.clusters, lambda v: dataset_loss(model, v, client))
-        row = averaging.HardClients(averaging.one_hot(slot, clusters), jnp.asarray(True))
+        slot = nearest_by_loss(self.model, state.clusters, data)
+        row = HardClients(one_hot(slot, self.clusters), jnp.asarray(True))
         return state._replace(clients=tree.scatter(state.clients, index, row))
-
-    config: dict[str, Any] = averaging.describe(
-        local, clusters=clusters, layers=list(layers), start=start, weighting=weighting, participation=participation
-    )
-    return ClusteredAlgorithm(
-        "fesem", config, model, init, select, step, averaging.personalize_by_label, admit, cluster=cluster
-    )
 
 
 def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()) -> Array:

@@ -3,98 +3,84 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from rich.console import Console
 
-from fedjax_cluster import parallel
-from fedjax_cluster.algorithms import round as averaging
-from fedjax_cluster.server import Weighting, update_clusters
-from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, DatasetInfo, LocalUpdate, Model, RoundInfo, State
+from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.round import (
+    cluster_round,
+    cohort_labels,
+    init_clusters,
+    initial_info,
+    round_info,
+    train_in_cluster,
+)
+from fedjax_cluster.options import at_least, option
+from fedjax_cluster.server import Weighting
+from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, DatasetInfo, Model, RoundInfo, State
+
+Linkage = Literal["average", "single", "complete"]
 
 
-def train_in_clusters(
-    model: Model, local: LocalUpdate, optimizer: optax.GradientTransformation, weighting: Weighting
-) -> Callable[[Array, State, Cohort], tuple[State, RoundInfo]]:
-    """The `step` of a method whose assignment does not change: per cluster, federated averaging.
+class OneShotMethod(AveragingMethod, abstract=True):
+    """A method that clusters once, in `init`; then every cluster runs federated averaging."""
 
-    θ_k ← θ_k + Σ_i n_i Δθ_i / Σ_i n_i over the round's clients of cluster k (Eq. 8 of FLAG).
+    clusters: int = option("the most clusters there can be", bound=at_least(1))
+    linkage: Linkage = option('"average", "single" or "complete"', default="average")
+    weighting: Weighting = option('"examples" weights clients by |D_i|, "uniform" equally', default="examples")
 
-    Args:
-      model: what is trained.
-      local: what a client does.
-      optimizer: the server's, its state in `state.server.optimizer`.
-      weighting: "examples" or "uniform".
-    """
-
-    def step(rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
-        slots = state.clusters.active.shape[0]
-        own = averaging.labels(parallel.gather_rows(cohort, state.clients.membership))
-        slot = jnp.maximum(own, 0)
-        mapped = parallel.for_each_client(
-            lambda client, slot: (slot, averaging.train_client(rng_key, local, model, state.clusters, slot, client)),
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        """θ_k ← θ_k + Σ_i n_i Δθ_i / Σ_i n_i over the round's clients of cluster k (Eq. 8 of FLAG)."""
+        done = cluster_round(
+            train_in_cluster(rng_key, self.local, self.model, state.clusters),
+            state.clusters,
             cohort,
-            slot,
-            num_slots=slots,
-            reduce=lambda output: averaging.contribute(output[0], output[1], weighting),
-            collect=lambda output: averaging.report(output[1]),
+            jnp.maximum(cohort_labels(state, cohort), 0),
+            optimizer=self.optimizer,
+            weighting=self.weighting,
         )
-        models, optimizer_state = update_clusters(optimizer, state.server.optimizer, state.clusters, mapped.reduced)
-        participants = jnp.sum(cohort.mask.astype(jnp.float32))
-        steps = jnp.sum(mapped.collected.num_steps.astype(jnp.float32))
-        info = averaging.round_info(
-            slot,
-            mapped.collected,
-            cohort.mask,
-            mapped.accepted,
-            slots,
-            jnp.zeros((), jnp.int32),
-            Costs(participants, participants, steps),
-        )
-        server = state.server._replace(optimizer=optimizer_state)
-        return State(models, state.clients, server, state.round + 1), info
-
-    return step
+        return state._replace(clusters=done.clusters, round=state.round + 1), round_info(done, cohort.mask)
 
 
 def start_clusters(rng_key: Array, model: Model, info: DatasetInfo, slots: int, found: int) -> Clusters:
     """`slots` models initialised independently, of which the first `found` are in use."""
-    models = averaging.init_clusters(rng_key, model, info, slots)
+    models = init_clusters(rng_key, model, info, slots)
     return models._replace(active=jnp.arange(slots) < found)
 
 
-def nearest_cluster(distance: Array, weights: Array, known: Array, linkage: str) -> Array:
+def nearest_cluster(distance: Array, membership: Array, known: Array, linkage: str) -> Array:
     """The cluster to which one client is nearest, as the linkage measures distances.
 
     Args:
       distance: f32[M], from the client to all.
-      weights: f32[M, K], one-hot; a row of zeros for a client without a cluster.
+      membership: f32[M, K], one-hot; a row of zeros for a client without a cluster.
       known: bool[M], clients that count.
       linkage: "average", "single" or "complete".
 
     Returns:
       i32[]; 0 where no cluster has a member.
 
-    >>> weights = jnp.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    >>> membership = jnp.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> known = jnp.ones(3, bool)
-    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, known, "average"))
+    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), membership, known, "average"))
     1
-    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), weights, known, "complete"))
+    >>> int(nearest_cluster(jnp.asarray([3.0, 1.0, 4.0]), membership, known, "complete"))
     0
     """
-    return jnp.argmin(cluster_distances(distance, weights, known, linkage)).astype(jnp.int32)
+    return jnp.argmin(cluster_distances(distance, membership, known, linkage)).astype(jnp.int32)
 
 
-def cluster_distances(distance: Array, weights: Array, known: Array, linkage: str) -> Array:
+def cluster_distances(distance: Array, membership: Array, known: Array, linkage: str) -> Array:
     """f32[K], the distance of one client to each cluster, as in `nearest_cluster`; infinite without members."""
-    members = (weights > 0) & known[:, None]
+    members = (membership > 0) & known[:, None]
     distance = distance[:, None]
     if linkage == "single":
         return jnp.where(members, distance, jnp.inf).min(0)
@@ -105,9 +91,9 @@ def cluster_distances(distance: Array, weights: Array, known: Array, linkage: st
     return jnp.where(count > 0, total / jnp.maximum(count, 1.0), jnp.inf)
 
 
-def largest_cluster(weights: Array) -> Array:
-    """i32[], the cluster with most members of weights f32[M, K]."""
-    return jnp.argmax(weights.sum(0)).astype(jnp.int32)
+def largest_cluster(membership: Array) -> Array:
+    """i32[], the cluster with most members."""
+    return jnp.argmax(membership.sum(0)).astype(jnp.int32)
 
 
 def with_largest(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -119,6 +105,17 @@ def with_largest(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
     known = labels[labels >= 0]
     largest = int(np.bincount(known).argmax()) if len(known) else 0
     return np.where(present, np.where(labels >= 0, labels, largest), -1).astype(np.int32)
+
+
+def clustering_info(num_clusters: int, costs: Costs, present: np.ndarray, known: np.ndarray) -> RoundInfo:
+    """The report of an `init` that clustered the clients that are `known` bool[M] of those present: an event."""
+    rejected = jnp.asarray(int((present & ~known).sum()), jnp.int32)
+    return initial_info(num_clusters, costs)._replace(num_rejected=rejected, event=jnp.asarray(True))
+
+
+def vectors_sent(vectors: np.ndarray) -> float:
+    """Numbers in the principal vectors [M, L, f, p] that are not zero throughout."""
+    return float(np.count_nonzero(np.abs(vectors).max(axis=2))) * vectors.shape[2]
 
 
 def check_found(method: str, found: int, slots: int, at: str) -> None:
@@ -139,15 +136,21 @@ def check_classes(method: str, info: DatasetInfo, data: ClientData) -> None:
         )
 
 
-def clocked(cluster: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What a part of the clustering gives, and its seconds on the server's clock without compilation."""
+def clocked(cluster: Callable[..., Any], *arrays: Any, **static: Any) -> tuple[Any, float]:
+    """What a part of the clustering gives, and its seconds on the server's clock without compilation.
+
+    Args:
+      cluster: `(*arrays, **static)`; one that is not jitted compiles what it needs in a first call.
+      *arrays: its arrays.
+      **static: its static arguments.
+    """
     if (lower := getattr(cluster, "lower", None)) is not None:
-        cluster = lower(*arguments).compile()
+        cluster = lower(*arrays, **static).compile()
     else:
-        # A function of the host that compiles what it needs inside.
-        cluster(*arguments)
+        cluster = functools.partial(cluster, **static)
+        cluster(*arrays)
     started = time.perf_counter()
-    result = jax.block_until_ready(cluster(*arguments))
+    result = jax.block_until_ready(cluster(*arrays))
     return result, time.perf_counter() - started
 
 

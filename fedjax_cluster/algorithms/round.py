@@ -1,4 +1,4 @@
-"""The round that hard-clustered methods share: every client trains its cluster's model, the server averages."""
+"""The cluster round: every client trains one cluster's model, the server takes a step per cluster, and reports."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
-from fedjax_cluster import tree
-from fedjax_cluster.local import client_key, dataset_loss, mean_of_steps
-from fedjax_cluster.parallel.loop import Client, Contribution
-from fedjax_cluster.server import Weighting, client_weight, share_layers
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.inference import dataset_loss
+from fedjax_cluster.local import client_key, mean_of_steps
+from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.server import Weighting, client_weight, share_layers, update_clusters, with_optimizer
 from fedjax_cluster.types import (
     ClientData,
     Clusters,
+    Cohort,
     Costs,
     DatasetInfo,
     LocalResult,
     LocalUpdate,
     Model,
     Population,
+    PyTree,
     RoundInfo,
     State,
     Variables,
@@ -37,10 +41,32 @@ class HardClients(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What every client reports of its local training, besides its contribution."""
+    """What every client reports of its local training."""
 
     loss: Array  # f32[], mean over its steps
     num_steps: Array  # i32[]
+
+
+class Trained(NamedTuple):
+    """What one client's part of a round gives."""
+
+    slot: Array  # i32[], the cluster that it trains
+    result: LocalResult
+    extra: PyTree = ()  # further small arrays, stacked over the clients
+
+
+class Round(NamedTuple):
+    """What a cluster round gives."""
+
+    clusters: Clusters  # after the server's step
+    slot: Array  # i32[C]
+    reports: Report  # leaves [C]
+    accepted: Array  # bool[C]: took part, and sent a finite update
+    weight: Array  # f32[K], sums of the clients' weights
+    extra: PyTree  # leaves [C, ...]
+
+
+# ------------------------------------------------------------------------------------------------- start
 
 
 def init_clusters(rng_key: Array, model: Model, info: DatasetInfo, num_clusters: int) -> Clusters:
@@ -58,53 +84,149 @@ def tie_layers(clusters: Clusters, patterns: Sequence[str]) -> Clusters:
     return share_layers(clusters, patterns, first)
 
 
-def cluster_variables(clusters: Clusters, slot: Array) -> Variables:
-    """The model of one cluster."""
-    return jax.tree.map(lambda leaf: leaf[slot], Variables(clusters.params, clusters.stats))
+def present_clients(population: Population) -> Array:
+    """bool[M]: clients with examples, on one device.
 
-
-def labels(weights: Array) -> Array:
-    """i32[M]: the cluster of each client; −1 where it has none.
-
-    >>> labels(jnp.asarray([[0., 1.], [0., 0.]])).tolist()
-    [1, -1]
+    Fetched first: what `init` then makes of it operation by operation would, on arrays divided among devices, be many
+    small programs with collectives at once, which on a CPU can wait for each other's threads.
     """
-    return jnp.where(weights.sum(-1) > 0, jnp.argmax(weights, -1), -1).astype(jnp.int32)
+    return jnp.asarray(np.asarray(population.data.num_examples) > 0)
 
 
-def one_hot(label: Array, num_clusters: int) -> Array:
-    """f32[..., K]; a row of zeros for label −1."""
-    return jax.nn.one_hot(label, num_clusters)
+def check_clusters(num_clusters: int, population: Population) -> None:
+    """Raises a ValueError where K clusters cannot be made of the clients there are."""
+    num_clients = int(np.sum(np.asarray(population.data.num_examples) > 0))
+    if num_clusters > num_clients:
+        raise ValueError(
+            f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
+        )
 
 
-def contribute(slot: Array, result: LocalResult, weighting: Weighting) -> Contribution:
-    """A client's change and batch-norm statistics, to be averaged in its cluster."""
-    weight = client_weight(weighting, result.num_examples)
-    return Contribution(slot, weight, {"delta": result.delta, "stats": result.stats})
+def first_state(
+    clusters: Clusters,
+    clients: Any,
+    optimizer: optax.GradientTransformation | None = None,
+    server: Any = (),
+    costs: Costs | None = None,
+) -> tuple[State, RoundInfo]:
+    """A state before the first round, with fresh optimiser states, and the report of an `init` that trained nothing."""
+    if optimizer is not None:
+        clusters = with_optimizer(clusters, optimizer)
+    info = initial_info(clusters.active.shape[0], costs)
+    return State(clusters, clients, server, jnp.zeros((), jnp.int32)), info
+
+
+def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
+    """i32[M]: a random division of the present clients into groups of equal size; −1 for the absent."""
+    score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
+    rank = jnp.argsort(jnp.argsort(score)).astype(jnp.int32)
+    return jnp.where(present, rank % num_groups, -1)
+
+
+# ------------------------------------------------------------------------------------------------- round
+
+
+def cluster_round(
+    train: Callable[..., Trained],
+    clusters: Clusters,
+    cohort: Cohort,
+    *rows: PyTree,
+    optimizer: optax.GradientTransformation,
+    weighting: Weighting,
+    shared_layers: Sequence[str] = (),
+) -> Round:
+    """One round of hard clusters.
+
+    θ_k ← θ_k + optimizer(Σ_i w_i Δθ_i / Σ_i w_i) over the cohort's clients i that train cluster k.
+
+    Args:
+      train: one client's part, `(client, *rows) -> Trained`.
+      clusters: the K models, with the server's optimiser states.
+      cohort: C clients.
+      *rows: leaves [C, ...] of which `train` sees its client's row.
+      optimizer: the server's.
+      weighting: w_i, the number of "examples", or "uniform".
+      shared_layers: parameter paths that all clusters have in common, averaged over all clients.
+    """
+
+    def contribute(output: Trained) -> Contribution:
+        weight = client_weight(weighting, output.result.num_examples)
+        return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
+
+    mapped = parallel.for_each_client(
+        train,
+        cohort,
+        *rows,
+        num_slots=clusters.active.shape[0],
+        reduce=contribute,
+        collect=lambda output: (output.slot, report(output.result), output.extra),
+    )
+    slot, reports, extra = mapped.collected
+    clusters = update_clusters(optimizer, clusters, mapped.reduced)
+    if shared_layers:
+        clusters = share_layers(clusters, shared_layers, mapped.reduced.weight)
+    return Round(clusters, slot, reports, mapped.accepted, mapped.reduced.weight, extra)
+
+
+def train_in_cluster(
+    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters
+) -> Callable[[Client, Array], Trained]:
+    """A client's part of a round in the cluster `slot` that it is in: local training from that model."""
+
+    def train(client: Client, slot: Array) -> Trained:
+        return Trained(slot, train_client(rng_key, update, model, clusters, slot, client))
+
+    return train
+
+
+def train_client(
+    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters, slot: Array, client: Client
+) -> LocalResult:
+    """One client's local training from the model of a cluster."""
+    return update.run(client_key(rng_key, client.index), model, cluster_variables(clusters, slot), client.data)
 
 
 def report(result: LocalResult) -> Report:
     return Report(mean_of_steps(result), result.num_steps)
 
 
-def train_client(
-    rng_key: Array, local: LocalUpdate, model: Model, clusters: Clusters, slot: Array, client: Client
-) -> LocalResult:
-    """One client's local training from the model of its cluster."""
-    return local.run(client_key(rng_key, client.index), model, cluster_variables(clusters, slot), client.data)
+# ------------------------------------------------------------------------------------------------ report
+
+
+def training_costs(mask: Array, num_steps: Array) -> Costs:
+    """A model to each participant and an update back; a gradient a step."""
+    participants = jnp.sum(mask.astype(jnp.float32))
+    return Costs(participants, participants, jnp.sum(num_steps.astype(jnp.float32)))
 
 
 def round_info(
+    done: Round, mask: Array, num_changed: Array | int = 0, costs: Costs | None = None, event: Array | bool = False
+) -> RoundInfo:
+    """The report of a cluster round.
+
+    Args:
+      done: the round.
+      mask: bool[C], who took part.
+      num_changed: i32[], clients whose cluster changed.
+      costs: None is `training_costs`.
+      event: whether the round loop should stop after this round.
+    """
+    costs = training_costs(mask, done.reports.num_steps) if costs is None else costs
+    num_clusters = done.clusters.active.shape[0]
+    return clients_info(done.slot, done.reports, mask, done.accepted, num_clusters, num_changed, costs, event)
+
+
+def clients_info(
     slot: Array,
     reports: Report,
     mask: Array,
     accepted: Array,
     num_clusters: int,
-    num_changed: Array,
+    num_changed: Array | int,
     costs: Costs,
     event: Array | bool = False,
 ) -> RoundInfo:
-    """The report of a round of hard clusters.
+    """The report of a round from what its clients report.
 
     Args:
       slot: i32[C], each client's cluster in this round.
@@ -142,24 +264,36 @@ def initial_info(num_clusters: int, costs: Costs | None = None) -> RoundInfo:
     )
 
 
-def personalize_by_label(rng_key: Array, state: State, client: ClientData, index: Array) -> tuple[Variables, Array]:
-    """The model of the client's own cluster, alone in its mixture."""
-    slot = jnp.maximum(labels(state.clients.membership[index]), 0)
-    return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
+def count_changed(cohort: Cohort, old: Array, slot: Array, mask: Array | None = None) -> Array:
+    """i32[]: the cohort's clients (or those of `mask`) whose cluster changed."""
+    return jnp.sum(((cohort.mask if mask is None else mask) & (slot != old)).astype(jnp.int32))
 
 
-def personalize_by_label_or_loss(
-    model: Model, state: State, client: ClientData, index: Array
-) -> tuple[Variables, Array]:
-    """The model of the client's own cluster, or of least training loss for a client that has none yet."""
-    seen = state.clients.membership[index].sum() > 0
-    least, _ = jax.lax.cond(
-        seen,
-        lambda: (jnp.zeros((), jnp.int32), jnp.zeros_like(state.clients.membership[index])),
-        lambda: least_loss_cluster(state.clusters, lambda variables: dataset_loss(model, variables, client)),
-    )
-    slot = jnp.where(seen, labels(state.clients.membership[index]), least)
-    return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
+# -------------------------------------------------------------------------------- clusters and clients
+
+
+def cluster_variables(clusters: Clusters, slot: Array) -> Variables:
+    """The model of one cluster."""
+    return jax.tree.map(lambda leaf: leaf[slot], Variables(clusters.params, clusters.stats))
+
+
+def labels(membership: Array) -> Array:
+    """i32[M]: the cluster of each client; −1 where it has none.
+
+    >>> labels(jnp.asarray([[0., 1.], [0., 0.]])).tolist()
+    [1, -1]
+    """
+    return jnp.where(membership.sum(-1) > 0, jnp.argmax(membership, -1), -1).astype(jnp.int32)
+
+
+def cohort_labels(state: State, cohort: Cohort) -> Array:
+    """i32[C]: the cluster of each of the cohort's clients; −1 where it has none."""
+    return labels(parallel.gather_rows(cohort, state.clients.membership))
+
+
+def one_hot(label: Array, num_clusters: int) -> Array:
+    """f32[..., K]; a row of zeros for label −1."""
+    return jax.nn.one_hot(label, num_clusters)
 
 
 def least_loss_cluster(clusters: Clusters, loss: Callable[[Variables], Array]) -> tuple[Array, Array]:
@@ -177,26 +311,21 @@ def least_loss_cluster(clusters: Clusters, loss: Callable[[Variables], Array]) -
     return jnp.argmin(losses).astype(jnp.int32), losses
 
 
-def present_clients(population: Population) -> Array:
-    """bool[M]: clients with examples, on one device.
-
-    Fetched first: what `init` then makes of it operation by operation would, on arrays divided among devices, be many
-    small programs with collectives at once, which on a CPU can wait for each other's threads.
-    """
-    return jnp.asarray(np.asarray(population.data.num_examples) > 0)
+def nearest_by_loss(model: Model, clusters: Clusters, data: ClientData) -> Array:
+    """i32[]: the active cluster whose model has the least loss on all of a client's training rows."""
+    return least_loss_cluster(clusters, lambda variables: dataset_loss(model, variables, data))[0]
 
 
-def check_clusters(num_clusters: int, population: Population) -> None:
-    """Raises a ValueError where K clusters cannot be made of the clients there are."""
-    num_clients = int(np.sum(np.asarray(population.data.num_examples) > 0))
-    if num_clusters < 1:
-        raise ValueError(f"clusters is {num_clusters}; at least one cluster is needed")
-    if num_clusters > num_clients:
-        raise ValueError(
-            f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
-        )
+def personalize_by_label(state: State, index: Array) -> tuple[Variables, Array]:
+    """The model of the client's cluster, alone in its mixture."""
+    slot = jnp.maximum(labels(state.clients.membership[index]), 0)
+    return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
 
 
-def describe(local: LocalUpdate, **own: Any) -> dict[str, Any]:
-    """A method's configuration as it goes into `config.json`."""
-    return {**own, "local": dict(local.config)}
+def personalize_by_label_or_loss(model: Model, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+    """The model of the client's cluster, or of least training loss for a client that has none yet."""
+    own = state.clients.membership[index]
+    seen = own.sum() > 0
+    least = jax.lax.cond(seen, lambda: jnp.zeros((), jnp.int32), lambda: nearest_by_loss(model, state.clusters, data))
+    slot = jnp.where(seen, labels(own), least)
+    return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)

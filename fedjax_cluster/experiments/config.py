@@ -1,11 +1,10 @@
-"""A run's configuration: everything that decides its result, as one frozen dataclass."""
+"""A run's configuration: everything that decides its result, as one value."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,7 +13,19 @@ import optax
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.nn.precision import Precision, check_precision
+from fedjax_cluster.nn.precision import Precision
+from fedjax_cluster.optimizers import named
+from fedjax_cluster.options import (
+    BELOW_ONE,
+    INSIDE_UNIT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Options,
+    at_least,
+    described_options,
+    option,
+)
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -25,117 +36,90 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet18": nn.resnet18,
     "mobilenet_v2": nn.mobilenet_v2,
 }
-# What every scenario and every method takes; the rest are its own options.
+# What every scenario and every method takes; the rest are options of one.
 COMMON_SCENARIO = ("examples", "clients", "seed", "test_fraction", "examples_per_client")
 COMMON_METHOD = ("model", "clusters", "local", "server", "participation")
-# Their clients' own models count, not only the mean of what these send: they have no gradient averaging.
+# Their clients' models count, not only the mean of what these send: they have no gradient averaging.
 MODEL_AVERAGING_ONLY = ("fesem", "fedsoft", "flag")
+FEWEST = at_least(1)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """One run of one method on one federation.
+class RunConfig(Options):
+    """One run of one method on one federation."""
 
-    Attributes:
-      method: name in `fedjax_cluster.algorithms.REGISTRY`.
-      scenario: name of a scenario of `fedjax_cluster.data.scenarios`.
-      dataset: digits, or the TFDS name of an image classification set; several joined by + for mixed-datasets.
-      model: mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2.
-      clients: M, number of clients.
-      clusters: K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP).
-      rounds: communication rounds.
-      batch_size: examples of a mini-batch.
-      learning_rate: of the server under gradient averaging, of the clients under model averaging; with local-only it
-        is always the clients'.
-      local_steps: mini-batch steps of a client per round: model averaging. Without it and local-epochs each client
-        sends one mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' own
-        models matter, then average models after one step.
-      local_epochs: passes over a client's data per round: model averaging.
-      optimizer: the clients' optimiser under model averaging.
-      momentum: of sgd; under gradient averaging the server's.
-      weight_decay: weight of the penalty on the squared parameters.
-      precision: format in which clients compute their gradients; parameters and evaluation stay float32.
-      server_learning_rate: scale of the mean change under model averaging; FedSoft's server takes the mean as it is.
-      participation: share of the clients in a round.
-      seed: of data, initial models, cohorts and local training.
-      churn: clients who join or leave before given rounds, see `simulate`.
-      eval_every: rounds between evaluations.
-      eval_clients: evaluate only that many random clients.
-      test_fraction: share of each client's examples kept for testing.
-      examples_per_client: at most that many examples per client, training and test together.
-      model_options: further arguments of the model's factory.
-      method_options: further arguments of the method's factory.
-      scenario_options: further arguments of the scenario.
-    """
-
-    method: str = "cfl_gp"
-    scenario: str = "rotated"
-    dataset: str = "digits"
-    model: str = "mlp"
-    clients: int = 16
-    clusters: int | Literal["auto"] = 4
-    rounds: int = 100
-    batch_size: int = 64
-    learning_rate: float = 0.1
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    precision: Precision = "float32"
-    server_learning_rate: float = 1.0
-    participation: float = 1.0
-    seed: int = 0
-    churn: Sequence[Churn] = ()
-    eval_every: int = 10
-    eval_clients: int | None = None
-    test_fraction: float = 0.3
-    examples_per_client: int | None = None
-    model_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    method_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    scenario_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
+    scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
+    dataset: str = option(
+        "digits, or the TFDS name of an image classification set; several joined by + for mixed-datasets",
+        default="digits",
+    )
+    model: str = option("mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2", default="mlp")
+    clients: int = option("M, number of clients", default=16, bound=FEWEST)
+    clusters: int | Literal["auto"] = option(
+        "K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP)",
+        default=4,
+        bound=FEWEST,
+    )
+    rounds: int = option("communication rounds", default=100, bound=FEWEST)
+    batch_size: int = option("examples of a mini-batch", default=64, bound=FEWEST)
+    learning_rate: float = option(
+        "of the server under gradient averaging, of the clients under model averaging; with local-only it is always "
+        "the clients'",
+        default=0.1,
+        bound=POSITIVE,
+    )
+    local_steps: int | None = option(
+        "mini-batch steps of a client per round: model averaging. Without it and local-epochs each client sends one "
+        "mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' models "
+        "matter, then average models after one step",
+        default=None,
+        bound=FEWEST,
+    )
+    local_epochs: int | None = option(
+        "passes over a client's data per round: model averaging", default=None, bound=FEWEST
+    )
+    optimizer: Literal["sgd", "adam"] = option("the clients' optimiser under model averaging", default="sgd")
+    momentum: float = option("of sgd; under gradient averaging the server's", default=0.0, bound=BELOW_ONE)
+    weight_decay: float = option("weight of the penalty on the squared parameters", default=0.0, bound=NOT_NEGATIVE)
+    precision: Precision = option(
+        "format in which clients compute their gradients; parameters and evaluation stay float32", default="float32"
+    )
+    server_learning_rate: float = option(
+        "scale of the mean change under model averaging; FedSoft's server takes the mean unscaled",
+        default=1.0,
+        bound=POSITIVE,
+    )
+    participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+    seed: int = option("of data, initial models, cohorts and local training", default=0, bound=at_least(0))
+    churn: Sequence[Churn] = option("clients who join or leave before given rounds, see `simulate`", default=())
+    eval_every: int = option("rounds between evaluations", default=10, bound=FEWEST)
+    eval_clients: int | None = option("evaluate only that many random clients", default=None, bound=FEWEST)
+    test_fraction: float = option("share of each client's examples kept for testing", default=0.3, bound=INSIDE_UNIT)
+    examples_per_client: int | None = option(
+        "at most that many examples per client, training and test together", default=None, bound=FEWEST
+    )
+    model_options: Mapping[str, Any] = option("further arguments of the model's factory", default_factory=dict)
+    method_options: Mapping[str, Any] = option("further options of the method", default_factory=dict)
+    scenario_options: Mapping[str, Any] = option("further arguments of the scenario", default_factory=dict)
 
     def __post_init__(self):
-        object.__setattr__(self, "method", known_name("method", self.method, REGISTRY))
-        object.__setattr__(self, "scenario", known_name("scenario", self.scenario, SCENARIOS))
-        object.__setattr__(self, "model", known_name("model", self.model, MODELS))
+        for kind, registry in (("method", REGISTRY), ("scenario", SCENARIOS), ("model", MODELS)):
+            object.__setattr__(self, kind, known_name(kind, getattr(self, kind), registry))
         # JSON knows lists only.
         changes = (Churn(number, tuple(join), tuple(leave)) for number, join, leave in self.churn)
         object.__setattr__(self, "churn", tuple(changes))
-        for name in ("clients", "rounds", "batch_size", "eval_every"):
-            _at_least_one(name, getattr(self, name))
-        for name in ("local_steps", "local_epochs", "eval_clients", "examples_per_client"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        if self.clusters != "auto":
-            _at_least_one("clusters", self.clusters)
-            if self.clusters > self.clients:
-                raise ValueError(
-                    f"clusters is {self.clusters} but there are only {self.clients} clients; "
-                    f"ask for at most {self.clients} clusters"
-                )
+        super().__post_init__()
+
+    def check(self) -> None:
+        if self.clusters != "auto" and self.clusters > self.clients:
+            raise ValueError(
+                f"clusters is {self.clusters} but there are only {self.clients} clients; "
+                f"ask for at most {self.clients} clusters"
+            )
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("local_steps and local_epochs are both given; choose one")
-        if not 0 < self.participation <= 1:
-            raise ValueError(
-                f"participation is {self.participation}; it is the share of clients in a round, above 0 and up to 1"
-            )
-        if not 0 < self.test_fraction < 1:
-            raise ValueError(f"test_fraction is {self.test_fraction}; it must lie between 0 and 1")
-        for name in ("learning_rate", "server_learning_rate"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive and finite")
-        check_precision(self.precision)
-        if self.optimizer not in ("sgd", "adam"):
-            raise ValueError(f"optimizer is {self.optimizer!r}; choose 'sgd' or 'adam'")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
         if self.momentum and self.optimizer == "adam":
             raise ValueError(f"momentum is {self.momentum:g}, but adam has its own; give no momentum, or optimizer sgd")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must be finite and 0 or more")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}; it must be a whole number, 0 or more")
         if self.server_learning_rate != 1.0 and self.local_steps is None and self.local_epochs is None:
             raise ValueError(
                 f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
@@ -175,21 +159,27 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
     raise ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
 
 
-def own_options(factory: Callable, common: tuple[str, ...]) -> dict[str, inspect.Parameter]:
-    """The parameters of a factory beyond those that all of its kind take."""
-    return {name: parameter for name, parameter in inspect.signature(factory).parameters.items() if name not in common}
+def needed_options(factory: Callable[..., Any], common: tuple[str, ...]) -> dict[str, bool]:
+    """The options of a method, scenario or model beyond those that all of its kind take, and whether each is needed."""
+    if isinstance(factory, type) and issubclass(factory, Options):
+        defaults = {found.name: found.default for found in described_options(factory)}
+        return {name: value is dataclasses.MISSING for name, value in defaults.items() if name not in common}
+    parameters = inspect.signature(factory).parameters.items()
+    return {name: value.default is inspect.Parameter.empty for name, value in parameters if name not in common}
 
 
-def check_options(kind: str, name: str, options: Mapping[str, Any], factory: Callable, common: tuple[str, ...]) -> None:
+def check_options(
+    kind: str, name: str, options: Mapping[str, Any], factory: Callable[..., Any], common: tuple[str, ...]
+) -> None:
     """Raises a ValueError for an option that the factory does not have, or one that it needs and was not given."""
-    allowed = own_options(factory, common)
-    for option, parameter in allowed.items():
-        if parameter.default is inspect.Parameter.empty and option not in options:
-            raise ValueError(f"{kind} {name.replace('_', '-')} needs {option}; give it")
-    for option in options:
-        if option not in allowed:
+    allowed = needed_options(factory, common)
+    for wanted, needed in allowed.items():
+        if needed and wanted not in options:
+            raise ValueError(f"{kind} {name.replace('_', '-')} needs {wanted}; give it")
+    for given in options:
+        if given not in allowed:
             listed = ", ".join(sorted(allowed)) or "none"
-            raise ValueError(f"{kind} {name.replace('_', '-')} has no option {option!r}; its options: {listed}")
+            raise ValueError(f"{kind} {name.replace('_', '-')} has no option {given!r}; its options: {listed}")
 
 
 def build_federation(config: RunConfig) -> Federation:
@@ -228,8 +218,7 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     Gradient averaging: one step of rate 1, whose Δθ is minus the gradient, and the rate on the server. Model
     averaging: the rate on the clients.
     """
-    momentum = config.momentum or None
-    steps = config.local_steps
+    steps, momentum = config.local_steps, config.momentum or None
     if steps is None and config.local_epochs is None and config.method in MODEL_AVERAGING_ONLY:
         if momentum:
             raise ValueError(
@@ -237,43 +226,32 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
                 "does nothing; give --local-steps or --local-epochs, or no momentum"
             )
         steps = 1
-    if steps is None and config.local_epochs is None:
-        own = local.sgd(
-            1.0, batch_size=config.batch_size, steps=1, weight_decay=config.weight_decay, precision=config.precision
-        )
-        optimizer = optax.adam if config.optimizer == "adam" else None
-        server = optimizer(config.learning_rate) if optimizer else optax.sgd(config.learning_rate, momentum=momentum)
-        return own, server
-    rate = config.learning_rate
     if config.optimizer == "adam":
-        rate = optax.adam(rate)
-    elif momentum:
-        rate = optax.sgd(rate, momentum=momentum)
-    own = local.sgd(
-        rate,
-        batch_size=config.batch_size,
-        steps=steps,
-        epochs=config.local_epochs,
-        weight_decay=config.weight_decay,
-        precision=config.precision,
-    )
-    return own, optax.sgd(config.server_learning_rate)
+        optimizer = named("adam", learning_rate=config.learning_rate)
+    else:
+        optimizer = named("sgd", learning_rate=config.learning_rate, momentum=momentum)
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "weight_decay": config.weight_decay,
+        "precision": config.precision,
+    }
+    if steps is None and config.local_epochs is None:
+        return local.sgd(1.0, steps=1, **common), optimizer
+    plain = config.optimizer == "sgd" and not momentum
+    rate = config.learning_rate if plain else optimizer
+    server = named("sgd", learning_rate=config.server_learning_rate)
+    return local.sgd(rate, steps=steps, epochs=config.local_epochs, **common), server
 
 
 def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     """The method of a configuration, composed from its parts."""
-    factory = REGISTRY[config.method]
-    own, server = build_local(config)
+    method = REGISTRY[config.method]
+    update, server = build_local(config)
     arguments: dict[str, Any] = dict(config.method_options)
-    parameters = inspect.signature(factory).parameters
+    taken = {found.name for found in described_options(method)}
     for name, value in (("clusters", config.clusters), ("participation", config.participation), ("server", server)):
-        if name in parameters:
+        if name in taken:
             arguments[name] = value
-    if config.clusters == "auto" and config.method != "cfl_gp" and "clusters" in parameters:
+    if config.clusters == "auto" and config.method != "cfl_gp" and "clusters" in taken:
         raise ValueError(f"clusters is 'auto', but {config.method.replace('_', '-')} needs a number")
-    return factory(build_model(config), local=own, **arguments)
-
-
-def _at_least_one(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    return method(build_model(config), local=update, **arguments)

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import docstring_parser
 import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
@@ -23,8 +24,9 @@ from fedjax_cluster.experiments.config import (
     MODELS,
     RunConfig,
     known_name,
-    own_options,
+    needed_options,
 )
+from fedjax_cluster.options import Described, Options, described_options
 from fedjax_cluster.types import Churn
 
 OPTION_FIELDS = ("method_options", "scenario_options", "model_options")
@@ -40,7 +42,7 @@ def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConf
     """
     method = known_name("method", method, REGISTRY)
     fields = _common_fields() + _command_fields(run_dir=True, seeds=False)
-    fields += _options(REGISTRY[method], COMMON_METHOD)
+    fields += _options(REGISTRY[method])
     fields += _scenario_and_model_fields(fields)
     given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {_summary(REGISTRY[method])}")
     return _config(method, [method], given), {"run_dir": given["run_dir"]}
@@ -81,12 +83,10 @@ Field = tuple[str, Any, Any]  # name, annotated type, default
 
 
 def _common_fields() -> list[Field]:
-    hints = typing.get_type_hints(RunConfig)
-    notes = _argument_notes(RunConfig, "Attributes:")
     return [
-        (field.name, _noted(hints[field.name], notes.get(field.name)), field.default)
-        for field in dataclasses.fields(RunConfig)
-        if field.name not in (*OPTION_FIELDS, "method", "churn")
+        (found.name, _noted(found.hint, found.doc), found.default)
+        for found in described_options(RunConfig)
+        if found.name not in (*OPTION_FIELDS, "method", "churn")
     ]
 
 
@@ -112,24 +112,31 @@ def _command_fields(*, run_dir: bool, seeds: bool) -> list[Field]:
     return fields
 
 
-def _options(factory: Callable, common: tuple[str, ...]) -> list[Field]:
-    """A factory's own options, with their defaults."""
+def _options(method: type[Options]) -> list[Field]:
+    """A method's options, with their defaults."""
     fields = []
-    for option, hint, note, default in _parsable_options(factory, common):
-        hint = hint | None if default is None else hint
-        fields.append((option, _noted(hint, note), _as_tuple(default)))
+    for name, hint, doc, default in _parsable_options(method, COMMON_METHOD):
+        default = None if default is dataclasses.MISSING else default
+        fields.append((name, _noted(hint | None if default is None else hint, doc), default))
     return fields
 
 
-def _parsable_options(factory: Callable, common: tuple[str, ...]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Name, type, note and default of what the command line can give."""
-    hints = typing.get_type_hints(factory)
-    notes = _argument_notes(factory, "Args:")
-    for option, parameter in own_options(factory, common).items():
-        hint = _parsable(hints.get(option, str))
-        if hint is not None:
-            default = None if parameter.default is inspect.Parameter.empty else parameter.default
-            yield option, hint, notes.get(option, ""), default
+def _parsable_options(factory: Callable[..., Any], common: tuple[str, ...]) -> Iterator[Described]:
+    """The options that the command line can give."""
+    for found in _described(factory):
+        if found.name not in common and (hint := _parsable(found.hint)) is not None:
+            yield found._replace(hint=hint)
+
+
+def _described(factory: Callable[..., Any]) -> Iterator[Described]:
+    """The options of a method, from its fields; of a scenario or model, from its signature and docstring."""
+    if isinstance(factory, type) and issubclass(factory, Options):
+        yield from described_options(factory)
+        return
+    hints, notes = typing.get_type_hints(factory), _argument_notes(factory)
+    for name, parameter in inspect.signature(factory).parameters.items():
+        default = dataclasses.MISSING if parameter.default is inspect.Parameter.empty else parameter.default
+        yield Described(name, hints.get(name, str), notes.get(name, ""), default)
 
 
 def _scenario_and_model_fields(fields: list[Field]) -> list[Field]:
@@ -186,10 +193,6 @@ def _one_word(hint: Any) -> type | None:
     return next((kind for kind in (hint, *typing.get_args(hint)) if kind in (int, float, str)), None)
 
 
-def _as_tuple(default: Any) -> Any:
-    return tuple(default) if isinstance(default, list) else default
-
-
 def _noted(hint: Any, note: str | None) -> Any:
     return Annotated[hint, tyro.conf.arg(help=note or "")]
 
@@ -214,17 +217,16 @@ def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> Ru
         ("scenario", SCENARIOS[scenario], COMMON_SCENARIO),
         ("model", MODELS[model], ()),
     )
-    theirs = {option for other in methods for option in own_options(REGISTRY[other], COMMON_METHOD)}
+    theirs = {option for other in methods for option in needed_options(REGISTRY[other], COMMON_METHOD)}
     used = theirs | own | set(COMMAND_FLAGS)
     chosen: dict[str, dict[str, Any]] = {}
     for kind, factory, common in factories:
-        hints = typing.get_type_hints(factory)
         chosen[kind] = {}
-        for option, parameter in own_options(factory, common).items():
+        parsable = {found.name for found in _parsable_options(factory, common)}
+        for option, needed in needed_options(factory, common).items():
             flag = f"{kind}_{option}" if f"{kind}_{option}" in given else option
             value = None if kind != "method" and flag in theirs else given.get(flag)
-            needed = parameter.default is inspect.Parameter.empty
-            if _parsable(hints[option]) is None and (needed or value is not None):
+            if option not in parsable and (needed or value is not None):
                 name = factory.__name__.replace("_", "-")
                 raise ValueError(f"{option} of {kind} {name} cannot be given on the command line; use Python")
             if value is None:
@@ -270,30 +272,22 @@ def _owners(flag: str) -> str:
     owners = []
     for kind, registry, common in (("scenario", SCENARIOS, COMMON_SCENARIO), ("model", MODELS, ())):
         option = flag.removeprefix(f"{kind}_")
-        owners += [name for name, factory in registry.items() if option in own_options(factory, common)]
+        owners += [name for name, factory in registry.items() if option in needed_options(factory, common)]
     return ", ".join(owners).replace("_", "-")
 
 
 # --------------------------------------------------------------------------------------------- the text
 
 
-def _argument_notes(documented: Any, heading: str) -> dict[str, str]:
+def _argument_notes(documented: Any) -> dict[str, str]:
     """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
-    text = inspect.getdoc(documented) or ""
-    _, _, section = text.partition(heading)
-    section = re.split(r"\n\s*\n(?=\S)", section)[0]
-    _, *entries = re.split(r"^ {2}((?:\w+, )*\w+): ", section, flags=re.MULTILINE)
     notes: dict[str, str] = {}
-    for names, note in zip(entries[::2], entries[1::2], strict=True):
-        note = " ".join(note.split())
+    for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
+        note = " ".join((found.description or "").split())
         referred = re.match(r"as in `(\w+)`", note)
-        elsewhere = _argument_notes(_named(documented, referred[1]), heading) if referred else {}
-        notes |= {name: elsewhere.get(name, note) for name in names.split(", ")}
+        elsewhere = _argument_notes(documented.__globals__[referred[1]]) if referred else {}
+        notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes
-
-
-def _named(documented: Any, name: str) -> Any:
-    return getattr(documented, "__globals__", {}).get(name) or REGISTRY.get(name)
 
 
 def _summary(documented: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class Schedule:
                 raise ValueError(f"nobody is left before round {change.round}; keep at least one client")
         if algorithm.admit is None and any(change.join for change in self.changes):
             raise ValueError(f"{algorithm.name} admits no client during a run; leave the joins out of churn")
-        self._admit = None if algorithm.admit is None else jax.jit(algorithm.admit)
+        self._algorithm = algorithm
 
     def _first_joins(self) -> set[int]:
         left: set[int] = set()
@@ -98,6 +99,12 @@ class Schedule:
             for client in change.join:
                 rows = jax.tree.map(lambda leaf, client=client: jnp.asarray(leaf[client]), data)
                 key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
-                assert self._admit is not None
-                state = jax.device_get(self._admit(key, state, rows, jnp.asarray(client, jnp.int32)))
+                index = jnp.asarray(client, jnp.int32)
+                state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))
         return state
+
+
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _admit(rng_key: Array, state: State, data: ClientData, index: Array, *, algorithm: ClusteredAlgorithm) -> State:
+    assert algorithm.admit is not None  # by `Schedule`
+    return algorithm.admit(rng_key, state, data, index)

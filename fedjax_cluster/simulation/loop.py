@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import time
@@ -13,28 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import clustering, parallel
-from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster import parallel
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.simulation.churn import Schedule
-from fedjax_cluster.simulation.metrics import (
-    CLUSTERING_SECONDS,
-    evaluate_clients,
-    federation_figures,
-    with_clustering_seconds,
+from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
+from fedjax_cluster.simulation.history import (
+    History,
+    add_figures,
+    append,
+    last_report,
+    report_round,
+    rows_of_rounds,
+    summarize,
 )
+from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Interrupt, Progress, undisturbed
-from fedjax_cluster.simulation.result import SimulationResult, summarize
+from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import (
     Churn,
     ClientData,
     ClientMapping,
     ClusteredAlgorithm,
-    Costs,
     Event,
     Federation,
-    Model,
+    Measure,
     Population,
     RoundInfo,
     State,
@@ -44,15 +48,10 @@ from fedjax_cluster.types import (
 LONGEST_SEGMENT = 1024
 SEGMENT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 60.0
-# The order of metrics.csv; XLA returns them by name.
-REPORTED = (
-    *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
-    *(name for name in Costs._fields if name != CLUSTERING_SECONDS),  # that is no step's to tell
-)
 
 
 class RunKeys(NamedTuple):
-    """Separate randomness for each purpose, all from one seed; the data have the scenario's own."""
+    """Separate randomness for each purpose, all from one seed; the data have the scenario's."""
 
     initialization: Array
     cohorts: Array
@@ -69,7 +68,7 @@ class Evaluation(NamedTuple):
 
 
 def run_keys(seed: int) -> RunKeys:
-    """The random run_keys of one seed.
+    """The keys of one seed.
 
     >>> len(run_keys(0))
     4
@@ -85,7 +84,7 @@ def simulate(
     seed: int = 0,
     eval_every: int = 10,
     eval_clients: int | None = None,
-    metrics: Sequence[Callable[..., dict[str, Array]]] = (),
+    metrics: Sequence[Measure] = (),
     callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
     churn: Sequence[Churn] = (),
     run_dir: str | pathlib.Path | None = None,
@@ -105,13 +104,13 @@ def simulate(
       eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
       metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client.
       callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history.
-      churn: clients who join or leave before given rounds. One whose first entry is a join is absent until then;
-        the method's `admit` gives it a cluster.
+      churn: clients who join or leave before given rounds. One whose first entry is a join is absent until then; the
+        method's `admit` gives it a cluster.
       run_dir: leaves config.json, metrics.csv, summary.json and checkpoints there; a directory of the same run is
         taken up where it stopped.
       mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
       time_clustering: times the server's clustering after the last round, for a column `clustering_seconds` and the
-        summary; see `metrics.with_clustering_seconds`. A resumed run takes the time anew.
+        summary; see `ledger.with_clustering_seconds`. A resumed run takes the time anew.
       progress: shows a progress bar; None shows it on a terminal.
       config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
 
@@ -123,142 +122,221 @@ def simulate(
       KeyboardInterrupt: after a checkpoint, where there is a run_dir and a round has been done.
     """
     _check_numbers(rounds=rounds, eval_every=eval_every, eval_clients=eval_clients)
-    clusters = algorithm.config.get("clusters")
+    clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
-    algorithm = _with_metrics(algorithm, metrics)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     directory = None
     if run_dir is not None:
         directory = RunDirectory(run_dir, algorithm, federation, seed, eval_every, config, schedule.changes)
     mapping = parallel.client_mapping() if mapping is None else mapping
-    keys = run_keys(seed)
+    run = _start(algorithm, federation, seed, mapping, directory, schedule)
+    run.config = config
+    if run.done > rounds:
+        run.close()
+        raise ValueError(f"{run_dir} has {run.done} rounds already, but rounds is {rounds}; give at least {run.done}")
+    if run.done == rounds:
+        assert directory is not None
+        summary = directory.read_summary() or run.summarize(0.0)
+        run.close()
+        return run.result(summary)
 
-    train = parallel.place_population(federation.train, federation.info, mapping)
-    test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping)
-    group = _groups(federation, train)
-    init = functools.partial(_initial_state, algorithm, keys.initialization, schedule.start(train), mapping)
-    saved = directory is not None and directory.has_checkpoint()
-    state, info = init(blank=saved)
-    history: dict[str, np.ndarray] = {}
+    test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping).data
+    evaluate = functools.partial(evaluate_clients, model=with_metrics(algorithm.model, metrics), algorithm=algorithm)
+    saved_at, length, figures = time.monotonic(), 1, {}
+    # A Ctrl-C during compilation is noted as well: raised inside the compiler, it can be swallowed there.
+    with Progress(algorithm.name, rounds, run.done, enabled=progress) as bar, Interrupt() as interrupt:
+        started = time.perf_counter()
+        run.segment(0)  # compiles, runs no round
+        if not interrupt.wanted:
+            jax.block_until_ready(evaluate(run.keys.evaluation, run.state, run.train, test))
+        compile_seconds = time.perf_counter() - started
+        while run.done < rounds and not interrupt.wanted:
+            done = run.done
+            run.apply_churn()
+            stop = int(min(rounds, done + length, (done // eval_every + 1) * eval_every, schedule.next_after(done)))
+            rows, elapsed = run.rounds_until(stop)
+            length = max(1, min(LONGEST_SEGMENT, int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
+            if run.done % eval_every == 0 or run.done == rounds:
+                found = evaluate(run.keys.evaluation, run.state, run.train, test)
+                figures = federation_figures(jax.device_get(found))
+                latest = {**figures, **last_report(rows)}
+                for callback in callbacks:
+                    figures = {**figures, **(callback(Evaluation(run.done, run.state, latest)) or {})}
+                rows = add_figures(rows, figures)
+            run.history = append(run.history, rows)
+            speed = float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
+            bar.update(run.done, {**figures, **last_report(run.history)}, speed)
+            if run.done < rounds and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                run.save()
+                saved_at = time.monotonic()
+        if time_clustering and not interrupt.wanted:
+            run.time_clustering()
+    return run.finish(compile_seconds, interrupted=interrupt.wanted)
+
+
+# ----------------------------------------------------------------------------------------- a run under way
+
+
+@dataclasses.dataclass
+class _Run:
+    """A run between its start and its result."""
+
+    algorithm: ClusteredAlgorithm
+    federation: Federation
+    seed: int
+    mapping: ClientMapping
+    directory: RunDirectory | None
+    schedule: Schedule
+    keys: RunKeys
+    train: Population
+    group: Array | None
+    state: State
+    info: RoundInfo  # of `init`
+    history: History = dataclasses.field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def done(self) -> int:
+        return int(self.state.round)
+
+    def segment(self, stop: int) -> dict[str, Array]:
+        """Rounds up to `stop` or an event, in one compiled program."""
+        self.state, reports = _run_segment(
+            self.keys,
+            self.state,
+            self.train,
+            self.group,
+            self.info,
+            jnp.asarray(stop, jnp.int32),
+            algorithm=self.algorithm,
+        )
+        return reports
+
+    def rounds_until(self, stop: int) -> tuple[History, float]:
+        """The rows of the rounds up to `stop` or an event, and their seconds."""
+        start, started = self.done, time.perf_counter()
+        reports = self.segment(stop)
+        reached = self.done
+        elapsed = time.perf_counter() - started
+        rows = rows_of_rounds(reports, start, reached, elapsed, self.info.costs if start == 0 else None)
+        if rows["event"][-1]:
+            self.take_snapshot(reached - 1)
+        return rows, elapsed
+
+    def apply_churn(self) -> None:
+        """Clients join and leave before the next round."""
+        if self.schedule.due(self.done):
+            state = self.schedule.apply(self.keys.evaluation, self.state, self.federation.train, self.done)
+            self.state = parallel.place_state(state, self.mapping)
+
+    def take_snapshot(self, number: int) -> None:
+        """What the method keeps of the state after an event, in the run directory too."""
+        if self.algorithm.snapshot is None:
+            return
+        content = self.algorithm.snapshot(jax.device_get(self.state))
+        event = Event(number, {name: np.asarray(value) for name, value in content.items()})
+        if self.directory is not None:
+            self.directory.write_event(event)
+        self.events += (event,)
+
+    def time_clustering(self) -> None:
+        """Adds the column `clustering_seconds`; should that fail, the run is saved first."""
+        initial = float(self.info.costs.clustering_seconds)
+        try:
+            self.history = with_clustering_seconds(
+                self.history, self.algorithm, self.keys.local, self.state, self.mapping, initial
+            )
+        except BaseException:
+            self.save()
+            raise
+
+    def save(self) -> None:
+        if self.directory is not None:
+            self.directory.save(self.state, self.history)
+
+    def close(self) -> None:
+        if self.directory is not None:
+            self.directory.close()
+
+    def summarize(self, compile_seconds: float) -> dict[str, Any]:
+        return summarize(
+            self.algorithm, self.federation, self.state, self.history, self.seed, compile_seconds, self.config
+        )
+
+    def finish(self, compile_seconds: float, *, interrupted: bool) -> SimulationResult:
+        """Leaves what is to be left; an interrupted run ends with a KeyboardInterrupt that names its directory."""
+        if interrupted and not self.history:
+            self.close()
+            raise KeyboardInterrupt
+        summary = self.summarize(compile_seconds)
+        if self.directory is not None:
+            with undisturbed():
+                self.save()
+                self.directory.write_summary(summary)
+                self.close()
+        if interrupted:
+            raise KeyboardInterrupt(*([] if self.directory is None else [str(self.directory.path)]))
+        return self.result(summary)
+
+    def result(self, summary: dict[str, Any]) -> SimulationResult:
+        return SimulationResult(
+            self.algorithm,
+            self.federation,
+            self.state,
+            self.history,
+            self.events,
+            summary,
+            self.keys.evaluation,
+            self.mapping,
+        )
+
+
+def _start(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    seed: int,
+    mapping: ClientMapping,
+    directory: RunDirectory | None,
+    schedule: Schedule,
+) -> _Run:
+    """A run before its next round: fresh, or as the run directory's newest checkpoint left it."""
+    keys = run_keys(seed)
+    train = parallel.place_population(federation.train, federation.info, mapping)
+    population = schedule.start(train)
+
+    def initial(*, template: bool) -> tuple[State, RoundInfo]:
+        # A template spares the work of a state that is only to be replaced.
+        start = algorithm.template if template and algorithm.template is not None else algorithm.init
+        state, info = start(keys.initialization, population)
+        return parallel.place_state(state, mapping), info
+
+    saved = directory is not None and directory.has_checkpoint()
+    state, info = initial(template=saved)
+    group = _groups(federation, train)
+    run = _Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
         directory.open()
         if (restored := directory.restore(state)) is not None:
-            state, history = restored
-            events = directory.read_events(int(state.round))
+            run.state, run.history = restored
+            run.events = directory.read_events(run.done)
         elif saved:  # a checkpoint that is none after all
-            state, info = init(blank=False)
-    done = int(state.round)
-    if done == 0 and bool(info.event):
-        events = _harvest(algorithm, state, -1, directory)
-    if done > rounds:
-        assert directory is not None
-        directory.close()
-        raise ValueError(f"{run_dir} has {done} rounds already, but rounds is {rounds}; give at least {done}")
-    if done == rounds:
-        assert directory is not None
-        summary = directory.read_summary() or summarize(algorithm, federation, state, history, seed, 0.0, config)
-        directory.close()
-        return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
-
-    run_segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
-    evaluate = functools.partial(_evaluate, model=algorithm.model, personalize=algorithm.personalize)
-    saved_at, length, figures = time.monotonic(), 1, {}
-    # A Ctrl-C during compilation is noted as well: raised inside the compiler, it can be swallowed there.
-    with Progress(algorithm.name, rounds, done, enabled=progress) as bar, Interrupt() as interrupt:
-        started = time.perf_counter()
-        state, _ = run_segment(keys, state, train, group, info, jnp.asarray(0, jnp.int32))  # compiles, runs no round
-        if not interrupt.wanted:
-            jax.block_until_ready(evaluate(keys.evaluation, state, train, test.data))
-        compile_seconds = time.perf_counter() - started
-        while done < rounds and not interrupt.wanted:
-            if schedule.due(done):
-                state = schedule.apply(keys.evaluation, state, federation.train, done)
-                state = parallel.place_state(state, mapping)
-            stop = int(min(rounds, done + length, (done // eval_every + 1) * eval_every, schedule.next_after(done)))
-            started = time.perf_counter()
-            state, reports = run_segment(keys, state, train, group, info, jnp.asarray(stop, jnp.int32))
-            reached = int(state.round)
-            elapsed = time.perf_counter() - started
-            rows = _history_rows(reports, done, reached, elapsed)
-            if done == 0:
-                rows = _add_initial_costs(rows, info)
-            length = max(1, min(LONGEST_SEGMENT, int((reached - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
-            done = reached
-            if rows["event"][-1]:
-                events += _harvest(algorithm, state, done - 1, directory)
-            evaluated = done % eval_every == 0 or done == rounds
-            if evaluated:
-                figures = federation_figures(jax.device_get(evaluate(keys.evaluation, state, train, test.data)))
-                latest = {**figures, **_last(rows)}
-                for callback in callbacks:
-                    figures = {**figures, **(callback(Evaluation(done, state, latest)) or {})}
-                rows = _add_figures(rows, figures)
-            history = _append(history, rows)
-            bar.update(done, {**figures, **_last(history)}, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9))
-            if directory is not None and done < rounds and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                directory.save(state, history)
-                saved_at = time.monotonic()
-        if time_clustering and not interrupt.wanted:
-            initial = float(info.costs.clustering_seconds)
-            try:
-                history = with_clustering_seconds(history, algorithm, keys.local, state, mapping, initial)
-            except BaseException:
-                if directory is not None:
-                    directory.save(state, history)
-                raise
-    if interrupt.wanted and not history:
-        if directory is not None:
-            directory.close()
-        raise KeyboardInterrupt
-    summary = summarize(algorithm, federation, state, history, seed, compile_seconds, config)
-    if directory is not None:
-        with undisturbed():
-            directory.save(state, history)
-            directory.write_summary(summary)
-            directory.close()
-    if interrupt.wanted:
-        raise KeyboardInterrupt(*([] if directory is None else [str(directory.path)]))
-    return SimulationResult(algorithm, federation, state, history, events, summary, keys.evaluation, mapping)
+            run.state, run.info = initial(template=False)
+    if run.done == 0 and bool(run.info.event):
+        run.take_snapshot(-1)
+    return run
 
 
-def _initial_state(
-    algorithm: ClusteredAlgorithm, rng_key: Array, population: Population, mapping: ClientMapping, *, blank: bool
-) -> tuple[State, RoundInfo]:
-    """The state before the first round; `blank` spares the work where it is only to be replaced."""
-    start = algorithm.blank if blank and algorithm.blank is not None else algorithm.init
-    state, info = start(rng_key, population)
-    return parallel.place_state(state, mapping), info
-
-
-def _harvest(
-    algorithm: ClusteredAlgorithm, state: State, number: int, directory: RunDirectory | None
-) -> tuple[Event, ...]:
-    """What the method keeps of the state after an event, in the run directory too."""
-    if algorithm.snapshot is None:
-        return ()
-    event = Event(
-        number, {name: np.asarray(value) for name, value in algorithm.snapshot(jax.device_get(state)).items()}
-    )
-    if directory is not None:
-        directory.write_event(event)
-    return (event,)
-
-
-# --------------------------------------------------------------------------------------- compiled parts
-
-
-@functools.partial(jax.jit, static_argnames=("select", "step"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="algorithm", donate_argnames="state")
 def _run_segment(
     keys: RunKeys,
     state: State,
     train: Population,
     group: Array | None,
-    blank: RoundInfo,
+    initial: RoundInfo,
     stop: Array,
     *,
-    select: Callable,
-    step: Callable,
+    algorithm: ClusteredAlgorithm,
 ) -> tuple[State, dict[str, Array]]:
     """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split."""
     start = state.round
@@ -266,14 +344,13 @@ def _run_segment(
     def one_round(state: State) -> tuple[State, dict[str, Array]]:
         number = state.round
         state = with_numbers_everywhere(state)
-        selection = select(jax.random.fold_in(keys.cohorts, number), state)
+        selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
         cohort = parallel.gather_cohort(train, selection)
-        state, info = step(jax.random.fold_in(keys.local, number), state, cohort)
+        state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
         return state, report(info, state)
 
     def report(info: RoundInfo, state: State) -> dict[str, Array]:
-        state = with_numbers_everywhere(state)
-        return _report(info, state, _agreement(state, group))
+        return report_round(info, with_numbers_everywhere(state), group)
 
     def with_numbers_everywhere(state: State) -> State:
         # Who is drawn, and what is reported, depends on numbers of all clients.
@@ -290,60 +367,13 @@ def _run_segment(
         buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
         return state, buffer, row["event"]
 
-    row = report(blank, state)
+    row = report(initial, state)
     buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
 
 
-@functools.partial(jax.jit, static_argnames=("model", "personalize"))
-def _evaluate(
-    key: Array, state: State, train: Population, test: ClientData, *, model: Model, personalize: Callable
-) -> dict[str, Array]:
-    figures = evaluate_clients(model, personalize, key, state, train, test)
-    return {name: jnp.where(state.clients.present, value, jnp.nan) for name, value in figures.items()}
-
-
-def _agreement(state: State, group: Array | None) -> dict[str, Array]:
-    """How well the clusters agree with the true groups; NaN where there are none."""
-    scores = {
-        "adjusted_rand_index": clustering.scores.adjusted_rand_index,
-        "purity": clustering.scores.purity,
-    }
-    if group is None:
-        return {name: jnp.asarray(jnp.nan) for name in scores}
-    assigned = labels(state.clients.membership)
-    valid = state.clients.present & (assigned >= 0) & (group >= 0)
-    return {
-        name: jnp.where(jnp.any(valid), score(assigned, group, mask=valid), jnp.nan) for name, score in scores.items()
-    }
-
-
-def _report(info: RoundInfo, state: State, agreement: dict[str, Array]) -> dict[str, Array]:
-    """The scalars of a round that go into the history."""
-    count = info.num_clients.astype(jnp.float32)
-    # NaN where every update was rejected: 0 would look like a perfect fit.
-    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
-    return {
-        "loss": loss,
-        "num_clients": jnp.sum(info.num_clients),
-        "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
-        "num_changed": info.num_changed,
-        "num_rejected": info.num_rejected,
-        **agreement,
-        **info.costs._asdict(),
-        "event": info.event,
-    }
-
-
-def _occupied(state: State) -> Array:
-    """bool[K]: clusters that hold a client."""
-    assigned = labels(state.clients.membership)
-    slots = state.clusters.active.shape[0]
-    return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
-
-
-# ------------------------------------------------------------------------------------------- placement
+# ------------------------------------------------------------------------------------ placement, checks
 
 
 def _groups(federation: Federation, train: Population) -> Array | None:
@@ -364,60 +394,7 @@ def _evaluated(test: ClientData, eval_clients: int | None, seed: int) -> ClientD
     return test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
 
 
-# --------------------------------------------------------------------------------------------- history
-
-
-def _history_rows(reports: dict[str, Array], start: int, stop: int, seconds: float) -> dict[str, np.ndarray]:
-    rows = {name: np.asarray(reports[name])[: stop - start].astype(np.float64) for name in REPORTED}
-    rows = {"round": np.arange(start, stop, dtype=np.float64), **rows}
-    rows["seconds"] = np.full(stop - start, seconds / (stop - start))
-    return rows
-
-
-def _add_initial_costs(rows: dict[str, np.ndarray], info: RoundInfo) -> dict[str, np.ndarray]:
-    """What `init` cost, a pilot say, is counted in the first round."""
-    for name, cost in info.costs._asdict().items():
-        if name in rows:
-            rows[name][0] += float(cost)
-    return rows
-
-
-def _add_figures(rows: dict[str, np.ndarray], figures: dict[str, float]) -> dict[str, np.ndarray]:
-    """Puts an evaluation's figures on the last row; the rows before it have none."""
-    for name, value in figures.items():
-        rows[name] = np.full(len(rows["round"]), np.nan)
-        rows[name][-1] = value
-    return rows
-
-
-def _append(history: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    before, after = (len(part.get("round", ())) for part in (history, rows))
-    blank = functools.partial(np.full, fill_value=np.nan)
-    names = [*history, *(name for name in rows if name not in history)]
-    return {name: np.concatenate([history.get(name, blank(before)), rows.get(name, blank(after))]) for name in names}
-
-
-def _last(history: dict[str, np.ndarray]) -> dict[str, float]:
-    return {name: float(history[name][-1]) for name in ("loss", "adjusted_rand_index", "num_clusters")}
-
-
-# ---------------------------------------------------------------------------------------------- checks
-
-
 def _check_numbers(*, rounds: int, eval_every: int, eval_clients: int | None) -> None:
     for name, value in (("rounds", rounds), ("eval_every", eval_every), ("eval_clients", eval_clients)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
-def _with_metrics(algorithm: ClusteredAlgorithm, extra: Sequence[Callable]) -> ClusteredAlgorithm:
-    if not extra:
-        return algorithm
-    own = algorithm.model.metrics
-
-    def measure(predictions, y, mask):
-        return functools.reduce(
-            lambda found, fn: {**found, **fn(predictions, y, mask)}, extra, own(predictions, y, mask)
-        )
-
-    return algorithm._replace(model=algorithm.model._replace(metrics=measure))

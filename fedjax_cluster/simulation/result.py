@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_cluster import report
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.simulation.metrics import ledger, predict
+from fedjax_cluster.simulation.evaluation import predict_client
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
 
@@ -61,79 +60,16 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
-        row = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), train)
+        data = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), train)
         key = jax.random.fold_in(self.evaluation_key, client)
-        own = self.algorithm
-        run = jax.jit(functools.partial(predict, own.model, own.personalize))
-        return np.asarray(run(key, self.state, row, jnp.asarray(client), x))
+        return np.asarray(predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm))
 
     def plot(self, metric: str | None = None):
         """Draws accuracy (or another column of the history) and ARI against rounds; returns the figure."""
-        from fedjax_cluster.report import plots
-
-        return plots.learning_curves({self.algorithm.name: self.history}, metric=metric)
+        return report.curves.learning_curves({self.algorithm.name: self.history}, metric=metric)
 
     def to_pandas(self):
         """The history as a data frame indexed by round; needs pandas."""
-        import pandas
+        import pandas  # optional
 
         return pandas.DataFrame(self.history).set_index("round")
-
-
-def summarize(
-    algorithm: ClusteredAlgorithm,
-    federation: Federation,
-    state: State,
-    history: dict[str, np.ndarray],
-    seed: int,
-    compile_seconds: float,
-    config: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """One line of figures about a run; `first_round_of_final_clustering` is 0-based."""
-    rounds = len(history["round"])
-    last = {
-        name: _last_value(history.get(name))
-        for name in ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "test_loss")
-    }
-    others = {
-        name: _last_value(column)
-        for name, column in history.items()
-        if name not in last and np.isnan(column[: rounds - 1]).any()
-    }
-    agreement = history["adjusted_rand_index"]
-    purity = history.get("purity", np.full(rounds, np.nan))
-    changed = np.flatnonzero(history["num_changed"])
-    best = np.nanmax(agreement) if np.isfinite(agreement).any() else np.nan
-    return {
-        "algorithm": algorithm.name,
-        "scenario": (config or {}).get("scenario", federation.info.name),
-        "dataset": federation.info.name,
-        "clients": len(federation.train.num_examples),
-        "rounds": rounds,
-        "seed": seed,
-        **last,
-        **others,
-        "train_loss": float(history["loss"][-1]),
-        "adjusted_rand_index": float(agreement[-1]),
-        "purity": float(purity[-1]),
-        "num_clusters": int(history["num_clusters"][-1]),
-        "first_round_of_final_clustering": int(changed[-1]) if len(changed) else 0,
-        "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
-        "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
-        "first_round_of_purity_90": _first(purity >= 0.9 - 1e-6),
-        "num_rejected": int(history["num_rejected"].sum()),
-        "client_rounds_per_second": float(history["num_clients"].sum() / max(history["seconds"].sum(), 1e-9)),
-        "compile_seconds": compile_seconds,
-        "run_seconds": float(history["seconds"].sum()),
-        **ledger(history, state)._asdict(),
-    }
-
-
-def _last_value(column: np.ndarray | None) -> float | None:
-    if column is None or not np.isfinite(column).any():
-        return None
-    return float(column[np.isfinite(column)][-1])
-
-
-def _first(condition: np.ndarray) -> int | None:
-    return int(np.argmax(condition)) if condition.any() else None

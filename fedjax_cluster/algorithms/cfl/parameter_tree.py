@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,20 @@ from jax import Array
 
 from fedjax_cluster.algorithms.cfl.splits import Splits
 from fedjax_cluster.algorithms.round import cluster_variables, labels
-from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, State, Variables
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Federation, State, Variables
+
+
+class FinishedRun(Protocol):
+    """What a tree is made of; a `SimulationResult` has it."""
+
+    @property
+    def algorithm(self) -> ClusteredAlgorithm: ...
+
+    @property
+    def federation(self) -> Federation: ...
+
+    @property
+    def state(self) -> State: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +69,7 @@ class ParameterTree:
         return {node.slot: number for number, node in enumerate(self.nodes) if not node.children}
 
 
-def parameter_tree(result: SimulationResult) -> ParameterTree:
+def parameter_tree(result: FinishedRun) -> ParameterTree:
     """The parameter tree of a finished run of `cfl`; of a saved one with `parameter_tree(fc.load_run(run_dir))`.
 
     Raises:
@@ -108,14 +120,15 @@ def assign_client(parameters: ParameterTree, client: ClientData, *, rng_key: Arr
     """
     rng_key = jax.random.key(0) if rng_key is None else rng_key
     client = jax.tree.map(jnp.asarray, client)
-    return int(_assign(rng_key, parameters.state, client, admit=parameters.algorithm.admit))
+    return int(_assign(rng_key, parameters.state, client, algorithm=parameters.algorithm))
 
 
-@functools.partial(jax.jit, static_argnames="admit")
-def _assign(rng_key: Array, state: State, client: ClientData, *, admit: Callable[..., State]) -> Array:
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _assign(rng_key: Array, state: State, client: ClientData, *, algorithm: ClusteredAlgorithm) -> Array:
+    assert algorithm.admit is not None  # `cfl` has it
     # Which row the newcomer would take has no say in where it is led; the state itself is not changed.
     index = jnp.zeros((), jnp.int32)
-    return labels(admit(rng_key, state, client, index).clients.membership[:1])[0]
+    return labels(algorithm.admit(rng_key, state, client, index).clients.membership[:1])[0]
 
 
 def models_on_path(parameters: ParameterTree, slot: int) -> tuple[Variables, ...]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import clustering, tree
-from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.types import PyTree, State, Variables
+from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms.round import Report, labels, one_hot
+from fedjax_cluster.types import Cohort, PyTree, State, Variables
 
 
 class Splits(NamedTuple):
@@ -69,7 +69,6 @@ class Clients(NamedTuple):
 class Server(NamedTuple):
     """What CFL keeps besides models and clients."""
 
-    optimizer: PyTree  # leaves [K, ...]
     splits: Splits  # S = K − 1 rows
     origin: Array  # i32[K], number of the split that a cluster came out of; −1 for the root
     tested: Array  # i32[K], number of the split after which the fall-back was last decided
@@ -79,6 +78,18 @@ class Server(NamedTuple):
     fell_back: Array  # i32[K], round in which a cluster went back to its parent's model for good; −1
     similarity: Array  # f32[M, M], of the last round in which a cluster met the criteria
     coordinates: Array  # i32[r], those kept on the tree's edges; none for all
+
+
+class Sent(NamedTuple):
+    """What a client sends, and reports."""
+
+    delta: Array  # f32[D]
+    gradient: Array | None  # f32[D], where similarities are of gradients
+    stats: PyTree
+    weight: Array  # f32[]
+    gain: Array  # f32[], accuracy of its cluster's model minus that of the parent's, on its held-out rows
+    optimizer: PyTree  # after its training, where it is kept
+    report: Report
 
 
 class Division(NamedTuple):
@@ -170,7 +181,47 @@ def inherit(stacked: PyTree, division: Division, round_number: Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[source], stacked)
 
 
-def snapshot(state: State) -> Mapping[str, Any]:
+def remember(state: State, cohort: Cohort, sent: Sent, accepted: Array) -> State:
+    """Each participant's latest update; one that was not finite counts as seen, so that it holds up nobody."""
+    old = state.clients
+    vector = sent.delta if sent.gradient is None else sent.gradient
+    rows = (vector, sent.weight, jnp.ones_like(accepted), accepted)
+    kept = parallel.scatter_rows(cohort, (old.update, old.share, old.seen, old.valid), rows)
+    optimizer = parallel.scatter_rows(cohort, old.optimizer, sent.optimizer, cohort.mask & accepted)
+    names = ("update", "share", "seen", "valid")
+    return state._replace(clients=old._replace(optimizer=optimizer, **dict(zip(names, kept, strict=True))))
+
+
+def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Array) -> tuple[State, Array]:
+    """Judges clusters by their participants; those that lost get their parent's model, for good (Sec. II-A).
+
+    Args:
+      state: of the run.
+      slot: i32[C], the participants' clusters.
+      gain: f32[C], accuracy of a client's cluster's model minus that of its parent's.
+      accepted: bool[C].
+      due: bool[K], clusters to judge.
+
+    Returns:
+      (state, bool[K] clusters that fell back).
+    """
+    server, splits = state.server, state.server.splits
+    members = one_hot(jnp.where(accepted, slot, -1), len(due))
+    judged = due & (jnp.sum(members, 0) > 0)
+    fallen = judged & (gain @ members < 0)
+    before = tree.take(Variables(splits.params, splits.stats), jnp.maximum(server.origin, 0))
+    clusters = state.clusters._replace(
+        params=tree.where(fallen, before.params, state.clusters.params),
+        stats=tree.where(fallen, before.stats, state.clusters.stats),
+    )
+    server = server._replace(
+        tested=jnp.where(judged, server.origin, server.tested),
+        fell_back=jnp.where(fallen, state.round, server.fell_back),
+    )
+    return state._replace(clusters=clusters, server=server), fallen
+
+
+def snapshot_of_splits(state: State) -> Mapping[str, Any]:
     """What is kept of a round with splits, refused splits or fall-backs.
 
     Returns:

@@ -95,7 +95,7 @@ def client_features(state: State, rank: int) -> tuple[Array, Array]:
 
 
 def _fetched(state: State) -> State:
-    """The parts that an embedding needs, on one device (see `averaging.present_clients`)."""
+    """The parts that an embedding needs, on one device (see `round.present_clients`)."""
     clients, grams = state.clients, state.server.grams
     if grams.shape[1]:
         # The Gram matrices stand for the profiles, which are large.

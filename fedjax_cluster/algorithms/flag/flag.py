@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from fedjax_cluster import clustering, cohorts, nn, parallel, tree
-from fedjax_cluster.algorithms import one_shot
-from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster import clustering, nn, parallel, tree
 from fedjax_cluster.algorithms.flag.search import (
-    AXES,
     Axis,
     Effort,
     Search,
-    clustered_training,
     cuts,
+    given_threshold,
     search_threshold,
     threshold_grid,
 )
-from fedjax_cluster.clustering.linkage import LINKAGES
+from fedjax_cluster.algorithms.one_shot import (
+    OneShotMethod,
+    check_classes,
+    check_found,
+    clocked,
+    clustering_info,
+    largest_cluster,
+    nearest_cluster,
+    progress_note,
+    start_clusters,
+    vectors_sent,
+    with_largest,
+)
+from fedjax_cluster.algorithms.round import (
+    HardClients,
+    check_clusters,
+    first_state,
+    initial_info,
+    labels,
+    one_hot,
+    present_clients,
+)
 from fedjax_cluster.local import client_key
-from fedjax_cluster.parallel.loop import Client
-from fedjax_cluster.server import Weighting, init_optimizer
+from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
+from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import (
     ClientData,
-    ClusteredAlgorithm,
     Costs,
     LocalUpdate,
     Model,
     Population,
-    PyTree,
     RoundInfo,
-    Selection,
     State,
     Variables,
 )
 
 LOG = logging.getLogger(__name__)
+
+PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
+STEP = Bound(
+    lambda value: 0 < value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
+    "an equal step in which α falls from 1 to 0, such as 0.1 or 0.01",
+)
 
 
 class Clients(NamedTuple):
@@ -66,7 +88,6 @@ class Matrices(NamedTuple):
 
 
 class Server(NamedTuple):
-    optimizer: PyTree
     start: Variables | None  # what all clients train from for t_g epochs; None where newcomers are not admitted
     matrices: Matrices
     search: Search
@@ -81,204 +102,213 @@ class Measured(NamedTuple):
     num_steps: Array  # i32[]
 
 
-def flag(
-    model: Model,
-    *,
-    clusters: int,
-    local: LocalUpdate,
-    server: optax.GradientTransformation | None = None,
-    beta: float = 0.5,
-    delta: float = 0.5,
-    gradient_epochs: int = 20,
-    max_vectors: int = 3,
-    vector_share: float = 0.01,
-    angles: Literal["smallest", "sum"] = "smallest",
-    share_class_counts: bool = True,
-    linkage: Literal["average", "single", "complete"] = "average",
-    threshold: float | None = None,
-    interval: float = 0.1,
-    search_clients: int = 30,
-    search_rounds: int = 5,
-    search_epochs: int | None = None,
-    elbow: Axis = "threshold",
-    light_model: Model | None = None,
-    newcomers: bool = True,
-    weighting: Weighting = "examples",
-    participation: float = 1.0,
-) -> ClusteredAlgorithm:
+class flag(OneShotMethod):
     """Clustered federated learning combining data and gradient information.
 
     Before training every client sends principal vectors of each class and its change Δ_i after t_g local epochs from a
     common start; A = β·V̂ + (1−β)·Ĝ joins the classwise angles V between the data and the angles G between the
     changes; agglomerative clustering of A merges up to the distance α; then every cluster runs federated averaging.
 
-    Args:
-      model: what is trained.
-      clusters: the most clusters there can be; how many there are, FLAG finds. The search passes over thresholds with
-        more, and warns where its elbow is one of them.
-      local: what a client does in a round; its optimiser and mini-batches also serve the t_g epochs and the search.
-      server: any optax transformation of minus the mean change; None is plain averaging.
-      beta: β in [0, 1], the part of the data in A.
-      delta: δ in [0, 1]: class sizes weigh angles by 1 − δ to 1 + δ.
-      gradient_epochs: t_g, local epochs before Δ_i is sent. With 0 no gradient is compared: Ĝ = 0 and A = β·V̂, which
-        reaches only up to β; for the data alone give β = 1 as well.
-      max_vectors: the most principal vectors per class.
-      vector_share: principal vectors per class as a share of its examples, at least 1 vector.
-      angles: per class the "smallest" principal angle, or the "sum" of all, which grows with the number of vectors:
-        it compares only clients that send equally many.
-      share_class_counts: False keeps class sizes from the server, and weighs all angles equally.
-      linkage: "average", "single" or "complete".
-      threshold: α in [0, 1]; None searches it (Algorithm 3).
-      interval: step of the searched α, from 1 down to 0.
-      search_clients: m′, clients that take part in the search.
-      search_rounds: rounds of clustered training of every distinct clustering.
-      search_epochs: local epochs of a client in such a round; None is what `local` does.
-      elbow: what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or
-        α ("threshold").
-      light_model: trained in the search; None is a hidden layer of 64.
-      newcomers: keeps what clients sent, in memory and checkpoints, so that others can join later by proximity.
-      weighting: "examples" weighs clients by |D_i|, "uniform" equally.
-      participation: R, share of the clients in a round, in (0, 1].
-
     Returns:
-      A ClusteredAlgorithm that clusters in `init`; V, G, A and the curve of α are harvested before the first round.
+      A method that clusters in `init`; V, G, A and the curve of α are in the snapshot before the first round.
 
     Raises:
-      ValueError: a parameter out of range; in `init`, more clusters at a given threshold than `clusters`, or examples
+      ValueError: an option out of its bound; in `init`, more clusters at a given threshold than `clusters`, or examples
         without classes.
 
     >>> from fedjax_cluster import local, nn
     >>> flag(nn.lenet5(), clusters=10, local=local.sgd(0.01, batch_size=10, epochs=10), participation=0.2).name
     'flag'
     """
-    _check(clusters, beta, delta, gradient_epochs, max_vectors, vector_share, threshold, interval, local)
-    _choices(angles=(angles, ("smallest", "sum")), linkage=(linkage, LINKAGES), elbow=(elbow, AXES))
-    _at_least_one(search_clients=search_clients, search_rounds=search_rounds)
-    search_local = local
-    if search_epochs is not None:
-        _at_least_one(search_epochs=search_epochs)
-        if local.rebuild is None:
-            raise ValueError("local cannot be rebuilt for search_epochs; give local.sgd(...), or leave it None")
-        search_local = local.rebuild(steps=None, epochs=search_epochs)
-    cohorts.cohort_size(participation, 1)
-    optimizer = optax.sgd(1.0) if server is None else server
-    light = nn.mlp(hidden=(64,)) if light_model is None else light_model
-    long_update = local.rebuild(steps=None, epochs=gradient_epochs) if local.rebuild and gradient_epochs else None
-    train_light = jax.jit(clustered_training(light, search_local, search_rounds))
+
+    local: LocalUpdate = option(
+        "what a client does in a round; its optimiser and mini-batches also serve the t_g epochs and the search"
+    )
+    clusters: int = option(
+        "the most clusters there can be; how many there are, FLAG finds. The search passes over thresholds with more, "
+        "and warns where its elbow is one of them",
+        bound=at_least(1),
+    )
+    beta: float = option("β, the part of the data in A", default=0.5, bound=UNIT)
+    delta: float = option("δ: class sizes weight angles by 1 − δ to 1 + δ", default=0.5, bound=UNIT)
+    gradient_epochs: int = option(
+        "t_g, local epochs before Δ_i is sent. With 0 no gradient is compared: Ĝ = 0 and A = β·V̂, which reaches only "
+        "up to β; for the data alone give β = 1 as well",
+        default=20,
+        bound=at_least(0),
+    )
+    max_vectors: int = option("the most principal vectors per class", default=3, bound=at_least(1))
+    vector_share: float = option(
+        "principal vectors per class as a share of its examples, at least 1 vector", default=0.01, bound=PART
+    )
+    angles: Literal["smallest", "sum"] = option(
+        'per class the "smallest" principal angle, or the "sum" of all, which grows with the number of vectors: it '
+        "compares only clients that send equally many",
+        default="smallest",
+    )
+    share_class_counts: bool = option(
+        "False keeps class sizes from the server, and weights all angles equally", default=True
+    )
+    threshold: float | None = option("α; None searches it (Algorithm 3)", default=None, bound=UNIT)
+    interval: float = option("step of the searched α, from 1 down to 0", default=0.1, bound=STEP)
+    search_clients: int = option("m′, clients that take part in the search", default=30, bound=at_least(1))
+    search_rounds: int = option(
+        "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1)
+    )
+    search_epochs: int | None = option(
+        "local epochs of a client in such a round; None is what `local` does", default=None, bound=at_least(1)
+    )
+    elbow: Axis = option(
+        'what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or α '
+        '("threshold")',
+        default="threshold",
+    )
+    light_model: Model | None = option("trained in the search; None is a hidden layer of 64", default=None)
+    newcomers: bool = option(
+        "keeps what clients sent, in memory and checkpoints, so that others can join later by proximity", default=True
+    )
+
+    def check(self) -> None:
+        # Refused here rather than in `init`.
+        _ = self.search_update, self.gradient_update
+
+    @property
+    def light(self) -> Model:
+        """What is trained in the search."""
+        return nn.mlp(hidden=(64,)) if self.light_model is None else self.light_model
+
+    @property
+    def search_update(self) -> LocalUpdate:
+        """A client's training in the search."""
+        if self.search_epochs is None:
+            return self.local
+        return changed(self.local, "given search_epochs", steps=None, epochs=self.search_epochs)
+
+    @property
+    def gradient_update(self) -> LocalUpdate | None:
+        """The t_g epochs before the clustering."""
+        if not self.gradient_epochs:
+            return None
+        return changed(self.local, "given t_g epochs (or gradient_epochs=0)", steps=None, epochs=self.gradient_epochs)
 
     # ------------------------------------------------------------------------------ what a client sends
 
-    def measure(rng_key: Array, start: Variables, num_classes: int, client: Client) -> Measured:
+    def measure(self, rng_key: Array, start: Variables, num_classes: int, client: Client) -> Measured:
         x, y, number = client.data
         rows = jnp.arange(y.shape[0]) < number
         counts = jnp.sum((jax.nn.one_hot(y, num_classes) > 0) & rows[:, None], axis=0, dtype=jnp.int32)
         flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        rank = min(max_vectors, flat.shape[1])
-        vectors = clustering.principal_vectors(flat, y, number, num_classes, rank, vector_share)
-        if not share_class_counts:
+        rank = min(self.max_vectors, flat.shape[1])
+        vectors = clustering.principal_vectors(flat, y, number, num_classes, rank, self.vector_share)
+        if not self.share_class_counts:
             counts = (counts > 0).astype(jnp.int32)
-        if long_update is None:
+        if self.gradient_update is None:
             return Measured(vectors, counts, jnp.zeros_like(tree.ravel(start.params)), jnp.zeros((), jnp.int32))
-        result = long_update.run(client_key(rng_key, client.index), model, start, client.data)
+        result = self.gradient_update.run(client_key(rng_key, client.index), self.model, start, client.data)
         return Measured(vectors, counts, tree.ravel(result.delta), jnp.asarray(result.num_steps, jnp.int32))
 
-    @jax.jit
-    def measure_all(rng_key: Array, population: Population, start: Variables):
+    @functools.partial(jax.jit, static_argnames="self")
+    def measure_all(self, rng_key: Array, population: Population, start: Variables) -> Mapped:
         num_classes = population.info.num_classes
         return parallel.for_each_client(
-            lambda client: measure(rng_key, start, num_classes, client),
+            lambda client: self.measure(rng_key, start, num_classes, client),
             parallel.whole_population(population),
             collect=lambda measured: measured,
         )
 
-    @jax.jit
-    def compare(vectors: Array, counts: Array, updates: Array, mask: Array) -> Matrices:
-        by_class = clustering.classwise_angles(vectors, counts, angles)
-        data = clustering.data_dissimilarity(by_class, counts, delta, mask)
-        gradient = clustering.gradient_angles(updates, mask)
-        return Matrices(data, gradient, clustering.proximity(data, gradient, beta, mask))
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The options of `compare`."""
+        return {"angles": self.angles, "delta": self.delta, "beta": self.beta}
 
     # ------------------------------------------------------------------------------------------- init
 
-    def init(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        averaging.check_clusters(clusters, population)
-        one_shot.check_classes("flag", population.info, population.data)
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        check_clusters(self.clusters, population)
+        check_classes("flag", population.info, population.data)
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
-        present = np.asarray(averaging.present_clients(population))
-        start = jax.device_get(model.init(start_key, population.info))
+        present = np.asarray(present_clients(population))
+        start = jax.device_get(self.model.init(start_key, population.info))
 
-        with one_shot.progress_note("FLAG: principal vectors and local training of every client") as note:
-            mapped = jax.device_get(measure_all(measure_key, population, start))
+        with progress_note("FLAG: principal vectors and local training of every client") as note:
+            mapped = jax.device_get(self.measure_all(measure_key, population, start))
             known = mapped.accepted
-            vectors, counts, updates, num_steps = tree.where(
+            measured: Measured = tree.where(
                 jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)
             )
             note("FLAG: comparing all pairs of clients")
-            matrices, comparing = one_shot.clocked(compare, vectors, counts, updates, jnp.asarray(known))
-            dendrogram, merging = one_shot.clocked(
-                clustering.dendrogram, matrices.proximity, linkage, jnp.asarray(known)
+            sent = measured.vectors, measured.counts, measured.update, jnp.asarray(known)
+            matrices, comparing = clocked(compare, *sent, **self.comparison)
+            dendrogram, merging = clocked(
+                lambda *arrays: clustering.dendrogram(arrays[0], self.linkage, arrays[1]),
+                matrices.proximity,
+                jnp.asarray(known),
             )
-            if threshold is None:
-                thresholds = threshold_grid(interval)
-                search, effort = search_threshold(
-                    search_key,
-                    population,
-                    cuts(dendrogram, thresholds),
-                    thresholds,
-                    model=light,
-                    train=train_light,
-                    num_clients=search_clients,
-                    rounds=search_rounds,
-                    slots=clusters,
-                    axis=elbow,
-                    note=note,
-                )
-            else:
-                thresholds, effort = np.asarray([threshold], np.float32), Effort(0, 0, 0)
-                number = cuts(dendrogram, thresholds).max(1) + 1
-                search = Search(
-                    thresholds, np.full(1, np.nan, np.float32), number.astype(np.int32), np.int32(0), np.int32(0)
-                )
-        alpha = thresholds[int(search.chosen)]
-        if (wanted := int(search.num_clusters[int(search.elbow)])) > clusters:
+            search, effort = self.find_threshold(search_key, population, dendrogram, note)
+        alpha = search.thresholds[int(search.chosen)]
+        label = with_largest(cuts(dendrogram, alpha[None])[0], present)
+        check_found("flag", int(label.max()) + 1, self.clusters, f"α = {alpha:g}")
+
+        state = self.assemble(rng_key, population, label, measured, known, start, matrices, search)
+        costs = self.initial_costs(population, measured, effort, float(present.sum()))
+        costs = costs._replace(clustering_seconds=comparing + merging)
+        return state, clustering_info(self.clusters, costs, present, known)
+
+    def find_threshold(
+        self,
+        rng_key: Array,
+        population: Population,
+        dendrogram: clustering.Dendrogram,
+        note: Callable[[str], Any],
+    ) -> tuple[Search, Effort]:
+        """Algorithm 3, or the given threshold; warns where the elbow has more clusters than slots."""
+        if self.threshold is not None:
+            return given_threshold(dendrogram, self.threshold), Effort(0, 0, 0)
+        thresholds = threshold_grid(self.interval)
+        search, effort = search_threshold(
+            rng_key,
+            population,
+            cuts(dendrogram, thresholds),
+            thresholds,
+            model=self.light,
+            update=self.search_update,
+            num_clients=self.search_clients,
+            rounds=self.search_rounds,
+            slots=self.clusters,
+            axis=self.elbow,
+            note=note,
+        )
+        chosen, elbow = int(search.chosen), int(search.elbow)
+        if (wanted := int(search.num_clusters[elbow])) > self.clusters:
             LOG.warning(
                 "flag: the elbow is at α = %g with %d clusters, but clusters is %d; took α = %g with %d. "
                 "Raise clusters to %d",
-                thresholds[int(search.elbow)],
+                thresholds[elbow],
                 wanted,
-                clusters,
-                alpha,
-                int(search.num_clusters[int(search.chosen)]),
+                self.clusters,
+                thresholds[chosen],
+                int(search.num_clusters[chosen]),
                 wanted,
             )
-        labels = one_shot.with_largest(cuts(dendrogram, alpha[None])[0], present)
-        found = int(labels.max()) + 1
-        one_shot.check_found("flag", found, clusters, f"α = {alpha:g}")
+        return search, effort
 
-        measured = Measured(vectors, counts, updates, num_steps)
-        state = assemble(rng_key, population, labels, measured, known, start, matrices, search)
-        size, light_size = tree.size(start.params), _size(light, population)
-        clients = float(present.sum())
-        trained = clients if long_update is not None else 0.0
-        vector_floats = float(np.count_nonzero(np.abs(np.asarray(vectors)).max(axis=2))) * vectors.shape[2]
-        costs = Costs(
-            models_down=trained + effort.models * light_size / size,
-            models_up=trained + effort.models * light_size / size + vector_floats / size,
-            gradient_evaluations=float(np.sum(num_steps)) + effort.gradients,
+    def initial_costs(self, population: Population, measured: Measured, effort: Effort, clients: float) -> Costs:
+        size = _size(self.model, population)
+        light = effort.models * _size(self.light, population) / size
+        trained = clients if self.gradient_epochs else 0.0
+        return Costs(
+            models_down=trained + light,
+            models_up=trained + light + vectors_sent(np.asarray(measured.vectors)) / size,
+            gradient_evaluations=float(np.sum(measured.num_steps)) + effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,
-            clustering_seconds=comparing + merging,
         )
-        info = averaging.initial_info(clusters, costs)
-        info = info._replace(
-            num_rejected=jnp.asarray(int((present & ~known).sum()), jnp.int32), event=jnp.asarray(True)
-        )
-        return state, info
 
     def assemble(
+        self,
         rng_key: Array,
         population: Population,
-        labels: np.ndarray,
+        label: np.ndarray,
         measured: Measured,
         known: Any,
         start: Variables,
@@ -286,141 +316,84 @@ def flag(
         search: Search,
     ) -> State:
         """The state before the first round from what was measured and found."""
-        models = one_shot.start_clusters(rng_key, model, population.info, clusters, int(labels.max()) + 1)
-        weights = averaging.one_hot(jnp.asarray(labels), clusters)
-        present = jnp.asarray(averaging.present_clients(population))
-        rows = averaging.HardClients(weights, present)
-        if newcomers:
-            rows = Clients(weights, present, measured.vectors, measured.counts, measured.update, jnp.asarray(known))
-        own = Server(
-            init_optimizer(optimizer, models),
-            jax.tree.map(jnp.asarray, start) if newcomers else None,
-            matrices,
-            jax.tree.map(jnp.asarray, search),
-        )
-        return State(models, rows, own, jnp.zeros((), jnp.int32))
+        models = start_clusters(rng_key, self.model, population.info, self.clusters, int(label.max()) + 1)
+        membership = one_hot(jnp.asarray(label), self.clusters)
+        present = jnp.asarray(present_clients(population))
+        clients = HardClients(membership, present)
+        if self.newcomers:
+            sent = measured.vectors, measured.counts, measured.update, jnp.asarray(known)
+            clients = Clients(membership, present, *sent)
+        kept = jax.tree.map(jnp.asarray, start) if self.newcomers else None
+        server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
+        return first_state(models, clients, self.optimizer, server)[0]
 
-    def blank(rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        start = model.init(rng_key, population.info)
-        mapped = jax.eval_shape(measure_all, rng_key, population, start)
+    def template(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        start = self.model.init(rng_key, population.info)
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
         measured, known = zeros.collected, zeros.accepted
         many = known.shape[0]
         matrices = Matrices(*[jnp.zeros((many, many))] * 3)
-        tried = len(threshold_grid(interval)) if threshold is None else 1
+        tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
         floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
         search = Search(floats, floats, whole, np.int32(0), np.int32(0))
-        labels = np.zeros(many, np.int32)
-        state = assemble(rng_key, population, labels, measured, known, start, matrices, search)
-        return state, averaging.initial_info(clusters)
+        label = np.zeros(many, np.int32)
+        state = self.assemble(rng_key, population, label, measured, known, start, matrices, search)
+        return state, initial_info(self.clusters)
 
-    # ------------------------------------------------------------------------------------ rounds and after
+    # ------------------------------------------------------------------------------------ newcomers, plots
 
-    def select(rng_key: Array, state: State) -> Selection:
-        return cohorts.uniform(rng_key, state.clients.present, participation)
+    @property
+    def admit(self):
+        return self.join_by_proximity if self.newcomers else None
 
-    def admit(rng_key: Array, state: State, client: ClientData, index: Array) -> State:
-        clients, own = state.clients, state.server
-        row = Client(index, jnp.asarray(True), client, None)
-        measured = measure(rng_key, own.start, clients.counts.shape[1], row)
+    def join_by_proximity(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        """The state with a client that joins the cluster to which it is nearest."""
+        clients = state.clients
+        row = Client(index, jnp.asarray(True), data, None)
+        measured = self.measure(rng_key, state.server.start, clients.counts.shape[1], row)
         finite = tree.all_finite(measured)
         measured = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.zeros_like(leaf)), measured)
         unassigned = Clients(
-            jnp.zeros(clients.membership.shape[1]),
-            jnp.asarray(True),
-            measured.vectors,
-            measured.counts,
-            measured.update,
-            finite,
+            jnp.zeros(self.clusters), jnp.asarray(True), measured.vectors, measured.counts, measured.update, finite
         )
         clients = tree.scatter(clients, index, unassigned)
         compared = clients.present & clients.known
-        matrices = compare(clients.vectors, clients.counts, clients.updates, compared)
-        slot = one_shot.nearest_cluster(matrices.proximity[index], clients.membership, compared, linkage)
-        slot = jnp.where(finite, slot, one_shot.largest_cluster(clients.membership))
-        weights = tree.scatter(clients.membership, index, averaging.one_hot(slot, clients.membership.shape[1]))
-        return state._replace(clients=clients._replace(membership=weights), server=own._replace(matrices=matrices))
+        matrices = compare(clients.vectors, clients.counts, clients.updates, compared, **self.comparison)
+        slot = nearest_cluster(matrices.proximity[index], clients.membership, compared, self.linkage)
+        slot = jnp.where(finite, slot, largest_cluster(clients.membership))
+        membership = tree.scatter(clients.membership, index, one_hot(slot, self.clusters))
+        return state._replace(
+            clients=clients._replace(membership=membership), server=state.server._replace(matrices=matrices)
+        )
 
-    config: dict[str, Any] = averaging.describe(
-        local,
-        clusters=clusters,
-        beta=beta,
-        delta=delta,
-        gradient_epochs=gradient_epochs,
-        max_vectors=max_vectors,
-        vector_share=vector_share,
-        angles=angles,
-        share_class_counts=share_class_counts,
-        linkage=linkage,
-        threshold=threshold,
-        interval=interval,
-        search_clients=search_clients,
-        search_rounds=search_rounds,
-        search_epochs=search_epochs,
-        elbow=elbow,
-        newcomers=newcomers,
-        weighting=weighting,
-        participation=participation,
-    )
-    return ClusteredAlgorithm(
-        "flag",
-        config,
-        model,
-        init,
-        select,
-        one_shot.train_in_clusters(model, local, optimizer, weighting),
-        averaging.personalize_by_label,
-        admit if newcomers else None,
-        snapshot,
-        blank=blank,
-    )
+    def snapshot(self, state: State) -> Mapping[str, Any]:
+        """V, G, A, the curve of α and the clusters, for plots."""
+        server = state.server
+        return {
+            **server.matrices._asdict(),
+            **server.search._asdict(),
+            "labels": labels(state.clients.membership),
+        }
 
 
-def snapshot(state: State) -> dict[str, Any]:
-    """V, G, A, the curve of α and the clusters, for plots."""
-    matrices, search = state.server.matrices, state.server.search
-    return {
-        "data": matrices.data,
-        "gradient": matrices.gradient,
-        "proximity": matrices.proximity,
-        "thresholds": search.thresholds,
-        "accuracy": search.accuracy,
-        "num_clusters": search.num_clusters,
-        "chosen": search.chosen,
-        "elbow": search.elbow,
-        "labels": averaging.labels(state.clients.membership),
-    }
+@functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))
+def compare(
+    vectors: Array,
+    counts: Array,
+    updates: Array,
+    mask: Array,
+    *,
+    angles: Literal["smallest", "sum"],
+    delta: float,
+    beta: float,
+) -> Matrices:
+    """V, G and A of all pairs of the clients of mask bool[M]."""
+    by_class = clustering.classwise_angles(vectors, counts, angles)
+    data = clustering.data_dissimilarity(by_class, counts, delta, mask)
+    gradient = clustering.gradient_angles(updates, mask)
+    return Matrices(data, gradient, clustering.proximity(data, gradient, beta, mask))
 
 
 def _size(model: Model, population: Population) -> int:
     return tree.size(jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0)).params)
-
-
-def _check(clusters, beta, delta, gradient_epochs, max_vectors, vector_share, threshold, interval, local) -> None:
-    if clusters < 1:
-        raise ValueError(f"clusters is {clusters}; at least one cluster is needed")
-    parts = {"beta": beta, "delta": delta, "threshold": 0.0 if threshold is None else threshold}
-    for name, value in parts.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}; it must lie in [0, 1]")
-    if gradient_epochs < 0:
-        raise ValueError(f"gradient_epochs is {gradient_epochs}; it must be 0 or more")
-    if gradient_epochs and local.rebuild is None:
-        raise ValueError("local cannot be rebuilt for t_g epochs; give local.sgd(...), or gradient_epochs=0")
-    _at_least_one(max_vectors=max_vectors)
-    if not 0 < vector_share <= 1:
-        raise ValueError(f"vector_share is {vector_share}; it is a part of a class's examples, in (0, 1]")
-    if not (0 < interval <= 1 and math.isclose(1 / interval, round(1 / interval), rel_tol=1e-6)):
-        raise ValueError(f"interval is {interval}; α falls from 1 to 0 in equal steps, such as 0.1 or 0.01")
-
-
-def _choices(**given: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, known) in given.items():
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-
-
-def _at_least_one(**given: int) -> None:
-    for name, value in given.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -12,14 +13,13 @@ import optax
 from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
-from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_variables, train_client
 from fedjax_cluster.local import client_key, shuffled_rows
-from fedjax_cluster.parallel.loop import Client
-from fedjax_cluster.server import update_clusters
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.server import with_optimizer
 from fedjax_cluster.types import ClientData, Clusters, LocalUpdate, Model, Population, Selection, Variables
 
 Axis = Literal["log-clusters", "clusters", "threshold"]
-AXES = ("log-clusters", "clusters", "threshold")
 
 # α = 1 merges all although sums of scaled distances can round to slightly more.
 _ROUNDING = 1e-6
@@ -56,6 +56,14 @@ def cuts(dendrogram: clustering.Dendrogram, thresholds: np.ndarray) -> np.ndarra
     """i32[T, M]: the clusters at each threshold, all cut from one tree."""
     cut = jax.vmap(lambda threshold: clustering.cut_dendrogram(dendrogram, threshold))
     return np.asarray(cut(jnp.asarray(thresholds) + _ROUNDING))
+
+
+def given_threshold(dendrogram: clustering.Dendrogram, threshold: float) -> Search:
+    """A search that tried nothing, with one threshold."""
+    thresholds = np.asarray([threshold], np.float32)
+    number = cuts(dendrogram, thresholds).max(1) + 1
+    accuracy = np.full(1, np.nan, np.float32)
+    return Search(thresholds, accuracy, number.astype(np.int32), np.int32(0), np.int32(0))
 
 
 def choose(
@@ -108,7 +116,7 @@ def search_threshold(
     thresholds: np.ndarray,
     *,
     model: Model,
-    train: Callable[..., tuple[Array, Array]],
+    update: LocalUpdate,
     num_clients: int,
     rounds: int,
     slots: int,
@@ -126,7 +134,7 @@ def search_threshold(
       labels: i32[T, M], −1 for who is not clustered.
       thresholds: f32[T], descending.
       model: the light one.
-      train: `clustered_training` of the light model, compiled.
+      update: a client's training.
       num_clients: m′.
       rounds: of clustered training per clustering.
       slots: the most clusters there can be.
@@ -155,7 +163,9 @@ def search_threshold(
             note(f"FLAG: light training with α = {threshold:g}, {count} clusters")
             slot = np.zeros(labels.shape[1], np.int32)
             slot[index] = among
-            found[tuple(among)] = jax.device_get(train(train_key, population, index, slot, start))
+            found[tuple(among)] = jax.device_get(
+                train_in_clusters(train_key, population, index, slot, start, model=model, update=update, rounds=rounds)
+            )
         accuracy[place] = found[tuple(among)][0]
     trips = len(found) * len(index)
     effort = Effort(trips * rounds, float(sum(steps for _, steps in found.values())), trips)
@@ -163,55 +173,62 @@ def search_threshold(
     return Search(thresholds, accuracy, counts.astype(np.int32), chosen, elbow), effort
 
 
-def clustered_training(model: Model, local: LocalUpdate, rounds: int) -> Callable[..., tuple[Array, Array]]:
-    """`(rng_key, population, index i32[m′], slot i32[M], start) -> (held-out accuracy f32[], local steps f32[])`.
+@functools.partial(jax.jit, static_argnames=("model", "update", "rounds"))
+def train_in_clusters(
+    rng_key: Array,
+    population: Population,
+    index: Array,
+    slot: Array,
+    start: Variables,
+    *,
+    model: Model,
+    update: LocalUpdate,
+    rounds: int,
+) -> tuple[Array, Array]:
+    """Clustered training of some clients: held-out accuracy f32[], local steps f32[].
 
     All clusters start from the same model, so that clusterings differ in nothing else.
+
+    Args:
+      rng_key: decides the held-out rows and the mini-batches.
+      population: all clients.
+      index: i32[m′], those that take part.
+      slot: i32[M], their clusters.
+      start: of every cluster.
+      model: the light one.
+      update: a client's training.
+      rounds: of it.
     """
-    optimizer = optax.sgd(1.0)
+    optimizer, slots = optax.sgd(1.0), len(index)
+    split_key, rounds_key = jax.random.split(rng_key)
+    cohort = parallel.gather_cohort(population, Selection(jnp.asarray(index), jnp.ones(slots, bool)))
+    slot = tree.take(jnp.asarray(slot), cohort.index)
+    params, stats = tree.broadcast(start, slots)
+    clusters = with_optimizer(Clusters(params, stats, jnp.ones(slots, bool)), optimizer)
 
-    def train(rng_key: Array, population: Population, index: Array, slot: Array, start: Variables):
-        slots = len(index)
-        split_key, rounds_key = jax.random.split(rng_key)
-        cohort = parallel.gather_cohort(population, Selection(jnp.asarray(index), jnp.ones(slots, bool)))
-        slot = tree.take(jnp.asarray(slot), cohort.index)
-        params, stats = tree.broadcast(start, slots)
-        clusters = Clusters(params, stats, jnp.ones(slots, bool))
-        state = jax.vmap(optimizer.init)(params)
+    def one_round(number: Array, carry: tuple[Clusters, Array]) -> tuple[Clusters, Array]:
+        clusters, steps = carry
+        key = jax.random.fold_in(rounds_key, number)
 
-        def one_round(number: Array, carry):
-            clusters, state, steps = carry
-            key = jax.random.fold_in(rounds_key, number)
+        def train(client: Client, slot: Array) -> Trained:
+            kept, _ = hold_out(client_key(split_key, client.index), client.data)
+            return Trained(slot, train_client(key, update, model, clusters, slot, client._replace(data=kept)))
 
-            def client_round(client: Client, slot: Array):
-                kept, _ = hold_out(client_key(split_key, client.index), client.data)
-                return slot, averaging.train_client(key, local, model, clusters, slot, client._replace(data=kept))
+        done = cluster_round(train, clusters, cohort, slot, optimizer=optimizer, weighting="examples")
+        return done.clusters, steps + jnp.sum(done.reports.num_steps.astype(jnp.float32))
 
-            mapped = parallel.for_each_client(
-                client_round,
-                cohort,
-                slot,
-                num_slots=slots,
-                reduce=lambda output: averaging.contribute(output[0], output[1], "examples"),
-                collect=lambda output: output[1].num_steps,
-            )
-            clusters, state = update_clusters(optimizer, state, clusters, mapped.reduced)
-            return clusters, state, steps + jnp.sum(mapped.collected.astype(jnp.float32))
+    clusters, steps = lax.fori_loop(0, rounds, one_round, (clusters, jnp.zeros(())))
 
-        clusters, _, steps = lax.fori_loop(0, rounds, one_round, (clusters, state, jnp.zeros(())))
+    def evaluate(client: Client, slot: Array) -> tuple[Array, Array]:
+        _, held = hold_out(client_key(split_key, client.index), client.data)
+        outputs, _ = model.apply(cluster_variables(clusters, slot), held.x, train=False)
+        mask = jnp.arange(held.x.shape[0]) < held.num_examples
+        accuracy = model.metrics(model.predict(outputs), held.y, mask)["accuracy"]
+        some = held.num_examples > 0
+        return jnp.where(some, accuracy, 0.0), some
 
-        def evaluate(client: Client, slot: Array) -> tuple[Array, Array]:
-            _, held = hold_out(client_key(split_key, client.index), client.data)
-            outputs, _ = model.apply(averaging.cluster_variables(clusters, slot), held.x, train=False)
-            mask = jnp.arange(held.x.shape[0]) < held.num_examples
-            accuracy = model.metrics(model.predict(outputs), held.y, mask)["accuracy"]
-            some = held.num_examples > 0
-            return jnp.where(some, accuracy, 0.0), some
-
-        accuracy, some = parallel.for_each_client(evaluate, cohort, slot, collect=lambda output: output).collected
-        return jnp.sum(accuracy) / jnp.maximum(jnp.sum(some.astype(jnp.float32)), 1.0), steps
-
-    return train
+    accuracy, some = parallel.for_each_client(evaluate, cohort, slot, collect=lambda output: output).collected
+    return jnp.sum(accuracy) / jnp.maximum(jnp.sum(some.astype(jnp.float32)), 1.0), steps
 
 
 def hold_out(rng_key: Array, data: ClientData, share: float = 0.1) -> tuple[ClientData, ClientData]:

@@ -1,0 +1,91 @@
+"""What a method is: a value whose fields are its options, with the functions that most methods share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+from jax import Array
+
+from fedjax_cluster import cohorts
+from fedjax_cluster.algorithms.round import personalize_by_label
+from fedjax_cluster.options import SHARE, Options, option
+from fedjax_cluster.types import (
+    ClientData,
+    Cohort,
+    LocalUpdate,
+    Model,
+    Population,
+    RoundInfo,
+    Selection,
+    State,
+    Variables,
+)
+
+REGISTRY: dict[str, type[Method]] = {}
+
+
+class Method(Options):
+    """A method of federated learning, as `types.ClusteredAlgorithm` describes it.
+
+    A subclass is registered under its name, which gives it a command, its flags and a place in `list`. It has `init`
+    and `step`, and where these defaults do not fit, `select`, `personalize` and the functions that are None here.
+    """
+
+    model: Model = option("what is trained", kw_only=False)
+    local: LocalUpdate = option("what a client does in a round, such as `sgd(0.1, batch_size=64, epochs=1)`")
+    participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+
+    # What a method may lack; see `types.ClusteredAlgorithm`.
+    admit = None
+    snapshot = None
+    cluster = None
+    template = None
+
+    def __init_subclass__(cls, abstract: bool = False, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        if not abstract:
+            REGISTRY[cls.__name__] = cls
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The options as JSON has them, without the model."""
+        return {name: value for name, value in self.to_json().items() if name != "model"}
+
+    @property
+    def update(self) -> LocalUpdate:
+        """What a client does; `local`, unless the method changes it."""
+        return self.local
+
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        """The state before the first round."""
+        raise NotImplementedError
+
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        """One round."""
+        raise NotImplementedError
+
+    def select(self, rng_key: Array, state: State) -> Selection:
+        """A uniform draw of the clients that are present."""
+        return cohorts.uniform(rng_key, state.clients.present, self.participation)
+
+    def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+        """The model of the client's cluster, alone in its mixture."""
+        return personalize_by_label(state, index)
+
+
+class AveragingMethod(Method, abstract=True):
+    """A method whose server takes one optimiser step per cluster on the mean of its clients' changes."""
+
+    server: optax.GradientTransformation | None = option(
+        "any optax transformation of minus the mean change; None is plain averaging, `sgd(1.0)`", default=None
+    )
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The server's optimiser."""
+        return optax.sgd(1.0) if self.server is None else self.server

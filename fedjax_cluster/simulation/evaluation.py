@@ -1,0 +1,110 @@
+"""Evaluation: metrics of every client's personal model on its test rows, and the federation's figures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_cluster import parallel
+from fedjax_cluster.inference import mixed_predictions
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Measure, Model, Population, State
+
+
+class MoreMetrics(NamedTuple):
+    """A model's metrics and others; equal where these are."""
+
+    first: Measure
+    others: tuple[Measure, ...]
+
+    def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
+        found = self.first(predictions, y, mask)
+        for measure in self.others:
+            found = {**found, **measure(predictions, y, mask)}
+        return found
+
+
+def with_metrics(model: Model, metrics: Sequence[Measure]) -> Model:
+    """A model with further metrics."""
+    return model._replace(metrics=MoreMetrics(model.metrics, tuple(metrics))) if metrics else model
+
+
+@functools.partial(jax.jit, static_argnames=("model", "algorithm"))
+def evaluate_clients(
+    rng_key: Array,
+    state: State,
+    population: Population,
+    test: ClientData,
+    *,
+    model: Model,
+    algorithm: ClusteredAlgorithm,
+) -> dict[str, Array]:
+    """Metrics of every client's personal model on its test rows, in inference mode.
+
+    Args:
+      rng_key: the personalisation's randomness.
+      state: current state.
+      population: training data of M clients.
+      test: test rows of the same clients, [M, N', ...].
+      model: the method's, with the metrics to take.
+      algorithm: the method; its `personalize` sees training rows only.
+
+    Returns:
+      dict of f32[M], NaN for a client without test rows or absent.
+    """
+
+    def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
+        key = jax.random.fold_in(rng_key, client.index)
+        variables, mixture = algorithm.personalize(key, state, client.data, client.index)
+        predictions = mixed_predictions(model, variables, mixture, test.x)
+        mask = jnp.arange(test.x.shape[0]) < test.num_examples
+        return model.metrics(predictions, test.y, mask)
+
+    cohort = parallel.whole_population(population)
+    mapped = parallel.for_each_client(evaluate, cohort, test, collect=lambda metrics: metrics)
+    figures = {name: jnp.where(cohort.mask, value, jnp.nan) for name, value in mapped.collected.items()}
+    return {name: jnp.where(state.clients.present, value, jnp.nan) for name, value in figures.items()}
+
+
+@functools.partial(jax.jit, static_argnames="algorithm")
+def predict_client(
+    rng_key: Array, state: State, data: ClientData, index: Array, x: Array, *, algorithm: ClusteredAlgorithm
+) -> Array:
+    """One client's predictions for rows x [N, ...]: the mixture of its personal models' predictions."""
+    variables, mixture = algorithm.personalize(rng_key, state, data, index)
+    return mixed_predictions(algorithm.model, variables, mixture, x)
+
+
+def federation_figures(per_client: dict[str, np.ndarray]) -> dict[str, float]:
+    """Mean, spread and worst decile over clients of each metric.
+
+    Args:
+      per_client: name -> f32[M], NaN where a client has none.
+
+    Returns:
+      `accuracy`, `accuracy_std`, `accuracy_worst_decile`, `balanced_accuracy`, `test_loss` and whatever else the
+      model measures.
+
+    >>> federation_figures({"accuracy": np.asarray([0.5, 1.0])})["accuracy"]
+    0.75
+    """
+    figures = {}
+    for name, values in per_client.items():
+        values = np.asarray(values, np.float64)
+        valid = np.isfinite(values)
+        name = "test_loss" if name == "loss" else name
+        if not valid.any():
+            figures[name] = float("nan")
+            continue
+        values = values[valid]
+        figures[name] = float(np.average(values))
+        if name == "accuracy":
+            figures["accuracy_std"] = float(np.std(values))
+            figures["accuracy_worst_decile"] = float(np.sort(values)[: max(1, round(len(values) / 10))].mean())
+    return figures

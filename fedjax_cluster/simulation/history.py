@@ -1,0 +1,178 @@
+"""The history of a run: one row a round, a column for each thing that rounds and evaluations report."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_cluster import clustering
+from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
+from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
+
+History = dict[str, np.ndarray]
+
+# The order of metrics.csv; XLA returns them by name.
+REPORTED = (
+    *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
+    *(name for name in Costs._fields if name != CLUSTERING_SECONDS),  # that is no step's to tell
+)
+
+
+# -------------------------------------------------------------------------------------- a round, inside jit
+
+
+def report_round(info: RoundInfo, state: State, group: Array | None) -> dict[str, Array]:
+    """The scalars of a round that go into the history.
+
+    Args:
+      info: the round's report.
+      state: after the round.
+      group: i32[M], true groups, −1 where unknown; or None.
+    """
+    count = info.num_clients.astype(jnp.float32)
+    # NaN where every update was rejected: 0 would look like a perfect fit.
+    loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
+    return {
+        "loss": loss,
+        "num_clients": jnp.sum(info.num_clients),
+        "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
+        "num_changed": info.num_changed,
+        "num_rejected": info.num_rejected,
+        **_agreement(state, group),
+        **info.costs._asdict(),
+        "event": info.event,
+    }
+
+
+def _agreement(state: State, group: Array | None) -> dict[str, Array]:
+    """How well the clusters agree with the true groups; NaN where there are none."""
+    scores = {
+        "adjusted_rand_index": clustering.scores.adjusted_rand_index,
+        "purity": clustering.scores.purity,
+    }
+    if group is None:
+        return {name: jnp.asarray(jnp.nan) for name in scores}
+    assigned = labels(state.clients.membership)
+    valid = state.clients.present & (assigned >= 0) & (group >= 0)
+    return {
+        name: jnp.where(jnp.any(valid), score(assigned, group, mask=valid), jnp.nan) for name, score in scores.items()
+    }
+
+
+def _occupied(state: State) -> Array:
+    """bool[K]: clusters that hold a client."""
+    assigned = labels(state.clients.membership)
+    slots = state.clusters.active.shape[0]
+    return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
+
+
+# ------------------------------------------------------------------------------------------ many rounds
+
+
+def rows_of_rounds(
+    reports: Mapping[str, Array], start: int, stop: int, seconds: float, initial: Costs | None
+) -> History:
+    """The rows of rounds `start` to `stop`, which took `seconds` together.
+
+    Args:
+      reports: name -> [S], the first entries those of the rounds.
+      start: 0-based.
+      stop: the round after the last.
+      seconds: of all.
+      initial: what `init` cost, a pilot say, which is counted in the first round; None where that is not among them.
+    """
+    rows = {name: np.asarray(reports[name])[: stop - start].astype(np.float64) for name in REPORTED}
+    rows = {"round": np.arange(start, stop, dtype=np.float64), **rows}
+    rows["seconds"] = np.full(stop - start, seconds / (stop - start))
+    for name, cost in (initial._asdict() if initial is not None else {}).items():
+        if name in rows:
+            rows[name][0] += float(cost)
+    return rows
+
+
+def add_figures(rows: History, figures: Mapping[str, float]) -> History:
+    """Puts an evaluation's figures on the last row; the rows before it have none."""
+    for name, value in figures.items():
+        rows[name] = np.full(len(rows["round"]), np.nan)
+        rows[name][-1] = value
+    return rows
+
+
+def append(history: History, rows: History) -> History:
+    """The history with further rows; NaN in columns that only one of the two has."""
+    before, after = (len(part.get("round", ())) for part in (history, rows))
+    missing = functools.partial(np.full, fill_value=np.nan)
+    names = [*history, *(name for name in rows if name not in history)]
+    return {
+        name: np.concatenate([history.get(name, missing(before)), rows.get(name, missing(after))]) for name in names
+    }
+
+
+def last_report(history: History) -> dict[str, float]:
+    """What the last round reported, for the progress bar and for callbacks."""
+    return {name: float(history[name][-1]) for name in ("loss", "adjusted_rand_index", "num_clusters")}
+
+
+def summarize(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    state: State,
+    history: dict[str, np.ndarray],
+    seed: int,
+    compile_seconds: float,
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One line of figures about a run; `first_round_of_final_clustering` is 0-based."""
+    rounds = len(history["round"])
+    last = {
+        name: _last_value(history.get(name))
+        for name in ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "test_loss")
+    }
+    others = {
+        name: _last_value(column)
+        for name, column in history.items()
+        if name not in last and np.isnan(column[: rounds - 1]).any()
+    }
+    agreement = history["adjusted_rand_index"]
+    purity = history.get("purity", np.full(rounds, np.nan))
+    changed = np.flatnonzero(history["num_changed"])
+    best = np.nanmax(agreement) if np.isfinite(agreement).any() else np.nan
+    return {
+        "algorithm": algorithm.name,
+        "scenario": (config or {}).get("scenario", federation.info.name),
+        "dataset": federation.info.name,
+        "clients": len(federation.train.num_examples),
+        "rounds": rounds,
+        "seed": seed,
+        **last,
+        **others,
+        "train_loss": float(history["loss"][-1]),
+        "adjusted_rand_index": float(agreement[-1]),
+        "purity": float(purity[-1]),
+        "num_clusters": int(history["num_clusters"][-1]),
+        "first_round_of_final_clustering": int(changed[-1]) if len(changed) else 0,
+        "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
+        "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
+        "first_round_of_purity_90": _first(purity >= 0.9 - 1e-6),
+        "num_rejected": int(history["num_rejected"].sum()),
+        "client_rounds_per_second": float(history["num_clients"].sum() / max(history["seconds"].sum(), 1e-9)),
+        "compile_seconds": compile_seconds,
+        "run_seconds": float(history["seconds"].sum()),
+        **ledger(history, state)._asdict(),
+    }
+
+
+def _last_value(column: np.ndarray | None) -> float | None:
+    if column is None or not np.isfinite(column).any():
+        return None
+    return float(column[np.isfinite(column)][-1])
+
+
+def _first(condition: np.ndarray) -> int | None:
+    return int(np.argmax(condition)) if condition.any() else None

@@ -1,0 +1,102 @@
+"""What a run has cost: models sent, gradients, losses, and the server's time for clustering."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedjax_cluster import tree
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Costs, State
+
+CLUSTERING_SECONDS = "clustering_seconds"
+TIMED_CALLS = 5
+
+
+class Ledger(NamedTuple):
+    """What a run has cost in all (Tables 5 and 6 of CFL-GP)."""
+
+    models_down: float  # models sent to clients, in units of d
+    models_up: float  # updates sent back, in units of d
+    bytes_down: float
+    bytes_up: float
+    gradient_evaluations: float  # mini-batch gradients
+    loss_evaluations: float  # mini-batch losses
+    clusterings: float  # times that the server clustered
+    clustering_seconds: float | None  # its time for them; None where nobody took it
+    seconds_per_clustering: float | None
+
+
+def ledger(history: dict[str, np.ndarray], state: State) -> Ledger:
+    """Sums a history's costs; a model is its parameters and batch-norm statistics, four bytes each."""
+    slots = state.clusters.active.shape[0]
+    model = 4 * (tree.size(state.clusters.params) + tree.size(state.clusters.stats)) / slots
+    total = {
+        name: float(np.sum(history[name], dtype=np.float64)) for name in Costs._fields if name != "clustering_seconds"
+    }
+    down, up, clusterings = total["models_down"], total["models_up"], total["clusterings"]
+    seconds = 0.0 if clusterings == 0 else None
+    if CLUSTERING_SECONDS in history and clusterings > 0:
+        seconds = float(np.sum(history[CLUSTERING_SECONDS]))
+    return Ledger(
+        down,
+        up,
+        down * model,
+        up * model,
+        total["gradient_evaluations"],
+        total["loss_evaluations"],
+        clusterings,
+        seconds,
+        seconds / clusterings if seconds is not None and clusterings > 0 else None,
+    )
+
+
+def with_clustering_seconds(
+    history: dict[str, np.ndarray],
+    algorithm: ClusteredAlgorithm,
+    rng_key: Array,
+    state: State,
+    mapping: ClientMapping,
+    initial: float,
+) -> dict[str, np.ndarray]:
+    """The history with a column `clustering_seconds`, the server's time for the clustering of each round.
+
+    Rounds run inside one compiled loop, where no clock can be read. So the method's `cluster` is timed by itself on
+    the final state, and a round's time is its number of clusterings times the median of five calls: an estimate.
+
+    Args:
+      history: with a column `clusterings`.
+      algorithm: the method.
+      rng_key: the timed calls' randomness.
+      state: final state.
+      mapping: how its clients are mapped over the machine.
+      initial: seconds of a method that clusters in `init`, which it measured there.
+
+    Returns:
+      The history as it is where the server never clustered, or nothing of it can be timed.
+    """
+    count = history["clusterings"]
+    if not np.nansum(count) or (algorithm.cluster is None and not initial):
+        return history
+    if algorithm.cluster is None:
+        seconds = np.zeros(len(count))
+        seconds[0] = initial
+    else:
+        seconds = count * seconds_per_call(functools.partial(algorithm.cluster, mapping=mapping), rng_key, state)
+    return {**history, CLUSTERING_SECONDS: seconds}
+
+
+def seconds_per_call(fn: Callable[..., Any], *arguments: Any) -> float:
+    """Median seconds of five calls of a jittable function, without its compilation."""
+    compiled, seconds = jax.jit(fn), []
+    jax.block_until_ready(compiled(*arguments))
+    for _ in range(TIMED_CALLS):
+        started = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds))
