@@ -1,7 +1,4 @@
-"""Pictures of single results: bars, and ours next to a paper's values.
-
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
-"""
+"""Pictures of single results: bars, and ours next to a paper's values."""
 
 from __future__ import annotations
 
@@ -99,9 +96,6 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
         panels[0].set_ylim(len(bands) - 0.5, -0.5)
         _row_legend(figure, rows, [] if by_method else methods)
     return figure
-
-
-# ------------------------------------------------------------------------------------------------ parts
 
 
 def _draw_row(axes: Axes, row: PaperRow, y: float, step: float, index: int) -> None:

@@ -1,7 +1,4 @@
-"""Pictures of clients: their features, and their true groups against their clusters.
-
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
-"""
+"""Pictures of clients: their features, and their true groups against their clusters."""
 
 from __future__ import annotations
 
@@ -104,9 +101,6 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
     return figure
 
 
-# ---------------------------------------------------------------------------------------------- features
-
-
 class Looks(NamedTuple):
     """What tells clients apart."""
 
@@ -116,11 +110,8 @@ class Looks(NamedTuple):
 
 def _pairs(rank: int) -> list[tuple[int, int | None]]:
     """The features across and up of each panel; None is the client's index."""
-    if rank == 1:
-        return [(0, None)]
-    if rank == 2:
-        return [(0, 1)]
-    return [(0, 1), (0, 2)] if rank == 3 else [(0, 1), (2, 3)]
+    few: dict[int, list[tuple[int, int | None]]] = {1: [(0, None)], 2: [(0, 1)], 3: [(0, 1), (0, 2)]}
+    return few.get(rank, [(0, 1), (2, 3)])
 
 
 def _scatter(
@@ -187,9 +178,6 @@ def _markers(labels: np.ndarray) -> dict[int, str]:
 
 def _is_number(marker: str) -> bool:
     return marker.strip("$").isdigit()
-
-
-# ------------------------------------------------------------------------------------------------ checks
 
 
 def _check_clients(features: Any, group: Any | None, labels: Any) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:

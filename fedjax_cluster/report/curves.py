@@ -1,7 +1,4 @@
-"""Pictures of lines: metrics against communication rounds, and results against a parameter.
-
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
-"""
+"""Pictures of lines: metrics against communication rounds, and results against a parameter."""
 
 from __future__ import annotations
 
@@ -92,8 +89,7 @@ def curves(
                 lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
                 axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
             if name in levels:
-                dashed = {"color": style.NEUTRAL, "linestyle": style.DASHED, "linewidth": 0.7}
-                axes.axhline(factor * levels[name], zorder=1, **dashed)
+                axes.axhline(factor * levels[name], **style.GUIDE)
         round_axis(panels[-1])
         panels[-1].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         if log_rounds:
@@ -187,9 +183,6 @@ def sweep(
             labels.append("paper")
         style.legend_above(figure, handles, labels)
     return figure
-
-
-# ------------------------------------------------------------------------------------------------ parts
 
 
 def draw_line(

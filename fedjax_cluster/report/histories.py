@@ -1,4 +1,4 @@
-"""What a picture takes from histories: which column, and its values where all seeds have one."""
+"""What pictures take from histories: a column, its label, and its values in the rounds that all seeds have."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ import numpy as np
 
 AGREEMENT = "adjusted_rand_index"
 
-# Axis label and factor of the history's columns; others are shown under their own name.
+# Axis label of the history's columns, and factor to its unit; the others are labelled by their names.
 COLUMNS: dict[str, tuple[str, float]] = {
     "accuracy": ("Test accuracy (%)", 100),
     "accuracy_std": ("Std of accuracy (%)", 100),
     "accuracy_worst_decile": ("Worst-decile accuracy (%)", 100),
     "balanced_accuracy": ("Balanced accuracy (%)", 100),
-    "test_loss": ("Test loss", 1),
     "loss": ("Training loss", 1),
     "nmse": ("Normalized MSE (ratio)", 1),
     AGREEMENT: ("Adjusted Rand index", 1),
-    "purity": ("Purity", 1),
     "num_clients": ("Participating clients", 1),
     "num_clusters": ("Clusters in use", 1),
     "num_changed": ("Clients changing cluster", 1),
     "num_rejected": ("Rejected updates", 1),
     "models_down": ("Models sent to clients", 1),
     "models_up": ("Updates sent back", 1),
-    "gradient_evaluations": ("Gradient evaluations", 1),
-    "loss_evaluations": ("Loss evaluations", 1),
     "clusterings": ("Clusterings on the server", 1),
     "clustering_seconds": ("Clustering time (s)", 1),
 }

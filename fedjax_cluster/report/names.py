@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-METHOD_NAMES = {
-    "cfl": "CFL",
-    "cfl_gp": "CFL-GP",
-    "fairavg": "FairAvg",
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedem": "FedEM",
-    "fedgwc": "FedGWC",
-    "fedprox": "FedProx",
-    "fedsoft": "FedSoft",
-    "fesem": "FeSEM",
-    "flag": "FLAG",
-    "gradient_loss": "Gradient and loss",
-    "ifca": "IFCA",
-    "local_only": "Local only",
-    "pacfl": "PACFL",
-    "per_fedavg": "Per-FedAvg",
-}
+PRINTED = (
+    *("CFL", "CFL-GP", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedProx", "FedSoft", "FeSEM", "FLAG"),
+    *("IFCA", "Local only", "PACFL", "Per-FedAvg"),
+)
+METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
+METHOD_NAMES["gradient_loss"] = "Gradient and loss"
 
 
 def method_name(name: str) -> str:

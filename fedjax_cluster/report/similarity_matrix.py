@@ -1,7 +1,4 @@
-"""Pictures of matrices over pairs of clients: similarities, and what FedGWC and FLAG draw in the same way.
-
-`similarity_matrix` returns a `matplotlib.figure.Figure` and neither shows nor saves it.
-"""
+"""Pictures of matrices over pairs of clients: similarities, and what FedGWC and FLAG draw in the same way."""
 
 from __future__ import annotations
 
@@ -17,15 +14,12 @@ from matplotlib.patches import Patch, Rectangle
 from fedjax_cluster.report import style
 from fedjax_cluster.report.names import group_name
 
-MOST_NAMED = 40  # clients whose indices stand at the axis
+MOST_NAMED = 20  # clients whose indices fit at the axis
+NARROWEST_NAMED = 0.03  # block, as a share of all clients
 
 
 def similarity_matrix(
-    similarity: Any,
-    labels: Any,
-    group: Any | None = None,
-    group_names: Sequence[str] = (),
-    label: str = "Cosine similarity $\\alpha_{ij}$",
+    similarity: Any, labels: Any, group: Any | None = None, group_names: Sequence[str] = ()
 ) -> Figure:
     """Draws a similarity matrix with the clients in the order of their clusters, lines between clusters.
 
@@ -34,7 +28,6 @@ def similarity_matrix(
       labels: i32[M], clusters; clients with −1 are left out.
       group: i32[M], true groups: orders within clusters, and is shown as a strip of colours; None leaves it out.
       group_names: what the groups are called; "group 3" where there is no name.
-      label: of the colour bar.
 
     Returns:
       The figure, one paper column wide.
@@ -49,8 +42,8 @@ def similarity_matrix(
     with style.drawing(style.SINGLE, 0.78 * style.SINGLE) as figure:
         axes = figure.subplots()
         image = heat_map(axes, similarity[np.ix_(kept, kept)], blocks, "black", cmap="RdBu_r", vmin=-1, vmax=1)
-        figure.colorbar(image, ax=axes, shrink=0.85, label=label)
-        axes.set_xticks(blocks.middles, [str(value) for value in blocks.values])
+        figure.colorbar(image, ax=axes, shrink=0.85, label=r"Cosine similarity $\alpha_{ij}$")
+        axes.set_xticks(blocks.middles, blocks.names)
         order = kept[blocks.order]
         axes.set_yticks(range(count), order.astype(str) if count <= MOST_NAMED else [""] * count)
         axes.tick_params(length=0)
@@ -76,6 +69,12 @@ class Blocks(NamedTuple):
     borders: np.ndarray  # between one block and the next, in units of clients
     middles: np.ndarray  # of the blocks, in units of clients
     values: np.ndarray  # of the blocks
+
+    @property
+    def names(self) -> list[str]:
+        """The values as texts; "" for blocks too narrow for one."""
+        sizes = np.diff([-0.5, *self.borders, len(self.order) - 0.5]) / len(self.order)
+        return [str(value) if size > NARROWEST_NAMED else "" for value, size in zip(self.values, sizes, strict=True)]
 
 
 def blocks_of(values: np.ndarray, within: np.ndarray | None = None) -> Blocks:

@@ -35,6 +35,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 DASHED = (0, (4, 2))
 LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 
+GUIDE: dict[str, Any] = {"color": NEUTRAL, "linestyle": DASHED, "linewidth": 0.8, "zorder": 1}  # a line to read by
 STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -123,11 +124,8 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
 
 def line_look(index: int) -> dict[str, Any]:
     """Colour, marker and line style of the index-th line; no two of the first 24 share two of the three."""
-    return {
-        "color": COLORS[index % len(COLORS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": LINES[index % len(LINES)],
-    }
+    looks = {"color": COLORS, "marker": MARKERS, "linestyle": LINES}
+    return {name: values[index % len(values)] for name, values in looks.items()}
 
 
 def categorical_colors(count: int) -> list[str]:
@@ -199,13 +197,8 @@ def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str], 
     columns = min((n for n in fitting if n * rows >= len(labels)), default=1)
     # Matplotlib fills column by column.
     order = [index for column in range(columns) for index in range(column, len(labels), columns)]
-    figure.legend(
-        [handles[index] for index in order],
-        [labels[index] for index in order],
-        loc="outside upper center",
-        ncols=columns,
-        handlelength=handle_length,
-    )
+    entries = [handles[index] for index in order], [labels[index] for index in order]
+    figure.legend(*entries, loc="outside upper center", ncols=columns, handlelength=handle_length)
     lines_of_text = rows * max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + lines_of_text * LINE_INCHES)
 

@@ -1,4 +1,4 @@
-"""Tables: of a run, of methods side by side, of ours beside a paper's; on a console, as Markdown and as CSV."""
+"""Tables of a run, of several methods, and of our results with a paper's; on a console, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -113,13 +113,8 @@ class Table:
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
-        shown = rich.table.Table(
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            show_header=any(column.name for column in self.columns),
-            padding=(0, 1, 0, 0),
-        )
-        console = console or Console()
+        console, headed = console or Console(), any(column.name for column in self.columns)
+        shown = rich.table.Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=headed, padding=(0, 1, 0, 0))
         between = 2 * len(self.columns) - 1
         widths = self._widths(console.width - between)
         for index, (column, width) in enumerate(zip(self.columns, widths, strict=True)):
@@ -143,7 +138,7 @@ class Table:
         return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
-        """The same as comma-separated values: numbers unrounded, deviations in columns of their own, None empty."""
+        """The table as comma-separated values: numbers unrounded, deviations in separate columns, None empty."""
         names: list[str] = []
         rows: list[list[str]] = [[] for _ in self.rows]
         for index, column in enumerate(self.columns):
@@ -155,7 +150,7 @@ class Table:
         return buffer.getvalue()
 
     def write(self, *paths: str | pathlib.Path) -> None:
-        """Writes the table to files ending in .md or .csv; each is whole or not there.
+        """Writes the table to files ending in .md or .csv; each is complete or absent.
 
         Raises:
           ValueError: another ending.
@@ -166,8 +161,8 @@ class Table:
             if path.suffix not in ways:
                 raise ValueError(f"cannot write a table to '{path.name}'; its name must end in {' or '.join(ways)}")
         for path in targets:
-            with atomic_file(path) as beside:
-                beside.write_text(ways[path.suffix](), encoding="utf-8")
+            with atomic_file(path) as temporary:
+                temporary.write_text(ways[path.suffix](), encoding="utf-8")
 
     def _texts(self) -> list[list[str]]:
         return [
@@ -194,7 +189,7 @@ class Table:
 
 
 def comparison_table(runs: Sequence[Runs]) -> Table:
-    """Methods side by side: accuracy, ARI, clusters, rounds, models sent and speed; means over the seeds.
+    """Compares methods: accuracy, ARI, clusters, rounds, models sent and speed; means over the seeds.
 
     Args:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
@@ -211,7 +206,6 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
     if empty := [method.label for method in runs if not method.summaries]:
         raise ValueError(f"{empty[0]} has no summaries; give one for each seed")
     every = [summary for method in runs for summary in method.summaries]
-    accuracy = any(is_known(summary.get("accuracy")) for summary in every)
 
     def column(read: Callable[[Mapping[str, Any]], float | None], decimals: int, deviation: bool = False):
         found = [spread([read(summary) for summary in method.summaries]) for method in runs]
@@ -221,11 +215,12 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
             decimals = decimals if any(value and value.mean % 1 for value in found) else 0
         return [value and Number(*value, decimals=decimals) for value in found]
 
-    quality = ("accuracy", 100, 1) if accuracy else ("test_loss", 1, 4)
+    if any(is_known(summary.get("accuracy")) for summary in every):
+        quality = {Column("test accuracy (%)", True): column(lambda s: _scaled(s.get("accuracy"), 100), 1, True)}
+    else:
+        quality = {Column("test loss", True): column(lambda s: s.get("test_loss"), 4, True)}
     columns = {
-        Column("test accuracy (%)" if accuracy else "test loss", True): column(
-            lambda s: _scaled(s.get(quality[0]), quality[1]), quality[2], True
-        ),
+        **quality,
         Column("ARI", True): column(lambda s: s.get("adjusted_rand_index"), 2, True),
         Column("clusters"): column(lambda s: s.get("num_clusters"), 1),
         Column("clusters final after round"): column(lambda s: s.get("first_round_of_final_clustering"), 1),
@@ -240,11 +235,11 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
 
 
 def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
-    """Ours beside the paper's values, and the difference.
+    """Our values, the paper's, and the difference.
 
     Args:
       title: what is reproduced.
-      rows: one number each. Rows of one metric stand together, with as many digits as its values need.
+      rows: one value each. Rows of one metric stand together, with as many digits as its values need.
 
     Returns:
       A table with a row for each of `rows`.
@@ -255,9 +250,9 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
     check_rows(rows)
     lines = []
     for metric in dict.fromkeys(row.metric for row in rows):
-        own = [row for row in rows if row.metric == metric]
-        decimals = _decimals(own)
-        for row in own:
+        alike = [row for row in rows if row.metric == metric]
+        decimals = _decimals(alike)
+        for row in alike:
             ours, paper = _number(row.ours, row.ours_std, decimals), _number(row.paper, row.paper_std, decimals)
             difference = Number(row.ours - row.paper, None, decimals, True) if ours and paper else None
             lines.append((metric, row.column, method_name(row.row), ours, paper, difference))
@@ -293,7 +288,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         return None if None in values else template.format(*values)
 
     accuracy = line("{:.1f} %", "accuracy", factor=100)
-    spread_text = line(
+    deviation = line(
         "± {:.1f} over clients, worst decile {:.1f} %", "accuracy_std", "accuracy_worst_decile", factor=100
     )
     agreement = line("{:.2f}", "adjusted_rand_index")
@@ -302,10 +297,9 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
     clustering = line("{:,.0f} times", "clusterings")
     if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
         clustering += f", {each}"
-    clients = known("clients")
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
     lines = {
-        "test accuracy": accuracy and " ".join(part for part in (accuracy, spread_text) if part),
+        "test accuracy": accuracy and " ".join(filter(None, (accuracy, deviation))),
         "balanced accuracy": line("{:.1f} %", "balanced_accuracy", factor=100),
         "test loss": line("{:.4g}", "test_loss"),
         "adjusted Rand index": agreement,
@@ -321,15 +315,10 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "left in": None if directory is None else str(directory),
     }
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
-    if clients is not None:
-        title += (
-            f": {clients:.0f} clients, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
-        )
+    if clients := line("{:.0f} clients", "clients"):
+        title += f": {clients}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
-
-
-# ------------------------------------------------------------------------------------------------ parts
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

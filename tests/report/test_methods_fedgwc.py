@@ -62,11 +62,6 @@ def test_class_distributions_are_means_of_shares(check_layout):
     np.testing.assert_allclose(lines, [[90, 10, 0], [100 / 3] * 3])
 
 
-def test_long_class_names_fit(check_layout):
-    counts = RNG.integers(1, 9, (12, 10))
-    check_layout(fedgwc.class_distributions(counts, GROUP, tuple(f"a class {n}" for n in range(10))))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

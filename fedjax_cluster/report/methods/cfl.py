@@ -1,7 +1,4 @@
-"""Pictures of CFL: a run with its splits, the similarities at the last one, the parameter tree.
-
-Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
-"""
+"""Pictures of CFL: a run with its splits, the similarities at the last one, the parameter tree."""
 
 from __future__ import annotations
 
@@ -37,11 +34,10 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     similarity = splits[-1]["similarity"] if splits else np.asarray(run.state.server.similarity)
     if splits:
         labels = splits[-1]["labels"][index]
-    if similarity.any() and (labels >= 0).any():
-        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(index, index)], labels, group, names)
-    if splits:
         known = None if group is None else run.federation.group
         drawn["parameter_tree"] = parameter_tree(trees.parameter_tree(run), names, known)
+    if similarity.any() and np.isfinite(similarity).all() and (labels >= 0).any():
+        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(index, index)], labels, group, names)
     return drawn
 
 
@@ -76,7 +72,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
         panels[0].set_ylabel(label)
         for axes in panels:
             for place in rounds[grown]:
-                axes.axvline(place, color=style.NEUTRAL, linewidth=0.7, linestyle=style.DASHED, zorder=1, label="split")
+                axes.axvline(place, label="split", **style.GUIDE)
         if gaps:
             _draw_gaps(panels[1], rounds, gaps)
         round_axis(panels[-1])

@@ -1,7 +1,4 @@
-"""Pictures of CFL-GP: the singular values of the clients' gradient profiles, and the clients at their features.
-
-Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
-"""
+"""Pictures of CFL-GP: the singular values of the clients' gradient profiles, and the clients at their features."""
 
 from __future__ import annotations
 
@@ -65,8 +62,7 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
             gap = int(np.argmax(values[:-1] - values[1:])) + 1
             axes.axvspan(gap, gap + 1, color="#F3E3B5", linewidth=0, zorder=0, label=f"largest gap, after {gap}")
         if chosen is not None:
-            dashed = {"color": style.NEUTRAL, "linestyle": style.DASHED, "linewidth": 0.8}
-            axes.axvline(chosen, zorder=1, label=f"K = {chosen}", **dashed)
+            axes.axvline(chosen, label=f"K = {chosen}", **style.GUIDE)
         axes.set_xlim(0.5, len(values) + 0.5)
         axes.set_ylim(0, 1.08 * values.max() if values.any() else 1)
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))

@@ -1,7 +1,4 @@
-"""Pictures of FedGWC: interactions and affinity, their embedding, convergence, and classes in the final clusters.
-
-Every function that returns a `matplotlib.figure.Figure` neither shows nor saves it.
-"""
+"""Pictures of FedGWC: interactions and affinity, their embedding, convergence, and classes in the final clusters."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_clu
 from fedjax_cluster.types import Federation
 
 MOST_SPLITS = 4  # drawn one by one
-MOST_NAMED_CLUSTERS = 12
 FEWEST_EMBEDDED = 3  # clients
 
 
@@ -49,9 +45,9 @@ def _of_one_test(run: FinishedRun, content: Mapping[str, Any]) -> dict[str, Figu
     index, _, group, names = shown_clients(run)
     previous, labels = (np.asarray(content[name])[index] for name in ("previous", "labels"))
     labels = np.where(previous == content["parent"], labels, -1)
-    if not (labels >= 0).any():
-        return {}
     interactions, affinity = (np.asarray(content[name])[np.ix_(index, index)] for name in ("interactions", "affinity"))
+    if not ((labels >= 0).any() and np.isfinite(interactions).all() and np.isfinite(affinity).all()):
+        return {}
     drawn = {"interaction_matrices": interaction_matrices(interactions, affinity, labels, group)}
     if (labels >= 0).sum() >= FEWEST_EMBEDDED:
         drawn["spectral_embedding"] = spectral_embedding(affinity, labels, group, names)
@@ -114,10 +110,9 @@ def interaction_matrices(interactions: Any, affinity: Any, labels: Any, group: A
             low, high = np.nanpercentile(shown, [1, 99]) if len(kept) > 1 else (0.0, 1.0)
             image = heat_map(axes, shown, blocks, "white", cmap="viridis", vmin=low, vmax=max(high, low + 1e-6))
             figure.colorbar(image, ax=axes, label=name, extend="both")
-            if len(blocks.values) <= MOST_NAMED_CLUSTERS:
-                for set_ticks in (axes.set_xticks, axes.set_yticks):
-                    set_ticks(blocks.middles, [str(value) for value in blocks.values])
-                axes.tick_params(length=0)
+            axes.set_xticks(blocks.middles, blocks.names)
+            axes.set_yticks(blocks.middles, blocks.names)
+            axes.tick_params(length=0)
             axes.set_xlabel("Client $j$, by cluster")
         panels[0].set_ylabel("Client $i$, by cluster")
     return figure
@@ -182,12 +177,9 @@ def convergence(
         axes = figure.subplots()
         for cluster, (rounds, values) in lines.items():
             axes.plot(rounds, values, label=f"Cluster {cluster}", **style.line_look(cluster))
-        axes.axhline(
-            tolerance, color=style.NEUTRAL, linestyle=style.DASHED, linewidth=0.8, label=r"Tolerance $\epsilon$"
-        )
+        axes.axhline(tolerance, label=r"Tolerance $\epsilon$", **style.GUIDE)
         for place, test in enumerate(tests):
-            dotted = {"color": style.NEUTRAL, "linestyle": ":", "linewidth": 0.8}
-            axes.axvline(test, label="_" if place else "Split", zorder=1, **dotted)
+            axes.axvline(test, label="_" if place else "Split", **{**style.GUIDE, "linestyle": ":"})
         axes.set_yscale("log")
         round_axis(axes)
         axes.set_ylabel("Mean squared change of $P$")
@@ -195,7 +187,7 @@ def convergence(
     return figure
 
 
-def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[str] = ()) -> Figure:
+def class_distributions(class_counts: Any, labels: Any) -> Figure:
     """Draws which classes each cluster's clients hold, and how unevenly (Fig. 7).
 
     Left the mean share of each class over a cluster's clients; right the mean of its clients' shares in descending
@@ -204,7 +196,6 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
     Args:
       class_counts: i32[M, L], examples of each class.
       labels: i32[M], clusters; clients with −1 or without examples are left out.
-      class_names: L names; numbers where there are none.
 
     Returns:
       The figure, two paper columns wide.
@@ -221,28 +212,23 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
     shares, labels = counts[kept] / counts[kept].sum(1, keepdims=True), labels[kept]
     ranked = -np.sort(-shares, axis=1)
     clusters, classes = np.unique(labels), shares.shape[1]
-    longest = max(map(len, class_names), default=0)
-    with style.drawing(style.DOUBLE, 2.2 if longest <= 3 else 2.1 + 0.055 * longest) as figure:
+    with style.drawing(style.DOUBLE, 2.2) as figure:
         left, right = figure.subplots(1, 2)
         means = np.stack([shares[labels == cluster].mean(0) for cluster in clusters])
         drawn = left.imshow(100 * means, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
         figure.colorbar(drawn, ax=left, label="Mean share (%)")
         names = [f"{cluster} ({np.sum(labels == cluster)})" for cluster in clusters]
         left.set_yticks(np.arange(len(clusters)), names)
-        step = -(-classes // 20)
-        ticks = np.arange(0, classes, step)
-        left.set_xticks(ticks, [class_names[tick] if class_names else str(tick) for tick in ticks])
-        if longest > 3:
-            left.tick_params(axis="x", rotation=90)
+        left.set_xticks(np.arange(0, classes, -(-classes // 20)))
         left.set_xlabel("Class")
         left.set_ylabel("Cluster (clients)")
         left.grid(False)
         left.tick_params(length=0)
         rank = np.arange(1, classes + 1)
-        for place, cluster in enumerate(clusters):
+        for cluster in clusters.tolist():
             members = 100 * ranked[labels == cluster]
-            mean, deviation, label = members.mean(0), members.std(0), f"Cluster {cluster}"
-            draw_line(right, rank, mean, deviation, label=label, index=place, count=len(clusters), highest=100.0)
+            look = {"label": f"Cluster {cluster}", "index": cluster, "count": max(clusters) + 1, "highest": 100.0}
+            draw_line(right, rank, members.mean(0), members.std(0), **look)
         right.set_xlabel("Rank of the class within a client")
         right.set_ylabel("Share of examples (%)")
         right.set_ylim(bottom=0)

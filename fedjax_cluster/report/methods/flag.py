@@ -1,10 +1,8 @@
-"""Pictures of FLAG and PACFL: the dissimilarities of clients, the search for α, and the dendrogram.
-
-Every function returns a `matplotlib.figure.Figure` and neither shows nor saves it.
-"""
+"""Pictures of FLAG and PACFL: the dissimilarities of clients, the search for α, and the dendrogram."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,24 +34,21 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     if not run.events:
         return {}
     content, algorithm = run.events[0].content, run.algorithm
-    one_shot = "angles" not in content
-    distance = content["proximity" if one_shot else "angles"]
+    distance = content["angles"] if "angles" in content else content["proximity"]
     # Who joined later, or sent infinities, was compared with nobody: 0 to all would look like everybody.
     compared = np.flatnonzero((content["labels"] >= 0) & (distance.any(1) | ~distance.any()))
     if len(compared) < 2:
         return {}
-    pairs = np.ix_(compared, compared)
-    names = run.federation.info.group_names
+    pairs, names = np.ix_(compared, compared), run.federation.info.group_names
     group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[compared]
-    common = {"linkage": algorithm.linkage, "group": group, "group_names": names}
-    if not one_shot:
-        label = "Angle at which clusters merge (degrees)"
-        return {"dendrogram": dendrogram(distance[pairs], threshold=algorithm.threshold, label=label, **common)}
+    tree = functools.partial(dendrogram, distance[pairs], linkage=algorithm.linkage, group=group, group_names=names)
+    if "angles" in content:
+        return {"dendrogram": tree(threshold=algorithm.threshold, label="Angle at which clusters merge (degrees)")}
     chosen, thresholds, accuracy = int(content["chosen"]), content["thresholds"], content["accuracy"]
     data, gradient = content["data"][pairs], content["gradient"][pairs]
     drawn = {
         "dissimilarity_matrices": dissimilarity_matrices(data, gradient, distance[pairs], group, names),
-        "dendrogram": dendrogram(distance[pairs], threshold=float(thresholds[chosen]), **common),
+        "dendrogram": tree(threshold=float(thresholds[chosen])),
     }
     if np.isfinite(accuracy).any():
         count, elbow = content["num_clusters"], int(content["elbow"])
