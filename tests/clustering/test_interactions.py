@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,21 +25,21 @@ def test_rewards_equal_the_definition_on_the_clients_that_count(seed, mask):
     assert rewards.dtype == np.float32
     assert (rewards[~mask] == 0.0).all()
     if mask.any():
-        np.testing.assert_allclose(rewards[mask], reference.gaussian_rewards(losses[mask]), rtol=1e-4)
+        chex.assert_trees_all_close(rewards[mask], reference.gaussian_rewards(losses[mask]), rtol=1e-4)
 
 
 def test_equal_losses_have_reward_one():
     """A rounded mean of equal numbers would give exp(-(n-1)/2n), not 1."""
     losses = np.full((7, 3), 0.1, np.float32)
-    np.testing.assert_array_equal(fcc.gaussian_rewards(losses), np.ones(7))
-    np.testing.assert_array_equal(fcc.gaussian_rewards(_losses(0)[:1]), np.ones(1))
+    chex.assert_trees_all_equal(fcc.gaussian_rewards(losses), np.ones(7))
+    chex.assert_trees_all_equal(fcc.gaussian_rewards(_losses(0)[:1]), np.ones(1))
 
 
 @pytest.mark.parametrize(("scale", "offset"), [(1e-12, 0.0), (1e12, 0.0), (1.0, 512.0)])
 def test_rewards_ignore_scale_and_offset(scale, offset):
     losses = np.round(_losses(1) * 64) / 64
     expected = reference.gaussian_rewards(losses)
-    np.testing.assert_allclose(fcc.gaussian_rewards(losses * scale + offset), expected, rtol=1e-4)
+    chex.assert_trees_all_close(fcc.gaussian_rewards(losses * scale + offset), expected, rtol=1e-4)
 
 
 def test_rewards_of_clients_with_fewer_steps():
@@ -51,7 +52,7 @@ def test_rewards_of_clients_with_fewer_steps():
         took = mask[:, step]
         expected[took] += reference.gaussian_rewards(losses[took, step : step + 1])
     rewards = fcc.gaussian_rewards(np.where(mask, losses, np.nan), mask)
-    np.testing.assert_allclose(rewards, expected / np.maximum(steps, 1), rtol=1e-4)
+    chex.assert_trees_all_close(rewards, expected / np.maximum(steps, 1), rtol=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,9 +68,9 @@ def test_update_equals_the_definition_and_drops_padding(seed, mask, per_pair):
     spoiled = np.where(mask, rewards, np.nan).astype(np.float32)
     actual = fcc.update_interactions(before, spoiled, index, mask, rate)
     assert actual.dtype == jnp.float32
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-5, atol=1e-6)
     masked_only = fcc.update_interactions(before, spoiled, clients, mask, rate)
-    np.testing.assert_array_equal(masked_only, actual)
+    chex.assert_trees_all_equal(masked_only, actual)
 
 
 def test_update_never_wraps_around():
@@ -87,10 +88,10 @@ def test_affinity_equals_the_definition_on_the_clients_that_count(seed, mask):
     spoiled = np.where(mask[:, None] & mask[None, :], interactions, np.nan)
     affinity = np.asarray(fcc.interaction_affinity(spoiled, 0.7, mask))
     assert affinity.dtype == np.float32
-    np.testing.assert_array_equal(affinity, affinity.T)
+    chex.assert_trees_all_equal(affinity, affinity.T)
     expected = np.zeros((M, M))
     expected[np.ix_(mask, mask)] = reference.interaction_affinity(interactions[np.ix_(mask, mask)], 0.7)
-    np.testing.assert_allclose(affinity, expected, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(affinity, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_affinity_keeps_its_digits_among_many_alike_clients():
@@ -98,7 +99,7 @@ def test_affinity_keeps_its_digits_among_many_alike_clients():
     rng = np.random.default_rng(0)
     interactions = (0.9 + 1e-3 * rng.normal(size=(300, 300))).astype(np.float32)
     expected = reference.interaction_affinity(interactions, 1000.0)
-    np.testing.assert_allclose(fcc.interaction_affinity(interactions, 1000.0), expected, rtol=1e-3)
+    chex.assert_trees_all_close(fcc.interaction_affinity(interactions, 1000.0), expected, rtol=1e-3)
 
 
 def test_affinity_ignores_the_entries_of_the_pair_itself():
@@ -106,7 +107,7 @@ def test_affinity_ignores_the_entries_of_the_pair_itself():
     changed = interactions.copy()
     changed[2, 2] = changed[2, 5] = changed[5, 2] = changed[5, 5] = 77.0
     before, after = (np.asarray(fcc.interaction_affinity(matrix, 1.0))[2, 5] for matrix in (interactions, changed))
-    np.testing.assert_allclose(before, after, rtol=1e-2)
+    chex.assert_trees_all_close(before, after, rtol=1e-2)
 
 
 @pytest.mark.parametrize(

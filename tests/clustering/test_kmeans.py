@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,12 +50,14 @@ def test_is_as_good_as_scikit_learn():
 def test_parts_of_the_result_agree():
     points = _points(0)
     labels, centers, inertia = _kmeans(jax.random.key(0), points, K)
-    assert (labels.dtype, centers.dtype, inertia.dtype) == (jnp.int32, jnp.float32, jnp.float32)
+    sizes = chex.Dimensions(M=M, K=K, R=R)
+    chex.assert_shape([labels, centers, inertia], [sizes["M"], sizes["KR"], ()])
+    chex.assert_type([labels, centers, inertia], [jnp.int32, jnp.float32, jnp.float32])
     for cluster in range(K):
-        np.testing.assert_allclose(centers[cluster], points[labels == cluster].mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(inertia, reference.inertia(points, labels), rtol=1e-5)
+        chex.assert_trees_all_close(centers[cluster], points[labels == cluster].mean(axis=0), rtol=1e-5)
+    chex.assert_trees_all_close(inertia, reference.inertia(points, labels), rtol=1e-5)
     nearest = ((points[:, None] - np.asarray(centers)[None]) ** 2).sum(axis=2).argmin(axis=1)
-    np.testing.assert_array_equal(labels, nearest)
+    chex.assert_trees_all_equal(labels, nearest)
 
 
 @settings(max_examples=20, deadline=None)
@@ -64,7 +67,7 @@ def test_no_cluster_is_empty_among_duplicates(values, count, seed):
     points = np.repeat(np.array(values, np.float32)[:, None], R, axis=1)
     labels, centers, _ = _kmeans(jax.random.key(seed), points, K, mask=np.arange(M) < count)
     assert set(labels[:count].tolist()) == set(range(K))
-    assert np.isfinite(centers).all()
+    chex.assert_tree_all_finite(centers)
 
 
 @settings(max_examples=20, deadline=None)
@@ -80,9 +83,9 @@ def test_masked_points_change_nothing(seed, count):
     moved[front] = points[mask]
     scattered = _kmeans(jax.random.key(seed), np.where(mask[:, None], points, np.nan), K, mask=mask)
     together = _kmeans(jax.random.key(seed), moved, K, mask=front)
-    np.testing.assert_array_equal(scattered.labels[mask], together.labels[front])
+    chex.assert_trees_all_equal(scattered.labels[mask], together.labels[front])
     assert (scattered.labels[~mask] == -1).all()
-    np.testing.assert_allclose(scattered.centers, together.centers, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(scattered.centers, together.centers, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_changes_nothing():
@@ -90,8 +93,8 @@ def test_padding_changes_nothing():
     plain = _kmeans(key, points, K)
     padded = np.concatenate([points, np.full((23, R), np.nan, np.float32)])
     result = _kmeans(key, padded, K, mask=np.arange(M + 23) < M)
-    np.testing.assert_array_equal(result.labels[:M], plain.labels)
-    np.testing.assert_allclose(result.inertia, plain.inertia, rtol=1e-6)
+    chex.assert_trees_all_equal(result.labels[:M], plain.labels)
+    chex.assert_trees_all_close(result.inertia, plain.inertia, rtol=1e-6)
 
 
 @settings(max_examples=15, deadline=None)
@@ -117,7 +120,7 @@ def test_points_far_from_the_origin():
     points = np.round(_points(3, spread=0.2) * 16) / 16
     far = _kmeans(jax.random.key(0), points + offset, K)
     assert _same_partition(far.labels, _kmeans(jax.random.key(0), points, K).labels)
-    np.testing.assert_allclose(far.inertia, reference.inertia(points, far.labels), rtol=1e-3)
+    chex.assert_trees_all_close(far.inertia, reference.inertia(points, far.labels), rtol=1e-3)
 
 
 def test_close_clusters_beside_a_far_one():
@@ -131,13 +134,14 @@ def test_close_clusters_beside_a_far_one():
 def test_runs_under_jit_and_vmap_with_fewer_points_than_clusters():
     points = np.stack([_points(seed) for seed in range(4)])
     masks = np.arange(M)[None, :] < np.array([M, K - 1, 1, 0])[:, None]
-    batched = jax.jit(jax.vmap(lambda x, mask: fcc.kmeans(jax.random.key(0), x, K, mask=mask)))
+    clustered = chex.assert_max_traces(lambda x, mask: fcc.kmeans(jax.random.key(0), x, K, mask=mask), n=1)
+    batched = jax.jit(jax.vmap(clustered))
     labels, centers, _ = jax.device_get(batched(points, masks))
-    np.testing.assert_array_equal(labels[0], _kmeans(jax.random.key(0), points[0], K).labels)
+    chex.assert_trees_all_equal(labels[0], _kmeans(jax.random.key(0), points[0], K).labels)
     for row, count in ((1, K - 1), (2, 1), (3, 0)):
         assert sorted(labels[row][:count].tolist()) == list(range(count))
         assert (labels[row][count:] == -1).all()
-    assert np.isfinite(centers).all()
+    chex.assert_tree_all_finite(centers)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import importlib
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_equals_scipy_on_random_matrices(linkage):
         distance = _distance(seed)
         expected = _scipy_tree(distance[np.ix_(mask, mask)], linkage)
         tree = fcc.dendrogram(np.where(mask[:, None] & mask[None, :], distance, np.nan), linkage, mask)
-        np.testing.assert_allclose(tree.heights[: len(expected)], expected[:, 2], rtol=1e-5)
+        chex.assert_trees_all_close(tree.heights[: len(expected)], expected[:, 2], rtol=1e-5)
         assert (np.asarray(tree.heights)[len(expected) :] == np.inf).all()
         clusters = int(rng.integers(1, 5))
         labels = np.asarray(fcc.cut_dendrogram(tree, num_clusters=clusters))
@@ -85,7 +86,7 @@ def test_ties_give_equal_heights(linkage):
         tree = fcc.dendrogram(distance, linkage)
         expected = _scipy_tree(distance, linkage)
         if linkage == "single":
-            np.testing.assert_allclose(tree.heights, expected[:, 2], rtol=1e-6)
+            chex.assert_trees_all_close(tree.heights, expected[:, 2], rtol=1e-6)
             threshold = float(expected[M // 2, 2])
             labels = scipy.cluster.hierarchy.fcluster(expected, threshold + 1e-6, "distance")
             assert _same(fcc.cut_dendrogram(tree, threshold=np.float32(threshold)), labels)
@@ -114,21 +115,20 @@ def test_host_and_device_agree(linkage, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(linkage_module, "_DEVICE_LIMIT", 10)
             on_host = fcc.dendrogram(_distance(seed), linkage, mask)
-        np.testing.assert_array_equal(on_device.merges, on_host.merges)
-        np.testing.assert_allclose(on_device.heights, on_host.heights, rtol=1e-5)
-        assert [leaf.dtype for leaf in on_device] == [leaf.dtype for leaf in on_host]
+        chex.assert_trees_all_close(on_device, on_host, rtol=1e-5)
+        chex.assert_trees_all_equal_dtypes(on_device, on_host)
 
 
 def test_every_cut_of_one_tree_under_jit():
     distance = _distance(1)
     tree = jax.jit(fcc.dendrogram)(distance)
-    cut = jax.jit(lambda tree, threshold: fcc.cut_dendrogram(tree, threshold))
+    cut = jax.jit(chex.assert_max_traces(lambda tree, threshold: fcc.cut_dendrogram(tree, threshold), n=1))
     counts = [int(cut(tree, threshold).max()) + 1 for threshold in np.linspace(0.0, 9.0, 19)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == M
     assert counts[-1] == 1
     labels = jax.jit(lambda n: fcc.cut_dendrogram(tree, num_clusters=n))(9)
-    np.testing.assert_array_equal(labels, fcc.agglomerative(distance, num_clusters=9))
+    chex.assert_trees_all_equal(labels, fcc.agglomerative(distance, num_clusters=9))
 
 
 @pytest.mark.parametrize("linkage", LINKAGES)
@@ -142,7 +142,7 @@ def test_permutation_of_clients_permutes_clusters(linkage):
 def test_single_linkage_cut_in_two_is_the_optimal_bipartition():
     distance = _distance(0)
     labels = fcc.agglomerative(distance, num_clusters=2, linkage="single")
-    np.testing.assert_array_equal(labels, fcc.optimal_bipartition(-distance).labels)
+    chex.assert_trees_all_equal(labels, fcc.optimal_bipartition(-distance).labels)
 
 
 def test_one_client_and_none_that_counts():
@@ -157,7 +157,7 @@ def test_one_client_and_none_that_counts():
         (lambda: fcc.agglomerative(np.zeros((3, 3))), "exactly one"),
         (lambda: fcc.agglomerative(np.zeros((3, 3)), 0.5, 2), "exactly one"),
         (lambda: fcc.agglomerative(np.zeros((3, 3)), num_clusters=4), "only 3 clients"),
-        (lambda: fcc.agglomerative(np.zeros((3, 3)), 0.5, linkage="ward"), "linkage is 'ward'"),
+        (lambda: fcc.agglomerative(np.zeros((3, 3)), 0.5, linkage="ward"), "linkage is 'ward', which is unknown"),
         (lambda: fcc.agglomerative(np.triu(np.ones((3, 3))), 0.5), "not symmetric"),
         (lambda: fcc.agglomerative(np.full((3, 3), np.nan), 0.5), "NaN or infinite"),
         (lambda: fcc.agglomerative(np.zeros((3, 3)), np.nan), "threshold is NaN"),

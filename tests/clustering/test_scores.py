@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,9 +34,9 @@ def _features(seed):
 def test_agreement_equals_the_definition(name, a, b):
     actual = getattr(scores, name)(a, b)
     assert actual.dtype == jnp.float32
-    np.testing.assert_allclose(actual, getattr(reference, name)(a, b), atol=1e-6)
+    chex.assert_trees_all_close(actual, getattr(reference, name)(a, b), atol=1e-6)
     if AGREEMENT[name] is not None:
-        np.testing.assert_allclose(actual, AGREEMENT[name](a, b), atol=1e-6)
+        chex.assert_trees_all_close(actual, AGREEMENT[name](a, b), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", AGREEMENT)
@@ -45,7 +46,7 @@ def test_agreement_leaves_out_masked_and_unlabelled_clients(name, a, b, mask, la
     keep = mask & labelled
     actual = getattr(scores, name)(np.where(labelled, a, -1), b, mask=mask)
     expected = getattr(reference, name)(a[keep], b[keep]) if keep.any() else np.nan
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    chex.assert_trees_all_close(actual, expected, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -54,7 +55,7 @@ def test_agreement_ignores_names_and_order(a, b, names, order):
     order, renamed = np.array(order), 1000 * np.array(names)[a]
     for name in AGREEMENT:
         score = getattr(scores, name)
-        np.testing.assert_allclose(score(renamed[order], b[order]), score(a, b), atol=1e-6)
+        chex.assert_trees_all_close(score(renamed[order], b[order]), score(a, b), atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -79,8 +80,10 @@ def test_pairs_of_many_clients_do_not_overflow():
     groups = rng.choice(3, size=100_000, p=[0.7, 0.2, 0.1])
     labels = np.where(rng.random(100_000) < 0.2, rng.integers(3, size=100_000), groups)
     expected = sklearn.metrics.adjusted_rand_score(groups, labels)
-    np.testing.assert_allclose(scores.adjusted_rand_index(groups, labels), expected, atol=1e-5)
-    np.testing.assert_allclose(scores.rand_index(groups, labels), sklearn.metrics.rand_score(groups, labels), atol=1e-5)
+    chex.assert_trees_all_close(scores.adjusted_rand_index(groups, labels), expected, atol=1e-5)
+    chex.assert_trees_all_close(
+        scores.rand_index(groups, labels), sklearn.metrics.rand_score(groups, labels), atol=1e-5
+    )
     one_off = groups.copy()
     one_off[0] = (one_off[0] + 1) % 3
     assert scores.adjusted_rand_index(groups, (groups + 1) % 3) == 1.0
@@ -94,9 +97,9 @@ def test_separation_equals_the_definition(name, labels, seed):
     features = _features(seed)
     actual = getattr(scores, name)(features, labels)
     assert actual.dtype == jnp.float32
-    np.testing.assert_allclose(actual, getattr(reference, name)(features, labels), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(actual, getattr(reference, name)(features, labels), rtol=1e-4, atol=1e-5)
     if len(set(labels.tolist())) > 1:
-        np.testing.assert_allclose(actual, SEPARATION[name](features, labels), rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(actual, SEPARATION[name](features, labels), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SEPARATION)
@@ -107,7 +110,7 @@ def test_separation_leaves_masked_clients_out(name, labels, mask, seed):
     spoiled = np.where(mask[:, None], features, np.nan)
     actual = getattr(scores, name)(spoiled, 7 * labels, mask=mask, num_labels=5)
     expected = getattr(reference, name)(features[mask], labels[mask])
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SEPARATION)
@@ -117,7 +120,7 @@ def test_separation_ignores_scale_and_offset(name, scale, offset):
     labels = np.arange(M) % 3
     moved = (features * scale + offset).astype(np.float32)
     expected = getattr(reference, name)(features, labels)
-    np.testing.assert_allclose(getattr(scores, name)(moved, labels), expected, rtol=1e-4)
+    chex.assert_trees_all_close(getattr(scores, name)(moved, labels), expected, rtol=1e-4)
 
 
 def test_separation_of_special_cases():
@@ -128,7 +131,7 @@ def test_separation_of_special_cases():
     assert np.isnan(scores.davies_bouldin(features, one))
     assert scores.davies_bouldin(features, two) == np.inf
     assert scores.silhouette(features, np.arange(4)) == 0.0
-    np.testing.assert_allclose(scores.silhouette(features, np.array([0, 1, 2, 2])), 0.5)
+    chex.assert_trees_all_close(scores.silhouette(features, np.array([0, 1, 2, 2])), 0.5)
 
 
 def test_adjusted_scores_see_sorted_frequencies_only():
@@ -139,12 +142,12 @@ def test_adjusted_scores_see_sorted_frequencies_only():
     shuffled = rng.permuted(counts, axis=1) * rng.integers(1, 9, size=(M, 1))
     for name in SEPARATION:
         expected = getattr(reference, name)(frequencies, labels)
-        np.testing.assert_allclose(SEPARATION[name](frequencies, labels), expected)
+        chex.assert_trees_all_close(SEPARATION[name](frequencies, labels), expected)
         adjusted = getattr(scores, f"wasserstein_adjusted_{name}")
-        np.testing.assert_allclose(adjusted(counts, labels), expected, rtol=1e-4)
-        np.testing.assert_allclose(adjusted(shuffled, labels), expected, rtol=1e-4)
+        chex.assert_trees_all_close(adjusted(counts, labels), expected, rtol=1e-4)
+        chex.assert_trees_all_close(adjusted(shuffled, labels), expected, rtol=1e-4)
         empty = np.concatenate([counts, np.zeros((1, 6), int)])
-        np.testing.assert_allclose(adjusted(empty, np.append(labels, 0)), expected, rtol=1e-4)
+        chex.assert_trees_all_close(adjusted(empty, np.append(labels, 0)), expected, rtol=1e-4)
 
 
 def test_scores_run_under_jit():
@@ -155,7 +158,7 @@ def test_scores_run_under_jit():
         return scores.adjusted_rand_index(labels, labels // 2), scores.silhouette(features, labels)
 
     expected = scores.adjusted_rand_index(labels, labels // 2), scores.silhouette(features, labels)
-    np.testing.assert_allclose(all_scores(features, labels), expected, rtol=1e-6)
+    chex.assert_trees_all_close(all_scores(features, labels), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

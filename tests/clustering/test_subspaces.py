@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,14 +29,14 @@ def test_principal_vectors_span_what_the_svd_does(num_features):
     for seed in range(3):
         x, y = _client(seed, num_features)
         vectors = np.asarray(fcc.principal_vectors(x, y, 50, L, P))
-        assert vectors.shape == (L, num_features, P)
+        chex.assert_shape(vectors, chex.Dimensions(L=L, F=num_features, P=P)["LFP"])
         assert vectors.dtype == np.float32
         for label, number in ((0, 3), (1, 3), (2, 2)):
             expected = reference.principal_vectors(x[:50], y[:50], label, P)
             actual = vectors[label][:, :number]
-            np.testing.assert_allclose(actual.T @ actual, np.eye(number), atol=1e-5)
+            chex.assert_trees_all_close(actual.T @ actual, np.eye(number), atol=1e-5)
             overlap = np.abs(actual.T @ expected)
-            np.testing.assert_allclose(overlap, np.eye(number), atol=2e-3)
+            chex.assert_trees_all_close(overlap, np.eye(number), atol=2e-3)
         assert (vectors[2][:, 2:] == 0.0).all()
         assert (vectors[3] == 0.0).all()
 
@@ -54,8 +55,8 @@ def test_principal_vectors_of_many_examples_and_features(examples, features):
     mixed[y == 1] = x
     for rows, labels, label in ((x, np.zeros(examples, int), 0), (mixed, y, 1)):
         vectors = np.asarray(fcc.principal_vectors(rows, labels, len(rows), label + 1, 3))[label]
-        np.testing.assert_allclose(vectors.T @ vectors, np.eye(3), atol=1e-5)
-        np.testing.assert_allclose(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
+        chex.assert_trees_all_close(vectors.T @ vectors, np.eye(3), atol=1e-5)
+        chex.assert_trees_all_close(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
 
 
 def test_principal_vectors_of_few_examples_among_many():
@@ -65,7 +66,7 @@ def test_principal_vectors_of_few_examples_among_many():
     y = np.where(np.arange(100) < 2, 1, 0)
     vectors = np.asarray(fcc.principal_vectors(x, y, 100, 3, 4))
     expected = reference.principal_vectors(x, y, 1, 2)
-    np.testing.assert_allclose(np.abs(vectors[1][:, :2].T @ expected), np.eye(2), atol=2e-3)
+    chex.assert_trees_all_close(np.abs(vectors[1][:, :2].T @ expected), np.eye(2), atol=2e-3)
     assert (vectors[1][:, 2:] == 0.0).all()
     assert (vectors[2] == 0.0).all()
 
@@ -74,7 +75,7 @@ def test_principal_vectors_beyond_the_rank_are_zero():
     x, y = np.random.default_rng(0).random((N, F)).astype(np.float32), np.zeros(N, int)
     x[:] = x[:1] * np.linspace(1, 2, N, dtype=np.float32)[:, None]
     vectors = np.asarray(fcc.principal_vectors(x, y, N, L, P))
-    np.testing.assert_allclose(np.abs(vectors[0, :, 0]), np.abs(x[0]) / np.linalg.norm(x[0]), rtol=1e-4)
+    chex.assert_trees_all_close(np.abs(vectors[0, :, 0]), np.abs(x[0]) / np.linalg.norm(x[0]), rtol=1e-4)
     assert (vectors[0, :, 1:] == 0.0).all()
 
 
@@ -85,8 +86,8 @@ def test_principal_vectors_are_orthonormal_whatever_the_spread(num_features):
     left = np.linalg.qr(rng.normal(size=(num_features, P)))[0] * np.array([1.0, 1e-2, 3e-4])[None, :]
     x = (left @ np.linalg.qr(rng.normal(size=(N, P)))[0].T).T.astype(np.float32)
     vectors = np.asarray(fcc.principal_vectors(x, np.zeros(N, int), N, L, P))[0]
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(P), atol=1e-5)
-    np.testing.assert_allclose(np.abs(vectors.T @ left).diagonal(), [1.0, 1e-2, 3e-4], rtol=0.05)
+    chex.assert_trees_all_close(vectors.T @ vectors, np.eye(P), atol=1e-5)
+    chex.assert_trees_all_close(np.abs(vectors.T @ left).diagonal(), np.array([1.0, 1e-2, 3e-4]), rtol=0.05)
 
 
 def test_share_limits_the_vectors_of_each_class():
@@ -95,7 +96,7 @@ def test_share_limits_the_vectors_of_each_class():
     lengths = np.linalg.norm(vectors, axis=1).round(3)
     assert lengths.tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
     all_of_them = np.asarray(fcc.principal_vectors(x, y, 50, L, P))
-    np.testing.assert_allclose(vectors[0], all_of_them[0], atol=1e-5)
+    chex.assert_trees_all_close(vectors[0], all_of_them[0], atol=1e-5)
     hundredth = fcc.principal_vectors(np.ones((300, 5)) + np.eye(300, 5), np.zeros(300, int), 300, 1, 5, 0.01)
     assert int((np.abs(hundredth)[0].max(axis=0) > 0).sum()) == 3
 
@@ -106,7 +107,7 @@ def test_principal_vectors_of_raw_bytes_and_small_numbers():
     whole = np.round(x * 80).astype(np.uint8)
     expected = np.abs(fcc.principal_vectors(whole, y, 50, L, P))
     tiny = fcc.principal_vectors((whole * 1e-12).astype(np.float32), y, 50, L, P)
-    np.testing.assert_allclose(np.abs(tiny), expected, atol=1e-3)
+    chex.assert_trees_all_close(np.abs(tiny), expected, atol=1e-3)
 
 
 def test_principal_vectors_run_under_vmap():
@@ -115,7 +116,7 @@ def test_principal_vectors_run_under_vmap():
     y, number = jnp.stack([y for _, y in clients]), jnp.array([50, 0])
     stacked = np.asarray(jax.vmap(lambda x, y, n: fcc.principal_vectors(x, y, n, L, P))(x, y, number))
     alone = fcc.principal_vectors(*clients[0], 50, L, P)
-    np.testing.assert_allclose(np.abs(stacked[0]), np.abs(alone), atol=1e-4)
+    chex.assert_trees_all_close(np.abs(stacked[0]), np.abs(alone), atol=1e-4)
     assert (stacked[1] == 0.0).all()
 
 
@@ -134,7 +135,7 @@ def test_an_empty_subspace_is_at_a_right_angle_to_all(reduction):
     vectors = np.zeros((3, 1, 4, 2), np.float32)
     vectors[0, 0, :2] = vectors[1, 0, :2] = np.eye(2)
     angles = np.asarray(fcc.classwise_angles(vectors, np.ones((3, 1), np.int32), reduction))[..., 0]
-    np.testing.assert_allclose(angles, [[0, 0, 90], [0, 0, 90], [90, 90, 0]], atol=0.06)
+    chex.assert_trees_all_close(angles, np.array([[0, 0, 90], [0, 0, 90], [90, 90, 0]]), atol=0.06)
 
 
 @pytest.mark.parametrize("reduction", ["smallest", "sum"])
@@ -143,15 +144,15 @@ def test_classwise_angles_equal_scipy(reduction):
     dimensions = rng.integers(0, P + 1, size=(M, L))
     vectors, counts = _subspaces(0, dimensions)
     angles = np.asarray(fcc.classwise_angles(vectors, counts, reduction))
-    assert angles.shape == (M, M, L)
-    np.testing.assert_array_equal(angles, np.swapaxes(angles, 0, 1))
+    chex.assert_shape(angles, chex.Dimensions(M=M, L=L)["MML"])
+    chex.assert_trees_all_equal(angles, np.swapaxes(angles, 0, 1))
     for i, j, c in np.ndindex(M, M, L):
         if i == j:
             assert angles[i, j, c] == 0.0
             continue
         first, second = vectors[i, c][:, : dimensions[i, c]], vectors[j, c][:, : dimensions[j, c]]
         expected = reference.classwise_angle(first, second, counts[i, c], counts[j, c], reduction)
-        np.testing.assert_allclose(angles[i, j, c], expected, atol=0.05)
+        chex.assert_trees_all_close(angles[i, j, c], expected, atol=0.05)
 
 
 @settings(max_examples=10, deadline=None)
@@ -164,8 +165,8 @@ def test_classwise_angles_ignore_the_basis(seed):
         rotated[client, label] = vectors[client, label] @ np.linalg.qr(rng.normal(size=(P, P)))[0]
     for reduction in ("smallest", "sum"):
         expected = fcc.classwise_angles(vectors, counts, reduction)
-        np.testing.assert_allclose(fcc.classwise_angles(rotated, counts, reduction), expected, atol=0.1)
-        np.testing.assert_allclose(fcc.classwise_angles(-vectors, counts, reduction), expected, atol=0.1)
+        chex.assert_trees_all_close(fcc.classwise_angles(rotated, counts, reduction), expected, atol=0.1)
+        chex.assert_trees_all_close(fcc.classwise_angles(-vectors, counts, reduction), expected, atol=0.1)
 
 
 @pytest.mark.parametrize("dimensions", [2, 4, 6])
@@ -180,11 +181,11 @@ def test_angles_of_nearly_parallel_and_orthogonal_subspaces(dimensions):
     ones = np.ones((150, 1), int)
     smallest = np.asarray(fcc.classwise_angles(vectors, ones))[..., 0]
     total = np.asarray(fcc.classwise_angles(vectors, ones, "sum"))[..., 0]
-    np.testing.assert_array_equal(smallest, smallest.T)
+    chex.assert_trees_all_equal(smallest, smallest.T)
     for i, j in ((0, 1), (0, 3), (140, 5), (2, 149), (144, 147), (0, 5), (130, 6)):
         expected = np.degrees(scipy.linalg.subspace_angles(clients[i % 6], clients[j % 6]))
-        np.testing.assert_allclose(smallest[i, j], expected.min(), atol=0.06)
-        np.testing.assert_allclose(total[i, j], expected.sum(), atol=0.06 * dimensions)
+        chex.assert_trees_all_close(smallest[i, j], expected.min(), atol=0.06)
+        chex.assert_trees_all_close(total[i, j], expected.sum(), atol=0.06 * dimensions)
 
 
 def test_joint_basis_spans_all_classes():
@@ -196,17 +197,17 @@ def test_joint_basis_spans_all_classes():
     assert basis.shape == (F, L * P)
     used = basis[:, np.abs(basis).max(axis=0) > 0]
     assert used.shape[1] == 2 * P + 1
-    np.testing.assert_allclose(used.T @ used, np.eye(2 * P + 1), atol=1e-5)
-    np.testing.assert_allclose(used @ (used.T @ vectors), vectors, atol=1e-5)
+    chex.assert_trees_all_close(used.T @ used, np.eye(2 * P + 1), atol=1e-5)
+    chex.assert_trees_all_close(used @ (used.T @ vectors), vectors, atol=1e-5)
 
 
 def test_classwise_angles_of_single_vectors():
     vectors, counts = _subspaces(1, np.ones((M, L), int))
-    np.testing.assert_allclose(
+    chex.assert_trees_all_close(
         fcc.classwise_angles(vectors[..., :1], counts), fcc.classwise_angles(vectors, counts), atol=0.05
     )
     same = np.repeat(vectors[:1], M, axis=0)
-    np.testing.assert_allclose(fcc.classwise_angles(same, counts), 0.0, atol=0.06)
+    chex.assert_trees_all_close(fcc.classwise_angles(same, counts), 0.0, atol=0.06)
 
 
 @settings(max_examples=20, deadline=None)
@@ -218,20 +219,20 @@ def test_data_dissimilarity_equals_the_definition(seed, delta):
     angles = 0.5 * (angles + np.swapaxes(angles, 0, 1))
     angles[np.arange(M), np.arange(M)] = 0.0
     expected = reference.data_dissimilarity(angles, counts, delta)
-    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts, delta), expected, rtol=1e-4, atol=1e-3)
+    chex.assert_trees_all_close(fcc.data_dissimilarity(angles, counts, delta), expected, rtol=1e-4, atol=1e-3)
     mask = np.arange(M) < 4
     spoiled = np.where((mask[:, None] & mask[None, :])[..., None], angles, 50.0)
     actual = np.asarray(fcc.data_dissimilarity(spoiled, counts, delta, mask=mask))
     expected = reference.data_dissimilarity(angles[:4, :4], counts[:4], delta)
-    np.testing.assert_allclose(actual[:4, :4], expected, rtol=1e-4, atol=1e-3)
+    chex.assert_trees_all_close(actual[:4, :4], expected, rtol=1e-4, atol=1e-3)
     assert (actual[~mask] == 0.0).all()
 
 
 def test_equal_class_sizes_weigh_one():
     counts, angles = np.full((M, L), 7), np.full((M, M, L), 40.0, np.float32)
-    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
+    chex.assert_trees_all_close(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
     counts[:, 1:] = 0
-    np.testing.assert_allclose(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
+    chex.assert_trees_all_close(fcc.data_dissimilarity(angles, counts), 40.0, rtol=1e-6)
 
 
 def test_one_example_does_not_flatten_the_weights():
@@ -239,7 +240,7 @@ def test_one_example_does_not_flatten_the_weights():
     counts = np.array([[1], [600], [60], [600]])
     angles = np.full((4, 4, 1), 10.0, np.float32)
     weights = np.asarray(fcc.data_dissimilarity(angles, counts)) / 10.0
-    np.testing.assert_allclose([weights[1, 3], weights[0, 1]], [0.5, 1.5], rtol=1e-5)
+    chex.assert_trees_all_close([weights[1, 3], weights[0, 1]], [0.5, 1.5], rtol=1e-5)
     assert weights[1, 2] > 0.55
 
 
@@ -251,10 +252,10 @@ def test_gradient_angles_equal_the_definition():
     angles = np.asarray(fcc.gradient_angles(updates))
     for i, j in np.ndindex(M, M):
         expected = reference.gradient_angle(*updates[[i, j]].astype(np.float64))
-        np.testing.assert_allclose(angles[i, j], expected, atol=0.06)
+        chex.assert_trees_all_close(angles[i, j], expected, atol=0.06)
     updates[3] = 0.0
     angles = np.asarray(fcc.gradient_angles(updates, mask=np.arange(M) != 4))
-    np.testing.assert_allclose(angles[3], [90, 90, 90, 0, 0, 90], atol=1e-4)
+    chex.assert_trees_all_close(angles[3], np.array([90, 90, 90, 0, 0, 90]), atol=1e-4)
     assert (angles[4] == 0.0).all()
 
 
@@ -264,14 +265,14 @@ def test_proximity_equals_the_definition(seed, beta):
     rng = np.random.default_rng(seed)
     data, gradient = (100 * (m + m.T) for m in rng.random((2, M, M)).astype(np.float32))
     actual = np.asarray(fcc.proximity(data, gradient, beta))
-    np.testing.assert_allclose(actual, reference.proximity(data, gradient, beta), atol=1e-5)
+    chex.assert_trees_all_close(actual, reference.proximity(data, gradient, beta), atol=1e-5)
     assert actual.min() >= 0.0
     assert actual.max() <= 1.0
     mask = np.arange(M) < 4
     spoiled = np.where(mask[:, None] & mask[None, :], data, np.nan)
     masked = np.asarray(fcc.proximity(spoiled, gradient, beta, mask=mask))
     expected = reference.proximity(data[:4, :4], gradient[:4, :4], beta)
-    np.testing.assert_allclose(masked[:4, :4], expected, atol=1e-5)
+    chex.assert_trees_all_close(masked[:4, :4], expected, atol=1e-5)
     assert (masked[~mask] == 0.0).all()
 
 
@@ -294,7 +295,7 @@ def test_label_groups_are_recovered_from_data_alone():
     data = fcc.data_dissimilarity(fcc.classwise_angles(jnp.stack(vectors), counts), counts)
     gradient = fcc.gradient_angles(rng.normal(size=(M, 40)))
     labels = fcc.agglomerative(fcc.proximity(data, gradient, 0.9), threshold=0.5)
-    np.testing.assert_array_equal(labels, group)
+    chex.assert_trees_all_equal(labels, group)
 
 
 @pytest.mark.parametrize(

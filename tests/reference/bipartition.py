@@ -23,11 +23,11 @@ def separation_gap(similarity: np.ndarray, group: np.ndarray) -> float:
     return min([*together, 1.0]) - best_max_cross(similarity)
 
 
-def noise_alignment(first: float, second: float) -> float:
-    """Eqs. 60–64: the cosine of the sum of the two angles by which noise can turn a gradient."""
-    return math.cos(math.asin(first) + math.asin(second))
+def noise_alignment(noise: np.ndarray) -> np.ndarray:
+    """Eqs. 60–64: the cosines of the sums of the two angles by which noise can turn a gradient."""
+    return np.cos(np.add.outer(np.arcsin(noise), np.arcsin(noise)))
 
 
 def cross_similarity_bound(alignment: float, k: int) -> float:
-    """Eqs. 69–79 with Lemma 4: the angle π/(k−1) between two distributions, less what noise can turn."""
-    return math.cos(max(0.0, math.pi / (k - 1) - math.acos(alignment)))
+    """Eqs. 69–79 with Lemma 4: the angle π/(k−1) between two distributions, less what noise turns."""
+    return math.cos(max(0.0, math.pi / (k - 1) - math.acos(min(max(alignment, -1.0), 1.0))))
