@@ -1,56 +1,69 @@
-"""Benchmarks: `fedjax-cluster bench [SUITE]`.
+"""Benchmarks: `fedjax-cluster bench [SUITE...]`; comparisons with other software: `python -m benchmarks.peers`.
 
-Every row states what was done, its size, the median seconds, the FLOPs counted, the fraction of the rate of a large
-matrix product taken in the same minutes, and the ratio to a peer timed in turn with it.
+Every row states the work, its size, the median seconds, the FLOPs counted, the fraction of the rate of a large matrix
+product timed in turn with it, and the ratio to a peer timed in turn with it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-# name -> what it is about.
+from fedjax_cluster.bench import tables
+from fedjax_cluster.bench.measure import Bench
+from fedjax_cluster.files import write_json
+
+# Name of a module in this folder -> what its `run` measures.
 SUITES = {
     "local": "local training of many clients",
-    "convolution": "own-weight convolutions in their forms",
+    "convolution": "convolutions whose weights differ between clients, in their forms",
     "clustering": "every clustering function over M, K, d",
     "rounds": "whole runs of every method",
     "scale": "a hundred to a hundred thousand clients, and memory",
     "accelerator": "what is only worth running on a GPU or TPU",
-    "peers": "beside PyTorch and the published code (extra `peers`)",
-    "frameworks": "beside the simulators pfl and Flower (extra `peers`)",
-    "whole": "whole processes beside PyTorch's (extra `peers`)",
 }
-NEED_PEERS = ("peers", "frameworks", "whole")
 
 
-def run_suite(name: str, *, smoke: bool = False, output: str | pathlib.Path | None = None) -> dict[str, Any]:
-    """Runs one suite, prints its table, and writes it as JSON where `output` is a folder.
+def overview() -> str:
+    """The suites, and where the others are, for the command's help."""
+    suites = "; ".join(f"{name}: {about}" for name, about in SUITES.items())
+    return (
+        f"Suites: {suites}. Comparisons with PyTorch, pfl and Flower are not in the package: in a checkout, "
+        "pip install -e '.[peers]' and python -m benchmarks.peers."
+    )
+
+
+def run_suites(
+    names: Sequence[str] = (),
+    *,
+    smoke: bool = False,
+    output: str | pathlib.Path | None = None,
+    suites: Mapping[str, str] = SUITES,
+    package: str = __name__,
+) -> None:
+    """Runs suites, prints their tables, and writes each as JSON where `output` is a folder.
+
+    Args:
+      names: of suites; all without any.
+      smoke: tiny sizes, once each.
+      output: where to write SUITE-BACKEND.json.
+      suites: those there are.
+      package: where their modules lie. A suite is imported when it runs: the processes whose memory and start are
+        measured must not load the libraries of the others.
 
     Raises:
-      ValueError: an unknown suite, or one that needs what is not installed.
+      ValueError: an unknown suite.
     """
-    from fedjax_cluster.bench import tables
-    from fedjax_cluster.bench.measure import Bench
-    from fedjax_cluster.files import write_json
-
-    if name not in SUITES:
-        raise ValueError(f"unknown suite {name!r}; suites: {', '.join(SUITES)}")
-    suite = importlib.import_module(f"fedjax_cluster.benchmarks.{name}_suite")
-    bench = Bench(smoke=smoke)
-    suite.run(bench)
-    report = bench.report(name)
-    print(tables.as_text(report))
-    if output is not None:
-        path = pathlib.Path(output) / f"{name}-{report['backend']}.json"
-        write_json(path, report)
-        print(f"left in {path}")
-    return report
-
-
-def run_suites(names: Sequence[str], *, smoke: bool = False, output: str | pathlib.Path | None = None) -> None:
-    """Runs several suites; without names, all that need nothing beyond what the package needs."""
-    for name in names or [name for name in SUITES if name not in NEED_PEERS]:
-        run_suite(name, smoke=smoke, output=output)
+    for name in names:
+        if name not in suites:
+            raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites)}")
+    for name in names or suites:
+        bench = Bench(smoke=smoke)
+        importlib.import_module(f"{package}.{name}").run(bench)
+        report = bench.report(name)
+        print(tables.as_text(report))
+        if output is not None:
+            path = pathlib.Path(output) / f"{name}-{report['backend']}.json"
+            write_json(path, report)
+            print(f"left in {path}")

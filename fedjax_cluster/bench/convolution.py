@@ -1,4 +1,4 @@
-"""Own-weight convolutions, layer by layer and in whole networks: this package's forms beside XLA's."""
+"""Convolutions with weights of each client, layer by layer and in whole networks: this package's forms and XLA's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import nn, parallel
-from fedjax_cluster.bench.local import training
+from fedjax_cluster.bench.local import CASES, training
 from fedjax_cluster.bench.measure import Bench
 from fedjax_cluster.bench.workloads import DIGITS
-from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import ClientMapping, Model, Variables
+
+REPETITIONS = 5
 
 
 class Layer(NamedTuple):
@@ -27,6 +28,16 @@ class Layer(NamedTuple):
     kernel: int
     features: int
     strides: int = 1
+
+    def operands(self, clients: int, batch: int) -> tuple[Array, Array]:
+        """Images and kernels of each client."""
+        x = normal(clients, batch, self.image, self.image, self.channels)
+        return x, normal(clients, self.kernel, self.kernel, self.channels, self.features)
+
+    def flops(self, clients: int, batch: int) -> float:
+        """Of one direction."""
+        outputs = clients * batch * (self.image // self.strides) ** 2 * self.features
+        return 2.0 * outputs * self.kernel**2 * self.channels
 
 
 LAYERS = (
@@ -40,17 +51,19 @@ LAYERS = (
 
 
 class XlaCnn(linen.Module):
-    """`nn.cnn()` on Flax's own layers, with the same parameters."""
+    """`nn.cnn(channels, dense=(dense,))` on Flax's layers, with the same parameters."""
 
     num_outputs: int
+    channels: tuple[int, ...] = (32, 64)
+    dense: int = 512
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
         x = x[..., None]
-        for i, features in enumerate((32, 64)):
+        for i, features in enumerate(self.channels):
             x = linen.relu(linen.Conv(features, (5, 5), name=f"conv_{i}")(x))
             x = linen.max_pool(x, (2, 2), strides=(2, 2))
-        x = linen.relu(linen.Dense(512, name="hidden_0")(x.reshape(x.shape[0], -1)))
+        x = linen.relu(linen.Dense(self.dense, name="hidden_0")(x.reshape(x.shape[0], -1)))
         return linen.Dense(self.num_outputs, name="output")(x)
 
 
@@ -59,16 +72,13 @@ def run(bench: Bench) -> None:
     for layer in LAYERS[2:3] if bench.smoke else LAYERS:
         layer_rows(bench, layer, clients, batch)
     if not bench.smoke:
-        network_rows(bench, clients, batch)
+        network_rows(bench)
 
 
 def layer_rows(bench: Bench, layer: Layer, clients: int, batch: int) -> None:
-    x = normal(clients, batch, layer.image, layer.image, layer.channels)
-    kernel = normal(clients, layer.kernel, layer.kernel, layer.channels, layer.features)
+    x, kernel = layer.operands(clients, batch)
     apply = partial(nn.convolution, strides=layer.strides)
-    dy = jax.eval_shape(apply, x[0], kernel[0])
-    cotangent = normal(clients, *dy.shape)
-    flops = 2.0 * clients * dy.size * layer.kernel**2 * layer.channels
+    cotangent = normal(clients, *jax.eval_shape(apply, x[0], kernel[0]).shape)
 
     def to_x(x, kernel, cotangent):
         return jax.vjp(lambda x: apply(x, kernel), x)[1](cotangent)[0]
@@ -76,53 +86,68 @@ def layer_rows(bench: Bench, layer: Layer, clients: int, batch: int) -> None:
     def to_kernel(x, kernel, cotangent):
         return jax.vjp(lambda kernel: apply(x, kernel), kernel)[1](cotangent)[0]
 
-    size = f"{clients} clients × b={batch}"
     for part, fn, operands in (
         ("forward", apply, (x, kernel)),
         ("gradient of x", to_x, (x, kernel, cotangent)),
         ("gradient of the kernel", to_kernel, (x, kernel, cotangent)),
     ):
-        bench.row(f"{layer.name}, {part}", size, partial(over_clients(fn), *operands), flops=flops, repetitions=5)
+        bench.row(
+            f"{layer.name}, {part}",
+            f"{clients} clients × b={batch}",
+            partial(one_by_one(fn), *operands),
+            flops=layer.flops(clients, batch),
+            repetitions=REPETITIONS,
+        )
 
 
-def network_rows(bench: Bench, clients: int, batch: int) -> None:
-    """McMahan's network in this package's form and in XLA's own: a pass forth and back, and local training."""
-    own, xla = nn.cnn(), nn.from_flax(XlaCnn(10))
-    keys = jax.random.split(jax.random.key(0), clients)
-    variables = jax.jit(jax.vmap(partial(own.init, info=DIGITS)))(keys)
-    x = jax.random.randint(keys[0], (clients, batch, 28, 28), 0, 256, jnp.uint8)
-    y = jax.random.randint(keys[1], (clients, batch), 0, 10)
-    data = (variables, x, y)
+def network_rows(bench: Bench) -> None:
+    """McMahan's network in this package's form and in XLA's: one pass forward and backward, and local training."""
+    case = CASES["CNN 5×5 (32, 64)"]
+    ours, xla = case.model, nn.from_flax(XlaCnn(10))
+    data = network_data(ours, case.clients, case.batch)
     bench.row(
         "CNN 5×5 (32, 64), forward and backward",
-        f"{clients} clients × b={batch}",
-        partial(over_clients(gradient(own)), *data),
-        flops=clients * gradient_flops(own, DIGITS, batch),
+        f"{case.clients} clients × b={case.batch}",
+        partial(one_by_one(gradient(ours)), *data),
+        flops=case.flops / case.steps,
         peers={
-            "`vmap` of XLA's convolution": partial(on_every_device(jax.vmap(gradient(xla))), *data),
-            "XLA's convolution, a client at a time": partial(over_clients(gradient(xla)), *data),
+            "`vmap` of XLA's convolution": partial(all_at_once(gradient(xla)), *data),
+            "XLA's convolution, a client at a time": partial(one_by_one(gradient(xla)), *data),
         },
-        repetitions=5,
+        repetitions=REPETITIONS,
     )
-    steps, mapping = 2, ClientMapping("vmap", mesh=parallel.client_mesh())
+    peer = training(case._replace(model=xla), mapping=ClientMapping("vmap", mesh=parallel.client_mesh()))
     bench.row(
         "CNN 5×5 (32, 64), local training",
-        f"{clients} clients × {steps} steps × b={batch}",
-        training((own, DIGITS, clients, steps, batch)),
-        flops=clients * steps * gradient_flops(own, DIGITS, batch),
-        peers={"`vmap` of XLA's convolution": training((xla, DIGITS, clients, steps, batch), mapping=mapping)},
+        case.size,
+        training(case),
+        flops=case.flops,
+        peers={"`vmap` of XLA's convolution": peer},
         at_least=12.0,
-        repetitions=5,
+        repetitions=REPETITIONS,
     )
 
 
-def over_clients(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A client at a time on every device."""
-    return on_every_device(lambda *rows: lax.map(lambda row: fn(*row), rows))
+def network_data(model: Model, clients: int, batch: int) -> tuple[Variables, Array, Array]:
+    """Variables, a batch of images and classes of each client."""
+    keys = jax.random.split(jax.random.key(0), clients)
+    variables = jax.jit(jax.vmap(partial(model.init, info=DIGITS)))(keys)
+    x = jax.random.randint(keys[0], (clients, batch, 28, 28), 0, 256, jnp.uint8)
+    return variables, x, jax.random.randint(keys[1], (clients, batch), 0, 10)
+
+
+def one_by_one(fn: Callable[..., Any], chunk: int | None = None) -> Callable[..., Any]:
+    """A client, or a chunk of clients under `vmap`, at a time on every device."""
+    return on_every_device(lambda *rows: lax.map(lambda row: fn(*row), rows, batch_size=chunk))
+
+
+def all_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """All clients of a device under `vmap`."""
+    return on_every_device(jax.vmap(fn))
 
 
 def on_every_device(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Every device computes its own clients."""
+    """Every device computes the clients that it holds."""
     mesh = parallel.client_mesh()
     if mesh is None:
         return jax.jit(fn)

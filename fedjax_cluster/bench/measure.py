@@ -1,4 +1,4 @@
-"""How a benchmark is taken: in turns, medians, FLOPs read off the program, and the product rate of the same minutes."""
+"""How to measure: in turns, medians, FLOPs of the traced program, and the product rate in the same minutes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_cluster import parallel
-from fedjax_cluster.types import ClientMapping
 
 FEWEST_REPETITIONS = 5
 # PyTorch's two threads took 41 to 47 ms for the first round after one of XLA's, and 34 for those that followed.
@@ -37,16 +36,16 @@ class Row:
       what: the work.
       size: how much of it.
       seconds: of a run: the median over turns of the mean in a turn; NaN where only memory was measured.
-      repetitions: turns in the median, the first, which compiles, not counted.
-      flops: floating-point operations of the mathematics, whatever form it was computed in; 0 where not counted.
-      fraction: of the rate of one large matrix product, measured in turn with it; NaN where not taken.
+      repetitions: turns in the median, without the first, which compiles.
+      flops: floating-point operations of the mathematics, in whatever form it was computed; 0 where not counted.
+      fraction: of the rate of one large matrix product, measured in turn with it; NaN where not measured.
       peer: what the ratio is to; empty without one.
-      peer_seconds: the same of it.
+      peer_seconds: as `seconds`, of the peer.
       ratio: peer's over ours: how many times faster (or, for memory, smaller) ours is.
       processor_ratio: the same of processor seconds over all threads, which other work on the machine disturbs less;
-        beside a peer on one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
-      at_least: what the project wants `ratio` (or else `fraction`) to be; NaN without such an aim.
-      megabytes: peak resident memory, where that is what was measured.
+        where the peer has one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
+      at_least: the project's target for `ratio` (or else `fraction`); NaN without one.
+      megabytes: peak resident memory, where that was measured.
       note: what else must be known to read the line.
     """
 
@@ -64,15 +63,40 @@ class Row:
     megabytes: float = math.nan
     note: str = ""
 
+    def against(self, peer: str, ratio: float, at_least: float) -> Row:
+        """The row with a ratio to something that was not timed with it."""
+        return dataclasses.replace(self, peer=peer, ratio=ratio, at_least=at_least)
+
+    def __str__(self) -> str:
+        parts = [f"{self.what}, {self.size}:"]
+        if math.isfinite(self.seconds):
+            parts.append(f"{self.seconds:.4g} s")
+        if self.flops:
+            parts.append(f"{self.flops / self.seconds / 1e9:.0f} GFLOP/s, {self.fraction:.2f} of the product")
+        if math.isfinite(self.megabytes):
+            parts.append(f"{self.megabytes:.0f} MB")
+        if self.peer:
+            parts.append(f"{self.ratio:.3g}× {self.peer}")
+            if math.isfinite(self.processor_ratio):
+                parts.append(f"[{self.processor_ratio:.3g}× in processor seconds]")
+        if self.note:
+            parts.append(f"({self.note})")
+        return " ".join(parts)
+
 
 class Bench:
-    """Takes the rows of a suite: every measurement in turn with its peers and with a matrix product."""
+    """Takes the rows of a suite: every measurement in turn with its peers and with a matrix product.
+
+    Attributes:
+      packages: those whose versions the report names; a suite adds what it compares with.
+    """
 
     def __init__(self, *, smoke: bool, repetitions: int = 7):
         self.smoke = smoke
         self.repetitions = 1 if smoke else max(FEWEST_REPETITIONS, repetitions)
         self.rows: list[Row] = []
         self.rates: list[float] = []
+        self.packages = ["jax", "numpy"]
         # An accelerator does 2048³ in less than it takes to start a program.
         self._product = matrix_product(64 if smoke else 2048 if jax.default_backend() == "cpu" else 8192)
 
@@ -87,7 +111,6 @@ class Bench:
         at_least: float = math.nan,
         repetitions: int | None = None,
         rounds: float = 1,
-        note: str = "",
     ) -> Row:
         """Times `run` and its peers in turn; the fastest peer gives the ratio.
 
@@ -100,34 +123,42 @@ class Bench:
         runs = {"": run, **peers}
         shortest = 0.0 if self.smoke else SHORTEST_TURN
         seconds = in_turns({**runs, "product": product} if flops else runs, count, shortest=shortest)
-        seconds[""] = Timing(seconds[""].wall / rounds, seconds[""].processor / rounds)
+        ours = Timing(seconds[""].wall / rounds, seconds[""].processor / rounds)
         fraction = math.nan
         if flops:
             rate = product_flops / seconds["product"].wall
             self.rates.append(rate)
-            fraction = flops / seconds[""].wall / rate
+            fraction = flops / ours.wall / rate
         peer = min(peers, key=lambda name: seconds[name].wall) if peers else ""
         others = {name: seconds[name].wall for name in peers if name != peer} | hopeless
-        note = "; ".join([*(f"{name} {own:.3g} s" for name, own in others.items()), *([note] if note else [])])
-        own, theirs = seconds[""], seconds[peer] if peer else Timing(math.nan, math.nan)
+        theirs = seconds[peer] if peer else Timing(math.nan, math.nan)
         return self.add(
             Row(
-                *(what, size, own.wall, count, flops, fraction),
-                *(peer, theirs.wall, theirs.wall / own.wall, theirs.processor / own.processor, at_least),
-                note=note,
+                *(what, size, ours.wall, count, flops, fraction),
+                *(peer, theirs.wall, theirs.wall / ours.wall, theirs.processor / ours.processor, at_least),
+                note=each_seconds(others),
             )
         )
 
     def add(self, row: Row) -> Row:
         self.rows.append(row)
-        print(line(row), file=sys.stderr, flush=True)
+        print(row, file=sys.stderr, flush=True)
         return row
 
     def report(self, suite: str) -> dict[str, Any]:
         """What goes into the results' JSON."""
         rate = statistics.median(self.rates) / 1e9 if self.rates else None
         rows = [{k: _plain(v) for k, v in dataclasses.asdict(row).items()} for row in self.rows]
-        return {"suite": suite, "smoke": self.smoke, **machine(), "product_gflop_per_second": rate, "rows": rows}
+        versions = {name: importlib.metadata.version(name) for name in self.packages}
+        return {
+            **{"suite": suite, "smoke": self.smoke, **machine(), "versions": versions},
+            **{"product_gflop_per_second": rate, "rows": rows},
+        }
+
+
+def each_seconds(seconds: Mapping[str, float]) -> str:
+    """The seconds of several runs as a row's note."""
+    return "; ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
 
 
 def _worth_timing(peers: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
@@ -137,34 +168,21 @@ def _worth_timing(peers: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Cal
     seconds = {}
     for name, peer in peers.items():
         jax.block_until_ready(peer())
-        started = time.perf_counter()
-        jax.block_until_ready(peer())
-        seconds[name] = time.perf_counter() - started
-    best = min(seconds.values(), default=0.0)
+        seconds[name] = timed(peer)
+    best = min(seconds.values())
     kept = {name: peer for name, peer in peers.items() if seconds[name] <= 5 * best}
-    return kept, {name: own for name, own in seconds.items() if name not in kept}
+    return kept, {name: value for name, value in seconds.items() if name not in kept}
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def line(row: Row) -> str:
-    """One row as a line of text."""
-    parts = [f"{row.what}, {row.size}:"]
-    if math.isfinite(row.seconds):
-        parts.append(f"{row.seconds:.4g} s")
-    if row.flops:
-        parts.append(f"{row.flops / row.seconds / 1e9:.0f} GFLOP/s, {row.fraction:.2f} of the product")
-    if math.isfinite(row.megabytes):
-        parts.append(f"{row.megabytes:.0f} MB")
-    if row.peer:
-        parts.append(f"{row.ratio:.3g}× {row.peer}")
-        if math.isfinite(row.processor_ratio):
-            parts.append(f"[{row.processor_ratio:.3g}× in processor seconds]")
-    if row.note:
-        parts.append(f"({row.note})")
-    return " ".join(parts)
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one run."""
+    started = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - started
 
 
 class Timing(NamedTuple):
@@ -175,10 +193,10 @@ class Timing(NamedTuple):
 
 
 def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int, *, shortest: float = 0.0) -> dict[Name, Timing]:
-    """Times each, run one after the other in every repetition, so that a busy machine meets all alike.
+    """Times each, run one after the other in every repetition, so that other work on the machine slows all alike.
 
-    A run is repeated within its turn until `shortest` seconds have passed: the first finds the other's threads and
-    caches.
+    A run is repeated within its turn until `shortest` seconds have passed: the first finds the threads and caches as
+    the previous one left them.
     """
     wall: dict[Name, list[float]] = {name: [] for name in runs}
     processor: dict[Name, list[float]] = {name: [] for name in runs}
@@ -205,18 +223,14 @@ def matrix_product(size: int) -> tuple[Callable[[], Any], float]:
 
 
 def machine() -> dict[str, Any]:
-    """The device and the versions that a result holds for."""
-    peers = [name for name in ("torch", "pfl", "flwr", "ray") if name in sys.modules]
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "numpy", *peers)}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """The device that a result holds for."""
     devices = jax.devices()
     return {
         "device": f"{len(devices)} × {devices[0].device_kind}",
         "backend": jax.default_backend(),
         "processor": _processor(),
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
-        "versions": versions,
     }
 
 
@@ -232,17 +246,16 @@ def _processor() -> str:
 # ------------------------------------------------------------------------------------- other processes
 
 
-def in_a_process(code: str, *arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
-    """Runs code that prints one JSON object last, in a Python of its own, and returns the object.
-
-    A process of its own has a peak memory of its own, and its own number of XLA devices. `variables` are added to its
-    environment.
-    """
-    return run_python("-c", code, *arguments, timeout=timeout, **variables)
+def calling(function: Callable[..., None]) -> tuple[str, str]:
+    """Python's arguments that call a module's function with the further arguments, as strings."""
+    name = function.__name__
+    return "-c", f"import sys; from {function.__module__} import {name}; {name}(*sys.argv[1:])"
 
 
 def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
-    """Runs a Python that prints one JSON object last, and returns the object.
+    """Runs a separate Python that prints one JSON object last, and returns the object.
+
+    A separate process has its own peak memory and number of XLA devices. `variables` are added to its environment.
 
     Raises:
       RuntimeError: it failed; the message ends with what it wrote.
@@ -257,9 +270,5 @@ def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[
         env=kept | variables,
     )
     if done.returncode:
-        raise RuntimeError(f"a benchmark's own process failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"a benchmark's process failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def one_device_mapping() -> ClientMapping:
-    return parallel.client_mapping(devices=jax.devices()[:1])

@@ -1,4 +1,4 @@
-"""From a hundred to a hundred thousand clients: seconds a round and peak memory, each size in a process of its own."""
+"""From a hundred to a hundred thousand clients: seconds a round and peak memory, each size in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.bench.measure import Bench, Row, in_a_process
+from fedjax_cluster.bench.measure import Bench, Row, calling, run_python
 from fedjax_cluster.bench.workloads import CIFAR, noise_federation
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import DatasetInfo
@@ -32,43 +32,34 @@ LEAST_GROWTH = 1.10
 
 def run(bench: Bench) -> None:
     if bench.smoke:
-        bench.add(_row("MLP on 8×8", 20))
+        bench.add(_row("MLP on 8×8", 20)[0])
         return
-    first = _row("CNN on 32×32×3", 500)
-    bench.add(_against(first, "1500 MB", MOST_MEGABYTES / first.megabytes, 1.0))
-    small, large = (_row("MLP on 8×8, chunks of 50", clients) for clients in (1000, 10_000))
+    first, _ = _row("CNN on 32×32×3", 500)
+    bench.add(first.against("1500 MB", MOST_MEGABYTES / first.megabytes, 1.0))
+    (small, less), (large, more) = (_row("MLP on 8×8, chunks of 50", clients) for clients in (1000, 10_000))
     bench.add(small)
-    bench.add(_against(large, "beyond the data, M=1000", _beyond(small) / _beyond(large), 1 / LEAST_GROWTH))
+    bench.add(large.against("beyond the data, M=1000", less / more, 1 / LEAST_GROWTH))
     for name in ("MLP on 8×8", "IFCA, K=4, MLP on 8×8"):
         for clients in (100, 1000, 10_000, 100_000):
-            bench.add(_row(name, clients))
+            bench.add(_row(name, clients)[0])
 
 
-def _row(name: str, clients: int) -> Row:
-    code = "import sys; from fedjax_cluster.bench.scale import alone; alone(sys.argv[1], int(sys.argv[2]))"
-    found = in_a_process(code, name, clients)
-    rows = WORK[name][1]
-    return Row(
+def _row(name: str, clients: int) -> tuple[Row, float]:
+    """The row, and the peak memory beyond the data, in MB."""
+    found = run_python(*calling(run_alone), name, clients)
+    row = Row(
         name,
-        f"M={clients}, {rows} examples each, a step of 20",
+        f"M={clients}, {WORK[name][1]} examples each, a step of 20",
         found["seconds"],
         found["rounds"],
         megabytes=found["megabytes"],
         note=f"data {found['data_megabytes']:.0f} MB, before them {found['before_megabytes']:.0f} MB",
     )
+    return row, found["megabytes"] - found["data_megabytes"]
 
 
-def _against(row: Row, peer: str, ratio: float, at_least: float) -> Row:
-    return Row(**{**row.__dict__, "peer": peer, "ratio": ratio, "at_least": at_least})
-
-
-def _beyond(row: Row) -> float:
-    """Peak memory beyond the data, in MB."""
-    return row.megabytes - float(row.note.split()[1])
-
-
-def alone(name: str, clients: int) -> None:
-    """In a process of its own: prints the seconds of a round and the peak memory of a run, evaluation included."""
+def run_alone(name: str, clients: str) -> None:
+    """In a separate process: prints the seconds of a round and the peak memory of a run, evaluation included."""
     parallel.use_all_cores()
     info, rows, model, method, strategy, chunk = WORK[name]
     factory: Any = REGISTRY[method]
@@ -78,7 +69,7 @@ def alone(name: str, clients: int) -> None:
     mapping = parallel.client_mapping(strategy, chunk)  # pyright: ignore[reportArgumentType]
     jax.block_until_ready(jax.numpy.zeros(1))
     before = peak_megabytes()
-    federation = noise_federation(info, clients, rows)
+    federation = noise_federation(info, int(clients), rows)
     size = sum(leaf.nbytes for part in (federation.train, federation.test) for leaf in part) / 1e6
     rounds = 3 if model == "cnn" else 6
     result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False, mapping=mapping)

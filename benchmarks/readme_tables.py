@@ -1,0 +1,99 @@
+"""Writes the measured speeds, results/SUITE-BACKEND.json, into the marked parts of the READMEs.
+
+    python benchmarks/readme_tables.py
+
+All tables go into this folder's README, the best-known ratios into the project's.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_cluster.bench import tables
+
+FOLDER = pathlib.Path(__file__).parent
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+# The rows of the project's README: suite, what and peer in the results, and a newcomer's words for the work.
+HEADLINES = (
+    ("whole", "CFL-GP on mnist, whole process", "", "CFL-GP on rotated MNIST, 32 clients, 200 rounds, whole process"),
+    ("pytorch", "CFL-GP clustering round, MLP 784-200-10", "", "its clustering round, 128 clients, 4 clusters"),
+    ("frameworks", "FedAvg round, MLP 784-200-10", "pfl", "FedAvg round, 32 clients × 1 000 examples, MLP"),
+    ("frameworks", "FedAvg round, MLP 784-200-10", "Flower", "the same"),
+    ("pytorch", "MLP 784-200-10, local training", "", "local training, MLP, 32 clients × 10 steps"),
+    ("pytorch", "CNN 5×5 (32, 64), local training", "", "local training, CNN, 16 clients × 2 steps"),
+    ("convolution", "CNN 5×5 (32, 64), local training", "", "the same, in JAX"),
+    ("pytorch", "FedGWC round, MLP 784-200-10", "", "FedGWC round, 10 clients × 7 steps, MLP"),
+    ("pytorch", "FedGWC round, a tenth of the clients, MLP 784-200-10", "", "the same, 10 of 100 clients"),
+    ("pytorch", "IFCA round, MLP 784-200-10", "", "IFCA round, 2 400 clients × 10 full-batch steps, MLP"),
+    ("pytorch", "ResNet-18, local training", "", "local training, ResNet-18, 8 clients × 1 step"),
+)
+
+
+def main() -> None:
+    reports = read_results(FOLDER / "results")
+    write_between_marks(all_tables(reports), FOLDER / "README.md")
+    write_between_marks(headline_table(reports), FOLDER.parent / "README.md")
+
+
+def read_results(results: pathlib.Path) -> list[dict[str, Any]]:
+    """The suites' reports in a folder, which may hold other results.
+
+    Raises:
+      ValueError: there are none.
+    """
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    reports = [report for report in found if "suite" in report]
+    if not reports:
+        raise ValueError(f"{results} holds no suite's results; run fedjax-cluster bench --output {results}")
+    return reports
+
+
+def all_tables(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Every suite's table under a heading."""
+    return "\n\n".join(
+        f"### {report['suite']}\n\n{tables.heading(report)}.\n\n{_markdown(tables.filled_columns(report))}"
+        for report in reports
+    )
+
+
+def headline_table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """How many times faster than its peer each of HEADLINES is."""
+    rows = [["what", "compared with", "times faster"]]
+    for suite, what, peer, name in HEADLINES:
+        row = _found(reports, suite, what, peer)
+        rows.append([name, row["peer"], f"{float(format(row['ratio'], '.2g')):g}"])
+    return _markdown(rows)
+
+
+def _found(reports: Sequence[Mapping[str, Any]], suite: str, what: str, peer: str) -> Mapping[str, Any]:
+    rows = [row for report in reports if report["suite"] == suite for row in report["rows"]]
+    for row in rows:
+        if row["what"] == what and row["peer"].startswith(peer):
+            return row
+    raise ValueError(f"the results of {suite} have no row {what!r} with {peer or 'any'} peer; run that suite again")
+
+
+def write_between_marks(table: str, readme: pathlib.Path) -> None:
+    """Puts a text between a file's marks.
+
+    Raises:
+      ValueError: a file without marks.
+    """
+    text = readme.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{readme} has no lines {BEGIN} and {END} to hold the tables")
+    readme.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([head, f"| {' | '.join(['---'] * len(rows[0]))} |", *others])
+
+
+if __name__ == "__main__":
+    main()
