@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,17 +9,7 @@ from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
 from fedjax_cluster.report import clusters, curves, pages
 from fedjax_cluster.report.methods import cfl_gp
-from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.types import (
-    ClientData,
-    ClientMapping,
-    ClusteredAlgorithm,
-    Clusters,
-    DatasetInfo,
-    Federation,
-    Model,
-    State,
-)
+from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, State
 
 CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
 GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
@@ -46,15 +38,15 @@ def make_result(make_history):
             jnp.asarray(np.repeat(present[:, None], CLUSTERS, 1) * clustered, jnp.int32),
         )
         grams = jnp.asarray(np.einsum("akd,bkd->kab", profile, profile) * clustered, jnp.float32)
-        zero = jnp.zeros((), jnp.int32)
-        server = Server((), grams, zero, zero, jnp.asarray(False), jnp.zeros(0, jnp.int32))
-        state = State(Clusters({}, {}, jnp.ones(CLUSTERS, bool)), clients, server, zero)
+        server = Server(**{**dict.fromkeys(Server._fields), "grams": grams})
+        state = State(Clusters({}, {}, jnp.ones(CLUSTERS, bool)), clients, server, jnp.zeros((), jnp.int32))
         rows = ClientData(np.zeros((CLIENTS, 3, 2)), np.zeros((CLIENTS, 3), np.int32), examples)
         federation = Federation(rows, rows, None, group, DatasetInfo("made up", (2,), 2, group_names=("left", "right")))
-        nothing = lambda *_: None  # noqa: E731
-        algorithm = ClusteredAlgorithm(method, {}, Model(*[nothing] * 5), *[nothing] * 4)
-        history, mapping = make_history(), ClientMapping("scan")
-        return SimulationResult(algorithm, federation, state, history, (), {}, jnp.zeros(()), mapping)
+        labels = np.where(present, weights.argmax(1), -1)[:CLIENTS]
+        algorithm = SimpleNamespace(name=method)
+        return SimpleNamespace(
+            algorithm=algorithm, federation=federation, state=state, history=make_history(), events=(), labels=labels
+        )
 
     return make
 

@@ -36,7 +36,10 @@ def test_style_is_restored_after_an_error():
 
 def test_importing_and_drawing_needs_no_pyplot_and_changes_no_settings():
     program = """
-import sys, matplotlib
+import sys
+from fedjax_cluster import report
+assert report.tables and "matplotlib" not in sys.modules, "submodules are loaded when first used"
+import matplotlib
 before = dict(matplotlib.rcParams.copy())
 from fedjax_cluster.report import clusters, curves
 curves.learning_curves({"ifca": {"round": [0, 1], "loss": [2.0, 1.0]}})
