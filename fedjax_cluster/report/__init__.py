@@ -11,7 +11,7 @@ from types import ModuleType
 
 MODULES = (
     *("bars", "clusters", "curves", "finished_run", "histories", "methods", "names", "pages", "paper_rows"),
-    *("similarity_matrix", "style", "tables", "plots", "panels", "cluster_plots"),  # the last three: old names
+    *("similarity_matrix", "style", "tables"),
 )
 
 
