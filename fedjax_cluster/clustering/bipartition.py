@@ -71,12 +71,7 @@ def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
         client = jnp.where(closest == edge, index, num_clients).min()
         step_reached = step_reached.at[client].set(step)
         closest = jnp.where(step_reached == unreached, jnp.maximum(closest, similarity[client]), -jnp.inf)
-        return (
-            closest,
-            step_reached,
-            jnp.minimum(weakest, edge),
-            jnp.where(edge < weakest, step, split_step),
-        )
+        return (closest, step_reached, jnp.minimum(weakest, edge), jnp.where(edge < weakest, step, split_step))
 
     state = (closest, step_reached, jnp.float32(jnp.inf), jnp.int32(unreached))
     _, step_reached, weakest, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
@@ -154,8 +149,8 @@ def largest_safe_noise(max_cross: Float[ArrayLike, ...]) -> Float[Array, ...]:
       max_cross: the largest similarity between the two parts, in [-1, 1].
 
     Returns:
-      In [0, 1]: keep the split if γ_max lies below it. NaN where there is no split (`max_cross` infinite), which no
-      γ_max lies below.
+      In [0, 1]: keep the split if γ_max is smaller. NaN where there is no split (`max_cross` infinite): no γ_max is
+      smaller than that.
 
     >>> float(largest_safe_noise(-1.0)), float(largest_safe_noise(1.0))
     (1.0, 0.0)

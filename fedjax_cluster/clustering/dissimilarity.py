@@ -94,8 +94,8 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
                 between = jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
             return lax.dynamic_update_slice(angles, between, (firsts[pair], seconds[pair]))
 
-        nothing = jnp.zeros((blocks * size, blocks * size), jnp.float32)
-        return lax.fori_loop(0, len(firsts), add_blocks, nothing)[:num_clients, :num_clients]
+        zeros = jnp.zeros((blocks * size, blocks * size), jnp.float32)
+        return lax.fori_loop(0, len(firsts), add_blocks, zeros)[:num_clients, :num_clients]
 
     angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
     first, second = jnp.indices((num_clients, num_clients), sparse=True)

@@ -134,7 +134,7 @@ def interaction_affinity(
     Args:
       interactions: P.
       beta: β > 0, the spread of the kernel.
-      mask: clients that count, say those of one cluster; the entries of the others take no part. None means all.
+      mask: clients that count, such as those of one cluster; the entries of the others take no part. None means all.
 
     Returns:
       In [0, 1], symmetric, with diagonal 1; rows and columns of masked-out clients are 0.

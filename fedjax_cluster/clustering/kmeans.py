@@ -71,14 +71,7 @@ def kmeans(
 
 @partial(jax.jit, static_argnames=("slots", "num_restarts", "max_iterations"))
 def kmeans_in_slots(
-    rng_key: Array,
-    points: Array,
-    mask: Array,
-    k: Array | int,
-    *,
-    slots: int,
-    num_restarts: int,
-    max_iterations: int,
+    rng_key: Array, points: Array, mask: Array, k: Array | int, *, slots: int, num_restarts: int, max_iterations: int
 ) -> KMeans:
     """`kmeans` without checks, where k <= slots may be traced: one program for every number of clusters."""
     lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
@@ -161,8 +154,8 @@ def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterat
         labels = assign(centers)
         return labels, means(labels, centers), iteration + 1, (labels != old_labels).any()
 
-    nobody = jnp.full(points.shape[0], -1, jnp.int32)
-    state = (nobody, centers, jnp.int32(0), jnp.bool_(True))
+    unassigned = jnp.full(points.shape[0], -1, jnp.int32)
+    state = (unassigned, centers, jnp.int32(0), jnp.bool_(True))
     labels, centers, _, _ = lax.while_loop(unfinished, iterate, state)
     nearest = centers[jnp.minimum(labels, slots - 1)]
     inertia = jnp.where(mask, jnp.square(points - nearest).sum(axis=1), 0.0).sum()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
 
 from fedjax_cluster.clustering import checks, scores
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans_in_slots
@@ -46,11 +46,11 @@ def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Arr
         )
     checks.finite(values, "singular_values")
     if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):
-        raise ValueError("singular_values are not in descending order, so gaps mean nothing: sort them.")
+        raise ValueError("singular_values are not in descending order, so gaps have no meaning: sort them.")
     return jnp.argsort(values[1:] - values[:-1])[:count].astype(jnp.int32) + 1
 
 
-def elbow(x: Float[ArrayLike, " n"], y: Float[ArrayLike, " n"]) -> Int[Array, ""]:
+def elbow(x: Real[ArrayLike, " n"], y: Real[ArrayLike, " n"]) -> Int[Array, ""]:
     r"""The point of a curve that is farthest from the chord between its ends (FLAG, Section 5.2; CFL-GP, Appendix G).
 
     .. math:: \arg\max_i \Big| y_i - y_1 - \frac{y_n - y_1}{x_n - x_1} (x_i - x_1) \Big|
@@ -117,7 +117,7 @@ def estimate_num_clusters(
       mask: clients that count, for features; None means all.
 
     Returns:
-      The number, in 1..max_clusters. Runs outside jit.
+      The number of clusters, in 1..max_clusters. Runs outside jit.
 
     Raises:
       ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.

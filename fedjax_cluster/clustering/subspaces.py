@@ -100,8 +100,8 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
 
     def of_present_class(label: Array) -> Array:
         present = (valid & (y == label)).any()
-        nothing = jnp.zeros((num_features, rank), jnp.float32)
-        return lax.cond(present, of_class, lambda _: nothing, label)
+        zeros = jnp.zeros((num_features, rank), jnp.float32)
+        return lax.cond(present, of_class, lambda _: zeros, label)
 
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
 

@@ -25,13 +25,9 @@ def directory() -> Path:
 
 
 def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The images and labels kept under `key`.
+    """Images (memory-mapped, read-only) and labels kept under `key`, a file name without its suffix.
 
-    Args:
-      key: file name without its suffix.
-
-    Returns:
-      Images (memory-mapped, read-only) and labels; None where the entry is absent, damaged or unreadable.
+    None where the entry is absent, damaged or unreadable.
     """
     images_file, labels_file = _files(key)
     try:
@@ -47,15 +43,9 @@ def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
-    """Keeps `images` and `labels` under `key` in place of an earlier entry, completely or not at all.
+    """Keeps images [N, ...] and labels [N] under `key` in place of an earlier entry, completely or not at all.
 
-    Args:
-      key: file name without its suffix.
-      images: [N, ...].
-      labels: [N].
-
-    Returns:
-      Whether it was kept; False where the directory cannot be written or the disk is full.
+    False where they could not be kept: the directory cannot be written or the disk is full.
     """
     images_file, labels_file = _files(key)
     checksum = _checksum(images)

@@ -15,17 +15,10 @@ Rows = list[np.ndarray]
 
 
 def generators(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent random generators of one seed, so that one use of randomness does not shift another.
-
-    Args:
-      seed: a non-negative integer.
-      count: how many; the first ones do not depend on it.
-
-    Returns:
-      A list of `count` generators.
+    """Independent random generators of one seed; the first ones do not depend on their count.
 
     Raises:
-      ValueError: the seed is not a non-negative integer.
+      ValueError: the seed is not an integer from 0 on.
     """
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} is not an integer from 0 on: choose one.")
@@ -44,13 +37,8 @@ def equal_sizes(total: int, parts: int) -> np.ndarray:
 def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray:
     """The group of each client, i32[M]: equal groups of neighbouring clients, a remainder goes to the first groups.
 
-    Args:
-      clients: M.
-      groups: number of groups, at most M.
-      what: name of the groups in the error message.
-
     Raises:
-      ValueError: no group, or fewer clients than groups.
+      ValueError: no group, or fewer clients than groups; the message calls groups by `what`.
 
     >>> assign_groups(7, 3)
     array([0, 0, 0, 1, 1, 2, 2], dtype=int32)
@@ -69,13 +57,8 @@ def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray
 def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = None) -> np.ndarray:
     """How many rows each client gets, int[M], at least 2: all rows in equal shares, or `examples_per_client` each.
 
-    Args:
-      num_rows: rows of the source.
-      clients: M.
-      examples_per_client: training and test rows together; None for all there are.
-
     Raises:
-      ValueError: there are too few rows.
+      ValueError: there are too few rows for one training row and one test row of each client.
     """
     check_clients(clients)
     if num_rows < 2 * clients:
@@ -102,13 +85,10 @@ def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = 
 def share_clients(clients: int, shares: Sequence[float], what: str) -> np.ndarray:
     """The number of clients of each share, at least 1 where the share is not zero; they add up to `clients`.
 
-    Args:
-      clients: M.
-      shares: non-negative proportions, not all of them zero; they need not add up to one.
-      what: name of what is shared in the error message.
+    Shares are proportions and need not add up to one.
 
     Raises:
-      ValueError: not such proportions, or a share too small to get a client.
+      ValueError: negative shares, none above 0, or one too small to get a client; the message names them by `what`.
 
     >>> share_clients(10, (1, 0, 2), "halls")
     array([3, 0, 7])
@@ -141,15 +121,9 @@ def divide(rows: np.ndarray, sizes: Sequence[int] | np.ndarray) -> Rows:
 
 
 def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[Rows, Rows]:
-    """Training and test rows of each client, drawn at random.
+    """A division into training rows and one into test rows, drawn at random.
 
-    Args:
-      rng: NumPy generator.
-      rows: a division.
-      test_fraction: share of a client's rows that it is tested on, rounded, but at least one row on either side.
-
-    Returns:
-      Two divisions.
+    Of each client's rows the share `test_fraction` is for the test, rounded, but at least one row is on either side.
 
     Raises:
       ValueError: the share is not between 0 and 1, or a client has fewer than two rows.
@@ -174,15 +148,7 @@ def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[R
 
 
 def stack(x: np.ndarray, y: np.ndarray, rows: Rows) -> ClientData:
-    """The clients stacked, as long as the longest one; padding rows are zero.
-
-    Args:
-      x: [rows of the source, ...].
-      y: [rows of the source, ...].
-      rows: a division into M clients.
-
-    Returns:
-      ClientData with x [M, N, ...] and y [M, N, ...] in their dtypes and num_examples i32[M].
+    """The clients stacked: x [M, N, ...], y [M, N, ...] and num_examples i32[M]; rows beyond a client's are zero.
 
     >>> stack(np.arange(5.0), np.arange(5), [np.array([4, 0]), np.array([2])]).x
     array([[4., 0.],

@@ -17,7 +17,7 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
     Args:
       federation: x [M, N, ...], y [M, N, ...] and num_examples int[M] in `train`, `test` and `validation` (the last may
         be None), `group` int[M] or None.
-      num_clusters: K, or None where a method finds the number.
+      num_clusters: K, or None where a method estimates it.
 
     Raises:
       ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length; num_examples
@@ -52,7 +52,7 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
         )
     if federation.group is not None and not np.issubdtype(np.asarray(federation.group).dtype, np.integer):
         raise ValueError(
-            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are integers: number them, "
+            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are integers: renumber them, "
             f"with −1 where one is unknown."
         )
     if num_clusters is not None and num_clusters < 1:

@@ -123,8 +123,8 @@ def test_points_far_from_the_origin():
     chex.assert_trees_all_close(far.inertia, reference.inertia(points, far.labels), rtol=1e-3)
 
 
-def test_close_clusters_beside_a_far_one():
-    """Three clusters 10⁻⁴ apart, one at distance 1: squares of 10⁻⁸ beside squares of 1."""
+def test_close_clusters_and_a_far_one():
+    """Three clusters 10⁻⁴ apart, one at distance 1: squares of 10⁻⁸ next to squares of 1."""
     group = np.arange(M) % K
     places = np.array([0.0, 1e-4, 2e-4, 1.0])
     points = places[group][:, None] + 1e-6 * np.random.default_rng(0).normal(size=(M, R))

@@ -1,4 +1,4 @@
-"""Sources for the tests: images that carry their row number, and a small data set in TFDS's own format."""
+"""Sources for the tests: images that carry their row index, and a small data set in TFDS format."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from fedjax_cluster.types import DatasetInfo, Examples
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
-    """Every test has its own cache, so that none leans on what another left, or on the user's."""
+    """A separate cache for every test, so that none depends on what another left, or on the user's."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(folder))
     return folder

@@ -130,12 +130,12 @@ def test_label_groups_that_share_labels(numbered):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_label_groups_tested_on_as_many_rows_of_each_label(numbered, seed):
-    """Every label of the client counts the same, and nobody is tested on what anybody trains on."""
+    """Every label of the client counts the same, and no client is tested on what any client trains on."""
     examples = numbered(6000)
     arguments = {"clients": 20, "rho": 0.3, "alpha": 0.2, "seed": seed}
-    own = scenarios.label_groups(examples, **arguments)
+    default = scenarios.label_groups(examples, **arguments)
     federation = scenarios.label_groups(examples, tests_per_label=40, **arguments)
-    for first, second in zip(federation.train, own.train, strict=True):
+    for first, second in zip(federation.train, default.train, strict=True):
         np.testing.assert_array_equal(first, second)
     trained = [set(map(float, x[:n, 0, 0])) for x, _, n in zip(*federation.train, strict=True)]
     for client, (x, y, number) in enumerate(zip(*federation.test, strict=True)):

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def inertia(points: np.ndarray, labels: np.ndarray) -> float:
-    """Sum of squared distances to the mean of the own cluster."""
+    """Sum of squared distances of the points to the means of their clusters."""
     points = np.asarray(points, np.float64)
     total = 0.0
     for label in set(np.asarray(labels).tolist()) - {-1}:

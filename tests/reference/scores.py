@@ -41,11 +41,11 @@ def silhouette(features: np.ndarray, labels: np.ndarray) -> float:
     if len(names) < 2:
         return np.nan
     total = 0.0
-    for i, own in enumerate(labels):
+    for i, label in enumerate(labels):
         distance = np.sqrt(((features - features[i]) ** 2).sum(axis=1))
-        if (labels == own).sum() > 1:
-            within = distance[labels == own].sum() / ((labels == own).sum() - 1)
-            between = min(distance[labels == other].mean() for other in names - {own})
+        if (labels == label).sum() > 1:
+            within = distance[labels == label].sum() / ((labels == label).sum() - 1)
+            between = min(distance[labels == other].mean() for other in names - {label})
             total += (between - within) / max(between, within) if max(between, within) > 0 else 0.0
     return total / len(labels)
 

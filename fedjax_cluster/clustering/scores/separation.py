@@ -84,9 +84,7 @@ def davies_bouldin(
 
     Args:
       features: one row per client, in any unit.
-      labels: the clustering; -1 leaves a client out.
-      mask: clients that count; None means all.
-      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
+      labels, mask, num_labels: as for `silhouette`.
 
     Returns:
       At least 0; NaN for a single cluster, infinite where two centroids coincide.
@@ -140,9 +138,7 @@ def wasserstein_adjusted_silhouette(
 
     Args:
       class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
-      labels: the clustering; -1 leaves a client out.
-      mask: clients that count; None means all.
-      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
+      labels, mask, num_labels: as for `silhouette`.
 
     Returns:
       In [-1, 1]; NaN for a single cluster.
@@ -178,9 +174,7 @@ def wasserstein_adjusted_davies_bouldin(
 
     Args:
       class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
-      labels: the clustering; -1 leaves a client out.
-      mask: clients that count; None means all.
-      num_labels: upper bound on the number of different labels, static; None means M. A tight one saves time.
+      labels, mask, num_labels: as for `silhouette`.
 
     Returns:
       At least 0; NaN for a single cluster, infinite where two centroids coincide.

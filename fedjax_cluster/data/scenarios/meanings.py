@@ -121,12 +121,12 @@ def label_shift(
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
 ) -> Federation:
-    """Each group of clients adds a number to all labels, modulo the number of classes (F.7 of CFL-GP).
+    """Each group of clients adds a constant to all labels, modulo the number of classes (F.7 of CFL-GP).
 
     Args:
       examples: labelled.
       clients: M, in equal groups of neighbours with random examples.
-      shifts: the number that each group adds.
+      shifts: what each group adds to its labels.
 
     Returns:
       A Federation with `group` i32[M].

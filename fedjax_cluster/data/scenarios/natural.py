@@ -49,10 +49,10 @@ def users(
         raise ValueError(
             f"user_ids has the shape {list(ids.shape)}, but there are {len(examples.y)} examples: give one for each."
         )
-    for name, number in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
-        if number is not None and not number >= 2:
+    for name, count in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
+        if count is not None and not count >= 2:
             raise ValueError(
-                f"{name}={number!r} is too small: a client needs an example to train on and one to test on."
+                f"{name}={count!r} is too small: a client needs an example to train on and one to test on."
             )
     choose, deal, part = partition.generators(seed, 3)
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
