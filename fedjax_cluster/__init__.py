@@ -1,8 +1,9 @@
-"""Clustered federated learning in JAX: every client in one stacked pytree, trained in parallel."""
+"""Clustered federated learning in JAX: every client in one stacked pytree, trained in parallel.
 
-from fedjax_cluster import algorithms, clustering, cohorts, data, local, nn, optimizers, parallel, server
-from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.runs import load_run, resume
-from fedjax_cluster.simulation import SimulationResult, simulate
+Submodules are imported when first used; `__init__.pyi` names what there is.
+"""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.1.0"

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import fedjax_cluster as fc
+
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.2  # seconds
 USAGE = f"""usage: {PROG} COMMAND [...]
@@ -23,7 +25,7 @@ commands:
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite that needs no peers)
   list                        methods, scenarios, data sets, models and recipes
 
-`{PROG} COMMAND --help` lists a command's flags."""
+`{PROG} COMMAND --help` lists a command's fc.experiments.flags."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,108 +73,81 @@ def _notices_on_stderr() -> Iterator[None]:
 
 def _prepare_jax() -> None:
     """One CPU device per core, before JAX starts; compiled programs are kept in the user's cache folder."""
-    import jax
-
-    from fedjax_cluster import parallel
-    from fedjax_cluster.data import cache
-
-    parallel.use_all_cores()
-    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        with contextlib.suppress(OSError):
-            folder = cache.directory() / "compiled"
-            folder.mkdir(parents=True, exist_ok=True)
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST_COMPILATION_KEPT)
+    fc.parallel.use_all_cores()
+    fc.parallel.keep_compiled(fc.data.cache.directory() / "compiled", SHORTEST_COMPILATION_KEPT)
 
 
 # ------------------------------------------------------------------------------------------- commands
 
 
 def _run(arguments: list[str]) -> None:
-    from fedjax_cluster.experiments import flags, runs
-
     method, rest = _leading_names(arguments, at_most=1)
-    config, own = flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
+    config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
-    result = runs.run(config, run_dir=run_dir, time_clustering=True)
+    result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True)
     _show(result, run_dir)
 
 
 def _resume(arguments: list[str]) -> None:
-    from fedjax_cluster.experiments import flags, runs
-
     names, rest = _leading_names(arguments, at_most=1)
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
-    own = flags.parse_fields(ResumeFlags, rest, f"{PROG} resume RUN_DIR", "Takes up an interrupted run.")
-    result = runs.resume(names[0], own.rounds, time_clustering=True)
+    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run.")
+    result = fc.experiments.runs.resume(names[0], own.rounds, time_clustering=True)
     _show(result, pathlib.Path(names[0]))
 
 
 def _compare(arguments: list[str]) -> None:
-    from fedjax_cluster.experiments import flags, runs
-    from fedjax_cluster.report import plots, tables
-
     methods, rest = _leading_names(arguments)
     if "--help" in rest or "-h" in rest:
         methods = methods or ["cfl-gp"]
-    configs, own = flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
+    configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
     if own["seeds"] < 1:
         raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
     directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
-    outcomes = runs.compare(configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True)
-    table = tables.comparison_table(outcomes)
+    outcomes = fc.experiments.comparison.compare(
+        configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True
+    )
+    table = fc.report.tables.comparison_table(outcomes)
     table.print()
     table.write(directory / "comparison.md", directory / "comparison.csv")
-    figure = plots.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
-    plots.save(figure, directory / "learning_curves.png")
+    figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
+    fc.report.style.save(figure, directory / "learning_curves.png")
     print(f"left in {directory}")
 
 
 def _report(arguments: list[str]) -> None:
-    from fedjax_cluster.experiments import flags, saved_runs
-    from fedjax_cluster.files import check_writable
-
     names, rest = _leading_names(arguments)
-    own = flags.parse_fields(ReportFlags, rest, f"{PROG} report RUN_DIR...", "Tables and pictures of runs, anew.")
+    own = _flags(ReportFlags, rest, "report RUN_DIR...", "Tables and pictures of runs, anew.")
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
     directory = pathlib.Path(own.out or names[0])
-    check_writable(directory)
-    for path in saved_runs.write_report(names, directory):
+    fc.files.check_writable(directory)
+    for path in fc.experiments.saved_runs.write_report(names, directory):
         print(f"left {path}")
 
 
 def _reproduce(arguments: list[str]) -> None:
-    from fedjax_cluster import recipes
-    from fedjax_cluster.experiments import flags
-
     names, rest = _leading_names(arguments, at_most=1)
-    own = flags.parse_fields(ReproduceFlags, rest, f"{PROG} reproduce RECIPE", recipes.overview())
+    own = _flags(ReproduceFlags, rest, "reproduce RECIPE", fc.recipes.catalogue.overview())
     if not names:
-        raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(recipes.RECIPES)}")
+        raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
     directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
-    recipes.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
+    fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
 
 def _bench(arguments: list[str]) -> None:
-    from fedjax_cluster import bench as benchmarks
-    from fedjax_cluster.experiments import flags
-
     names, rest = _leading_names(arguments)
-    suites = "; ".join(f"{name}: {about}" for name, about in benchmarks.SUITES.items())
-    own = flags.parse_fields(BenchFlags, rest, f"{PROG} bench [SUITE...]", f"Suites: {suites}.")
-    benchmarks.run_suites(names, smoke=own.smoke, output=own.output)
+    own = _flags(BenchFlags, rest, "bench [SUITE...]", fc.bench.overview())
+    fc.bench.run_suites(names, smoke=own.smoke, output=own.output)
 
 
 def _list(arguments: list[str]) -> None:
-    from fedjax_cluster.recipes import catalogue
-
     if arguments:
         raise ValueError(f"list takes no arguments, but got {' '.join(arguments)}")
-    catalogue.show()
+    fc.recipes.catalogue.show()
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -218,6 +193,10 @@ class ReproduceFlags:
     """where to leave the runs, table and figure (default: runs/RECIPE)"""
 
 
+def _flags(cls: type, arguments: list[str], usage: str, description: str) -> Any:
+    return fc.experiments.flags.parse_fields(cls, arguments, f"{PROG} {usage}", description)
+
+
 def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[list[str], list[str]]:
     """The words before the first flag, and the rest."""
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
@@ -237,11 +216,8 @@ def _new_directory(name: str) -> pathlib.Path:
 
 
 def _show(result: Any, run_dir: pathlib.Path) -> None:
-    from fedjax_cluster.report import pages as run_page
-    from fedjax_cluster.report import tables
-
-    run_page.write_plots(run_dir, result)
-    tables.summary_table(result.summary, run_dir).print()
+    fc.report.pages.write_plots(run_dir, result)
+    fc.report.tables.summary_table(result.summary, run_dir).print()
 
 
 def _announce(label: str, seed: int, result: Any) -> None:

@@ -1,0 +1,5 @@
+"""Configurations, the flags that make them, and runs of one or of several; submodules are imported when first used."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

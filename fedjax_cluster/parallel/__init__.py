@@ -14,6 +14,7 @@ from fedjax_cluster.parallel.mapping import (
     client_mapping,
     client_mesh,
     constrain_state,
+    keep_compiled,
     num_devices,
     place_rows,
     place_state,

@@ -6,6 +6,7 @@ several devices each strategy inside `shard_map` over a mesh with the single axi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Sequence
@@ -57,6 +58,21 @@ def use_all_cores(cores: int | None = None) -> None:
             f"JAX has already started with {jax.device_count()} device(s), so the number of CPU devices cannot "
             f"become {cores}; call fedjax_cluster.parallel.use_all_cores() before the first computation"
         ) from error
+
+
+def keep_compiled(folder: pathlib.Path, shortest: float) -> None:
+    """Keeps compiled programs in a folder, unless another is set already or this one cannot be made.
+
+    Args:
+      folder: where.
+      shortest: seconds; programs that compile faster are not kept.
+    """
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
+        return
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
 
 
 def _keep_lapack_to_one_thread() -> None:

@@ -1,4 +1,8 @@
-"""Running a method on a federation: the round loop, what it returns, and the directory that it leaves."""
+"""Running a method on a federation: the round loop, what it returns, and the directory that it leaves.
 
-from fedjax_cluster.simulation.loop import Evaluation, RunKeys, run_keys, simulate
-from fedjax_cluster.simulation.result import SimulationResult
+Submodules are imported when first used, above all `checkpoints`, whose library takes a second.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import numpy as np
+import orbax.checkpoint as orbax
+
+from fedjax_cluster.types import State
 
 KEPT = 2
 
@@ -16,11 +19,7 @@ class Checkpoints:
     """The checkpoints of one run: the state and the history up to it, saved as one."""
 
     def __init__(self, directory: pathlib.Path):
-        # Imported here: orbax takes a second, which a run without a directory need not wait for.
-        import orbax.checkpoint as orbax
-
         logging.getLogger("absl").setLevel(logging.ERROR)
-        self._orbax = orbax
         options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         self._manager = orbax.CheckpointManager(directory.absolute(), options=options)
 
@@ -28,24 +27,27 @@ class Checkpoints:
         """The round of the newest complete checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, number: int, state: Any, history: dict[str, np.ndarray]) -> None:
+    def save(self, number: int, state: State, history: dict[str, np.ndarray]) -> None:
         """Saves the state after `number` rounds; a checkpoint of that round that is there already stays."""
         if number in self._manager.all_steps():
             return
-        args = self._orbax.args
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in history.items()}
-        self._manager.save(
-            number, args=args.Composite(state=args.StandardSave(_filled(state)), history=args.JsonSave(columns))
-        )
+        leaves = _without_empty(_names(state), state)
+        args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
+        self._manager.save(number, args=args)
         self._manager.wait_until_finished()
 
-    def restore(self, number: int, like: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    def restore(self, number: int, like: State) -> tuple[State, dict[str, np.ndarray]]:
         """The state and history after `number` rounds; `like` gives treedef, dtypes and shardings."""
-        args = self._orbax.args
-        target = args.StandardRestore(jax.tree.map(_abstract, _filled(like)))
-        restored = self._manager.restore(number, args=args.Composite(state=target, history=args.JsonRestore()))
+        names = _names(like)
+        saved = self._manager.item_metadata(number)["state"]
+        if saved is not None and all(str(name).isdigit() for name in saved):
+            names = _places_in_version_0_1(like)
+        target = jax.tree.map(_abstract, _without_empty(names, like))
+        wanted = orbax.args.Composite(state=orbax.args.StandardRestore(target), history=orbax.args.JsonRestore())
+        restored = self._manager.restore(number, args=wanted)
         leaves, treedef = jax.tree.flatten(like)
-        state = [restored["state"].get(str(place), leaf) for place, leaf in enumerate(leaves)]
+        state = [restored["state"].get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         history = {name: np.asarray(column, np.float64) for name, column in restored["history"].items()}
         return treedef.unflatten(state), history
 
@@ -53,9 +55,25 @@ class Checkpoints:
         self._manager.close()
 
 
-def _filled(state: Any) -> dict[str, jax.Array]:
-    """The leaves by their place, but for empty ones, which orbax refuses."""
-    return {str(place): leaf for place, leaf in enumerate(jax.tree.leaves(state)) if leaf.size}
+def _names(state: State) -> list[str]:
+    """The names of the leaves, in tree order: `clusters.params.output.kernel` and the like."""
+    paths, _ = jax.tree.flatten_with_path(state)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+
+
+def _places_in_version_0_1(state: State) -> list[str]:
+    """What version 0.1 called the leaves: their places, where the server's optimiser stood before its other parts."""
+    leaves, treedef = jax.tree.flatten(state)
+    order: State = treedef.unflatten(range(len(leaves)))
+    models = order.clusters._replace(optimizer=())
+    parts = (models, order.clients, order.clusters.optimizer, order.server, order.round)
+    places = {leaf: str(place) for place, leaf in enumerate(jax.tree.leaves(parts))}
+    return [places[leaf] for leaf in range(len(leaves))]
+
+
+def _without_empty(names: Iterable[str], state: State) -> dict[str, jax.Array]:
+    """The leaves by name, but for empty ones, which orbax refuses."""
+    return {name: leaf for name, leaf in zip(names, jax.tree.leaves(state), strict=True) if leaf.size}
 
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_cluster import simulation
 from fedjax_cluster.files import atomic_file, check_writable, plain, write_json
-from fedjax_cluster.simulation.checkpoints import Checkpoints
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Event, Federation, State
+
+VERSION = 2
 
 
 class RunDirectory:
@@ -48,7 +50,8 @@ class RunDirectory:
             self._identity["churn"] = [change._asdict() for change in churn]
         known = read_config(self.path, missing_ok=True)
         if known is not None:
-            _check_same(self.path, known["identity"], plain(self._identity))
+            identity = known["identity"] if "version" in known else _of_version_0_1(known["identity"])
+            _check_same(self.path, identity, plain(self._identity))
             _check_same_settings(self.path, known.get("experiment"), config)
         elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
@@ -57,8 +60,10 @@ class RunDirectory:
     def open(self) -> None:
         """Makes the directory; called once nothing can be refused any more."""
         if not (self.path / "config.json").exists():
-            write_json(self.path / "config.json", {"identity": self._identity, "experiment": self._config})
-        self._checkpoints = Checkpoints(self.path / "checkpoints")
+            write_json(
+                self.path / "config.json", {"version": VERSION, "identity": self._identity, "experiment": self._config}
+            )
+        self._checkpoints = simulation.checkpoints.Checkpoints(self.path / "checkpoints")
 
     def has_checkpoint(self) -> bool:
         """Whether there is a state to read back, as far as can be told before `open`."""
@@ -164,6 +169,15 @@ def fingerprint(federation: Federation) -> int:
     return total
 
 
+def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity of version 0.1 in today's words; options that it left open or changed itself are left out."""
+    renamed = {{"membership": "churn"}.get(name, name): value for name, value in identity.items()}
+    options = {name: value for name, value in identity.get("algorithm_config", {}).items() if value is not None}
+    if "proximal" in options and isinstance(options.get("local"), dict):
+        options["local"] = {name: value for name, value in options["local"].items() if name != "proximal"}
+    return {**renamed, "algorithm_config": options}
+
+
 def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     different = [
         f"{key} is {known.get(key)} there and {wanted.get(key)} here"
@@ -172,12 +186,19 @@ def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any
     ]
     old, new = known.get("algorithm_config", {}), wanted["algorithm_config"]
     if known.get("algorithm") == wanted["algorithm"]:
+        # What an older version did not keep cannot be compared.
         different += [
-            f"{key} is {old.get(key)} there and {new.get(key)} here"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key)
+            f"{key} is {value} there and {new.get(key)} here"
+            for key, value in sorted(old.items())
+            if not _same_option(value, new.get(key))
         ]
     _refuse(path, different)
+
+
+def _same_option(known: Any, wanted: Any) -> bool:
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        return all(_same_option(value, wanted.get(name)) for name, value in known.items())
+    return known == wanted
 
 
 def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wanted: Mapping[str, Any] | None) -> None:

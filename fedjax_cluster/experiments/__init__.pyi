@@ -1,0 +1,6 @@
+from . import comparison as comparison
+from . import config as config
+from . import flags as flags
+from . import recipe as recipe
+from . import runs as runs
+from . import saved_runs as saved_runs

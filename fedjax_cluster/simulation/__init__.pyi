@@ -1,0 +1,14 @@
+from . import checkpoints as checkpoints
+from . import churn as churn
+from . import evaluation as evaluation
+from . import history as history
+from . import ledger as ledger
+from . import loop as loop
+from . import progress as progress
+from . import result as result
+from . import run_directory as run_directory
+from .loop import Evaluation as Evaluation
+from .loop import RunKeys as RunKeys
+from .loop import run_keys as run_keys
+from .loop import simulate as simulate
+from .result import SimulationResult as SimulationResult
