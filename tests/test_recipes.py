@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_cluster.experiments import recipe as recipes
+from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Cell, Row, Study, changed, grid, measured, printed, shortened, table
-from fedjax_cluster.experiments.runs import Outcome
 from fedjax_cluster.recipes import figures
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=2, eval_every=1, examples_per_client=20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedjax_cluster.experiments.config import MODELS, RunConfig
-from fedjax_cluster.experiments.runs import Outcome, compare
+from fedjax_cluster import algorithms
+from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
+from fedjax_cluster.experiments.comparison import Outcome, compare
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
 from fedjax_cluster.files import write_json
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.report import style, tables
@@ -261,34 +262,30 @@ def run_flops(config: RunConfig) -> float:
     shape, classes, total = IMAGES.get(config.dataset.split("+")[0], ((1,), 1, 0))
     if config.scenario == "linear_regression":
         shape, classes = (1,), 0
-    per_example = _gradient_flops(config.model, json.dumps(config.model_options), shape, classes, config.batch_size)
+    info = DatasetInfo("", shape, classes, "classification" if classes else "regression")
+    batch = _gradient_flops(build_model(config), info, config.batch_size)
     rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
     steps: float = config.local_steps or 1
     if config.local_epochs:
         steps = config.local_epochs * rows / config.batch_size
     visits = config.rounds * config.clients * config.participation
-    training = visits * steps * config.batch_size * per_example
-    options = config.method_options
-    if config.method == "cfl_gp":
-        stop = options.get("stop_after")
-        share = 1.0 if stop is None else min(1.0, 1.5 * stop / config.rounds)
-        return training * (1 + share / options.get("every", 2))
-    if config.method == "ifca":
-        return training * (1 + int(config.clusters) / 3)
-    if config.method == "gradient_loss":
-        return training * (1 + (int(config.clusters) - 1) / steps)
-    if config.method == "cfl" and options.get("similarity_of") == "gradients":
-        return training + visits * rows * per_example
-    if config.method == "per_fedavg":
-        return training * (4 if options.get("variant") == "hessian-free" else 2)
+    training = visits * steps * batch
+    match build_algorithm(config):
+        case algorithms.cfl_gp(every=every, stop_after=stop):
+            return training * (1 + (1.0 if stop is None else min(1.0, 1.5 * stop / config.rounds)) / every)
+        case algorithms.ifca(clusters=clusters):
+            return training * (1 + clusters / 3)
+        case algorithms.gradient_loss(clusters=clusters):
+            return training * (1 + (clusters - 1) / steps)
+        case algorithms.cfl(similarity_of="gradients"):
+            return training + visits * rows * batch / config.batch_size
+        case algorithms.per_fedavg(variant=variant):
+            return training * GRADIENTS_PER_STEP[variant]
     return training
 
 
-@functools.cache
-def _gradient_flops(model: str, options: str, shape: tuple[int, ...], classes: int, batch_size: int) -> float:
-    """FLOPs of a mini-batch gradient per example; the model is traced once for all cells that have it."""
-    info = DatasetInfo("", shape, classes, "classification" if classes else "regression")
-    return gradient_flops(MODELS[model](**json.loads(options)), info, batch_size) / batch_size
+# Equal models are equal keys: each is traced once for all cells that have it.
+_gradient_flops = functools.cache(gradient_flops)
 
 
 # ---------------------------------------------------------------------------------------------- carrying one out

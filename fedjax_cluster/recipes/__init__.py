@@ -1,31 +1,5 @@
-"""The recipes: tables and figures of the papers, by name. One module a paper."""
+"""The papers' tables and figures, a module a paper; `catalogue` has them by name. Imported when first used."""
 
-from __future__ import annotations
+import lazy_loader
 
-import pathlib
-
-from fedjax_cluster.experiments import recipe
-from fedjax_cluster.experiments.config import known_name
-from fedjax_cluster.experiments.recipe import Recipe, Study
-from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss
-
-# Every recipe that a paper's module defines, in its order.
-RECIPES: dict[str, Recipe | Study] = {
-    each.name: each
-    for paper in (cfl_gp, cfl, fedgwc, flag, gradient_loss)
-    for each in vars(paper).values()
-    if isinstance(each, Recipe | Study)
-}
-
-
-def overview() -> str:
-    """The recipes in one text, for the command line's help."""
-    lines = [f"{name}: {each.title} ({each.flops:.0e} FLOPs, {each.minutes:g} min)" for name, each in RECIPES.items()]
-    return "An experiment of a paper: our results compared with the published ones.\n\n" + "\n\n".join(lines)
-
-
-def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, directory: pathlib.Path) -> None:
-    """Carries out the recipe of a name; see `fedjax_cluster.experiments.recipe.reproduce`."""
-    spelled = {key.replace("-", "_"): each for key, each in RECIPES.items()}
-    chosen = spelled[known_name("recipe", name, spelled)]
-    recipe.reproduce(chosen, quick=quick, full=full, seeds=seeds, directory=directory)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,8 +1,9 @@
-"""What there is to run: methods, scenarios, data sets, models and recipes, with a line each."""
+"""What there is to run: the recipes by name, and a table of methods, scenarios, data sets, models and recipes."""
 
 from __future__ import annotations
 
 import inspect
+import pathlib
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
@@ -10,19 +11,42 @@ from rich.table import Table
 
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.experiments.config import MODELS
-from fedjax_cluster.recipes import RECIPES
+from fedjax_cluster.experiments import recipe
+from fedjax_cluster.experiments.config import MODELS, known_name
+from fedjax_cluster.experiments.recipe import Recipe, Study
+from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss
+
+# Every recipe that a paper's module defines, in its order.
+RECIPES: dict[str, Recipe | Study] = {
+    each.name: each
+    for paper in (cfl_gp, cfl, fedgwc, flag, gradient_loss)
+    for each in vars(paper).values()
+    if isinstance(each, Recipe | Study)
+}
+
+
+def overview() -> str:
+    """The recipes in one text, for the command line's help."""
+    lines = [f"{name}: {each.title} ({each.flops:.0e} FLOPs, {each.minutes:g} min)" for name, each in RECIPES.items()]
+    return "An experiment of a paper: our results compared with the published ones.\n\n" + "\n\n".join(lines)
+
+
+def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, directory: pathlib.Path) -> None:
+    """Carries out the recipe of a name; see `fedjax_cluster.experiments.recipe.reproduce`."""
+    spelled = {key.replace("-", "_"): each for key, each in RECIPES.items()}
+    chosen = spelled[known_name("recipe", name, spelled)]
+    recipe.reproduce(chosen, quick=quick, full=full, seeds=seeds, directory=directory)
 
 
 def show(console: Console | None = None) -> None:
-    """Prints the catalogue."""
+    """Prints the table, a line for each."""
     console = console or Console()
     for title, registry in (("Methods", REGISTRY), ("Scenarios", SCENARIOS), ("Models", MODELS)):
         console.print(_table(title, registry))
     console.print("[bold]Data sets[/bold]: digits (embedded), or any image classification set of TFDS by its name")
     recipes = Table("name", "reproduces", "minutes", title="Recipes", title_justify="left")
-    for name, recipe in RECIPES.items():
-        recipes.add_row(name, recipe.title, f"{recipe.minutes:g}")
+    for name, each in RECIPES.items():
+        recipes.add_row(name, each.title, f"{each.minutes:g}")
     console.print(recipes)
 
 

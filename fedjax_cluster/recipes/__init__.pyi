@@ -1,0 +1,11 @@
+from . import catalogue as catalogue
+from . import cfl as cfl
+from . import cfl_gp as cfl_gp
+from . import fedgwc as fedgwc
+from . import figures as figures
+from . import flag as flag
+from . import gradient_loss as gradient_loss
+from . import separation as separation
+from .catalogue import RECIPES as RECIPES
+from .catalogue import overview as overview
+from .catalogue import reproduce as reproduce
