@@ -1,9 +1,9 @@
-"""CFL-GP as its published code has it, in PyTorch and NumPy: a loop over clients, the profiles in one array, their full
-SVD, scikit-learn's k-means.
+"""CFL-GP like its published code, in PyTorch and NumPy: a loop over clients, the profiles in one array, their full SVD,
+scikit-learn's k-means.
 
-    python cfl_gp_peer.py FOLDER        # what `whole_suite.write_work` left there; prints one JSON object
+    python -m benchmarks.peers.cfl_gp FOLDER RATE EVERY THREADS    # prints one JSON object
 
-Knows nothing of JAX or of this package, so that the process need not load them.
+FOLDER holds what `whole.write_work` left. Imports neither JAX nor this package, so that the process need not load them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mlp(w: Tensors, x: Any) -> Any:
 
 
 class PublishedCflGp:
-    """Algorithm 1: one mini-batch gradient of each client a round; a clustering round queries one model more."""
+    """Algorithm 1: one mini-batch gradient of each client a round; a clustering round queries one more model."""
 
     def __init__(self, forward: Forward, models: Sequence[Tensors], assignment: np.ndarray, threads: int):
         torch.set_num_threads(threads)
@@ -41,9 +41,9 @@ class PublishedCflGp:
         self.profile = np.zeros((len(assignment), len(models), size), np.float32)
 
     def gradient(self, slot: int, x: Any, y: Any) -> tuple[tuple[Any, ...], float]:
-        own = {name: value.detach().requires_grad_() for name, value in self.models[slot].items()}
-        loss = F.cross_entropy(self.forward(own, x.float() / 255), y)
-        return torch.autograd.grad(loss, list(own.values())), float(loss.detach())
+        weights = {name: value.detach().requires_grad_() for name, value in self.models[slot].items()}
+        loss = F.cross_entropy(self.forward(weights, x.float() / 255), y)
+        return torch.autograd.grad(loss, list(weights.values())), float(loss.detach())
 
     def train(self, x: Any, y: Any, batches: Any, rate: float, *, cluster: bool) -> float:
         """One round; with `cluster`, the queried gradients, the embedding, k-means and matching too.
@@ -108,8 +108,8 @@ def main(folder: str, rate: str, every: str, threads: str) -> None:
     ]
     method = PublishedCflGp(mlp, models, np.load(home / "assignment.npy"), int(threads))
     losses = [
-        method.train(train_x, train_y, rows, float(rate), cluster=number % int(every) == 1 % int(every))
-        for number, rows in enumerate(batches)
+        method.train(train_x, train_y, rows, float(rate), cluster=i % int(every) == 1 % int(every))
+        for i, rows in enumerate(batches)
     ]
     found = {"losses": losses, "accuracy": method.accuracy(test_x, test_y, test_count)}
     print(json.dumps({**found, "assignment": method.assignment.tolist()}))

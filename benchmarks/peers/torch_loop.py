@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,12 +10,9 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
+from benchmarks.peers.cfl_gp import Forward, Tensors
 from fedjax_cluster import tree
 from fedjax_cluster.types import Variables
-
-Tensors = dict[str, Any]
-Forward = Callable[[Tensors, Any], Any]
-
 
 # -------------------------------------------------------------------------------------------- models
 
@@ -40,11 +37,6 @@ def parameters(variables: Variables, image: tuple[int, int] = (7, 7)) -> Tensors
             value = value.T
         tensors[name] = torch.from_numpy(value.copy())
     return tensors
-
-
-def mlp(w: Tensors, x: Any) -> Any:
-    hidden = F.relu(F.linear(x.flatten(1), w["hidden_0/kernel"], w["hidden_0/bias"]))
-    return F.linear(hidden, w["output/kernel"], w["output/bias"])
 
 
 def cnn(w: Tensors, x: Any) -> Any:
@@ -192,7 +184,3 @@ def ifca_round(
         for model, total, count in zip(models, totals, counts, strict=True)
     ]
     return moved, float(torch.stack(losses).mean())
-
-
-def tensors(data: Mapping[str, np.ndarray]) -> Tensors:
-    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in data.items()}

@@ -26,15 +26,15 @@ class Mlp(torch.nn.Module):
         super().__init__()
         self.hidden, self.output = torch.nn.Linear(784, 200), torch.nn.Linear(200, 10)
         with torch.no_grad():
-            for own, name in LAYERS:
-                getattr(self, own).weight.copy_(weights[f"{name}/kernel"])
-                getattr(self, own).bias.copy_(weights[f"{name}/bias"])
+            for layer, name in LAYERS:
+                getattr(self, layer).weight.copy_(weights[f"{name}/kernel"])
+                getattr(self, layer).bias.copy_(weights[f"{name}/bias"])
 
     def weights(self) -> dict[str, Any]:
         parts = {"kernel": "weight", "bias": "bias"}
         return {
-            f"{name}/{part}": getattr(getattr(self, own), theirs).detach().clone()
-            for own, name in LAYERS
+            f"{name}/{part}": getattr(getattr(self, layer), theirs).detach().clone()
+            for layer, name in LAYERS
             for part, theirs in parts.items()
         }
 
@@ -62,7 +62,7 @@ class Clock(TrainingProcessCallback):
 def fedavg(
     weights: dict[str, Any], x: np.ndarray, y: np.ndarray, batch: int, rate: float, rounds: int, threads: int
 ) -> tuple[list[float], dict[str, Any]]:
-    """Rounds in which every client walks once through its rows, in their order.
+    """Rounds in which every client goes once through its rows, in their order.
 
     Returns:
       The seconds of every round but the first, and the parameters after the last.

@@ -1,13 +1,15 @@
 """FedAvg in Flower's simulation engine: the MLP 784-200-10 from given parameters, one epoch a round.
 
-`write_work` leaves the work in a folder, `alone` does it in a process of its own. Knows nothing of JAX, so that the
+`write_work` leaves the work in a folder, `run_alone` does it in a separate process. Does not import JAX, so that the
 engine's worker processes need not load it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Iterable, Mapping
@@ -24,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg  # pyright: ignore[reportMissingImpor
 
 
 def write_work(folder: pathlib.Path, weights: Mapping[str, Any], x: np.ndarray, y: np.ndarray) -> None:
-    """Leaves the start and every client's rows, in the order in which it walks through them."""
+    """Leaves the start and every client's rows, in the order in which it goes through them."""
     np.savez(folder / "weights.npz", **{name: np.asarray(value) for name, value in weights.items()})  # pyright: ignore[reportArgumentType]
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", y.astype(np.int64))
@@ -35,24 +37,24 @@ def train(message: Message, context: Context, folder: pathlib.Path, batch: int, 
     torch.set_num_threads(threads)
     client = int(context.node_config["partition-id"])
     x, y = (torch.from_numpy(np.array(np.load(folder / f"{name}.npy", mmap_mode="r")[client])) for name in "xy")
-    own = {name: value.requires_grad_() for name, value in message.content["arrays"].to_torch_state_dict().items()}
-    leaves = list(own.values())
+    weights = {name: value.requires_grad_() for name, value in message.content["arrays"].to_torch_state_dict().items()}
+    leaves = list(weights.values())
     for start in range(0, len(x), batch):
         images = x[start : start + batch].float().flatten(1) / 255
-        hidden = F.relu(F.linear(images, own["hidden_0/kernel"], own["hidden_0/bias"]))
-        outputs = F.linear(hidden, own["output/kernel"], own["output/bias"])
+        hidden = F.relu(F.linear(images, weights["hidden_0/kernel"], weights["hidden_0/bias"]))
+        outputs = F.linear(hidden, weights["output/kernel"], weights["output/bias"])
         gradient = torch.autograd.grad(F.cross_entropy(outputs, y[start : start + batch]), leaves)
         with torch.no_grad():
             torch._foreach_add_(leaves, gradient, alpha=-rate)
     content = {
-        "arrays": ArrayRecord({name: value.detach() for name, value in own.items()}),
+        "arrays": ArrayRecord({name: value.detach() for name, value in weights.items()}),
         "metrics": MetricRecord({"num-examples": len(x)}),
     }
     return Message(content=RecordDict(content), reply_to=message)
 
 
 class TimedFedAvg(FedAvg):
-    """Flower's own strategy, with the time from handing out the model to having averaged the replies."""
+    """Flower's FedAvg, with the time from handing out the model to having averaged the replies."""
 
     def __init__(self) -> None:
         super().__init__(fraction_evaluate=0.0)
@@ -68,12 +70,8 @@ class TimedFedAvg(FedAvg):
         return found
 
 
-def alone(folder: str, batch: str, rate: str, rounds: str, threads: str) -> None:
-    """In a process of its own: leaves the parameters after the first and the last round in the folder, and prints the
-    seconds of every round."""
-    import functools
-    import os
-
+def run_alone(folder: str, batch: str, rate: str, rounds: str, threads: str) -> None:
+    """Leaves the parameters after the first round in the folder, and prints the seconds of every round."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     home, strategy = pathlib.Path(folder), TimedFedAvg()
     clients = len(np.load(home / "y.npy", mmap_mode="r"))
