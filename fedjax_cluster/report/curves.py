@@ -101,7 +101,7 @@ def curves(
 
 
 def round_curves(series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: bool = False) -> Figure:
-    """Draws quantities against communication rounds, each over rounds of its own.
+    """Draws quantities against communication rounds, each over separate rounds.
 
     Args:
       series: name -> (rounds [n], values [n]).

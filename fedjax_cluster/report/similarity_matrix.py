@@ -50,12 +50,11 @@ def similarity_matrix(
         axes.set_xlabel("Cluster" if group is None else "Cluster; strip: true group")
         axes.set_ylabel("Client, by cluster")
         if group is not None:
-            own = np.asarray(group)[order]
-            colors = style.value_colors(own)
-            strip = 0.025 * count  # wide
-            for place, value in enumerate(own):
+            groups, strip = np.asarray(group)[order], 0.025 * count
+            colors = style.value_colors(groups)
+            for place, value in enumerate(groups.tolist()):
                 corner = count - 0.5 + strip, place - 0.5
-                axes.add_patch(Rectangle(corner, 1.5 * strip, 1.0, color=colors[int(value)], linewidth=0))
+                axes.add_patch(Rectangle(corner, 1.5 * strip, 1.0, color=colors[value], linewidth=0))
             axes.set_xlim(-0.5, count - 0.5 + 2.5 * strip)
             handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
             style.legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)
