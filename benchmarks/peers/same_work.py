@@ -29,7 +29,7 @@ class Run:
     def __init__(self, algorithm: ClusteredAlgorithm, data: ClientData, info: DatasetInfo):
         self.algorithm, self.keys = algorithm, run_keys(0)
         self.population = parallel.place_population(data, info, parallel.client_mapping())
-        state, self.blank = algorithm.init(self.keys.initialization, self.population)
+        state, self.info = algorithm.init(self.keys.initialization, self.population)
         self.start = jax.device_get(state)
         self.state = parallel.place_state(state, self.population.mapping)
 
@@ -37,9 +37,7 @@ class Run:
         """The state after so many rounds more, or after an event."""
         stop = jnp.asarray(int(self.state.round) + rounds, jnp.int32)
         self.state, self.last = _run_segment(
-            *(self.keys, self.state, self.population, None, self.blank, stop),
-            select=self.algorithm.select,
-            step=self.algorithm.step,
+            self.keys, self.state, self.population, None, self.info, stop, algorithm=self.algorithm
         )
         return self.state
 
