@@ -1,12 +1,14 @@
 """What a benchmark counts and how its results are shown; the rates themselves are measured, not tested."""
 
+import importlib.util
 import json
 import pathlib
 
 import pytest
 
-from fedjax_cluster import bench as benchmarks
-from fedjax_cluster import cli, nn
+from benchmarks import readme_tables
+from benchmarks.peers import __main__ as peers
+from fedjax_cluster import bench, cli, nn
 from fedjax_cluster.bench import measure, tables
 from fedjax_cluster.bench.measure import Row, in_turns
 from fedjax_cluster.nn.flops import gradient_flops
@@ -72,17 +74,18 @@ def report(**changes):
 def test_a_readme_gets_its_tables_between_its_marks_and_keeps_the_rest(tmp_path):
     (tmp_path / "local-cpu.json").write_text(json.dumps(report()))
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    (tmp_path / "others.json").write_text("{}")
+    readme.write_text(f"before\n{readme_tables.BEGIN}\nold\n{readme_tables.END}\nafter\n")
     for _ in range(2):
-        tables.write_between_marks(tables.all_tables(tables.read_results(tmp_path)), readme)
+        readme_tables.write_between_marks(readme_tables.all_tables(readme_tables.read_results(tmp_path)), readme)
     text = readme.read_text()
     assert text.startswith("before\n")
-    assert text.endswith(f"{tables.END}\nafter\n")
+    assert text.endswith(f"{readme_tables.END}\nafter\n")
     assert "old" not in text
     assert text.count("| product | M=8 | 0.5 | 2 | 0.70 | 0.65 met |") == 1
 
 
-def test_a_missed_aim_is_said_to_be_missed():
+def test_a_missed_target_is_marked():
     assert "0.65 missed" in tables.as_text(report(fraction=0.6))
     assert "2.5 missed" in tables.as_text(report(ratio=2.0, peer="loop", at_least=2.5))
 
@@ -90,21 +93,26 @@ def test_a_missed_aim_is_said_to_be_missed():
 def test_a_readme_without_marks_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match="no lines"):
-        tables.write_between_marks("a table", tmp_path / "README.md")
+        readme_tables.write_between_marks("a table", tmp_path / "README.md")
 
 
 def test_the_readmes_hold_the_tables_of_the_results():
-    root = pathlib.Path(__file__).parents[1]
-    reports = tables.read_results(root / "benchmarks" / "results")
-    assert f"\n\n{tables.all_tables(reports)}\n\n" in (root / "benchmarks" / "README.md").read_text()
-    assert f"\n\n{tables.headline_table(reports)}\n\n" in (root / "README.md").read_text()
+    root = pathlib.Path(__file__).parents[2]
+    reports = readme_tables.read_results(root / "benchmarks" / "results")
+    assert f"\n\n{readme_tables.all_tables(reports)}\n\n" in (root / "benchmarks" / "README.md").read_text()
+    assert f"\n\n{readme_tables.headline_table(reports)}\n\n" in (root / "README.md").read_text()
     with pytest.raises(ValueError, match="have no row 'CFL-GP on mnist, whole process'"):
-        tables.headline_table([report()])
+        readme_tables.headline_table([report()])
+
+
+def test_every_suite_that_is_named_is_a_module():
+    for package, suites in (("fedjax_cluster.bench", bench.SUITES), ("benchmarks.peers", peers.SUITES)):
+        assert all(importlib.util.find_spec(f"{package}.{name}") for name in suites)
 
 
 def test_an_unknown_suite_is_refused():
     with pytest.raises(ValueError, match="unknown suite 'speed'"):
-        benchmarks.run_suite("speed")
+        bench.run_suites(["local", "speed"])
 
 
 def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
