@@ -7,7 +7,7 @@ d model parameters, S local steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -344,3 +344,25 @@ class MakeTemplate(Protocol):
         None where `init` is quick.
         """
         ...
+
+
+class FinishedRun(Protocol):
+    """A run with its data, its final state and what its method kept at events; a `SimulationResult` is one."""
+
+    @property
+    def algorithm(self) -> Any: ...  # the method; its options are attributes
+
+    @property
+    def federation(self) -> Federation: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def history(self) -> Mapping[str, Any]: ...  # columns over rounds
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+    @property
+    def labels(self) -> Any: ...  # i32[M], −1 without a cluster

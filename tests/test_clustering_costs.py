@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_cluster import clustering, local, nn, parallel
 from fedjax_cluster.algorithms import cfl, cfl_gp, fedavg, fedgwc, fesem, flag, pacfl
-from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.local import server_key
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs
@@ -156,7 +156,7 @@ def test_fedgwc_is_timed_at_what_its_round_did():
     )
     key = server_key(jax.random.fold_in(run_keys(0).local, rounds - 1))
     found = algorithm.cluster(key, state)
-    parts = averaging.labels(result.state.clients.membership)
+    parts = labels(result.state.clients.membership)
     # Which child keeps the slot is the split's business: the larger.
     assert len(set(zip(found.tolist(), parts.tolist(), strict=True))) == 2
     assert len(set(found.tolist())) == len(set(parts.tolist())) == 2
@@ -169,7 +169,7 @@ def test_fesem_is_timed_on_one_cohort():
     assert algorithm.cluster(jax.random.key(0), result.state).tolist()[:8] == result.labels.tolist()
     moved = result.state._replace(clusters=result.state.clusters._replace(active=jnp.asarray([True, False])))
     chosen = algorithm.select(jax.random.key(0), moved).index
-    expected = np.asarray(averaging.labels(moved.clients.membership)).copy()
+    expected = np.asarray(labels(moved.clients.membership)).copy()
     expected[np.asarray(chosen)] = 0
     assert algorithm.cluster(jax.random.key(0), moved).tolist() == expected.tolist()
 

@@ -41,11 +41,11 @@ def test_one_round_moves_the_models_as_far_as_the_learning_rate_says(name, steps
 
 def test_where_gradients_are_averaged_the_rate_is_the_servers():
     own, server = build_local(RunConfig(method="fedavg", learning_rate=0.25))
-    assert own.config["learning_rate"] == 1.0
+    assert own.learning_rate == 1.0
     updates, _ = server.update({"w": np.ones(1)}, server.init({"w": np.ones(1)}))
     assert float(updates["w"][0]) == -0.25
     own, server = build_local(RunConfig(method="fesem", learning_rate=0.25))
-    assert (own.config["learning_rate"], own.config["steps"]) == (0.25, 1)
+    assert (own.learning_rate, own.steps) == (0.25, 1)
 
 
 def test_a_configuration_of_another_version_is_refused_by_name():
@@ -57,7 +57,7 @@ def test_a_configuration_of_another_version_is_refused_by_name():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": "Adam"}, "optimizer is 'Adam'; choose 'sgd' or 'adam'"),
+        ({"optimizer": "Adam"}, "optimizer is 'Adam'; it must be 'sgd' or 'adam'"),
         ({"optimizer": "adam", "momentum": 0.9}, "adam has its own"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"seed": 1.5}, "seed is 1.5"),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import local, nn, tree
-from fedjax_cluster.simulation import metrics
+from fedjax_cluster import inference, local, nn, tree
+from fedjax_cluster.options import changed
 from fedjax_cluster.types import ClientData, DatasetInfo, Variables
 from tests.federations import INFO, as_lists, blobs
 from tests.reference import federated
@@ -168,10 +168,12 @@ def test_a_known_first_gradient_changes_nothing(steps):
     assert float(doubled.losses[0]) == pytest.approx(2 * float(plain.losses[0]))
 
 
-def test_rebuild_changes_one_argument():
+def test_other_options_change_nothing_else():
     own = local.sgd(optax.adam(0.1), batch_size=5, epochs=2, weight_decay=0.1)
-    assert own.rebuild(proximal=0.5).config == {**own.config, "proximal": 0.5}
-    assert own.rebuild(learning_rate=0.2).config == {**own.config, "learning_rate": 0.2}
+    for changes in ({"proximal": 0.5}, {"learning_rate": 0.2}):
+        assert changed(own, "tested", **changes).to_json() == {**own.to_json(), **changes}
+    with pytest.raises(ValueError, match=r"the local update cannot be tested; use local\.sgd"):
+        changed(object(), "tested", proximal=0.5)
 
 
 @pytest.mark.parametrize("valid", [20, 7, 1])
@@ -232,7 +234,7 @@ def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
     data = ClientData(x, jnp.zeros(rows, jnp.int32), jnp.asarray(rows))
     personalize = lambda key, state, client, index: (variables, mixture)  # noqa: E731
     arguments = (model, personalize, keys[0], None, data, jnp.asarray(0), x)
-    monkeypatch.setattr(metrics, "rows_at_once", lambda: rows)
+    monkeypatch.setattr(inference, "rows_at_once", lambda: rows)
     expected = metrics.predict(*arguments)
-    monkeypatch.setattr(metrics, "rows_at_once", lambda: 8)
+    monkeypatch.setattr(inference, "rows_at_once", lambda: 8)
     np.testing.assert_allclose(metrics.predict(*arguments), expected, rtol=1e-6)

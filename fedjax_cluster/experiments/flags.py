@@ -285,7 +285,8 @@ def _argument_notes(documented: Any) -> dict[str, str]:
     for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
         note = " ".join((found.description or "").split())
         referred = re.match(r"as in `(\w+)`", note)
-        elsewhere = _argument_notes(documented.__globals__[referred[1]]) if referred else {}
+        other = referred and (documented.__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
+        elsewhere = _argument_notes(other) if other else {}
         notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from matplotlib.figure import Figure
 
 from fedjax_cluster.report import clusters, curves
-from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.histories import History
 from fedjax_cluster.report.methods import cfl, cfl_gp, fedgwc, flag
+from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
+from fedjax_cluster.types import FinishedRun
 
 # The pictures of each method alone, from a finished run: name of the file -> figure.
 METHOD_FIGURES: dict[str, Callable[[FinishedRun], dict[str, Figure]]] = {

@@ -20,8 +20,9 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path):
         logging.getLogger("absl").setLevel(logging.ERROR)
+        self._directory = directory.absolute()
         options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
-        self._manager = orbax.CheckpointManager(directory.absolute(), options=options)
+        self._manager = orbax.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
         """The round of the newest complete checkpoint."""
@@ -40,8 +41,8 @@ class Checkpoints:
     def restore(self, number: int, like: State) -> tuple[State, dict[str, np.ndarray]]:
         """The state and history after `number` rounds; `like` gives treedef, dtypes and shardings."""
         names = _names(like)
-        saved = self._manager.item_metadata(number)["state"]
-        if saved is not None and all(str(name).isdigit() for name in saved):
+        saved = orbax.StandardCheckpointHandler().metadata(self._directory / str(number) / "state").tree
+        if all(str(name).isdigit() for name in saved):
             names = _places_in_version_0_1(like)
         target = jax.tree.map(_abstract, _without_empty(names, like))
         wanted = orbax.args.Composite(state=orbax.args.StandardRestore(target), history=orbax.args.JsonRestore())

@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl
-from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.algorithms.cfl.splits import Division, divide, empty_splits
+from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Variables
 from tests.federations import as_lists, blobs
@@ -52,7 +52,7 @@ def runner(algorithm):
 
 
 def labels(state):
-    return averaging.labels(state.clients.membership).tolist()
+    return labels_of(state.clients.membership).tolist()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,6 @@ def test_it_is_algorithm_5(options):
         if options == {"gamma_max": 0.5}
         else simulate(algorithm, federation, rounds=ROUNDS, eval_every=ROUNDS)
     )
-    config = algorithm.config
     expected, split_rounds = reference.cfl(
         tuple(first),
         as_lists(federation),
@@ -87,13 +86,16 @@ def test_it_is_algorithm_5(options):
         steps=2,
         rounds=ROUNDS,
         client_momentum=0.5 if "local" in options else 0.0,
-        keep=config["keep_optimizer"],
-        most_clusters=config["clusters"],
+        keep=algorithm.keep_optimizer,
+        most_clusters=algorithm.clusters,
         momentum=0.5 if "server" in options else 0.0,
-        of_gradients=config["similarity_of"] == "gradients",
-        **{name: config[name] for name in ("epsilon_1", "epsilon_2", "gamma_max", "first_round", "weighting")},
+        of_gradients=algorithm.of_gradients,
+        **{
+            name: getattr(algorithm, name)
+            for name in ("epsilon_1", "epsilon_2", "gamma_max", "first_round", "weighting")
+        },
     )
-    assert len(expected) == min(3, config["clusters"])
+    assert len(expected) == min(3, algorithm.clusters)
     assert [event.round for event in result.events if len(event.content["parent"])] == sorted(set(split_rounds))
     for slot, (members, model) in enumerate(expected):
         assert np.flatnonzero(result.labels == slot).tolist() == members

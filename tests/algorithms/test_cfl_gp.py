@@ -202,7 +202,7 @@ def test_a_block_never_filled_does_not_count_as_zero():
 def test_many_clients_are_embedded_without_a_gram_matrix(monkeypatch):
     import importlib
 
-    module = importlib.import_module("fedjax_cluster.algorithms.cfl_gp")
+    module = importlib.import_module("fedjax_cluster.algorithms.cfl_gp.cfl_gp")
     small = run()
     monkeypatch.setattr(module, "LARGEST_GRAM", 4)
     large = run()
@@ -220,7 +220,7 @@ def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
     state, info = algorithm.init(jax.random.key(0), population)
     state = parallel.place_state(state, mapping)
     rows, blocks, width = state.clients.profile.shape
-    segment = functools.partial(_run_segment, select=algorithm.select, step=algorithm.step)
+    segment = functools.partial(_run_segment, algorithm=algorithm)
     stop = jnp.asarray(2, jnp.int32)
     text = jax.jit(segment).lower(run_keys(0), state, population, None, info, stop).compile().as_text()
     assert mapping.mesh is not None

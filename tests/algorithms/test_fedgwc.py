@@ -7,8 +7,9 @@ import pytest
 
 from fedjax_cluster import clustering, cohorts, local, nn, parallel
 from fedjax_cluster.algorithms import fedgwc
-from fedjax_cluster.algorithms import round as averaging
 from fedjax_cluster.algorithms.fedgwc import weighting as gaussian_weighting
+from fedjax_cluster.algorithms.round import labels as labels_of
+from fedjax_cluster.algorithms.round import one_hot
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import ClientData
 from tests.federations import as_lists, blobs
@@ -159,26 +160,25 @@ def test_children_inherit_model_and_momentum(split_run):
     state = start_of(algorithm, hard_and_easy())
     moved = jax.tree.map(
         lambda leaf: leaf.at[0].add(jnp.arange(leaf[0].size, dtype=leaf.dtype).reshape(leaf[0].shape)),
-        (state.clusters.params, state.server.optimizer),
+        (state.clusters.params, state.clusters.optimizer),
     )
     easy = np.arange(12) % 2
     matrix = jnp.asarray(np.where(easy[:, None] == easy[None], 0.9, 0.1), jnp.float32)
     own = state.server._replace(
         interactions=matrix,
         meetings=jnp.full((12, 12), 9),
-        optimizer=moved[1],
         average=jnp.zeros(4),
         calm=jnp.full(4, 5, jnp.int32),
     )
-    state = state._replace(clusters=state.clusters._replace(params=moved[0]), server=own)
-    nobody = parallel.Cohort(jnp.full(12, 12, jnp.int32), jnp.zeros(12, bool), blobs(clients=12).train, in_place=True)
+    state = state._replace(clusters=state.clusters._replace(params=moved[0], optimizer=moved[1]), server=own)
+    nobody = Cohort(jnp.full(12, 12, jnp.int32), jnp.zeros(12, bool), blobs(clients=12).train, in_place=True)
     new, info = jax.jit(algorithm.step)(jax.random.key(0), state, nobody)
     assert bool(info.event)
     assert new.clusters.active.tolist() == [True, True, False, False]
-    labels = np.asarray(averaging.labels(new.clients.membership))
+    labels = np.asarray(labels_of(new.clients.membership))
     assert clustering.scores.adjusted_rand_index(labels, easy) == 1.0
     for before, after in zip(
-        jax.tree.leaves(moved), jax.tree.leaves((new.clusters.params, new.server.optimizer)), strict=True
+        jax.tree.leaves(moved), jax.tree.leaves((new.clusters.params, new.clusters.optimizer)), strict=True
     ):
         np.testing.assert_array_equal(after[1], before[0])
         np.testing.assert_array_equal(after[0], before[0])
@@ -348,10 +348,9 @@ def test_proposition_a_4_entries_stay_below_one(split_run):
 
 def test_aggregations_go_inside():
     """FedAvgM is the heavy ball, FedProx the local update's own term."""
-    inside = build(server_momentum=0.9, proximal=0.5, weighting="uniform").config
-    assert inside["local"]["proximal"] == 0.5
-    assert build().config["local"]["proximal"] == TRAINING.config["proximal"]
-    momentum = start_of(build(server_momentum=0.9), hard_and_easy()).server.optimizer
+    assert build(server_momentum=0.9, proximal=0.5, weighting="uniform").update.proximal == 0.5
+    assert build().update == TRAINING
+    momentum = start_of(build(server_momentum=0.9), hard_and_easy()).clusters.optimizer
     assert any(leaf.shape == (2, 6, 3) for leaf in jax.tree.leaves(momentum))
 
 
@@ -405,7 +404,7 @@ def test_the_public_codes_affinity_and_cohorts():
     algorithm = build(variant="released", tolerance=1e-4)
     state = start_of(algorithm, hard_and_easy())
     assert float(state.server.interactions[0, 0]) == pytest.approx(1 / 144)
-    weights = averaging.one_hot(jnp.asarray([0] * 8 + [1] * 4), 2)
+    weights = one_hot(jnp.asarray([0] * 8 + [1] * 4), 2)
     selection = algorithm.select(jax.random.key(0), state._replace(clients=state.clients._replace(membership=weights)))
     assert int(selection.mask.sum()) == 6 + 4
 

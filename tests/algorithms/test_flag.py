@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -216,16 +217,18 @@ def searched():
     tree = clustering.dendrogram(state.server.matrices.proximity)
     labels = flag_search.cuts(tree, thresholds)
     calls = []
-    compiled = jax.jit(flag_search.clustered_training(model, FULL, ROUNDS))
+    train = flag_search.train_in_clusters
 
-    def train(rng_key, population, index, slot, start):
+    def watched(rng_key, population, index, slot, start, **options):
         calls.append((rng_key, index, slot, start))
-        return compiled(rng_key, population, index, slot, start)
+        return train(rng_key, population, index, slot, start, **options)
 
-    found, effort = flag_search.search_threshold(
-        jax.random.key(3), place(federation), labels, thresholds, model=model, train=train, num_clients=6,
-        rounds=ROUNDS, slots=5,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(flag_search, "train_in_clusters", watched)
+        found, effort = flag_search.search_threshold(
+            jax.random.key(3), place(federation), labels, thresholds, model=model, update=FULL, num_clients=6,
+            rounds=ROUNDS, slots=5,
+        )  # fmt: skip
     return thresholds, labels, found, effort, calls
 
 
@@ -278,7 +281,7 @@ def test_the_elbow(accuracy, counts, slots, chosen, elbow):
     assert found == (chosen, elbow)
 
 
-@pytest.mark.parametrize("axis", flag_search.AXES)
+@pytest.mark.parametrize("axis", get_args(flag_search.Axis))
 def test_the_elbow_is_the_highest_point_above_the_chord(axis):
     rng = np.random.default_rng(5)
     thresholds = flag_search.threshold_grid(0.1)
@@ -296,7 +299,10 @@ def test_axes_of_the_elbow_disagree():
     accuracy = np.asarray([0.61, 0.61, 0.59, 0.85, 0.85, 0.874, 0.874, 0.875, 0.92, 0.88, 0.87])
     counts = np.asarray([1, 1, 2, 4, 4, 5, 5, 7, 20, 67, 100])
     thresholds = flag_search.threshold_grid(0.1)
-    chosen = {axis: counts[flag_search.choose(thresholds, accuracy, counts, 100, axis)[0]] for axis in flag_search.AXES}
+    chosen = {
+        axis: counts[flag_search.choose(thresholds, accuracy, counts, 100, axis)[0]]
+        for axis in get_args(flag_search.Axis)
+    }
     assert chosen == {"threshold": 4, "clusters": 20, "log-clusters": 5}
 
 
@@ -333,7 +339,7 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch
     def shapes(state):
         return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
-    assert shapes(algorithm.blank(jax.random.key(0), population)) == shapes(
+    assert shapes(algorithm.template(jax.random.key(0), population)) == shapes(
         algorithm.init(jax.random.key(0), population)
     )
     whole = simulate(algorithm, lines(), rounds=3, mapping=SCAN)
@@ -342,7 +348,9 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch
     def never(*arguments, **options):
         raise AssertionError("clustered again")
 
-    resumed = simulate(algorithm._replace(init=never), lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(flag, "init", never)
+        resumed = simulate(algorithm, lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "run")
     for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(resumed.events[0].content["proximity"], whole.events[0].content["proximity"])
@@ -361,8 +369,8 @@ def test_the_search_takes_its_own_epochs_and_axis():
         algorithm = flag(nn.linear(), local=FULL, search_epochs=epochs, elbow="clusters", **arguments)
         _, info = algorithm.init(run_keys(0).initialization, place(lines()))
         found[epochs] = float(info.costs.gradient_evaluations)
-        assert algorithm.config["search_epochs"] == epochs
-        assert algorithm.config["elbow"] == "clusters"
+        assert algorithm.search_epochs == epochs
+        assert algorithm.elbow == "clusters"
     # A whole local data set is one mini-batch: two steps of `local` against three epochs.
     assert found[None] > 0
     assert found[3] / found[None] == 3 / 2

@@ -1,5 +1,6 @@
 """Per-FedAvg: the gradient after an inner step, and personalisation by fine-tuning."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.fedavg import fedavg
-from fedjax_cluster.algorithms.per_fedavg import meta_gradient, per_fedavg
+from fedjax_cluster.algorithms.per_fedavg import MetaGradient, per_fedavg
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
 from tests.reference import federated
@@ -103,11 +104,11 @@ def test_batches_of_a_step_differ():
 
         return plain(numbered, keys, model, variables, data, number)
 
-    plain = meta_gradient("hessian-free", ALPHA, 1e-3)
+    plain = MetaGradient("hessian-free", ALPHA, 1e-3)
     model = nn.linear()
     variables = model.init(jax.random.key(0), federation.info)
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
-    own.rebuild(gradient=recording).run(jax.random.key(0), model, variables, client)
+    dataclasses.replace(own, gradient=recording).run(jax.random.key(0), model, variables, client)
     assert seen == [0, 1, 2, 2]
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn, parallel, simulation
+from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.algorithms import round as averaging
+from fedjax_cluster.algorithms.round import labels as labels_of
+from fedjax_cluster.simulation import loop
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs
 
@@ -40,16 +41,15 @@ def started(name, participation=1.0):
     return algorithm, population, *algorithm.init(run_keys(0).initialization, population)
 
 
-@functools.partial(jax.jit, static_argnames="algorithm_parts")
-def _step(algorithm_parts, population, state, number):
-    select, step = algorithm_parts
-    selection = select(jax.random.fold_in(run_keys(0).cohorts, number), state)
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _step(algorithm, population, state, number):
+    selection = algorithm.select(jax.random.fold_in(run_keys(0).cohorts, number), state)
     cohort = parallel.gather_cohort(population, selection)
-    return step(jax.random.fold_in(run_keys(0).local, number), state, cohort)
+    return algorithm.step(jax.random.fold_in(run_keys(0).local, number), state, cohort)
 
 
 def one_step(algorithm, population, state, number=0):
-    return _step((algorithm.select, algorithm.step), population, state, jnp.asarray(number))
+    return _step(algorithm, population, state, jnp.asarray(number))
 
 
 def signature(tree):
@@ -63,8 +63,8 @@ def test_argument_names_and_order(name):
         "init": ["rng_key", "population"],
         "select": ["rng_key", "state"],
         "step": ["rng_key", "state", "cohort"],
-        "personalize": ["rng_key", "state", "client", "index"],
-        "admit": ["rng_key", "state", "client", "index"],
+        "personalize": ["rng_key", "state", "data", "index"],
+        "admit": ["rng_key", "state", "data", "index"],
         "cluster": ["rng_key", "state", "mapping"],
     }
     for part, names in expected.items():
@@ -132,7 +132,7 @@ def three_rounds(name, participation, mapping):
     for number in range(3):
         state, info = one_step(algorithm, population, state, number)
         down += float(info.costs.models_down)
-    return jax.device_get((state.clusters, averaging.labels(state.clients.membership)[:CLIENTS], info.loss)), down
+    return jax.device_get((state.clusters, labels_of(state.clients.membership)[:CLIENTS], info.loss)), down
 
 
 def assert_close(one, other):
@@ -155,14 +155,14 @@ def test_chunks_and_devices_change_nothing(name):
 def test_the_round_loop_adds_nothing_of_its_own(name):
     """Scanned on two devices as on one, step by step; equal seeds give equal runs, segments split nothing, and the
     step compiles once."""
-    before = simulation._run_segment._cache_size()
+    before = loop._run_segment._cache_size()
     algorithm, federation = build.__wrapped__(name), blobs(clients=CLIENTS)
     runs = [
         simulate(algorithm, federation, rounds=7, seed=seed, eval_every=every)
         for seed, every in ((3, 7), (3, 2), (4, 7))
     ]
     short = simulate(algorithm, federation, rounds=3, seed=0)
-    assert simulation._run_segment._cache_size() == before + 1
+    assert loop._run_segment._cache_size() == before + 1
     (clusters, labels, _), down = three_rounds(name, 1.0, SCAN)
     assert short.labels.tolist() == labels.tolist()
     assert_close(short.state.clusters, clusters)
@@ -198,7 +198,7 @@ def test_single_client(name):
     algorithm, population = build(name, clusters=1), place(blobs(clients=1, groups=1))
     state, _ = algorithm.init(run_keys(0).initialization, population)
     state, info = one_step(algorithm, population, state)
-    assert averaging.labels(state.clients.membership).tolist() == [0]
+    assert labels_of(state.clients.membership).tolist() == [0]
     assert int(info.num_clients.sum()) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
 

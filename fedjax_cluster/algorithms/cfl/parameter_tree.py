@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,7 @@ from jax import Array
 
 from fedjax_cluster.algorithms.cfl.splits import Splits
 from fedjax_cluster.algorithms.round import cluster_variables, labels
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Federation, State, Variables
-
-
-class FinishedRun(Protocol):
-    """What a tree is made of; a `SimulationResult` has it."""
-
-    @property
-    def algorithm(self) -> ClusteredAlgorithm: ...
-
-    @property
-    def federation(self) -> Federation: ...
-
-    @property
-    def state(self) -> State: ...
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, FinishedRun, State, Variables
 
 
 @dataclasses.dataclass(frozen=True)

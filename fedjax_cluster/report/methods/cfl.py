@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from fedjax_cluster.algorithms.cfl import parameter_tree as trees
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis, shared_legend, stacked_panels
-from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.histories import chosen_metric, column_label
 from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.similarity_matrix import similarity_matrix
+from fedjax_cluster.types import FinishedRun
 
 GAP = "separation_gap_"
 BOUND = "#E69F00"  # stands out from the blues

@@ -10,7 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.algorithms.cfl_gp import profiles
 from fedjax_cluster.report import clusters, style
-from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.types import FinishedRun
 
 FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is seen
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from fedjax_cluster.report import style
 from fedjax_cluster.report.clusters import client_features
 from fedjax_cluster.report.curves import draw_line, round_axis
-from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_cluster, heat_map, without_diagonal
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import Federation, FinishedRun
 
 MOST_SPLITS = 4  # drawn one by one
 FEWEST_EMBEDDED = 3  # clients

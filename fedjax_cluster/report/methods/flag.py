@@ -17,9 +17,10 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from fedjax_cluster.clustering.linkage import LINKAGES
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import shared_legend
-from fedjax_cluster.report.finished_run import FinishedRun, shown_clients
 from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.similarity_matrix import blocks_of, check_matrix, heat_map, without_diagonal
+from fedjax_cluster.types import FinishedRun
 
 BARS = "#BBD3E6"
 MOST_NAMED_GROUPS = 12

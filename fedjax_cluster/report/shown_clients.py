@@ -1,35 +1,13 @@
-"""What a page needs of a run; `SimulationResult` is one."""
+"""The clients of a finished run that pictures show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.types import Event, Federation, State
-
-
-class FinishedRun(Protocol):
-    """A run with its data, its final state and what its method kept at events."""
-
-    @property
-    def algorithm(self) -> Any: ...  # the method; its options are attributes
-
-    @property
-    def federation(self) -> Federation: ...
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def history(self) -> Mapping[str, np.ndarray]: ...  # columns over rounds
-
-    @property
-    def events(self) -> Sequence[Event]: ...
-
-    @property
-    def labels(self) -> np.ndarray: ...  # i32[M], −1 without a cluster
+from fedjax_cluster.types import FinishedRun
 
 
 class ShownClients(NamedTuple):

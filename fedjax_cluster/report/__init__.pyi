@@ -1,0 +1,12 @@
+from . import bars as bars
+from . import clusters as clusters
+from . import curves as curves
+from . import histories as histories
+from . import methods as methods
+from . import names as names
+from . import pages as pages
+from . import paper_rows as paper_rows
+from . import shown_clients as shown_clients
+from . import similarity_matrix as similarity_matrix
+from . import style as style
+from . import tables as tables
