@@ -1,3 +1,4 @@
+from . import cells as cells
 from . import comparison as comparison
 from . import config as config
 from . import flags as flags

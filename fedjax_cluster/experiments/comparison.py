@@ -17,10 +17,9 @@ from fedjax_cluster.types import Federation
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One method's runs over the seeds."""
+    """The runs of one configuration over the seeds."""
 
     label: str
-    config: RunConfig
     summaries: tuple[dict[str, Any], ...]
     histories: tuple[dict[str, np.ndarray], ...]
 
@@ -55,10 +54,9 @@ def compare(
       configs: label -> configuration; they may differ in anything.
       seeds: one run each.
       run_dir: keeps every run's directory below it, and takes up what is there.
-      progress: see `simulate`.
+      progress, time_clustering: see `simulate`.
       done: called after each run.
       watch: the callbacks of `simulate` for a federation.
-      time_clustering: see `simulate`.
     """
     for config in configs.values():
         build_algorithm(config)  # what cannot be is refused before the first run
@@ -69,10 +67,9 @@ def compare(
         for seed in seeds:
             seeded = dataclasses.replace(config, seed=seed)
             federation = _federation(seeded, federations)
-            path = None if run_dir is None else pathlib.Path(run_dir) / f"{label}-seed{seed}"
             result = run(
                 seeded,
-                run_dir=path,
+                run_dir=None if run_dir is None else pathlib.Path(run_dir) / f"{label}-seed{seed}",
                 progress=progress,
                 federation=federation,
                 callbacks=watch(federation),
@@ -81,7 +78,7 @@ def compare(
             summaries.append(result.summary)
             histories.append(result.history)
             done(label, seed, result)
-        outcomes.append(Outcome(label, config, tuple(summaries), tuple(histories)))
+        outcomes.append(Outcome(label, tuple(summaries), tuple(histories)))
     return outcomes
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import optax
 
@@ -36,9 +36,20 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet18": nn.resnet18,
     "mobilenet_v2": nn.mobilenet_v2,
 }
-# What every scenario and every method takes; the rest are options of one.
-COMMON_SCENARIO = ("examples", "clients", "seed", "test_fraction", "examples_per_client")
-COMMON_METHOD = ("model", "clusters", "local", "server", "participation")
+
+
+class Kind(NamedTuple):
+    """A part of a configuration that is chosen by name."""
+
+    registry: Mapping[str, Callable[..., Any]]
+    common: tuple[str, ...]  # options that all of the kind take; the rest are options of one
+
+
+KINDS = {
+    "method": Kind(REGISTRY, ("model", "clusters", "local", "server", "participation")),
+    "scenario": Kind(SCENARIOS, ("examples", "clients", "seed", "test_fraction", "examples_per_client")),
+    "model": Kind(MODELS, ()),
+}
 # Their clients' models count, not only the mean of what these send: they have no gradient averaging.
 MODEL_AVERAGING_ONLY = ("fesem", "fedsoft", "flag")
 FEWEST = at_least(1)
@@ -103,11 +114,11 @@ class RunConfig(Options):
     scenario_options: Mapping[str, Any] = option("further arguments of the scenario", default_factory=dict)
 
     def __post_init__(self):
-        for kind, registry in (("method", REGISTRY), ("scenario", SCENARIOS), ("model", MODELS)):
+        for kind, (registry, _) in KINDS.items():
             object.__setattr__(self, kind, known_name(kind, getattr(self, kind), registry))
         # JSON knows lists only.
-        changes = (Churn(number, tuple(join), tuple(leave)) for number, join, leave in self.churn)
-        object.__setattr__(self, "churn", tuple(changes))
+        changes = tuple(Churn(before, tuple(join), tuple(leave)) for before, join, leave in self.churn)
+        object.__setattr__(self, "churn", changes)
         super().__post_init__()
 
     def check(self) -> None:
@@ -125,9 +136,8 @@ class RunConfig(Options):
                 f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
                 "the server's; give that alone, or --local-steps or --local-epochs"
             )
-        check_options("method", self.method, self.method_options, REGISTRY[self.method], COMMON_METHOD)
-        check_options("scenario", self.scenario, self.scenario_options, SCENARIOS[self.scenario], COMMON_SCENARIO)
-        check_options("model", self.model, self.model_options, MODELS[self.model], ())
+        for kind in KINDS:
+            _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -159,20 +169,20 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
     raise ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
 
 
-def needed_options(factory: Callable[..., Any], common: tuple[str, ...]) -> dict[str, bool]:
+def needed_options(kind: str, name: str) -> dict[str, bool]:
     """The options of a method, scenario or model beyond those that all of its kind take, and whether each is needed."""
+    registry, common = KINDS[kind]
+    factory = registry[name]
     if isinstance(factory, type) and issubclass(factory, Options):
         defaults = {found.name: found.default for found in described_options(factory)}
-        return {name: value is dataclasses.MISSING for name, value in defaults.items() if name not in common}
+        return {option: value is dataclasses.MISSING for option, value in defaults.items() if option not in common}
     parameters = inspect.signature(factory).parameters.items()
-    return {name: value.default is inspect.Parameter.empty for name, value in parameters if name not in common}
+    return {option: value.default is inspect.Parameter.empty for option, value in parameters if option not in common}
 
 
-def check_options(
-    kind: str, name: str, options: Mapping[str, Any], factory: Callable[..., Any], common: tuple[str, ...]
-) -> None:
-    """Raises a ValueError for an option that the factory does not have, or one that it needs and was not given."""
-    allowed = needed_options(factory, common)
+def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raises a ValueError for an option that the part does not have, or one that it needs and was not given."""
+    allowed = needed_options(kind, name)
     for wanted, needed in allowed.items():
         if needed and wanted not in options:
             raise ValueError(f"{kind} {name.replace('_', '-')} needs {wanted}; give it")
@@ -186,11 +196,9 @@ def build_federation(config: RunConfig) -> Federation:
     """Loads the data and divides them among the clients."""
     scenario = SCENARIOS[config.scenario]
     parameters = inspect.signature(scenario).parameters
-    arguments: dict[str, Any] = {"clients": config.clients, "seed": config.seed, **config.scenario_options}
-    for name in ("test_fraction", "examples_per_client"):
-        if name in parameters and getattr(config, name) is not None:
-            arguments[name] = getattr(config, name)
-    return scenario(load_examples(config), **arguments)
+    shared = {name: getattr(config, name) for name in ("test_fraction", "examples_per_client") if name in parameters}
+    given = {name: value for name, value in shared.items() if value is not None}
+    return scenario(load_examples(config), clients=config.clients, seed=config.seed, **config.scenario_options, **given)
 
 
 def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
@@ -226,19 +234,12 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
                 "does nothing; give --local-steps or --local-epochs, or no momentum"
             )
         steps = 1
-    if config.optimizer == "adam":
-        optimizer = named("adam", learning_rate=config.learning_rate)
-    else:
-        optimizer = named("sgd", learning_rate=config.learning_rate, momentum=momentum)
-    common: dict[str, Any] = {
-        "batch_size": config.batch_size,
-        "weight_decay": config.weight_decay,
-        "precision": config.precision,
-    }
+    further = {"momentum": momentum} if config.optimizer == "sgd" else {}
+    optimizer = named(config.optimizer, learning_rate=config.learning_rate, **further)
+    common = {name: getattr(config, name) for name in ("batch_size", "weight_decay", "precision")}
     if steps is None and config.local_epochs is None:
         return local.sgd(1.0, steps=1, **common), optimizer
-    plain = config.optimizer == "sgd" and not momentum
-    rate = config.learning_rate if plain else optimizer
+    rate = config.learning_rate if config.optimizer == "sgd" and not momentum else optimizer
     server = named("sgd", learning_rate=config.server_learning_rate)
     return local.sgd(rate, steps=steps, epochs=config.local_epochs, **common), server
 
@@ -247,11 +248,9 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     """The method of a configuration, composed from its parts."""
     method = REGISTRY[config.method]
     update, server = build_local(config)
-    arguments: dict[str, Any] = dict(config.method_options)
-    taken = {found.name for found in described_options(method)}
-    for name, value in (("clusters", config.clusters), ("participation", config.participation), ("server", server)):
-        if name in taken:
-            arguments[name] = value
+    shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
+    taken = {found.name for found in described_options(method)} & set(shared)
     if config.clusters == "auto" and config.method != "cfl_gp" and "clusters" in taken:
         raise ValueError(f"clusters is 'auto', but {config.method.replace('_', '-')} needs a number")
+    arguments = {**config.method_options, **{name: shared[name] for name in taken}}
     return method(build_model(config), local=update, **arguments)

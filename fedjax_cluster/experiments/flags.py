@@ -10,7 +10,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import docstring_parser
@@ -18,18 +18,11 @@ import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.experiments.config import (
-    COMMON_METHOD,
-    COMMON_SCENARIO,
-    MODELS,
-    RunConfig,
-    known_name,
-    needed_options,
-)
-from fedjax_cluster.options import Described, Options, described_options
+from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.options import Described, Options, as_json, described_options
 from fedjax_cluster.types import Churn
 
-OPTION_FIELDS = ("method_options", "scenario_options", "model_options")
+Field = tuple[str, Any, Any]  # name, annotated type, default
 # Flags that concern the command, or that make another field of the configuration.
 COMMAND_FLAGS = ("run_dir", "seeds", "join", "leave")
 
@@ -41,10 +34,9 @@ def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConf
       ValueError: a flag that cannot be; the message is one line.
     """
     method = known_name("method", method, REGISTRY)
-    fields = _common_fields() + _command_fields(run_dir=True, seeds=False)
-    fields += _options(REGISTRY[method])
-    fields += _scenario_and_model_fields(fields)
-    given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {_summary(REGISTRY[method])}")
+    summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
+    fields = [*_common_fields(), *_command_fields(), *_options(method)]
+    given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
     return _config(method, [method], given), {"run_dir": given["run_dir"]}
 
 
@@ -57,9 +49,9 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    fields = _common_fields() + _command_fields(run_dir=True, seeds=True)
-    fields += _union_of_options("method", {name: REGISTRY[name] for name in names}, COMMON_METHOD, fields)
-    fields += _scenario_and_model_fields(fields)
+    seeds = ("seeds", _noted(int, "runs per method, with seeds counted up from --seed"), 1)
+    fields = [*_common_fields(), *_command_fields(), seeds]
+    fields += _union_of_options("method", names, fields)
     given = _parse(fields, arguments, prog, f"Compares {', '.join(names).replace('_', '-')}.")
     configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
     return configs, {"run_dir": given["run_dir"], "seeds": given["seeds"]}
@@ -77,53 +69,39 @@ def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: st
         raise ValueError(_one_line(errors.getvalue())) from None
 
 
-# ---------------------------------------------------------------------------------------- the dataclass
-
-Field = tuple[str, Any, Any]  # name, annotated type, default
-
-
 def _common_fields() -> list[Field]:
     return [
         (found.name, _noted(found.hint, found.doc), found.default)
         for found in described_options(RunConfig)
-        if found.name not in (*OPTION_FIELDS, "method", "churn")
+        if found.name not in ("method", "churn", *(f"{kind}_options" for kind in KINDS))
     ]
 
 
-def _command_fields(*, run_dir: bool, seeds: bool) -> list[Field]:
-    fields: list[Field] = []
-    if run_dir:
-        note = (
-            "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
-        )
-        fields.append(("run_dir", _noted(str | None, note), None))
+def _command_fields() -> list[Field]:
+    note = "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
+    fields: list[Field] = [("run_dir", _noted(str | None, note), None)]
     for name, note in (
         ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
         ("leave", "clients who leave before a round, such as 50:3"),
     ):
-        hint = Annotated[
-            tuple[tuple[str, ...], ...],
-            tyro.conf.UseAppendAction,
-            tyro.conf.arg(help=note, metavar="ROUND:CLIENT [...]"),
-        ]
-        fields.append((name, hint, ()))
-    if seeds:
-        fields.append(("seeds", _noted(int, "runs per method, with seeds counted up from --seed"), 1))
+        shown = tyro.conf.arg(help=note, metavar="ROUND:CLIENT [...]")
+        fields.append((name, Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, shown], ()))
     return fields
 
 
-def _options(method: type[Options]) -> list[Field]:
+def _options(method: str) -> list[Field]:
     """A method's options, with their defaults."""
     fields = []
-    for name, hint, doc, default in _parsable_options(method, COMMON_METHOD):
+    for name, hint, doc, default in _parsable_options("method", method):
         default = None if default is dataclasses.MISSING else default
         fields.append((name, _noted(hint | None if default is None else hint, doc), default))
     return fields
 
 
-def _parsable_options(factory: Callable[..., Any], common: tuple[str, ...]) -> Iterator[Described]:
-    """The options that the command line can give."""
-    for found in _described(factory):
+def _parsable_options(kind: str, name: str) -> Iterator[Described]:
+    """The options beyond the common ones that the command line can give."""
+    registry, common = KINDS[kind]
+    for found in _described(registry[name]):
         if found.name not in common and (hint := _parsable(found.hint)) is not None:
             yield found._replace(hint=hint)
 
@@ -139,25 +117,18 @@ def _described(factory: Callable[..., Any]) -> Iterator[Described]:
         yield Described(name, hints.get(name, str), notes.get(name, ""), default)
 
 
-def _scenario_and_model_fields(fields: list[Field]) -> list[Field]:
-    scenarios = _union_of_options("scenario", SCENARIOS, COMMON_SCENARIO, fields)
-    return scenarios + _union_of_options("model", MODELS, (), fields + scenarios)
-
-
-def _union_of_options(
-    kind: str, registry: Mapping[str, Callable], common: tuple[str, ...], before: list[Field]
-) -> list[Field]:
-    """The options of all of a kind; one whose name another flag has already is called --KIND-NAME."""
+def _union_of_options(kind: str, names: Iterable[str], before: list[Field]) -> list[Field]:
+    """The options of several of a kind; one whose name another flag has already is called --KIND-NAME."""
     taken = {name for name, _, _ in before}
     hints: dict[str, list[Any]] = {}
-    notes: dict[str, dict[str, list[str]]] = {}  # flag -> note -> who says so
-    for name, factory in registry.items():
-        for option, hint, note, _ in _parsable_options(factory, common):
+    notes: dict[str, dict[str, list[str]]] = {}  # flag -> note -> whose it is
+    for name in names:
+        for option, hint, note, _ in _parsable_options(kind, name):
             flag = f"{kind}_{option}" if option in taken else option
             hints.setdefault(flag, []).append(hint)
             notes.setdefault(flag, {}).setdefault(note.removesuffix("."), []).append(name.replace("_", "-"))
-    told = {flag: "; ".join(f"{', '.join(names)}: {note}" for note, names in notes[flag].items()) for flag in hints}
-    return [(flag, _noted(_either(given), told[flag]), None) for flag, given in hints.items()]
+    texts = {flag: "; ".join(f"{', '.join(names)}: {note}" for note, names in notes[flag].items()) for flag in hints}
+    return [(flag, _noted(_either(given), texts[flag]), None) for flag, given in hints.items()]
 
 
 def _either(hints: Sequence[Any]) -> Any:
@@ -198,6 +169,9 @@ def _noted(hint: Any, note: str | None) -> Any:
 
 
 def _parse(fields: list[Field], arguments: Sequence[str], prog: str, description: str) -> dict[str, Any]:
+    """The values of the fields, and of the options of every scenario and model, by name."""
+    for kind in ("scenario", "model"):
+        fields = fields + _union_of_options(kind, KINDS[kind].registry, fields)
     flags = dataclasses.make_dataclass(
         "Flags",
         [(name, hint, dataclasses.field(default=default)) for name, hint, default in fields],
@@ -209,74 +183,55 @@ def _parse(fields: list[Field], arguments: Sequence[str], prog: str, description
 
 def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> RunConfig:
     """One method's configuration; flags of the other `methods` of a comparison are theirs."""
-    own = {field.name for field in dataclasses.fields(RunConfig)}
-    scenario = known_name("scenario", given["scenario"], SCENARIOS)
-    model = known_name("model", given["model"], MODELS)
-    factories = (
-        ("method", REGISTRY[method], COMMON_METHOD),
-        ("scenario", SCENARIOS[scenario], COMMON_SCENARIO),
-        ("model", MODELS[model], ()),
-    )
-    theirs = {option for other in methods for option in needed_options(REGISTRY[other], COMMON_METHOD)}
-    used = theirs | own | set(COMMAND_FLAGS)
-    chosen: dict[str, dict[str, Any]] = {}
-    for kind, factory, common in factories:
-        chosen[kind] = {}
-        parsable = {found.name for found in _parsable_options(factory, common)}
-        for option, needed in needed_options(factory, common).items():
+    settings = {field.name for field in dataclasses.fields(RunConfig)}
+    scenario, model = (known_name(kind, given[kind], KINDS[kind].registry) for kind in ("scenario", "model"))
+    of_methods = {option for other in methods for option in needed_options("method", other)}
+    used = of_methods | settings | set(COMMAND_FLAGS)
+    options: dict[str, Any] = {}
+    for kind, name in (("method", method), ("scenario", scenario), ("model", model)):
+        chosen = options[f"{kind}_options"] = {}
+        parsable = {found.name for found in _parsable_options(kind, name)}
+        for option, needed in needed_options(kind, name).items():
             flag = f"{kind}_{option}" if f"{kind}_{option}" in given else option
-            value = None if kind != "method" and flag in theirs else given.get(flag)
+            value = None if kind != "method" and flag in of_methods else given.get(flag)
             if option not in parsable and (needed or value is not None):
-                name = factory.__name__.replace("_", "-")
-                raise ValueError(f"{option} of {kind} {name} cannot be given on the command line; use Python")
-            if value is None:
-                continue
-            chosen[kind][option] = _as_list(value)
-            used.add(flag)
+                raise ValueError(
+                    f"{option} of {kind} {name.replace('_', '-')} cannot be given on the command line; use Python"
+                )
+            if value is not None:
+                chosen[option] = as_json(value)
+                used.add(flag)
     for flag, value in given.items():
         if value is not None and flag not in used:
             raise ValueError(
-                f"{_spelled(flag)} belongs neither to scenario {scenario.replace('_', '-')} "
+                f"--{flag.replace('_', '-')} belongs neither to scenario {scenario.replace('_', '-')} "
                 f"nor to model {model.replace('_', '-')}, but to {_owners(flag)}"
             )
-    known = {name: given[name] for name in own if name in given}
-    options: dict[str, Any] = {f"{kind}_options": values for kind, values in chosen.items()}
+    known: dict[str, Any] = {name: given[name] for name in settings if name in given}
     return RunConfig(method=method, churn=_churn(given), **known, **options)
 
 
-def _as_list(value: Any) -> Any:
-    """As JSON gives it back."""
-    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _spelled(flag: str) -> str:
-    return "--" + flag.replace("_", "-")
+def _owners(flag: str) -> str:
+    owners = [
+        name
+        for kind in ("scenario", "model")
+        for name in KINDS[kind].registry
+        if flag.removeprefix(f"{kind}_") in needed_options(kind, name)
+    ]
+    return ", ".join(owners).replace("_", "-")
 
 
 def _churn(given: Mapping[str, Any]) -> tuple[Churn, ...]:
     """The changes of --join and --leave, one for each round that is named."""
-    rounds: dict[int, dict[str, list[int]]] = {}
+    rounds: dict[int, dict[str, tuple[int, ...]]] = {}
     for kind in ("join", "leave"):
         for word in itertools.chain.from_iterable(given[kind]):
             found = re.fullmatch(r"(\d+):(\d+)", word)
             if found is None:
                 raise ValueError(f"--{kind} {word} is not ROUND:CLIENT, two whole numbers such as 30:18")
-            number, client = map(int, found.groups())
-            rounds.setdefault(number, {"join": [], "leave": []})[kind].append(client)
-    return tuple(
-        Churn(number, tuple(change["join"]), tuple(change["leave"])) for number, change in sorted(rounds.items())
-    )
-
-
-def _owners(flag: str) -> str:
-    owners = []
-    for kind, registry, common in (("scenario", SCENARIOS, COMMON_SCENARIO), ("model", MODELS, ())):
-        option = flag.removeprefix(f"{kind}_")
-        owners += [name for name, factory in registry.items() if option in needed_options(factory, common)]
-    return ", ".join(owners).replace("_", "-")
-
-
-# --------------------------------------------------------------------------------------------- the text
+            before, client = map(int, found.groups())
+            rounds.setdefault(before, {"join": (), "leave": ()})[kind] += (client,)
+    return tuple(Churn(before, **change) for before, change in sorted(rounds.items()))
 
 
 def _argument_notes(documented: Any) -> dict[str, str]:
@@ -289,10 +244,6 @@ def _argument_notes(documented: Any) -> dict[str, str]:
         elsewhere = _argument_notes(other) if other else {}
         notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes
-
-
-def _summary(documented: Any) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n")[0]
 
 
 def _one_line(message: str) -> str:

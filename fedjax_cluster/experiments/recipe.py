@@ -7,67 +7,30 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from fedjax_cluster import algorithms
+from fedjax_cluster import algorithms, report
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
+from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
 from fedjax_cluster.experiments.comparison import Outcome, compare
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
 from fedjax_cluster.files import write_json
 from fedjax_cluster.nn.flops import gradient_flops
-from fedjax_cluster.report import style, tables
+from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
 
-NAN = float("nan")
+if TYPE_CHECKING:  # drawing loads matplotlib, which stating a recipe does not need
+    from matplotlib.figure import Figure
+
 # Local training on two cores, one model a client; recipes' minutes are stated at this rate.
 FLOPS_PER_SECOND = 4.5e10
 # Data set -> shape of an image, classes, images.
 IMAGES = {"digits": ((8, 8), 10, 1797)} | dict.fromkeys(("mnist", "fashion_mnist"), ((28, 28), 10, 70_000))
 
-Changes = Mapping[str, Any]
-Printed = Mapping[str, tuple[float, float]]
 Outcomes = Mapping[tuple[str, str], Outcome]
-Shortening = Callable[[Sequence["Cell"]], tuple["Cell", ...]]
-Drawing = Callable[[Sequence["Cell"], Outcomes], Figure]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One entry of a paper's table: a configuration, run over the seeds, and the printed values.
-
-    Attributes:
-      row: usually the method.
-      column: usually what varies.
-      config: the run; its seed is replaced.
-      paper: metric -> (mean, standard deviation or NaN) as printed; empty where the paper has no figure.
-    """
-
-    row: str
-    column: str
-    config: RunConfig
-    paper: Printed = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One metric of one cell: our result and the paper's, in the unit that `metric` names; NaN where there is none.
-
-    `seeds` counts the runs (or draws) behind ours, `dataset` names the data that they had.
-    """
-
-    row: str
-    column: str
-    metric: str
-    ours: float
-    ours_std: float = NAN
-    paper: float = NAN
-    paper_std: float = NAN
-    seeds: int = 1
-    dataset: str = ""
+Drawing = Callable[[Sequence[Cell], Outcomes], "Figure"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +82,10 @@ class Study:
 
     Attributes:
       name, title, reading: as a recipe's.
-      seeds: draws or runs.
+      seeds, quick: draws or runs, and those of the smaller version.
       minutes: expected on two cores.
       run: (seeds, quick) -> the table's rows and the figure.
-      quick: draws or runs of the smaller version.
-      cells: none; a study is no table of runs.
+      cells: none.
     """
 
     name: str
@@ -131,7 +93,7 @@ class Study:
     reading: str
     seeds: int
     minutes: float
-    run: Callable[[int, bool], tuple[list[Row], Figure]]
+    run: Callable[[int, bool], tuple[list[PaperRow], Figure]]
     quick: int = 1
     cells: tuple[Cell, ...] = ()
 
@@ -141,97 +103,11 @@ class Study:
         return self.minutes * 60 * FLOPS_PER_SECOND
 
 
-# ------------------------------------------------------------------------------------------ writing recipes
-
-
-def changed(config: RunConfig, **changes: Any) -> RunConfig:
-    """A configuration with changes; mappings of options are merged, those of another method or model dropped."""
-    merged = {
-        name: {**getattr(config, name), **value} if name.endswith("_options") else value
-        for name, value in changes.items()
-    }
-    for part in ("method", "model", "scenario"):
-        if merged.get(part, getattr(config, part)) != getattr(config, part):
-            merged[f"{part}_options"] = dict(changes.get(f"{part}_options", {}))
-    return dataclasses.replace(config, **merged)
-
-
-def varied(symbol: str, name: str, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """The columns of a table over one setting, or one option of a part.
-
-    >>> varied("C", "clients", (8, 16))
-    {'C=8': {'clients': 8}, 'C=16': {'clients': 16}}
-    >>> varied("δ", "method_options.delta", (0.5,))
-    {'δ=0.5': {'method_options': {'delta': 0.5}}}
-    """
-    part, _, option = name.partition(".")
-    return {f"{symbol}={value:g}": {part: {option: value} if option else value} for value in values}
-
-
-def printed(**metrics: str) -> list[dict[str, tuple[float, float]]]:
-    """A row of a paper's table: for each metric its columns, `mean±std` or `mean`, `-` where there is none.
-
-    >>> printed(accuracy="86.8±0.35 87.2", adjusted_rand_index="1 -")
-    [{'accuracy': (86.8, 0.35), 'adjusted_rand_index': (1.0, nan)}, {'accuracy': (87.2, nan)}]
-    """
-    columns: list[dict[str, tuple[float, float]]] = []
-    for values in zip(*(text.split() for text in metrics.values()), strict=True):
-        parts = {name: value.partition("±") for name, value in zip(metrics, values, strict=True) if value != "-"}
-        columns.append({name: (float(mean), float(std or "nan")) for name, (mean, _, std) in parts.items()})
-    return columns
-
-
-def grid(
-    base: RunConfig,
-    rows: Mapping[str, Changes],
-    columns: Mapping[str, Changes],
-    paper: Mapping[str, Sequence[Printed]] | None = None,
-) -> tuple[Cell, ...]:
-    """Cells of a table: `base` with a row's and a column's changes; options are merged, not replaced."""
-    paper = paper or {}
-    return tuple(
-        Cell(row, column, changed(changed(base, **of_row), **of_column), paper[row][place] if row in paper else {})
-        for row, of_row in rows.items()
-        for place, (column, of_column) in enumerate(columns.items())
-    )
-
-
-def shortened(
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    paper: bool = False,
-    options: Mapping[str, Changes] | None = None,
-    **changes: Any,
-) -> Shortening:
-    """How the smaller version of a table comes about.
-
-    Args:
-      rows, columns: those that stay; None keeps all.
-      paper: whether the paper's values stay, although the runs are shorter.
-      options: method -> further options of that method alone.
-      **changes: settings of every run.
-
-    Returns:
-      A function from cells to the smaller version's cells.
-    """
-
-    def smaller(config: RunConfig) -> RunConfig:
-        further = (options or {}).get(config.method)
-        return changed(config, **changes, **({"method_options": further} if further else {}))
-
-    return lambda cells: tuple(
-        Cell(cell.row, cell.column, smaller(cell.config), cell.paper if paper else {})
-        for cell in cells
-        if (rows is None or cell.row in rows) and (columns is None or cell.column in columns)
-    )
-
-
-def table(
+def of_cells(
+    cells: tuple[Cell, ...],
     name: str,
     title: str,
     reading: str,
-    cells: tuple[Cell, ...],
     *,
     quick: Shortening,
     light: Shortening | None = None,
@@ -240,8 +116,8 @@ def table(
     """A recipe whose quick version, and with `light` everyday version, are shortenings of its cells.
 
     Args:
-      name, title, reading, **rest: see `Recipe`.
       cells: the table; with `light` that of --full.
+      name, title, reading, **rest: see `Recipe`.
       quick: of the everyday version.
       light: of `cells`, where these take too long for every day.
     """
@@ -249,7 +125,18 @@ def table(
     return Recipe(name, title, reading, everyday, quick=quick(everyday), full=cells if light else (), **rest)
 
 
-# -------------------------------------------------------------------------------------------- how long one takes
+def table(
+    name: str,
+    title: str,
+    reading: str,
+    base: RunConfig,
+    rows: Mapping[str, Changes],
+    columns: Mapping[str, Changes],
+    paper: Mapping[str, Sequence[Printed]] | None = None,
+    **rest: Any,
+) -> Recipe:
+    """The recipe of a `grid`; **rest as `of_cells` takes it."""
+    return of_cells(grid(base, rows, columns, paper), name, title, reading, **rest)
 
 
 def run_flops(config: RunConfig) -> float:
@@ -288,9 +175,6 @@ def run_flops(config: RunConfig) -> float:
 _gradient_flops = functools.cache(gradient_flops)
 
 
-# ---------------------------------------------------------------------------------------------- carrying one out
-
-
 def reproduce(
     recipe: Recipe | Study,
     *,
@@ -298,15 +182,15 @@ def reproduce(
     full: bool = False,
     seeds: int | None = None,
     directory: pathlib.Path,
-) -> tuple[list[Row], dict[tuple[str, str], Outcome]]:
-    """Carries a recipe out: runs, a table of our values and the paper's, a figure; all left in `directory`.
+) -> tuple[list[PaperRow], dict[tuple[str, str], Outcome]]:
+    """Carries a recipe out: runs, a table of our values and the paper's, a figure.
 
     Args:
       recipe: what to carry out.
       quick: the smaller version, with one seed.
       full: the version nearer to the paper's size.
       seeds: runs per cell; None takes the recipe's.
-      directory: gets table.md, table.csv, table.json (the rows, see `Row`), figure.png and each run's summary.
+      directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png and each run's summary.
 
     Returns:
       The table's rows, and the outcome of each cell by (row, column); a study has none.
@@ -326,19 +210,17 @@ def reproduce(
     print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
     if not quick:
         print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)
-    outcomes = {}
     if isinstance(recipe, Study):
-        rows, figure = recipe.run(count, quick)
+        (rows, figure), outcomes = recipe.run(count, quick), {}
     else:
         cells = recipe.quick if quick else recipe.cells
-        for cell in cells:
-            outcomes[cell.row, cell.column] = _run_cell(recipe, cell, count, directory / "runs")
+        outcomes = {(cell.row, cell.column): _run_cell(recipe, cell, count, directory / "runs") for cell in cells}
         rows, figure = measured(cells, outcomes, recipe.metrics), recipe.figure(cells, outcomes)
-    shown = tables.recipe_table(recipe.title, rows)
+    shown = report.tables.recipe_table(recipe.title, rows)
     shown.print()
     shown.write(directory / "table.md", directory / "table.csv")
     write_json(directory / "table.json", [dataclasses.asdict(row) for row in rows])
-    style.save(figure, directory / "figure.png")
+    report.style.save(figure, directory / "figure.png")
     print(f"left in {directory}")
     return rows, outcomes
 
@@ -362,7 +244,7 @@ def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -
     return outcome
 
 
-def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[Row]:
+def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[PaperRow]:
     """The table of cells: a row for each of their metrics, name in the summary -> (heading, factor)."""
     rows = []
     for cell in cells:
@@ -371,5 +253,5 @@ def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tu
         for name, (heading, factor) in metrics.items():
             ours = factor * outcome.mean(name), factor * outcome.std(name)
             paper = cell.paper.get(name, (NAN, NAN))
-            rows.append(Row(cell.row, cell.column, heading, *ours, *paper, len(outcome.summaries), dataset))
+            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, len(outcome.summaries), dataset))
     return rows

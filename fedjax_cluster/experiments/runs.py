@@ -27,11 +27,8 @@ def run(
 
     Args:
       config: the run.
-      run_dir: see `simulate`.
-      progress: see `simulate`.
       federation: the configuration's, where it has been built already.
-      callbacks: see `simulate`.
-      time_clustering: see `simulate`.
+      run_dir, progress, callbacks, time_clustering: see `simulate`.
     """
     if run_dir is not None:
         check_writable(pathlib.Path(run_dir))

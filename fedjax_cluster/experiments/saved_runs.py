@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -11,18 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster import report
+from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedRuns:
-    """The runs of one method with one configuration, over the seeds."""
-
-    label: str
-    summaries: tuple[dict[str, Any], ...]
-    histories: tuple[dict[str, np.ndarray], ...]
 
 
 def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
@@ -40,15 +31,14 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     return list(found)
 
 
-def read_runs(paths: Sequence[str | pathlib.Path]) -> list[SavedRuns]:
+def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
     """The runs of the directories, grouped where they differ in their seed alone.
 
     Args:
       paths: run directories, or directories that hold some (a comparison's).
 
     Returns:
-      One entry per method and configuration, named after the method; after the directory too where a method
-      occurs with several configurations.
+      One entry per configuration, named after the method; after the directory too where a method has several.
 
     Raises:
       ValueError: no run there, or one that has not ended.
@@ -57,27 +47,22 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[SavedRuns]:
     for path in find_runs(paths):
         groups.setdefault(_without_seed(path), []).append((path, _summary(path), read_history(path)))
     names = [runs[0][1]["algorithm"] for runs in groups.values()]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({runs[0][0].name})"
-        for name, runs in zip(names, groups.values(), strict=True)
-    ]
-    return [
-        SavedRuns(label, tuple(run[1] for run in runs), tuple(run[2] for run in runs))
-        for label, runs in zip(labels, groups.values(), strict=True)
-    ]
+    outcomes = []
+    for name, runs in zip(names, groups.values(), strict=True):
+        directories, summaries, histories = zip(*runs, strict=True)
+        label = name if names.count(name) == 1 else f"{name} ({directories[0].name})"
+        outcomes.append(Outcome(label, summaries, histories))
+    return outcomes
 
 
 def write_report(paths: Sequence[str | pathlib.Path], directory: pathlib.Path) -> list[pathlib.Path]:
-    """Prints the runs' table, and writes it and their learning curves to `directory`.
+    """Prints the runs' table, and writes it and their learning curves; returns the files written.
 
     Of a single run it prints the summary and draws the pictures again, in the run's directory.
 
     Args:
       paths: run directories, or directories that hold some.
       directory: for comparison.md, comparison.csv and learning_curves.png.
-
-    Returns:
-      The files written.
 
     Raises:
       ValueError: no run there, or one that has not ended.
@@ -89,10 +74,10 @@ def write_report(paths: Sequence[str | pathlib.Path], directory: pathlib.Path) -
     groups = read_runs(runs)
     table = report.tables.comparison_table(groups)
     table.print()
-    table.write(directory / "comparison.md", directory / "comparison.csv")
+    written = [directory / "comparison.md", directory / "comparison.csv"]
+    table.write(*written)
     figure = report.curves.learning_curves({group.label: group.histories for group in groups})
-    picture = report.style.save(figure, directory / "learning_curves.png")
-    return [directory / "comparison.md", directory / "comparison.csv", picture]
+    return [*written, report.style.save(figure, directory / "learning_curves.png")]
 
 
 def _drawable(path: pathlib.Path) -> SimulationResult | dict[str, dict[str, np.ndarray]]:

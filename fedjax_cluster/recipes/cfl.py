@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, parameter_tree
+from fedjax_cluster.experiments.cells import changed, headings, printed, shortened
 from fedjax_cluster.experiments.config import RunConfig, build_federation
-from fedjax_cluster.experiments.recipe import (
-    NAN,
-    Cell,
-    Changes,
-    Outcomes,
-    Recipe,
-    Row,
-    Study,
-    changed,
-    grid,
-    printed,
-    shortened,
-    table,
-)
+from fedjax_cluster.experiments.recipe import Outcomes, Recipe, Study, table
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.separation import largest_guaranteed_noise, probability_of_correct_split, separation
 from fedjax_cluster.report.bars import bars
 from fedjax_cluster.report.curves import round_curves
 from fedjax_cluster.report.methods import cfl as pictures
+from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import Federation
 
@@ -56,20 +46,16 @@ LABEL_SWAP = RunConfig(
     eval_every=50,
     method_options={"first_round": NEVER},
 )
-SIMILARITIES: dict[str, Changes] = {
-    "weight updates": {},
-    "gradients": {"method_options": {"similarity_of": "gradients"}},
-}
-
-# ------------------------------------------------------------------------------- Fig. 3: normal gradients
+SIMILARITIES = {"weight updates": {}, "gradients": {"method_options": {"similarity_of": "gradients"}}}
+_table = functools.partial(table, seeds=1, watch=separation)
 
 
-def _chances(draws: int, quick: bool) -> tuple[list[Row], Figure]:
+def _chances(draws: int, quick: bool) -> tuple[list[PaperRow], Figure]:
     counts = (2, 5, 10) if quick else (2, 3, 4, 5, 6, 8, 10, 12, 15)
     gammas = (0.5, 1.0, 1.5) if quick else tuple(np.round(np.arange(0.0, 2.41, 0.2), 1).tolist())
     chance = np.asarray([[probability_of_correct_split(k, gamma, draws=draws) for gamma in gammas] for k in counts])
     rows = [
-        Row(f"γ={gamma}", f"k={k}", "P[g > 0]", float(chance[i, j]), paper=1.0 if gamma <= 1 else NAN, seeds=draws)
+        PaperRow(f"γ={gamma}", f"k={k}", "P[g > 0]", float(chance[i, j]), paper=1.0 if gamma <= 1 else NAN, seeds=draws)
         for i, k in enumerate(counts)
         for j, gamma in enumerate(gammas)
     ]
@@ -80,17 +66,13 @@ def _chances(draws: int, quick: bool) -> tuple[list[Row], Figure]:
 FIG_3 = Study(
     name="cfl-fig3",
     title="CFL, Fig. 3: the chance of a correct split against the number of distributions and the noise",
-    reading=(
-        "d = 100, m = 3k. Gradients and noise are normal; the gradients are centred, since they sum to zero at a "
-        "stationary point, and every client's noise is scaled to γ. Eq. 30 states about 1 up to k > 10, γ > 1."
-    ),
+    reading="d = 100, m = 3k. Gradients and noise are normal; the gradients are centred, since they sum to zero at a "
+    "stationary point, and every client's noise is scaled to γ. Eq. 30 states about 1 up to k > 10, γ > 1.",
     seeds=50,
     quick=10,
     minutes=1.5,
     run=_chances,
 )
-
-# --------------------------------------------------------------------------- Figs. 5 and 6: label swap
 
 
 def _curves(outcomes: Outcomes, names: Mapping[str, str], y_label: str, log_y: bool = False) -> Figure:
@@ -110,47 +92,41 @@ def _correct_from(result: SimulationResult) -> dict[str, float]:
     return {"correct_from": float(wrong[-1] + 2) if len(wrong) else 1.0, "gap": float(gap[-1])}
 
 
-BALANCED: Changes = {"scenario_options": {"balanced": True}}
-FIG_5 = table(
+BALANCED = {"scenario_options": {"balanced": True}}
+FIG_5 = _table(
     "cfl-fig5",
     "CFL, Fig. 5: separation gap against the examples per client, label-swap MNIST, after 50 rounds",
     "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 "
     "from 20 examples on, and so is ours where every client has each label equally often. Of 20 examples "
     "drawn at random none is of one of the two swapped labels with probability 0.23. Such a client is like "
     f"nobody, and the gap comes between 20 and 50. {SETTING}",
-    grid(
-        LABEL_SWAP,
-        {
-            f"{kind}, {draw}": {**of, **how}
-            for draw, how in (("each label equally often", BALANCED), ("random examples", {}))
-            for kind, of in SIMILARITIES.items()
-        },
-        {f"n={size}": {"examples_per_client": 2 * size} for size in (10, 20, 50, 100)},
-    ),
-    metrics={"gap": ("separation gap", 1.0), "accuracy": ("accuracy (%)", 100.0)},
-    seeds=1,
+    LABEL_SWAP,
+    {
+        f"{kind}, {draw}": {**of, **how}
+        for draw, how in (("each label equally often", BALANCED), ("random examples", {}))
+        for kind, of in SIMILARITIES.items()
+    },
+    {f"n={size}": {"examples_per_client": 2 * size} for size in (10, 20, 50, 100)},
+    metrics=headings(gap="separation gap", accuracy="accuracy (%)"),
     quick=shortened(columns=("n=20",)),
     measure=lambda result: {"gap": float(result.history["separation_gap_0"][-1])},
     watch=separation,
     # Above zero the best split is correct.
     figure=figures.sweep("gap", "Training examples per client", "Separation gap g(α)", log_x=True, zero_line=True),
 )
-FIG_6 = table(
+FIG_6 = _table(
     "cfl-fig6",
     "CFL, Fig. 6: separation gap against the rounds, label-swap MNIST, 100 examples per client",
     f"20 clients in 4 groups, 3 local epochs. The paper: correct after about ten rounds. {SETTING}",
-    grid(
-        changed(LABEL_SWAP, eval_every=1), SIMILARITIES, {"n=100": {}}, {"weight updates": printed(correct_from="10")}
-    ),
-    metrics={"correct_from": ("correct for good from round", 1.0), "gap": ("final separation gap", 1.0)},
-    seeds=1,
+    changed(LABEL_SWAP, eval_every=1),
+    SIMILARITIES,
+    {"n=100": {}},
+    {"weight updates": printed(correct_from="10")},
+    metrics=headings(correct_from="correct for good from round", gap="final separation gap"),
     quick=shortened(rounds=12),
     measure=_correct_from,
-    watch=separation,
     figure=lambda cells, outcomes: _curves(outcomes, {"separation_gap_0": ""}, "Separation gap g(α)"),
 )
-
-# --------------------------------------------------------------------------- Fig. 7: norms of updates
 
 
 def _norms(result: SimulationResult) -> dict[str, float]:
@@ -163,51 +139,39 @@ def _norms(result: SimulationResult) -> dict[str, float]:
     }
 
 
-def _norm_curves(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
-    names = {"mean_norm": ": mean update (ε₁)", "max_norm": ": largest update (ε₂)"}
-    return _curves(outcomes, names, "Norm of updates", log_y=True)
-
-
-FIG_7 = table(
+NORMS = {"mean_norm": ": mean update (ε₁)", "max_norm": ": largest update (ε₂)"}
+FIG_7 = _table(
     "cfl-fig7",
     "CFL, Fig. 7: the norms behind ε₁ and ε₂ for two congruent and two incongruent clients, MNIST",
     "Incongruent: each client swaps a different pair of labels. Congruent: one client has five of the digits, the "
     "other the other five (drawn; in the paper 0–4 and 5–9). 2000 examples per client and 60 rounds, where "
     "the paper has all of MNIST and 1 000 rounds. With 100 examples the network learns even the contradictory "
     f"labels by heart within 200 rounds, and all norms vanish. {SETTING}",
-    grid(
-        changed(
-            LABEL_SWAP,
-            clients=2,
-            clusters=2,
-            rounds=60,
-            eval_every=2,
-            examples_per_client=2500,
-            test_fraction=0.2,
-            method_options={"min_size": 2},
-        ),
-        {
-            "incongruent": {"scenario_options": {"num_groups": 2}},
-            "congruent": {
-                "scenario": "label_groups",
-                "scenario_options": {"rho": 0.5, "num_groups": 2, "alpha": 1000.0},
-            },
-        },
-        {"": {}},
+    changed(
+        LABEL_SWAP,
+        clients=2,
+        clusters=2,
+        rounds=60,
+        eval_every=2,
+        examples_per_client=2500,
+        test_fraction=0.2,
+        method_options={"min_size": 2},
     ),
-    metrics={
-        "mean_norm": ("norm of the mean update, end", 1.0),
-        "max_norm": ("largest norm, end", 1.0),
-        "max_norm_early": ("largest norm, start", 1.0),
+    {
+        "incongruent": {"scenario_options": {"num_groups": 2}},
+        "congruent": {
+            "scenario": "label_groups",
+            "scenario_options": {"rho": 0.5, "num_groups": 2, "alpha": 1000.0},
+        },
     },
-    seeds=1,
+    {"": {}},
+    metrics=headings(
+        mean_norm="norm of the mean update, end", max_norm="largest norm, end", max_norm_early="largest norm, start"
+    ),
     quick=shortened(rounds=20, examples_per_client=625),
     measure=_norms,
-    watch=separation,
-    figure=_norm_curves,
+    figure=lambda cells, outcomes: _curves(outcomes, NORMS, "Norm of updates", log_y=True),
 )
-
-# ------------------------------------------------------------------------ Fig. 8 and the authors' public code
 
 
 def _splits(result: SimulationResult) -> dict[str, float]:
@@ -229,25 +193,21 @@ def _splits(result: SimulationResult) -> dict[str, float]:
 def _split_recipe(
     name: str, title: str, reading: str, column: str, config: RunConfig, paper: Mapping[str, str], quick_rounds: int
 ) -> Recipe:
-    return table(
+    return _table(
         name,
         title,
         reading,
-        grid(config, {"CFL": {}}, {column: {}}, {"CFL": printed(**paper)}),
+        config,
+        {"CFL": {}},
+        {column: {}},
+        {"CFL": printed(**paper)},
         metrics={
-            "splits": ("splits", 1.0),
-            "split_1": ("first split in round", 1.0),
-            "split_2": ("second", 1.0),
-            "split_3": ("third", 1.0),
-            "adjusted_rand_index": ("ARI", 1.0),
-            "before": ("accuracy before (%)", 100.0),
-            "soon_after": ("best within five rounds (%)", 100.0),
-            "accuracy": ("final accuracy (%)", 100.0),
+            **headings(splits="splits", split_1="first split in round", split_2="second", split_3="third"),
+            **headings(adjusted_rand_index="ARI", before="accuracy before (%)"),
+            **headings(soon_after="best within five rounds (%)", accuracy="final accuracy (%)"),
         },
-        seeds=1,
         quick=shortened(rounds=quick_rounds),
         measure=_splits,
-        watch=separation,
         figure=lambda cells, outcomes: pictures.split_history(next(iter(outcomes.values())).histories[0]),
     )
 
@@ -307,8 +267,6 @@ ROTATED = _split_recipe(
     quick_rounds=23,
 )
 
-# ------------------------------------------------------------------- Sec. V: newcomers and privacy
-
 FOUNDERS, NEWCOMERS = 20, 100
 PATHS = changed(
     LABEL_SWAP,
@@ -333,7 +291,7 @@ def _founders(federation: Federation) -> tuple[Federation, np.ndarray]:
     return founders, np.setdiff1d(np.arange(FOUNDERS + NEWCOMERS), chosen)
 
 
-def _newcomers(seeds: int, quick: bool) -> tuple[list[Row], Figure]:
+def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
     rows, tree, group = [], None, None
     for seed in range(seeds):
         config = changed(PATHS, seed=seed)
@@ -351,13 +309,13 @@ def _newcomers(seeds: int, quick: bool) -> tuple[list[Row], Figure]:
             right += found == leaf_of_group[int(np.asarray(federation.group)[client])]
         score, where = result.summary["adjusted_rand_index"], f"seed {seed}"
         share = 100 * (right / len(others))
-        rows.append(Row("newcomers", where, "led to the right leaf (%)", share, dataset=config.dataset))
-        rows.append(Row("founders", where, "ARI", score, paper=1.0, dataset=config.dataset))
+        rows.append(PaperRow("newcomers", where, "led to the right leaf (%)", share, dataset=config.dataset))
+        rows.append(PaperRow("founders", where, "ARI", score, paper=1.0, dataset=config.dataset))
     assert tree is not None
     return rows, pictures.parameter_tree(tree, group=group)
 
 
-def _hidden_updates(seeds: int, quick: bool) -> tuple[list[Row], Figure]:
+def _hidden_updates(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
     rows = []
     for seed in range(seeds):
         config = changed(PATHS, seed=seed, clients=FOUNDERS, rounds=20 if quick else 30)
@@ -370,7 +328,7 @@ def _hidden_updates(seeds: int, quick: bool) -> tuple[list[Row], Figure]:
             far = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
             same = 100.0 * float(np.mean(plain.labels == result.labels))
             for metric, ours, paper in (("same cluster (%)", same, 100.0), ("largest difference of models", far, 0.0)):
-                rows.append(Row(scheme, f"seed {seed}", metric, ours, paper=paper, dataset=config.dataset))
+                rows.append(PaperRow(scheme, f"seed {seed}", metric, ours, paper=paper, dataset=config.dataset))
     differences = [row for row in rows if row.metric.startswith("largest")]
     names, values = [f"{row.row}, {row.column}" for row in differences], [1e6 * row.ours for row in differences]
     return rows, bars(names, values, [NAN] * len(names), "Largest difference of a parameter ($10^{-6}$)")
@@ -379,10 +337,8 @@ def _hidden_updates(seeds: int, quick: bool) -> tuple[list[Row], Figure]:
 NEWCOMERS_LED = Study(
     name="cfl-newcomers",
     title="CFL, Sec. V-C: newcomers led down the parameter tree",
-    reading=(
-        "MNIST under four permutations of the labels, 105 training examples per client, MLP 784-50-10: a tree of "
-        "20 clients, and 100 newcomers whom it has never seen, one local training a level, 10⁴ random coordinates."
-    ),
+    reading="MNIST under four permutations of the labels, 105 training examples per client, MLP 784-50-10: a tree of "
+    "20 clients, and 100 newcomers whom it has never seen, one local training a level, 10⁴ random coordinates.",
     seeds=2,
     minutes=2.0,
     run=_newcomers,
@@ -390,10 +346,8 @@ NEWCOMERS_LED = Study(
 PRIVACY = Study(
     name="cfl-privacy",
     title="CFL, Sec. V-B, Algorithm 5: updates under a shared secret orthonormal transform",
-    reading=(
-        "The run of cfl-newcomers, without and with each transform: the same assignments, and models that differ "
-        "by rounding only."
-    ),
+    reading="The run of cfl-newcomers, without and with each transform: the same assignments, and models that differ "
+    "by rounding only.",
     seeds=1,
     minutes=2.0,
     run=_hidden_updates,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_cluster.clustering import scores
+from fedjax_cluster.experiments.cells import changed, grid, headings, printed, shortened, varied
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import NAN, Changes, changed, grid, printed, shortened, table, varied
+from fedjax_cluster.experiments.recipe import of_cells, table
 from fedjax_cluster.recipes import figures
+from fedjax_cluster.report.paper_rows import NAN
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import Federation
 
@@ -35,22 +38,20 @@ BASE = RunConfig(
     test_fraction=1 / 6,
     eval_every=250,
 )
-CENTRED, COUNTED, CONSTANT = (
-    "FedGWC, counted rate, centred (ours)",
-    "FedGWC, counted rate (ours)",
-    "FedGWC, constant rate (paper)",
-)
+CENTRED = "FedGWC, counted rate, centred (ours)"
+COUNTED = "FedGWC, counted rate (ours)"
+CONSTANT = "FedGWC, constant rate (paper)"
 # FedGWC by its three estimators of the interactions.
-ESTIMATORS: dict[str, Changes] = {
+ESTIMATORS = {
     CENTRED: {"method_options": {"rate": "count", "centre": True}},
     COUNTED: {"method_options": {"rate": "count"}},
     CONSTANT: {"method_options": {}},
 }
 DOMAINS = "Gaussian blur of 4 pixels, noise of twice the grey range."
-CLUSTERS = {"num_clusters": ("clusters", 1.0)}
-BALANCED = {"balanced_accuracy": ("balanced accuracy (%)", 100.0)}
-RAND = {"rand_index": ("Rand index", 1.0)}
-DOMAIN_METRICS = {**RAND, **CLUSTERS, "first_split": ("first split", 1.0), **BALANCED}
+CLUSTERS = headings(num_clusters="clusters")
+BALANCED = headings(balanced_accuracy="balanced accuracy (%)")
+RAND = headings(rand_index="Rand index")
+DOMAIN_METRICS = {**RAND, **CLUSTERS, **headings(first_split="first split"), **BALANCED}
 
 
 def class_counts(federation: Federation) -> np.ndarray:
@@ -72,94 +73,82 @@ def cluster_scores(result: SimulationResult) -> Mapping[str, Any]:
     }
 
 
-def _rows(clusters: int) -> dict[str, Changes]:
+_table = functools.partial(table, measure=cluster_scores)
+_domains = functools.partial(_table, metrics=DOMAIN_METRICS, figure=figures.bars("rand_index", "Rand index"))
+
+
+def _rows(clusters: int) -> dict[str, Any]:
     """FedGWC and the baselines with the true number of clusters."""
     baselines = {name: {"method": name.lower(), "clusters": clusters} for name in ("IFCA", "FeSEM")}
     return {**ESTIMATORS, **baselines}
 
 
-def _shares(*shares: int) -> Changes:
+def _shares(*shares: int) -> dict[str, Any]:
     return {"scenario_options": {"shares": shares}}
 
 
-DOMAINS_2 = table(
+DOMAINS_2 = _domains(
     "fedgwc-domains",
     "FedGWC, Table 4, rows 1 and 2: clean clients among blurred or noisy ones",
     f"{DOMAINS} {TRAINING}",
-    grid(
-        changed(BASE, scenario="domains", rounds=1200),
-        _rows(2),
-        {
-            f"{name} {shift}": {"dataset": dataset, **_shares(*shares)}
-            for dataset, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"))
-            for shift, shares in (("blur", (50, 0, 50)), ("noise", (50, 50, 0)))
-        },
-        {
-            CONSTANT: printed(rand_index="1±0 " * 4, num_clusters="2±0 " * 4),
-            "IFCA": printed(rand_index="0.5±0 " * 4),
-            "FeSEM": printed(rand_index="0.51±0.1 0.49±0.2 " * 2),
-        },
-    ),
-    metrics=DOMAIN_METRICS,
+    changed(BASE, scenario="domains", rounds=1200),
+    _rows(2),
+    {
+        f"{name} {shift}": {"dataset": dataset, **_shares(*shares)}
+        for dataset, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"))
+        for shift, shares in (("blur", (50, 0, 50)), ("noise", (50, 50, 0)))
+    },
+    {
+        CONSTANT: printed(rand_index="1±0 " * 4, num_clusters="2±0 " * 4),
+        "IFCA": printed(rand_index="0.5±0 " * 4),
+        "FeSEM": printed(rand_index="0.51±0.1 0.49±0.2 " * 2),
+    },
     seeds=5,
     quick=shortened(rows=(CENTRED,), columns=("MNIST blur",), rounds=900),
-    measure=cluster_scores,
-    figure=figures.bars("rand_index", "Rand index"),
 )
-DOMAINS_3 = table(
+DOMAINS_3 = _domains(
     "fedgwc-three-domains",
     "FedGWC, Table 4, row 3: 40 clean, 30 noisy and 30 blurred clients",
     f"{DOMAINS} {TRAINING}",
-    grid(
-        changed(BASE, scenario="domains", **_shares(40, 30, 30)),
-        _rows(3),
-        {"MNIST": {"dataset": "mnist"}, "Fashion-MNIST": {"dataset": "fashion_mnist"}},
-        {
-            CONSTANT: printed(rand_index="0.6±0 0.6±0", num_clusters="4±0 4±0"),
-            "IFCA": printed(rand_index="0.33±0 0.33±0"),
-            "FeSEM": printed(rand_index="0.55±0 0.55±0"),
-        },
-    ),
-    metrics=DOMAIN_METRICS,
+    changed(BASE, scenario="domains", **_shares(40, 30, 30)),
+    _rows(3),
+    {"MNIST": {"dataset": "mnist"}, "Fashion-MNIST": {"dataset": "fashion_mnist"}},
+    {
+        CONSTANT: printed(rand_index="0.6±0 0.6±0", num_clusters="4±0 4±0"),
+        "IFCA": printed(rand_index="0.33±0 0.33±0"),
+        "FeSEM": printed(rand_index="0.55±0 0.55±0"),
+    },
     seeds=3,
     quick=shortened(rows=(CENTRED,), columns=("MNIST",)),
-    measure=cluster_scores,
-    figure=figures.bars("rand_index", "Rand index"),
 )
-HOMOGENEOUS = table(
+HOMOGENEOUS = _table(
     "fedgwc-homogeneous",
     "FedGWC, Fig. 6: homogeneous clients are not split",
     f"MNIST, Dirichlet over classes with equal client sizes. {TRAINING}",
-    grid(
-        changed(BASE, scenario="dirichlet", scenario_options={"client_sizes": "equal"}),
-        ESTIMATORS,
-        varied("alpha", "scenario_options.alpha", (100.0, 1000.0)),
-        {CONSTANT: printed(num_clusters="1±0 1±0")},
-    ),
+    changed(BASE, scenario="dirichlet", scenario_options={"client_sizes": "equal"}),
+    ESTIMATORS,
+    varied("alpha", "scenario_options.alpha", (100.0, 1000.0)),
+    {CONSTANT: printed(num_clusters="1±0 1±0")},
     metrics={**CLUSTERS, **BALANCED},
     seeds=5,
     quick=shortened(rows=(CENTRED,), columns=("alpha=100",), rounds=900),
-    measure=cluster_scores,
     figure=figures.bars("num_clusters", "Clusters"),
 )
-LEVELS = table(
+LEVELS = _table(
     "fedgwc-levels",
     "FedGWC, Table 3: clients of different heterogeneity, (homogeneous, heterogeneous, extreme)",
     f"Fashion-MNIST, α = 1000, 0.05 and 0; 400 training images a client. {TRAINING}",
-    grid(
-        changed(BASE, scenario="heterogeneity_levels", dataset="fashion_mnist", examples_per_client=480),
-        _rows(3),
-        {str(shares): _shares(*shares) for shares in ((10, 90, 0), (40, 30, 30))},
-        {
-            CONSTANT: printed(was="0.4±0.1 0.4±0.2", wadb="6.4±2.0 0.9±0.1"),
-            "IFCA": printed(was="-0.0±0.0 -0.2±0.0", wadb="5.6±1.5 1.0±0.0"),
-            "FeSEM": printed(was="0.2±0.1 -0.2±0.0", wadb="12.0±2.0 33.2±0.0"),
-        },
-    ),
-    metrics={"was": ("WAS", 1.0), "wadb": ("WADB", 1.0), **RAND, **CLUSTERS},
+    changed(BASE, scenario="heterogeneity_levels", dataset="fashion_mnist", examples_per_client=480),
+    _rows(3),
+    {str(shares): _shares(*shares) for shares in ((10, 90, 0), (40, 30, 30))},
+    {
+        CONSTANT: printed(was="0.4±0.1 0.4±0.2", wadb="6.4±2.0 0.9±0.1"),
+        "IFCA": printed(was="-0.0±0.0 -0.2±0.0", wadb="5.6±1.5 1.0±0.0"),
+        "FeSEM": printed(was="0.2±0.1 -0.2±0.0", wadb="12.0±2.0 33.2±0.0"),
+    },
+    metrics={**headings(was="WAS", wadb="WADB"), **RAND, **CLUSTERS},
     seeds=3,
     quick=shortened(rows=(COUNTED,), columns=("(10, 90, 0)",), rounds=900),
-    measure=cluster_scores,
     figure=figures.bars("was", "Wasserstein-adjusted silhouette"),
 )
 
@@ -172,7 +161,7 @@ UNEVEN = changed(
 )
 PROXIMAL = {"proximal": 0.01}
 # Aggregation -> alone, inside FedGWC, and Table 9's two accuracies, which are CIFAR-100's: only the shape compares.
-AGGREGATIONS: dict[str, tuple[Changes, Changes, str]] = {
+AGGREGATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "FedAvg": ({"method": "fedavg"}, {}, "41.6±1.3 53.4±0.4"),
     "FedAvgM": ({"method": "fedavgm"}, {"server_momentum": 0.9}, "41.5±0.5 50.5±0.3"),
     "FedProx": ({"method": "fedprox", "method_options": PROXIMAL}, PROXIMAL, "41.8±1.0 49.1±1.0"),
@@ -186,11 +175,11 @@ def _alone_and_inside(name: str) -> tuple[Any, ...]:
     return grid(UNEVEN, {name: {}}, columns, {name: printed(balanced_accuracy=accuracies)})
 
 
-AGGREGATION = table(
+AGGREGATION = of_cells(
+    tuple(cell for name in AGGREGATIONS for cell in _alone_and_inside(name)),
     "fedgwc-aggregations",
     "FedGWC, Table 9: aggregations alone and inside FedGWC",
     f"Fashion-MNIST, Dirichlet 0.05, 400 training images a client; the paper's is CIFAR-100. {TRAINING}",
-    tuple(cell for name in AGGREGATIONS for cell in _alone_and_inside(name)),
     metrics={**BALANCED, **CLUSTERS},
     seeds=3,
     quick=shortened(rows=("FedAvg",), rounds=900),

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.experiments.recipe import NAN, Cell, Drawing, Outcomes, measured
+from fedjax_cluster.experiments.cells import Cell
+from fedjax_cluster.experiments.recipe import Drawing, Outcomes, measured
 from fedjax_cluster.report import curves
 from fedjax_cluster.report.bars import bars as draw_bars
 from fedjax_cluster.report.bars import bars_against_paper
+from fedjax_cluster.report.paper_rows import NAN
 
 
 def sweep(

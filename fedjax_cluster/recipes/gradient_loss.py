@@ -7,8 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedjax_cluster.experiments.cells import Cell, Changes, changed, headings, shortened
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Cell, Changes, Drawing, Outcomes, Recipe, changed, grid, shortened, table
+from fedjax_cluster.experiments.recipe import Outcomes, Recipe, table
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.report.curves import curves
 from fedjax_cluster.simulation.result import SimulationResult
@@ -34,11 +35,8 @@ READING = (
     "device is pinned to each cluster (Sec. II-C), so that purity ends a little below 1; IFCA has none but where named."
 )
 METRICS = {
-    "first_round_of_purity_90": ("first round at purity 0.9", 1.0),
-    "reached": ("runs that reach it (%)", 100.0),
-    "purity": ("final purity", 1.0),
-    "lowest_later_purity": ("lowest purity after it", 1.0),
-    "accuracy": ("accuracy (%)", 100.0),
+    **headings(first_round_of_purity_90="first round at purity 0.9", reached="runs that reach it (%)"),
+    **headings(purity="final purity", lowest_later_purity="lowest purity after it", accuracy="accuracy (%)"),
 }
 
 
@@ -80,28 +78,25 @@ def _recipe(
     rows: Mapping[str, Changes],
     changes: Changes,
     *,
-    seeds: int,
-    first_seed: int = 0,
     reading: str = "",
     quick: Changes | None = None,
-    figure: Drawing = _curves,
+    **rest: Any,
 ) -> Recipe:
-    shorter = {"rounds": 12, "eval_every": 4, "examples_per_client": 100, **(quick or {})}
     return table(
         name,
         f"Gradient-and-loss CFL, {title}",
         f"{READING} {reading}".strip(),
-        grid(changed(BASE, **changes), rows, {"": {}}),
-        metrics=METRICS,
-        seeds=seeds,
-        first_seed=first_seed,
-        quick=shortened(rows=("IFCA", "λ = 0.2"), **shorter),
-        measure=_measure,
-        figure=figure,
+        changed(BASE, **changes),
+        rows,
+        {"": {}},
+        quick=shortened(
+            rows=("IFCA", "λ = 0.2"), **{"rounds": 12, "eval_every": 4, "examples_per_client": 100, **(quick or {})}
+        ),
+        **{"metrics": METRICS, "measure": _measure, "figure": _curves, **rest},
     )
 
 
-IFCA: dict[str, Changes] = {"IFCA": {}}
+IFCA = {"IFCA": {}}
 VARIANTS = {"λ = 0.2, printed sign": _weighted(0.2, sign="printed"), "IFCA, pinned": _weighted(0.0)}
 
 FIRST_ROUNDS = _recipe(

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
+
+NAN = math.nan
 
 
-class PaperRow(Protocol):
+@dataclasses.dataclass(frozen=True)
+class PaperRow:
     """A value of a paper's table and ours, in the unit that `metric` names; NaN where there is none."""
 
-    @property
-    def row(self) -> str: ...  # usually the method
-
-    @property
-    def column(self) -> str: ...  # usually what varies
-
-    @property
-    def metric(self) -> str: ...  # with its unit
-
-    @property
-    def ours(self) -> float: ...  # mean over seeds
-
-    @property
-    def ours_std(self) -> float: ...
-
-    @property
-    def paper(self) -> float: ...
-
-    @property
-    def paper_std(self) -> float: ...
+    row: str  # usually the method
+    column: str  # usually what varies
+    metric: str  # with its unit
+    ours: float  # mean over seeds
+    ours_std: float = NAN
+    paper: float = NAN
+    paper_std: float = NAN
+    seeds: int = 1  # runs or draws behind ours
+    dataset: str = ""  # that ours had
 
 
 def is_known(value: float | None) -> TypeGuard[float]:

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from fedjax_cluster.experiments import recipe as recipes
+from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, printed, shortened
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Cell, Row, Study, changed, grid, measured, printed, shortened, table
+from fedjax_cluster.experiments.recipe import Study, measured, of_cells, table
 from fedjax_cluster.recipes import figures
+from fedjax_cluster.report.paper_rows import PaperRow
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=2, eval_every=1, examples_per_client=20)
 ROWS = {"IFCA": {"method": "ifca"}, "Global": {}}
 COLUMNS = {"C=4": {"clients": 4}, "C=6": {"clients": 6}}
-METRICS = {"accuracy": ("accuracy (%)", 100.0)}
+METRICS = headings(accuracy="accuracy (%)")
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def cells():
 def outcomes(cells):
     values = {"IFCA": (0.7, 0.9), "Global": (0.5, 0.5)}
     return {
-        (cell.row, cell.column): Outcome(cell.row, cell.config, tuple({"accuracy": v} for v in values[cell.row]), ())
+        (cell.row, cell.column): Outcome(cell.row, tuple({"accuracy": v} for v in values[cell.row]), ())
         for cell in cells
     }
 
@@ -48,8 +50,8 @@ def test_a_shortened_table_keeps_chosen_rows_and_the_papers_values_only_if_asked
 
 
 def test_a_light_recipe_keeps_the_whole_table_for_full(cells):
-    made = table(
-        "light", "", "", cells, light=shortened(rounds=1), quick=shortened(rows=("Global",)), metrics=METRICS, seeds=1,
+    made = of_cells(
+        cells, "light", "", "", light=shortened(rounds=1), quick=shortened(rows=("Global",)), metrics=METRICS, seeds=1,
         figure=figures.bars("accuracy", "Accuracy"),
     )  # fmt: skip
     assert (made.full, len(made.cells), len(made.quick)) == (cells, 4, 2)
@@ -58,7 +60,7 @@ def test_a_light_recipe_keeps_the_whole_table_for_full(cells):
 
 def test_rows_hold_both_results_the_seeds_and_the_data_set(cells, outcomes):
     rows = measured(cells, outcomes, METRICS)
-    assert rows[0] == Row("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(10.0), 80.0, 1.0, 2, "digits")
+    assert rows[0] == PaperRow("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(10.0), 80.0, 1.0, 2, "digits")
     assert np.isnan([rows[1].paper, rows[2].paper]).all()
     synthetic = Cell("IFCA", "C=4", changed(BASE, scenario="linear_regression", model="linear"))
     assert measured([synthetic], outcomes, METRICS)[0].dataset == "synthetic"
@@ -74,7 +76,7 @@ def test_a_sweep_shows_the_papers_values_where_there_are_any(cells, outcomes):
 
 def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
     made = table(
-        "tiny", "Tiny", "4 clients.", grid(BASE, {"Global": {}}, {"C=4": {}}, {"Global": printed(accuracy="50")}),
+        "tiny", "Tiny", "4 clients.", BASE, {"Global": {}}, {"C=4": {}}, {"Global": printed(accuracy="50")},
         quick=shortened(rounds=1), metrics=METRICS, seeds=2, first_seed=3, figure=figures.against_paper(METRICS),
         measure=lambda result: {"last": result.history["accuracy"][-1]},
     )  # fmt: skip
@@ -91,7 +93,7 @@ def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
 def test_a_study_has_its_rows_shown_and_no_full_version(tmp_path, cells, outcomes):
     figure = figures.bars("accuracy", "Accuracy")(cells, outcomes)
     study = Study(
-        "drawn", "Drawn", "Ours.", 4, 1.0, lambda seeds, quick: ([Row("a", "b", "P", 1.0, seeds=seeds)], figure)
+        "drawn", "Drawn", "Ours.", 4, 1.0, lambda seeds, quick: ([PaperRow("a", "b", "P", 1.0, seeds=seeds)], figure)
     )
     assert recipes.reproduce(study, quick=True, directory=tmp_path)[0][0].seeds == 1
     with pytest.raises(ValueError, match="no fuller version"):
