@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import numbers
 import operator
 import textwrap
 import types
@@ -192,7 +191,7 @@ def _brought_to(value: Any, kind: Any) -> tuple[bool, Any]:
         whole = hasattr(value, "__index__") and not truth and np.ndim(value) == 0
         return whole, operator.index(typing.cast(Any, value)) if whole else value
     if kind is float:
-        real = isinstance(value, (numbers.Real, np.generic)) and not truth and not isinstance(value, (str, bytes))
+        real = hasattr(value, "__float__") and not truth and np.ndim(value) == 0
         return real, float(value) if real else value
     if kind is str:
         return isinstance(value, str), value

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import inference, local, nn, tree
+from fedjax_cluster import local, nn, tree
 from fedjax_cluster.options import changed
-from fedjax_cluster.types import ClientData, DatasetInfo, Variables
-from tests.federations import INFO, as_lists, blobs
+from fedjax_cluster.types import ClientData, Variables
+from tests.federations import INFO, blobs
 from tests.reference import federated
 
 KEY = jax.random.key(0)
@@ -176,16 +176,6 @@ def test_other_options_change_nothing_else():
         changed(object(), "tested", proximal=0.5)
 
 
-@pytest.mark.parametrize("valid", [20, 7, 1])
-def test_dataset_loss_is_the_mean_over_all_rows(valid):
-    data, model = client(valid=valid), nn.linear()
-    start = model.init(KEY, INFO)
-    x, y = as_lists(blobs(clients=1, groups=1, ragged=False))[0]
-    own = tuple(np.asarray(start.params["output"][part], np.float64) for part in ("kernel", "bias"))
-    expected = federated.gradient(*own, x[:valid], y[:valid])[2]
-    assert float(local.dataset_loss(model, start, data, chunk=6)) == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -220,21 +210,3 @@ def test_an_optimizer_handed_back_goes_on_where_it_was():
     kept = tree.ravel(second(first, optimizer=first.optimizer))
     np.testing.assert_allclose(kept, tree.ravel(whole.delta), rtol=1e-4, atol=1e-6)
     assert not np.allclose(tree.ravel(second(first)), kept, rtol=1e-2)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 19])
-@pytest.mark.parametrize("models", [1, 3])
-def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
-    """Of the mixture of the personal models, eight rows at a time, the last piece reaching back."""
-    model, info = nn.mlp(hidden=(5,)), DatasetInfo("rows", (3,), 4)
-    keys = jax.random.split(jax.random.key(0), models)
-    variables = jax.vmap(lambda key: model.init(key, info))(keys)
-    mixture = jnp.arange(1.0, models + 1.0)
-    x = jax.random.normal(jax.random.key(1), (rows, 3))
-    data = ClientData(x, jnp.zeros(rows, jnp.int32), jnp.asarray(rows))
-    personalize = lambda key, state, client, index: (variables, mixture)  # noqa: E731
-    arguments = (model, personalize, keys[0], None, data, jnp.asarray(0), x)
-    monkeypatch.setattr(inference, "rows_at_once", lambda: rows)
-    expected = metrics.predict(*arguments)
-    monkeypatch.setattr(inference, "rows_at_once", lambda: 8)
-    np.testing.assert_allclose(metrics.predict(*arguments), expected, rtol=1e-6)

@@ -32,9 +32,7 @@ def reduced(models, weight=(2.0, 0.0, 4.0)):
 
 def test_mean_change_is_added_and_empty_clusters_stay():
     models = clusters()
-    new, _ = server.update_clusters(
-        optax.sgd(1.0), server.init_optimizer(optax.sgd(1.0), models), models, reduced(models)
-    )
+    new = server.update_clusters(optax.sgd(1.0), server.with_optimizer(models, optax.sgd(1.0)), reduced(models))
     for before, after in zip(jax.tree.leaves(models.params), jax.tree.leaves(new.params), strict=True):
         np.testing.assert_allclose(after[0], before[0] + 1, rtol=1e-6)
         np.testing.assert_array_equal(after[1], before[1])
@@ -45,11 +43,11 @@ def test_mean_change_is_added_and_empty_clusters_stay():
 
 def test_heavy_ball_momentum_per_cluster():
     """FedAvgM: v ← 0.9 v + Δ, θ ← θ + v; an empty cluster's momentum rests too."""
-    optimizer, models = optax.sgd(1.0, momentum=0.9), clusters()
-    state = server.init_optimizer(optimizer, models)
+    optimizer = optax.sgd(1.0, momentum=0.9)
+    models = server.with_optimizer(clusters(), optimizer)
     start = models.params["output"]["bias"]
     for _ in range(3):
-        models, state = server.update_clusters(optimizer, state, models, reduced(models))
+        models = server.update_clusters(optimizer, models, reduced(models))
     np.testing.assert_allclose(models.params["output"]["bias"][0], start[0] + 1 + 1.9 + 2.71, rtol=1e-5)
     np.testing.assert_array_equal(models.params["output"]["bias"][1], start[1])
 

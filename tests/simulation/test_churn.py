@@ -100,8 +100,13 @@ def test_impossible_schedules_are_refused(changes, message):
 
 
 def test_a_method_that_admits_nobody_takes_no_joins():
-    own = fedavg(nn.linear(), local=FULL)._replace(admit=None)
-    with pytest.raises(ValueError, match="fedavg admits no client"):
+    class closed(fedavg, abstract=True):
+        """Federated averaging without newcomers."""
+
+        admit = None
+
+    own = closed(nn.linear(), local=FULL)
+    with pytest.raises(ValueError, match="closed admits no client"):
         simulate(own, blobs(), rounds=4, churn=[Churn(2, join=(1,))])
 
 

@@ -1,0 +1,98 @@
+"""A method is a value: equal options, one hash, one compiled program; a new one brings its flags, checks and tests."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.optimizers import named
+from fedjax_cluster.options import described_options
+from fedjax_cluster.simulation import run_keys
+from tests.federations import blobs
+
+METHODS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(REGISTRY)]
+ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+
+
+def build(name, **options):
+    """Anew at each call: model, local update, server's optimiser and method."""
+    taken = {option.name for option in described_options(REGISTRY[name])}
+    options = {"clusters": 2, "server": named("sgd", learning_rate=0.5), **options}
+    update = local.sgd(named("sgd", learning_rate=0.2, momentum=0.9), batch_size=4, steps=2)
+    return REGISTRY[name](
+        nn.mlp(hidden=[5]), local=update, **{key: value for key, value in options.items() if key in taken}
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_built_twice_is_one_value_and_traced_once(name):
+    chex.clear_trace_counter()
+    first, second = build(name), build(name)
+    assert first is not second
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != build(name, participation=0.5)
+    federation = blobs(clients=5)
+    population = parallel.place_population(federation.train, federation.info, ONE)
+    state, _ = first.init(run_keys(0).initialization, population)
+
+    @functools.partial(jax.jit, static_argnames="algorithm")
+    @chex.assert_max_traces(n=1)
+    def one_round(state, *, algorithm):
+        selection = algorithm.select(jax.random.key(0), state)
+        return algorithm.step(jax.random.key(1), state, parallel.gather_cohort(population, selection))
+
+    chex.assert_trees_all_equal(*(one_round(state, algorithm=algorithm) for algorithm in (first, second)))
+    client = jax.tree.map(lambda leaf: leaf[2], population.data)
+
+    @functools.partial(jax.jit, static_argnames="algorithm")
+    @chex.assert_max_traces(n=1)
+    def personal(state, *, algorithm):
+        return algorithm.personalize(jax.random.key(0), state, client, jnp.asarray(2))
+
+    chex.assert_trees_all_equal(*(personal(state, algorithm=algorithm) for algorithm in (first, second)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_is_described_and_stands_in_help_and_in_the_configuration(name):
+    algorithm = build(name)
+    for option in described_options(REGISTRY[name]):
+        assert option.doc
+        assert f"  {option.name}: " in REGISTRY[name].__doc__
+        assert option.name in algorithm.config or option.name == "model"
+
+
+def test_every_single_option_counts():
+    """Two FedGWCs that differ in one option are two values, whichever option it is."""
+    others = {"rate": "count", "tolerance": 1e-3, "beta": 0.1, "patience": 2, "max_children": 2, "smallest": 2}
+    others |= {"sampling": "uniform", "centre": True, "variant": "released", "weighting": "uniform"}
+    others |= {"server_momentum": 0.5, "proximal": 0.1, "participation": 0.5, "clusters": 3, "server": None}
+    left = {option.name for option in described_options(REGISTRY["fedgwc"])} - set(others)
+    assert left == {"model", "local"}
+    for name, value in others.items():
+        assert build("fedgwc", **{name: value}) != build("fedgwc"), name
+
+
+def test_numbers_lists_and_choices_are_brought_to_the_type_of_their_option():
+    built = build("ifca", shared_layers=["output"], participation=jnp.float32(1))
+    assert (built.shared_layers, built.participation) == (("output",), 1.0)
+    for options, message in (
+        ({"clusters": 2.5}, "clusters is 2.5; it must be a whole number, at least 1"),
+        ({"clusters": True}, "clusters is True; it must be a whole number"),
+        ({"score_on": "some"}, "score_on is 'some'; it must be 'all' or 'batch'"),
+        ({"shared_layers": "output"}, "shared_layers is 'output'; it must be a list of text"),
+        ({"participation": float("nan")}, "participation is nan; it must be a number, above 0 and up to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build("ifca", **options)
+
+
+def test_a_method_is_frozen_and_its_bases_are_no_methods():
+    with pytest.raises(AttributeError):
+        build("fedavg").participation = 0.5
+    assert AveragingMethod.__name__ not in REGISTRY

@@ -1,0 +1,41 @@
+"""What a new method costs: this file, and it has its flags, help, checks, configuration, tests and place in `list`."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedjax_cluster.algorithms import REGISTRY, fedavg
+from fedjax_cluster.experiments import config, flags
+from fedjax_cluster.options import POSITIVE, changed, option
+from fedjax_cluster.recipes import catalogue
+from tests.algorithms import test_protocol as protocol
+
+
+class pull(fedavg, abstract=True):
+    """Federated averaging with a proximal term that fades."""
+
+    strength: float = option("pull of the round's start model", default=0.1, bound=POSITIVE)
+    fading: int = option("local steps after which it has halved", default=5)
+
+    @property
+    def update(self):
+        return changed(self.local, "pulled", proximal=self.strength * 0.5 ** (2 / self.fading))
+
+
+def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkeypatch):
+    monkeypatch.setitem(REGISTRY, "pull", pull)
+    parsed, _ = flags.parse_run("pull", ["--strength", "0.3", "--local-steps", "2"], "run")
+    built = config.build_algorithm(parsed)
+    assert (built.strength, built.config["fading"]) == (0.3, 5)
+    with pytest.raises(ValueError, match="strength is -1.0; it must be a number, positive and finite"):  # noqa: RUF043
+        config.build_algorithm(flags.parse_run("pull", ["--strength", "-1"], "run")[0])
+    assert "strength: pull of the round's start model" in pull.__doc__
+    catalogue.show(Console(file=(shown := io.StringIO()), width=200))
+    assert "Federated averaging with a proximal term that fades." in shown.getvalue()
+
+
+@pytest.mark.parametrize("test", [name for name in vars(protocol) if name.startswith("test_")])
+def test_it_keeps_the_protocol(monkeypatch, test):
+    monkeypatch.setitem(REGISTRY, "pull", pull)
+    protocol.call(getattr(protocol, test), "pull")
