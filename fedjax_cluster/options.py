@@ -211,9 +211,9 @@ def _kinds_text(kinds: Sequence[Any], bound: Bound | None) -> str:
     listed = [f"a list of {words[typing.get_args(kind)[0]]}" for kind in kinds if typing.get_origin(kind) is tuple]
     limited = [f"{text}, {bound.text}" if bound and "number" in text else text for text in plain]
     *others, last = [*choices, *limited, *listed] or ["of another type"]
-    if others == choices or not choices:
-        return f"{', '.join(others)} or {last}" if others else last
-    return f"{', '.join([*others, last])}" if not others else f"{', '.join(others)}, or {last}"
+    if not others:
+        return last
+    return f"{', '.join(others)}{'' if not limited and not listed else ','} or {last}"
 
 
 # --------------------------------------------------------------------------------------------------- help
@@ -235,4 +235,5 @@ def _with_arguments(text: str, cls: type) -> str:
         if (place := text.find(mark)) >= 0
     ]
     end = min(places, default=len(text))
-    return f"{text[:end]}\n\n{arguments}{text[end:]}"
+    raises = "" if "\nRaises:" in text else "\n\nRaises:\n  ValueError: an option of another type, or out of its bound."
+    return f"{text[:end]}\n\n{arguments}{raises}{text[end:]}"

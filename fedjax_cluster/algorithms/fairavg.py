@@ -12,9 +12,6 @@ class fairavg(fedavg):
 
     θ ← θ + (1/C) Σ_i Δθ_i over the round's C clients, whatever their numbers of examples.
 
-    Returns:
-      A method with one cluster.
-
     >>> from fedjax_cluster import local, nn
     >>> fairavg(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).weighting
     'uniform'

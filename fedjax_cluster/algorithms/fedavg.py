@@ -7,15 +7,7 @@ from jax import Array
 
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.method import AveragingMethod
-from fedjax_cluster.algorithms.round import (
-    HardClients,
-    cluster_round,
-    first_state,
-    init_clusters,
-    present_clients,
-    round_info,
-    train_in_cluster,
-)
+from fedjax_cluster.algorithms.round import HardClients, cluster_round, first_state, start_models, train_in_cluster
 from fedjax_cluster.options import option
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, Cohort, Population, RoundInfo, State
@@ -26,9 +18,6 @@ class fedavg(AveragingMethod):
 
     θ ← θ + Σ_i n_i Δθ_i / Σ_i n_i over the round's clients.
 
-    Returns:
-      A method with one cluster.
-
     >>> from fedjax_cluster import local, nn
     >>> fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)).name
     'fedavg'
@@ -37,8 +26,7 @@ class fedavg(AveragingMethod):
     weighting: Weighting = option('"examples" weights clients by n_i, "uniform" equally', default="examples")
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        clusters = init_clusters(rng_key, self.model, population.info, 1)
-        present = present_clients(population)
+        clusters, present = start_models(self.model, rng_key, population, 1)
         clients = HardClients(present[:, None].astype(jnp.float32), present)
         return first_state(clusters, clients, self.optimizer)
 
@@ -51,7 +39,7 @@ class fedavg(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
         )
-        return state._replace(clusters=done.clusters, round=state.round + 1), round_info(done, cohort.mask)
+        return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         row = HardClients(jnp.ones(1), jnp.asarray(True))

@@ -13,9 +13,6 @@ class fedavgm(fedavg):
 
     v ← β·v + mean Δθ, θ ← θ + v: the heavy ball.
 
-    Returns:
-      A method with one cluster.
-
     >>> from fedjax_cluster import local, nn
     >>> fedavgm(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).server_momentum
     0.9

@@ -13,14 +13,12 @@ from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Report,
-    check_clusters,
     clients_info,
     count_changed,
     first_state,
-    init_clusters,
     labels,
-    present_clients,
     report,
+    start_models,
 )
 from fedjax_cluster.inference import example_losses
 from fedjax_cluster.local import client_key, num_batches
@@ -52,9 +50,6 @@ class fedem(AveragingMethod):
       A method whose `membership` f32[M, K] are the mixtures π, zero for a client not yet seen, and whose `personalize`
       gives the K models with π: predictions are mixed, not parameters. Where a single cluster is asked of a client, it
       is the learner of the largest π.
-
-    Raises:
-      ValueError: an option out of its bound.
     """
 
     local: LocalUpdate = option("what a client does with one learner")
@@ -62,9 +57,7 @@ class fedem(AveragingMethod):
     weighting: Weighting = option('"examples" as in the paper, or "uniform"', default="examples")
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, self.clusters)
-        present = present_clients(population)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
         return first_state(models, clients, self.optimizer)
 

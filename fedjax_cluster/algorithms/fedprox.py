@@ -16,9 +16,6 @@ class fedprox(fedavg):
 
     Client i descends f_i(θ) + μ/2·‖θ − θᵗ‖², where θᵗ is the model that the round began with.
 
-    Returns:
-      A method with one cluster.
-
     Raises:
       ValueError: a negative μ, or a local update that has no proximal term.
 

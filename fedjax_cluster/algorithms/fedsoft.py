@@ -15,17 +15,15 @@ from fedjax_cluster.algorithms.fedem import learner_losses
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.algorithms.round import (
     Report,
-    check_clusters,
     clients_info,
     cluster_variables,
     cohort_labels,
     count_changed,
     first_state,
-    init_clusters,
     labels,
     one_hot,
-    present_clients,
     report,
+    start_models,
     training_costs,
 )
 from fedjax_cluster.local import client_key, num_batches, server_key
@@ -67,9 +65,6 @@ class fedsoft(Method):
     Returns:
       A method whose `membership` f32[M, K] are the shares, and whose `personalize` gives the client's model, or the
       centre of its largest share as long as it was never drawn.
-
-    Raises:
-      ValueError: an option out of its bound.
     """
 
     local: LocalUpdate = option("the steps that a client takes on its proximal problem")
@@ -99,9 +94,7 @@ class fedsoft(Method):
         return jnp.maximum(shares, self.smallest_importance)
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, self.clusters)
-        present = present_clients(population)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         count = len(present)
         # NOTE: the paper does not say where the clients' models start. Means of models that started apart are no
         # models, so all start from one, the first centre's.

@@ -15,21 +15,17 @@ from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
-    check_clusters,
     cluster_round,
     cluster_variables,
     cohort_labels,
     count_changed,
     equal_groups,
     first_state,
-    init_clusters,
     labels,
     nearest_by_loss,
     one_hot,
-    present_clients,
-    round_info,
+    start_models,
     train_client,
-    training_costs,
 )
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import at_least, option
@@ -82,10 +78,8 @@ class fesem(AveragingMethod):
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        centres = init_clusters(rng_key, self.model, population.info, self.clusters)
+        centres, present = start_models(self.model, rng_key, population, self.clusters)
         tree.match(centres.params, self.layers)
-        present = present_clients(population)
         draw_key, train_key = jax.random.split(jax.random.fold_in(rng_key, self.clusters))
         costs = None
         if self.start == "random":
@@ -155,9 +149,9 @@ class fesem(AveragingMethod):
             membership=parallel.scatter_rows(cohort, state.clients.membership, membership, done.accepted)
         )
         changed = count_changed(cohort, old, done.slot, done.accepted)
-        costs = training_costs(cohort.mask, done.reports.num_steps)._replace(clusterings=1.0)
+        costs = done.costs(cohort.mask)._replace(clusterings=1.0)
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, round_info(done, cohort.mask, changed, costs)
+        return state, done.info(cohort.mask, changed, costs)
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """The E-step of one cohort. The clients' models are gone after a round; their centres stand for them."""

@@ -12,18 +12,15 @@ from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     Trained,
-    check_clusters,
     cluster_round,
     cluster_variables,
     cohort_labels,
     count_changed,
     first_state,
-    init_clusters,
     nearest_by_loss,
     one_hot,
     personalize_by_label_or_loss,
-    present_clients,
-    round_info,
+    start_models,
     training_costs,
 )
 from fedjax_cluster.local import client_key
@@ -127,9 +124,7 @@ class gradient_loss(AveragingMethod):
         return rate
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, self.clusters)
-        present = present_clients(population)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         count = len(present)
         pinned = jnp.zeros((count, self.clusters), bool)
         if self.pin:
@@ -156,7 +151,7 @@ class gradient_loss(AveragingMethod):
         done = cluster_round(train, state.clusters, cohort, pinned, optimizer=self.optimizer, weighting=self.weighting)
         change = jax.tree.map(jnp.subtract, done.clusters.params, state.clusters.params)
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)
-        info = round_info(done, cohort.mask, changed, self.costs(state, cohort, done.reports.num_steps))
+        info = done.info(cohort.mask, changed, self.costs(state, cohort, done.reports.num_steps))
         membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(
             membership=parallel.scatter_rows(cohort, state.clients.membership, membership),

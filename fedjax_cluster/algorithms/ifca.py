@@ -12,21 +12,17 @@ from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
-    check_clusters,
     cluster_round,
     cohort_labels,
     count_changed,
     first_state,
-    init_clusters,
     least_loss_cluster,
     nearest_by_loss,
     one_hot,
     personalize_by_label_or_loss,
-    present_clients,
-    round_info,
+    start_models,
     tie_layers,
     train_client,
-    training_costs,
 )
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
@@ -46,9 +42,6 @@ class ifca(AveragingMethod):
 
     Returns:
       A method in which an empty cluster keeps its model.
-
-    Raises:
-      ValueError: an option out of its bound.
     """
 
     local: LocalUpdate = option(
@@ -65,9 +58,7 @@ class ifca(AveragingMethod):
     )
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, self.clusters)
-        present = present_clients(population)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
         return first_state(tie_layers(models, self.shared_layers), clients, self.optimizer)
 
@@ -88,7 +79,7 @@ class ifca(AveragingMethod):
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)
         membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(membership=parallel.scatter_rows(cohort, state.clients.membership, membership))
-        costs = training_costs(cohort.mask, done.reports.num_steps)
+        costs = done.costs(cohort.mask)
         passes = jnp.asarray(1.0) if self.score_on == "batch" else num_batches(self.local, cohort.data)
         # Shared layers are the same in all models, and sent once.
         sent = self.clusters - (self.clusters - 1) * shared_part(state.clusters.params, self.shared_layers)
@@ -97,7 +88,7 @@ class ifca(AveragingMethod):
             loss_evaluations=self.clusters * jnp.sum(jnp.where(cohort.mask, passes, 0.0)),
         )
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, round_info(done, cohort.mask, changed, costs)
+        return state, done.info(cohort.mask, changed, costs)
 
     def score(self, rng_key: Array, variables: Variables, client: Client) -> Array:
         """F_i f32[]."""

@@ -11,15 +11,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod
-from fedjax_cluster.algorithms.round import (
-    Report,
-    clients_info,
-    cluster_variables,
-    first_state,
-    init_clusters,
-    present_clients,
-    report,
-)
+from fedjax_cluster.algorithms.round import Report, clients_info, cluster_variables, first_state, report, start_models
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
@@ -52,9 +44,6 @@ class local_only(AveragingMethod):
     Returns:
       A method with one cluster, whose model is the common start; memory grows with M·d.
 
-    Raises:
-      ValueError: an option out of its bound.
-
     >>> from fedjax_cluster import local, nn
     >>> local_only(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)).name
     'local_only'
@@ -67,8 +56,7 @@ class local_only(AveragingMethod):
     )
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        start = init_clusters(rng_key, self.model, population.info, 1)
-        present = present_clients(population)
+        start, present = start_models(self.model, rng_key, population, 1)
         count = len(present)
         first = cluster_variables(start, jnp.asarray(0))
         clients = LonelyClients(

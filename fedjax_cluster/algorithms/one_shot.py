@@ -15,17 +15,10 @@ from jax import Array
 from rich.console import Console
 
 from fedjax_cluster.algorithms.method import AveragingMethod
-from fedjax_cluster.algorithms.round import (
-    cluster_round,
-    cohort_labels,
-    init_clusters,
-    initial_info,
-    round_info,
-    train_in_cluster,
-)
+from fedjax_cluster.algorithms.round import cluster_round, cohort_labels, initial_info, train_in_cluster
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.server import Weighting
-from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, DatasetInfo, Model, RoundInfo, State
+from fedjax_cluster.types import ClientData, Cohort, Costs, DatasetInfo, RoundInfo, State
 
 Linkage = Literal["average", "single", "complete"]
 
@@ -47,13 +40,7 @@ class OneShotMethod(AveragingMethod, abstract=True):
             optimizer=self.optimizer,
             weighting=self.weighting,
         )
-        return state._replace(clusters=done.clusters, round=state.round + 1), round_info(done, cohort.mask)
-
-
-def start_clusters(rng_key: Array, model: Model, info: DatasetInfo, slots: int, found: int) -> Clusters:
-    """`slots` models initialised independently, of which the first `found` are in use."""
-    models = init_clusters(rng_key, model, info, slots)
-    return models._replace(active=jnp.arange(slots) < found)
+        return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 
 
 def nearest_cluster(distance: Array, membership: Array, known: Array, linkage: str) -> Array:

@@ -20,11 +20,10 @@ from fedjax_cluster.algorithms.one_shot import (
     cluster_distances,
     clustering_info,
     progress_note,
-    start_clusters,
     vectors_sent,
     with_largest,
 )
-from fedjax_cluster.algorithms.round import check_clusters, first_state, labels, one_hot, present_clients
+from fedjax_cluster.algorithms.round import first_state, labels, one_hot, start_models
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
@@ -89,9 +88,9 @@ class pacfl(OneShotMethod):
         )
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
+        models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("pacfl", population.info, population.data)
-        present = np.asarray(present_clients(population))
+        present = np.asarray(there)
 
         with progress_note("PACFL: principal vectors of every client") as note:
             mapped = jax.device_get(self.measure_all(population))
@@ -104,7 +103,7 @@ class pacfl(OneShotMethod):
         label = with_largest(np.asarray(found), present)
         number = int(label.max()) + 1
         check_found("pacfl", number, self.clusters, f"{self.threshold:g}°")
-        models = start_clusters(rng_key, self.model, population.info, self.clusters, number)
+        models = models._replace(active=jnp.arange(self.clusters) < number)
         clients = Clients(one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present), vectors)
         size = tree.size(models.params) / self.clusters
         costs = Costs(

@@ -62,8 +62,18 @@ class Round(NamedTuple):
     slot: Array  # i32[C]
     reports: Report  # leaves [C]
     accepted: Array  # bool[C]: took part, and sent a finite update
-    weight: Array  # f32[K], sums of the clients' weights
     extra: PyTree  # leaves [C, ...]
+
+    def costs(self, mask: Array) -> Costs:
+        """A model to each participant of mask bool[C] and an update back; a gradient a step."""
+        return training_costs(mask, self.reports.num_steps)
+
+    def info(
+        self, mask: Array, num_changed: Array | int = 0, costs: Costs | None = None, event: Array | bool = False
+    ) -> RoundInfo:
+        """The round's report; see `clients_info`."""
+        slots, costs = self.clusters.active.shape[0], self.costs(mask) if costs is None else costs
+        return clients_info(self.slot, self.reports, mask, self.accepted, slots, num_changed, costs, event)
 
 
 # ------------------------------------------------------------------------------------------------- start
@@ -93,13 +103,19 @@ def present_clients(population: Population) -> Array:
     return jnp.asarray(np.asarray(population.data.num_examples) > 0)
 
 
-def check_clusters(num_clusters: int, population: Population) -> None:
-    """Raises a ValueError where K clusters cannot be made of the clients there are."""
-    num_clients = int(np.sum(np.asarray(population.data.num_examples) > 0))
+def start_models(model: Model, rng_key: Array, population: Population, num_clusters: int) -> tuple[Clusters, Array]:
+    """K models initialised independently, and the clients that are present, bool[M].
+
+    Raises:
+      ValueError: more clusters than clients.
+    """
+    present = present_clients(population)
+    num_clients = int(present.sum())
     if num_clusters > num_clients:
         raise ValueError(
             f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
         )
+    return init_clusters(rng_key, model, population.info, num_clusters), present
 
 
 def first_state(
@@ -165,7 +181,7 @@ def cluster_round(
     clusters = update_clusters(optimizer, clusters, mapped.reduced)
     if shared_layers:
         clusters = share_layers(clusters, shared_layers, mapped.reduced.weight)
-    return Round(clusters, slot, reports, mapped.accepted, mapped.reduced.weight, extra)
+    return Round(clusters, slot, reports, mapped.accepted, extra)
 
 
 def train_in_cluster(
@@ -197,23 +213,6 @@ def training_costs(mask: Array, num_steps: Array) -> Costs:
     """A model to each participant and an update back; a gradient a step."""
     participants = jnp.sum(mask.astype(jnp.float32))
     return Costs(participants, participants, jnp.sum(num_steps.astype(jnp.float32)))
-
-
-def round_info(
-    done: Round, mask: Array, num_changed: Array | int = 0, costs: Costs | None = None, event: Array | bool = False
-) -> RoundInfo:
-    """The report of a cluster round.
-
-    Args:
-      done: the round.
-      mask: bool[C], who took part.
-      num_changed: i32[], clients whose cluster changed.
-      costs: None is `training_costs`.
-      event: whether the round loop should stop after this round.
-    """
-    costs = training_costs(mask, done.reports.num_steps) if costs is None else costs
-    num_clusters = done.clusters.active.shape[0]
-    return clients_info(done.slot, done.reports, mask, done.accepted, num_clusters, num_changed, costs, event)
 
 
 def clients_info(

@@ -29,16 +29,14 @@ from fedjax_cluster.algorithms.cfl.splits import (
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     Report,
-    check_clusters,
     clients_info,
     cluster_variables,
     cohort_labels,
     first_state,
-    init_clusters,
     labels,
     one_hot,
-    present_clients,
     report,
+    start_models,
     training_costs,
 )
 from fedjax_cluster.inference import full_gradient, score_rows
@@ -71,9 +69,6 @@ class cfl(AveragingMethod):
 
     Returns:
       A method. Splits, refused splits and fall-backs are events, kept with their similarities.
-
-    Raises:
-      ValueError: an option out of its bound.
 
     References:
       CFL, Secs. II-A, III and V, Algorithms 1, 4 and 5.
@@ -148,10 +143,8 @@ class cfl(AveragingMethod):
         return self.similarity_of == "gradients"
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, self.clusters)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         models = models._replace(active=jnp.arange(self.clusters) == 0)
-        present = present_clients(population)
         capacity, one = len(present), cluster_variables(models, jnp.asarray(0))
         width = self.secret(models).size
         kept = width if self.edge_coordinates is None else min(self.edge_coordinates, width)

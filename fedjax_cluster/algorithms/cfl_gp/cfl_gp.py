@@ -15,21 +15,18 @@ from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     Round,
     Trained,
-    check_clusters,
     cluster_round,
     cohort_labels,
     equal_groups,
     first_state,
-    init_clusters,
     initial_info,
     labels,
     nearest_by_loss,
     one_hot,
     present_clients,
-    round_info,
+    start_models,
     tie_layers,
     train_client,
-    training_costs,
 )
 from fedjax_cluster.local import server_key
 from fedjax_cluster.options import Bound, at_least, option
@@ -69,12 +66,6 @@ class cfl_gp(AveragingMethod):
     Every P-th round one model k̃ (round robin) is queried by all clients: g_{c,k̃} ← (1−β) g_{c,k̃} + β Δθ_c(θ_k̃);
     the profiles [g_{c,1} … g_{c,K}] are projected on their top-K left singular vectors, grouped by k-means, and
     the groups named for the largest overlap with the old ones.
-
-    Returns:
-      A method.
-
-    Raises:
-      ValueError: an option out of its bound.
     """
 
     local: LocalUpdate = option(
@@ -142,10 +133,8 @@ class cfl_gp(AveragingMethod):
 
     def init_with(self, rng_key: Array, population: Population, num_clusters: int) -> tuple[State, RoundInfo]:
         """The start with K clusters: clients in random groups of equal size, profiles empty."""
-        check_clusters(num_clusters, population)
-        models = init_clusters(rng_key, self.model, population.info, num_clusters)
+        models, present = start_models(self.model, rng_key, population, num_clusters)
         models = tie_layers(models, self.shared_layers)
-        present = present_clients(population)
         assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
         coordinates = self.draw_coordinates(coordinate_key, models.params)
         width = len(coordinates) or self.profile_size(models.params)
@@ -233,7 +222,7 @@ class cfl_gp(AveragingMethod):
         done = self.run_round(
             lambda client, slot: Trained(slot, self.train_one(rng_key, state, slot, client)), state, cohort, slot
         )
-        return state._replace(clusters=done.clusters), round_info(done, cohort.mask)
+        return state._replace(clusters=done.clusters), done.info(cohort.mask)
 
     def cluster_and_train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round in which all clients query one model as well, and are grouped."""
@@ -260,7 +249,7 @@ class cfl_gp(AveragingMethod):
         changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
 
         share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
-        info = round_info(done, cohort.mask, changed, self.costs(state, cohort, done, share))
+        info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
         clients = clients._replace(membership=one_hot(new, num_clusters))
         return state._replace(clusters=done.clusters, clients=clients, server=server), info
@@ -270,7 +259,7 @@ class cfl_gp(AveragingMethod):
         others = cohort.mask & (done.slot != state.server.block)
         steps = done.reports.num_steps.astype(jnp.float32)
         extra = jnp.sum(others.astype(jnp.float32))
-        costs = training_costs(cohort.mask, done.reports.num_steps)
+        costs = done.costs(cohort.mask)
         return costs._replace(
             # Shared layers are in the client's model already.
             models_down=costs.models_down + (1.0 - shared_part(state.clusters.params, self.shared_layers)) * extra,

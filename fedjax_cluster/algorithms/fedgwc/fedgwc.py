@@ -16,17 +16,13 @@ from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     Trained,
-    check_clusters,
     cluster_round,
     first_state,
-    init_clusters,
     labels,
     nearest_by_loss,
     one_hot,
-    present_clients,
-    round_info,
+    start_models,
     train_client,
-    training_costs,
 )
 from fedjax_cluster.local import server_key
 from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, option
@@ -77,9 +73,6 @@ class fedgwc(AveragingMethod):
 
     Returns:
       A method; a split is an event, whose snapshot is P, W, the labels before and after, and the averages.
-
-    Raises:
-      ValueError: an option out of its bound.
 
     >>> from fedjax_cluster import local, nn
     >>> fedgwc(nn.linear(), clusters=4, local=local.sgd(0.1, batch_size=8, steps=7)).rate
@@ -172,11 +165,9 @@ class fedgwc(AveragingMethod):
         return MOST_CHILDREN if self.max_children is None else self.max_children
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
-        first = init_clusters(rng_key, self.model, population.info, 1)
-        models = jax.tree.map(lambda leaf: jnp.repeat(leaf, self.clusters, 0), first)
+        models, present = start_models(self.model, rng_key, population, self.clusters)
+        models = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], self.clusters, 0), models)
         models = models._replace(active=jnp.arange(self.clusters) == 0)
-        present = present_clients(population)
         size = len(present)
         slot = jnp.where(present, 0, -1)
         start = 1.0 / float(jnp.sum(present)) ** 2 if self.released else 0.0
@@ -251,10 +242,10 @@ class fedgwc(AveragingMethod):
         test_all = parallel.on_each_device(lambda state: self.test(server_key(rng_key), state), cohort.mapping)
         state = parallel.run_if(resting, test_all, state)
         moved = jnp.sum((clients.present & (labels(state.clients.membership) != before)).astype(jnp.int32))
-        costs = training_costs(cohort.mask, done.reports.num_steps)._replace(clusterings=resting.astype(jnp.float32))
+        costs = done.costs(cohort.mask)._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
         event = (moved > 0) | ((refused == 0) & (state.server.refused > 0))
-        return state, round_info(done, cohort.mask, moved, costs, event)
+        return state, done.info(cohort.mask, moved, costs, event)
 
     def update_interactions(
         self,

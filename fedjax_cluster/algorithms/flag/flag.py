@@ -32,24 +32,16 @@ from fedjax_cluster.algorithms.one_shot import (
     largest_cluster,
     nearest_cluster,
     progress_note,
-    start_clusters,
     vectors_sent,
     with_largest,
 )
-from fedjax_cluster.algorithms.round import (
-    HardClients,
-    check_clusters,
-    first_state,
-    initial_info,
-    labels,
-    one_hot,
-    present_clients,
-)
+from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import (
     ClientData,
+    Clusters,
     Costs,
     LocalUpdate,
     Model,
@@ -224,10 +216,10 @@ class flag(OneShotMethod):
     # ------------------------------------------------------------------------------------------- init
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_clusters(self.clusters, population)
+        models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("flag", population.info, population.data)
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
-        present = np.asarray(present_clients(population))
+        present = np.asarray(there)
         start = jax.device_get(self.model.init(start_key, population.info))
 
         with progress_note("FLAG: principal vectors and local training of every client") as note:
@@ -249,7 +241,8 @@ class flag(OneShotMethod):
         label = with_largest(cuts(dendrogram, alpha[None])[0], present)
         check_found("flag", int(label.max()) + 1, self.clusters, f"α = {alpha:g}")
 
-        state = self.assemble(rng_key, population, label, measured, known, start, matrices, search)
+        models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
+        state = self.assemble(models, label, present, measured, known, start, matrices, search)
         costs = self.initial_costs(population, measured, effort, float(present.sum()))
         costs = costs._replace(clustering_seconds=comparing + merging)
         return state, clustering_info(self.clusters, costs, present, known)
@@ -306,9 +299,9 @@ class flag(OneShotMethod):
 
     def assemble(
         self,
-        rng_key: Array,
-        population: Population,
+        models: Clusters,
         label: np.ndarray,
+        present: Any,
         measured: Measured,
         known: Any,
         start: Variables,
@@ -316,9 +309,7 @@ class flag(OneShotMethod):
         search: Search,
     ) -> State:
         """The state before the first round from what was measured and found."""
-        models = start_clusters(rng_key, self.model, population.info, self.clusters, int(label.max()) + 1)
-        membership = one_hot(jnp.asarray(label), self.clusters)
-        present = jnp.asarray(present_clients(population))
+        membership, present = one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present)
         clients = HardClients(membership, present)
         if self.newcomers:
             sent = measured.vectors, measured.counts, measured.update, jnp.asarray(known)
@@ -337,8 +328,9 @@ class flag(OneShotMethod):
         tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
         floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
         search = Search(floats, floats, whole, np.int32(0), np.int32(0))
+        models, present = start_models(self.model, rng_key, population, self.clusters)
         label = np.zeros(many, np.int32)
-        state = self.assemble(rng_key, population, label, measured, known, start, matrices, search)
+        state = self.assemble(models, label, present, measured, known, start, matrices, search)
         return state, initial_info(self.clusters)
 
     # ------------------------------------------------------------------------------------ newcomers, plots

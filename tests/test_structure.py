@@ -1,0 +1,126 @@
+"""The house: no import upward, none inside a function, no cycle; files and functions of a readable length."""
+
+import ast
+import functools
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "fedjax_cluster"
+# From the top; a module imports from floors below, or from its own.
+FLOORS = (
+    {"__main__", "cli", "__init__"},
+    {"recipes"},
+    {"bench"},
+    {"experiments"},
+    {"simulation"},
+    {"report"},
+    {"algorithms"},
+    {"inference", "server", "cohorts"},
+    {"local"},
+    {"parallel"},
+    {"nn", "data", "optimizers"},
+    {"clustering"},
+    {"options", "types", "tree", "files"},
+)
+OPTIONAL = {"pandas", "tensorflow_datasets", "torch"}
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE, MOST_LINES = 420, 90, 80, 20_500
+
+
+@functools.cache
+def sources():
+    """Module name -> (lines, syntax tree) of every file of the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py*")):
+        if path.suffix in (".py", ".pyi"):
+            name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            key = name + (" (stub)" if path.suffix == ".pyi" else "")
+            text = path.read_text(encoding="utf-8")
+            found[key] = (text.count("\n"), ast.parse(text))
+    return found
+
+
+def imported(tree):
+    """The package's modules that a syntax tree imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("fedjax_cluster"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedjax_cluster"):
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in sources() or f"{inside}.__init__" in sources() else node.module
+
+
+def room(module):
+    return [*module.split("."), "__init__"][1]
+
+
+def floor(module):
+    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+
+
+def test_every_room_has_a_floor():
+    known = set().union(*FLOORS)
+    assert {room(module) for module in sources() if "(stub)" not in module} <= known
+
+
+def test_no_import_goes_upward():
+    upward = [
+        f"{module} imports {other}"
+        for module, (_, tree) in sources().items()
+        if "(stub)" not in module
+        for other in imported(tree)
+        if floor(other) < floor(module)
+    ]
+    assert not upward
+
+
+def test_the_modules_import_one_another_without_a_cycle():
+    graph = {module: set(imported(tree)) for module, (_, tree) in sources().items() if "(stub)" not in module}
+    done: set[str] = set()
+
+    def visit(module, path):
+        assert module not in path, f"cycle: {' -> '.join([*path, module])}"
+        if module in done or module not in graph:
+            return
+        for other in graph[module] - {module}:
+            visit(other, [*path, module])
+        done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_no_import_inside_a_function_but_of_optional_packages():
+    hidden = []
+    for module, (_, tree) in sources().items():
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                for node in ast.walk(function):
+                    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                    names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+                    hidden += [f"{module}: {name}" for name in names if name.split(".")[0] not in OPTIONAL]
+    assert not hidden
+
+
+@pytest.mark.parametrize("limit", [LONGEST_FILE])
+def test_files_are_short(limit):
+    assert not {module: lines for module, (lines, _) in sources().items() if lines > limit}
+
+
+def test_functions_are_short():
+    long = {}
+    for module, (_, tree) in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                first = node.body[0]
+                documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                lines = node.end_lineno - node.lineno + 1
+                lines -= (first.end_lineno - first.lineno + 1) if documented else 0
+                if lines > (LONGEST_SIMULATE if node.name == "simulate" else LONGEST_FUNCTION):
+                    long[f"{module}.{node.name}"] = lines
+    assert not long
+
+
+def test_the_package_is_no_longer_than_it_needs_to_be():
+    assert sum(lines for lines, _ in sources().values()) <= MOST_LINES
