@@ -235,19 +235,11 @@ def best_shares(losses: Array, num_examples: Array) -> Array:
 
 
 def draw_clients(rng_key: Array, odds: Array, most: int, wanted: Array) -> Array:
-    """How often each cluster draws each client: `wanted` independent draws per cluster, in proportion to the odds.
+    """How often each cluster draws each client f32[M, K]: `wanted` i32[] ≤ `most` draws each, by odds f32[M, K].
 
     NOTE: drawn with replacement, so that a uniform mean over the draws is in expectation the mean weighted by u·n, as
-    the paper's analysis has it; without, a cluster smaller than its draws would have to take in others' clients.
-
-    Args:
-      rng_key: decides the draws; they do not depend on absent clients (odds of zero) after the last present one.
-      odds: f32[M, K], zero or more.
-      most: static upper bound of `wanted`.
-      wanted: i32[], draws of each cluster.
-
-    Returns:
-      f32[M, K], columns summing to `wanted`.
+    the paper's analysis has it; without, a cluster smaller than its draws would have to take in others' clients. Draws
+    do not depend on absent clients (odds of zero) after the last present one.
     """
     num_clients, num_clusters = odds.shape
 

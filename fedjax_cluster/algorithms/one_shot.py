@@ -124,13 +124,7 @@ def check_classes(method: str, info: DatasetInfo, data: ClientData) -> None:
 
 
 def clocked(cluster: Callable[..., Any], *arrays: Any, **static: Any) -> tuple[Any, float]:
-    """What a part of the clustering gives, and its seconds on the server's clock without compilation.
-
-    Args:
-      cluster: `(*arrays, **static)`; one that is not jitted compiles what it needs in a first call.
-      *arrays: its arrays.
-      **static: its static arguments.
-    """
+    """What `cluster(*arrays, **static)` gives, and its seconds on the server's clock without compilation."""
     if (lower := getattr(cluster, "lower", None)) is not None:
         cluster = lower(*arrays, **static).compile()
     else:

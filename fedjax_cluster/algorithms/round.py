@@ -225,17 +225,9 @@ def clients_info(
     costs: Costs,
     event: Array | bool = False,
 ) -> RoundInfo:
-    """The report of a round from what its clients report.
+    """The report of a round: slot i32[C], reports [C], who took part (mask bool[C]), whose update was finite.
 
-    Args:
-      slot: i32[C], each client's cluster in this round.
-      reports: leaves [C].
-      mask: bool[C], who took part.
-      accepted: bool[C], whose update was finite.
-      num_clusters: K.
-      num_changed: i32[].
-      costs: the round's.
-      event: whether the round loop should stop after this round.
+    `event` asks the round loop to stop after this round.
     """
     counted = mask & accepted
     members = one_hot(jnp.where(counted, slot, -1), num_clusters)
@@ -296,15 +288,7 @@ def one_hot(label: Array, num_clusters: int) -> Array:
 
 
 def least_loss_cluster(clusters: Clusters, loss: Callable[[Variables], Array]) -> tuple[Array, Array]:
-    """IFCA's rule: the active cluster whose model has the least loss.
-
-    Args:
-      clusters: K models.
-      loss: variables -> f32[], on the client's training rows.
-
-    Returns:
-      (slot i32[], losses f32[K], infinite for a slot not in use).
-    """
+    """IFCA's rule: the active cluster i32[] of least loss, and all losses f32[K], infinite for a slot not in use."""
     losses = jax.lax.map(loss, Variables(clusters.params, clusters.stats))
     losses = jnp.where(clusters.active & jnp.isfinite(losses), losses, jnp.inf)
     return jnp.argmin(losses).astype(jnp.int32), losses

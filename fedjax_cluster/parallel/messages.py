@@ -13,15 +13,10 @@ MOST_TURNS = 8
 
 
 def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int) -> list[Array]:
-    """Rows [C, ...] through a collective: the short ones in one message, bytes as words, a quarter of the numbers.
+    """Rows [C, ...] of several leaves through a collective along the rows, bit by bit.
 
-    Args:
-      collective: along the rows of one array; one that sums sees each row beside zeros only.
-      leaves: leaves [C, ...].
-      longest: words of a row that is short.
-
-    Returns:
-      The leaves with the rows that the collective leaves, bit by bit.
+    The short ones, of at most `longest` words, go in one message, bytes as words, a quarter of the numbers. A
+    collective that sums sees each row with zeros only.
     """
     words = {i: _words(leaf) for i, leaf in enumerate(leaves) if _width(leaf) is not None}
     short = [i for i, leaf in enumerate(leaves) if is_short(leaf, longest)]
@@ -38,15 +33,9 @@ def in_turns(
 ) -> list[Array]:
     """Gathers rows some at a time, up to the last that is valid: a cohort may have room for many more.
 
-    Args:
-      gather: i32[D, r] rows for each of D devices -> the device's own r of every leaf.
-      position: i32[D, C].
-      valid: bool[C], whether any device has a client there; the same on every device.
-      leaves: [M, ...] of each, for their shapes and types.
-      turn_bytes: about how much to gather in a turn.
-
-    Returns:
-      Leaves [C, ...], the device's own; zeros beyond the last valid row.
+    `gather` takes i32[D, r] rows for each of D devices and gives the device's r of every leaf; `position` is i32[D, C];
+    `valid` bool[C], the same on every device, says whether any device has a client there. Zeros beyond the last valid
+    row.
     """
     count = len(valid)
     row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)

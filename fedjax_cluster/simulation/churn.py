@@ -83,11 +83,8 @@ class Schedule:
     def apply(self, rng_key: Array, state: State, data: ClientData, done: int) -> State:
         """The state after the joins and leaves before round `done`.
 
-        Args:
-          rng_key: of the newcomers' admission.
-          state: any placement; fetched, as operations one by one on arrays divided among devices could hang.
-          data: all clients' training rows, [M, N, ...].
-          done: rounds done.
+        It is fetched: operations one by one on arrays divided among devices could hang. `data` are all clients'
+        training rows.
         """
         state = jax.device_get(state)
         for change in self.due(done):

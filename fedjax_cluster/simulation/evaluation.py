@@ -45,18 +45,9 @@ def evaluate_clients(
     model: Model,
     algorithm: ClusteredAlgorithm,
 ) -> dict[str, Array]:
-    """Metrics of every client's personal model on its test rows, in inference mode.
+    """Metrics f32[M] of every client's personal model on its test rows [M, N', ...], in inference mode.
 
-    Args:
-      rng_key: the personalisation's randomness.
-      state: current state.
-      population: training data of M clients.
-      test: test rows of the same clients, [M, N', ...].
-      model: the method's, with the metrics to take.
-      algorithm: the method; its `personalize` sees training rows only.
-
-    Returns:
-      dict of f32[M], NaN for a client without test rows or absent.
+    NaN for a client without test rows or absent. `model` is the method's, with the metrics to take.
     """
 
     def evaluate(client: Client, test: ClientData) -> dict[str, Array]:

@@ -28,13 +28,7 @@ REPORTED = (
 
 
 def report_round(info: RoundInfo, state: State, group: Array | None) -> dict[str, Array]:
-    """The scalars of a round that go into the history.
-
-    Args:
-      info: the round's report.
-      state: after the round.
-      group: i32[M], true groups, −1 where unknown; or None.
-    """
+    """The scalars of a round that go into the history; `group` i32[M] are true groups, −1 where unknown, or None."""
     count = info.num_clients.astype(jnp.float32)
     # NaN where every update was rejected: 0 would look like a perfect fit.
     loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
@@ -78,14 +72,9 @@ def _occupied(state: State) -> Array:
 def rows_of_rounds(
     reports: Mapping[str, Array], start: int, stop: int, seconds: float, initial: Costs | None
 ) -> History:
-    """The rows of rounds `start` to `stop`, which took `seconds` together.
+    """The rows of rounds `start` to `stop`, which took `seconds` together, from reports name -> [S].
 
-    Args:
-      reports: name -> [S], the first entries those of the rounds.
-      start: 0-based.
-      stop: the round after the last.
-      seconds: of all.
-      initial: what `init` cost, a pilot say, which is counted in the first round; None where that is not among them.
+    What `init` cost, a pilot say, is counted in the first round; None where that is not among them.
     """
     rows = {name: np.asarray(reports[name])[: stop - start].astype(np.float64) for name in REPORTED}
     rows = {"round": np.arange(start, stop, dtype=np.float64), **rows}

@@ -26,16 +26,10 @@ class Splits(NamedTuple):
 
 
 def lead_to_leaf(splits: Splits, side: Array, edges: Array, change: Callable[[Variables], Array]) -> Array:
-    """Algorithm 4: from the root to a leaf, always to the side that holds the most similar update.
+    """Algorithm 4: from the root to a leaf i32[], always to the side that holds the most similar update.
 
-    Args:
-      splits: of the run.
-      side: i32[M, S], which side a client went to in each split; −1 where it was not among those split.
-      edges: f32[M, S, r], the coordinates kept of its update before the split.
-      change: variables -> f32[r], the newcomer's update from a node's model, at the same coordinates.
-
-    Returns:
-      i32[], the slot of the leaf's cluster.
+    `side` i32[M, S] and `edges` f32[M, S, r] are as in `Clients`; `change` gives the newcomer's update from a node's
+    model.
     """
 
     def visit(number: Array, slot: Array) -> Array:
@@ -106,17 +100,10 @@ class Division(NamedTuple):
 def divide(
     division: Division, similarity: Array, counted: Array, qualified: Array, gamma_max: float, round_number: Array
 ) -> Division:
-    """Splits the clusters that qualify, one after the other, for as long as there are slots.
+    """Splits the clusters that qualify (bool[K]), one after the other, for as long as there are slots.
 
-    Of a cluster's clients those that are not counted stay with its slot, as does the first client that is.
-
-    Args:
-      division: before.
-      similarity: f32[M, M], cosines.
-      counted: bool[M], clients with an update.
-      qualified: bool[K], clusters that meet ε₁, ε₂ and the smallest size.
-      gamma_max: γ_max; a split whose similarity across does not bear it is left undone (Eq. 39).
-      round_number: i32[].
+    Of a cluster's clients those that are not counted (bool[M]) stay with its slot, as does the first client that is. A
+    split whose similarity across does not bear γ_max is left undone (Eq. 39).
     """
     slots, rows = len(division.active), len(division.splits.parent)
 
@@ -193,17 +180,10 @@ def remember(state: State, cohort: Cohort, sent: Sent, accepted: Array) -> State
 
 
 def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Array) -> tuple[State, Array]:
-    """Judges clusters by their participants; those that lost get their parent's model, for good (Sec. II-A).
+    """Judges clusters that are due (bool[K]) by their participants; those that lost get their parent's model.
 
-    Args:
-      state: of the run.
-      slot: i32[C], the participants' clusters.
-      gain: f32[C], accuracy of a client's cluster's model minus that of its parent's.
-      accepted: bool[C].
-      due: bool[K], clusters to judge.
-
-    Returns:
-      (state, bool[K] clusters that fell back).
+    `gain` f32[C] is the accuracy of a client's cluster's model minus that of its parent's (Sec. II-A); also returns who
+    fell back, bool[K].
     """
     server, splits = state.server, state.server.splits
     members = one_hot(jnp.where(accepted, slot, -1), len(due))
@@ -222,12 +202,11 @@ def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Arra
 
 
 def snapshot_of_splits(state: State) -> Mapping[str, Any]:
-    """What is kept of a round with splits, refused splits or fall-backs.
+    """What is kept of a round with splits, refused splits or fall-backs; n splits, M clients.
 
-    Returns:
-      `similarity` f32[M, M]; `labels` and `previous_labels` i32[M]; of the n splits `parent`, `child` i32[n] (slots),
-      `side` i32[M, n], `edges` f32[M, n, r] (updates before the split at `coordinates` i32[r]) and `models` f32[n, d];
-      `refused` and `fell_back`, the slots of clusters for which that was so first in this round.
+    `similarity` [M, M]; `labels`, `previous_labels` [M]; `parent`, `child` [n] (slots); `side` [M, n]; `edges` [M, n,
+    r] at `coordinates` [r]; `models` [n, d]; `refused` and `fell_back`: slots for which that was so first in this
+    round.
     """
     own, now = state.server, int(state.round) - 1
     splits = own.splits

@@ -23,19 +23,10 @@ class Clients(NamedTuple):
 
 
 def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
-    """Projects the profiles on their top singular vectors: g'_c = Uᵀ g_c.
+    """Projects profiles on their top singular vectors: features f32[M, rank], singular values f32[rank].
 
-    The Gram matrix of the profiles is the sum of the blocks'; its eigenpairs (λ, V) give the features V·√λ.
-
-    Args:
-      rng_key: starts the subspace iteration that replaces the Gram matrix for many clients.
-      clients: profiles and their numbers of updates.
-      grams: f32[K, M, M], or [K, 0, 0].
-      mask: bool[M], clients to embed.
-      rank: number of singular vectors.
-
-    Returns:
-      (features f32[M, rank], singular values f32[rank]).
+    g'_c = Uᵀ g_c. The Gram matrix of the profiles is the sum of the blocks' f32[K, M, M]; its eigenpairs (λ, V) give
+    the features V·√λ. Without Gram matrices, [K, 0, 0], subspace iteration takes the profiles themselves.
     """
     filled = (clients.updates > 0) & mask[:, None]  # [M, K]
     share = filled.astype(jnp.float32)

@@ -29,17 +29,9 @@ class Partition(NamedTuple):
 
 
 def cluster_rewards(losses: Array, took: Array, slot: Array, num_clusters: int, weight: Array | None = None) -> Array:
-    """Each client's reward among the cohort of its own cluster (Eq. 1).
+    """Each client's reward f32[C] among the cohort of its cluster (Eq. 1), 0 without a step.
 
-    Args:
-      losses: f32[C, S].
-      took: bool[C, S], the steps that each client took.
-      slot: i32[C].
-      num_clusters: K.
-      weight: f32[C]: the public code's moments, weighted by these, and rewards divided by their sum.
-
-    Returns:
-      f32[C], 0 for a client without a step.
+    `losses` f32[C, S] count where `took` bool[C, S]; with `weight` f32[C] they are the public code's.
     """
 
     def among(cluster: Array) -> Array:
@@ -76,20 +68,9 @@ def meet(
     *,
     counted: bool,
 ) -> Meeting:
-    """Moves the interactions of all pairs that met within a cluster.
+    """Moves the interactions of all pairs that met within a cluster: P_ij ← (1 − α) P_ij + α ω_i.
 
-    P_ij ← (1 − α) P_ij + α ω_i, with α the cluster's constant rate, or 1/(times i and j met).
-
-    Args:
-      interactions: f32[M, M].
-      meetings: i32[M, M], used where `counted`.
-      rewards: f32[C].
-      index: i32[C], M for padding.
-      accepted: bool[C].
-      slot: i32[C].
-      rate: f32[K], α where it is constant.
-      num_clusters: K.
-      counted: α_ij = 1/(times met).
+    α is the cluster's constant rate f32[K] or, where `counted`, 1/(times i and j met); `index` i32[C] is M for padding.
     """
     num_clients = interactions.shape[0]
     place = jnp.where(accepted, index, num_clients)
@@ -110,15 +91,10 @@ def meet(
 
 
 def centred(interactions: Array, mask: Array, known: Array) -> Array:
-    """Each row less its mean over the pairs that met; pairs that never met, and the diagonal, are 0.
+    """Each row less its mean over the pairs that met (`known` bool[M, M]) in the cluster (`mask` bool[M]); 0 elsewhere.
 
-    Ours: what remains of P_ij is whether i is rewarded more in the company of j; how hard i's own examples are,
-    which is the same for all j, is gone.
-
-    Args:
-      interactions: f32[M, M].
-      mask: bool[M], the cluster's clients.
-      known: bool[M, M], pairs that met.
+    Ours: what remains of P_ij is whether i is rewarded more in the company of j; how hard i's examples are, which is
+    the same for all j, is gone.
     """
     pairs = known & mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
     number = jnp.maximum(pairs.sum(1), 1).astype(jnp.float32)
@@ -127,13 +103,7 @@ def centred(interactions: Array, mask: Array, known: Array) -> Array:
 
 
 def as_another(interactions: Array, index: Array, other: Array) -> Array:
-    """P with the row and the column of one client as those of another.
-
-    Args:
-      interactions: f32[M, M].
-      index: i32[], the client.
-      other: i32[], the one it is taken for; M for nobody, which leaves zeros.
-    """
+    """P with the row and column of client `index` as those of client `other`; M for nobody, which leaves zeros."""
     row = interactions.at[other].get(mode="fill", fill_value=0.0)
     column = interactions.at[:, other].get(mode="fill", fill_value=0.0)
     same = column.at[other].get(mode="fill", fill_value=0.0)
@@ -155,14 +125,8 @@ def partition(
 ) -> Partition:
     """Algorithm 1: spectral clustering for every number of children, the best by Davies–Bouldin on the rows of W.
 
-    Args:
-      rng_key: for k-means.
-      affinity: f32[M, M], W; rows and columns outside the cluster are 0.
-      mask: bool[M], the cluster's clients.
-      most: i32[], n_max.
-      free: i32[], cluster slots not in use.
-      smallest: clients that each child must have.
-      max_children: bound of n_max, static.
+    `affinity` f32[M, M] is W, 0 outside the cluster `mask` bool[M]; n_max is `most` i32[], statically `max_children`;
+    `free` i32[] slots are not in use; each child must have `smallest` clients.
     """
     labels = clustering.spectral_partitions(rng_key, affinity, max_children, mask)
     index = jax.vmap(lambda own: clustering.scores.davies_bouldin(affinity, own, mask=mask, num_labels=max_children))(

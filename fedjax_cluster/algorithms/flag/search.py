@@ -123,26 +123,10 @@ def search_threshold(
     axis: Axis = "log-clusters",
     note: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Search, Effort]:
-    """Held-out accuracy of clustered training with the clusters of each threshold.
+    """Held-out accuracy of clustered training with the clusters i32[T, M] (−1: not clustered) of each threshold f32[T].
 
     Every distinct clustering is tried once: m′ clients, the same for all, train the light model of their cluster on
-    nine tenths of their training rows and are tested on the last tenth.
-
-    Args:
-      rng_key: decides the clients, the light models, the held-out rows and the mini-batches.
-      population: all clients.
-      labels: i32[T, M], −1 for who is not clustered.
-      thresholds: f32[T], descending.
-      model: the light one.
-      update: a client's training.
-      num_clients: m′.
-      rounds: of clustered training per clustering.
-      slots: the most clusters there can be.
-      axis: of the elbow, see `choose`.
-      note: told what goes on.
-
-    Returns:
-      (Search, Effort).
+    nine tenths of their training rows and are tested on the last tenth. `note` is told what goes on.
     """
     counts = labels.max(1) + 1
     if len(np.unique(counts)) == 1:
@@ -185,19 +169,9 @@ def train_in_clusters(
     update: LocalUpdate,
     rounds: int,
 ) -> tuple[Array, Array]:
-    """Clustered training of some clients: held-out accuracy f32[], local steps f32[].
+    """Clustered training of clients `index` i32[m′] in clusters `slot` i32[M]: held-out accuracy, local steps.
 
     All clusters start from the same model, so that clusterings differ in nothing else.
-
-    Args:
-      rng_key: decides the held-out rows and the mini-batches.
-      population: all clients.
-      index: i32[m′], those that take part.
-      slot: i32[M], their clusters.
-      start: of every cluster.
-      model: the light one.
-      update: a client's training.
-      rounds: of it.
     """
     optimizer, slots = optax.sgd(1.0), len(index)
     split_key, rounds_key = jax.random.split(rng_key)
@@ -232,15 +206,9 @@ def train_in_clusters(
 
 
 def hold_out(rng_key: Array, data: ClientData, share: float = 0.1) -> tuple[ClientData, ClientData]:
-    """Divides one client's training rows at random: nine tenths to train on, one tenth (at least one) held out.
+    """Divides one client's training rows at random: kept [N, ...], and `share` of them, at least one, held out.
 
-    Args:
-      rng_key: decides the division.
-      data: one client: x [N, ...], y [N, ...], num_examples i32[].
-      share: of the rows that are held out; a single row is not.
-
-    Returns:
-      (kept [N, ...], held out [⌈share·N⌉, ...]).
+    A single row is kept.
     """
     rows, number = data.x.shape[0], data.num_examples
     wanted = jnp.maximum(jnp.round(share * number.astype(jnp.float32)).astype(jnp.int32), 1)
