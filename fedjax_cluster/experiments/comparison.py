@@ -84,10 +84,8 @@ def compare(
 
 def _federation(config: RunConfig, known: dict[Any, Federation]) -> Federation:
     """The configuration's federation; the last few are kept, as the methods of a comparison share them."""
-    key = repr(
-        [getattr(config, name) for name in ("scenario", "dataset", "clients", "seed", "test_fraction")]
-        + [config.examples_per_client, sorted(config.scenario_options.items())]
-    )
+    names = ("scenario", "dataset", "clients", "seed", "test_fraction", "examples_per_client")
+    key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
     if key not in known:
         while len(known) >= 8:
             known.pop(next(iter(known)))

@@ -29,12 +29,7 @@ from fedjax_cluster.options import (
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
-    "mlp": nn.mlp,
-    "cnn": nn.cnn,
-    "lenet5": nn.lenet5,
-    "linear": nn.linear,
-    "resnet18": nn.resnet18,
-    "mobilenet_v2": nn.mobilenet_v2,
+    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2)
 }
 
 
@@ -153,10 +148,7 @@ class RunConfig(Options):
 
 
 def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
-    """The registered spelling of a name given with hyphens or underscores.
-
-    Raises:
-      ValueError: unknown; says which are known, and the closest.
+    """The registered spelling of a name given with hyphens or underscores; a ValueError says which are known.
 
     >>> known_name("method", "cfl-gp", REGISTRY)
     'cfl_gp'

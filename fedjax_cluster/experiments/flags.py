@@ -28,11 +28,7 @@ COMMAND_FLAGS = ("run_dir", "seeds", "join", "leave")
 
 
 def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
-    """A RunConfig from flags, and the flags that concern the command rather than the run.
-
-    Raises:
-      ValueError: a flag that cannot be; the message is one line.
-    """
+    """A RunConfig from flags, and the flags that concern the command; a ValueError of one line for a wrong flag."""
     method = known_name("method", method, REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
     fields = [*_common_fields(), *_command_fields(), *_options(method)]
@@ -69,33 +65,28 @@ def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: st
         raise ValueError(_one_line(errors.getvalue())) from None
 
 
-def _common_fields() -> list[Field]:
-    return [
-        (found.name, _noted(found.hint, found.doc), found.default)
-        for found in described_options(RunConfig)
-        if found.name not in ("method", "churn", *(f"{kind}_options" for kind in KINDS))
-    ]
+def _common_fields() -> Iterator[Field]:
+    for name, hint, doc, default in described_options(RunConfig):
+        if name not in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
+            yield name, _noted(hint, doc), default
 
 
-def _command_fields() -> list[Field]:
+def _command_fields() -> Iterator[Field]:
     note = "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
-    fields: list[Field] = [("run_dir", _noted(str | None, note), None)]
+    yield "run_dir", _noted(str | None, note), None
     for name, note in (
         ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
         ("leave", "clients who leave before a round, such as 50:3"),
     ):
         shown = tyro.conf.arg(help=note, metavar="ROUND:CLIENT [...]")
-        fields.append((name, Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, shown], ()))
-    return fields
+        yield name, Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, shown], ()
 
 
-def _options(method: str) -> list[Field]:
+def _options(method: str) -> Iterator[Field]:
     """A method's options, with their defaults."""
-    fields = []
     for name, hint, doc, default in _parsable_options("method", method):
         default = None if default is dataclasses.MISSING else default
-        fields.append((name, _noted(hint | None if default is None else hint, doc), default))
-    return fields
+        yield name, _noted(hint | None if default is None else hint, doc), default
 
 
 def _parsable_options(kind: str, name: str) -> Iterator[Described]:
@@ -172,13 +163,8 @@ def _parse(fields: list[Field], arguments: Sequence[str], prog: str, description
     """The values of the fields, and of the options of every scenario and model, by name."""
     for kind in ("scenario", "model"):
         fields = fields + _union_of_options(kind, KINDS[kind].registry, fields)
-    flags = dataclasses.make_dataclass(
-        "Flags",
-        [(name, hint, dataclasses.field(default=default)) for name, hint, default in fields],
-        namespace={"__doc__": description},
-    )
-    parsed = parse_fields(flags, arguments, prog, description)
-    return {name: getattr(parsed, name) for name, _, _ in fields}
+    flags = dataclasses.make_dataclass("Flags", fields, namespace={"__doc__": description})
+    return vars(parse_fields(flags, arguments, prog, description))
 
 
 def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> RunConfig:
@@ -195,9 +181,8 @@ def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> Ru
             flag = f"{kind}_{option}" if f"{kind}_{option}" in given else option
             value = None if kind != "method" and flag in of_methods else given.get(flag)
             if option not in parsable and (needed or value is not None):
-                raise ValueError(
-                    f"{option} of {kind} {name.replace('_', '-')} cannot be given on the command line; use Python"
-                )
+                shown = name.replace("_", "-")
+                raise ValueError(f"{option} of {kind} {shown} cannot be given on the command line; use Python")
             if value is not None:
                 chosen[option] = as_json(value)
                 used.add(flag)

@@ -24,6 +24,8 @@ from fedjax_cluster.types import DatasetInfo, Federation
 if TYPE_CHECKING:  # drawing loads matplotlib, which stating a recipe does not need
     from matplotlib.figure import Figure
 
+# Equal models are equal keys: each is traced once for all cells that have it.
+_gradient_flops = functools.cache(gradient_flops)
 # Local training on two cores, one model a client; recipes' minutes are stated at this rate.
 FLOPS_PER_SECOND = 4.5e10
 # Data set -> shape of an image, classes, images.
@@ -43,11 +45,10 @@ class Recipe:
       reading: what the paper leaves open and how it was read; what differs.
       cells: the runs.
       metrics: name in the summary -> (heading, factor): what the table shows.
-      seeds: runs per cell.
+      seeds, first_seed: runs per cell, and the first one's; the reading says why where it is not 0.
       quick: the cells of the smaller version, run with one seed.
       figure: draws the cells and their outcomes, given by (row, column).
       full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
-      first_seed: of the runs; the reading says why where it is not 0.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
     """
@@ -143,13 +144,13 @@ def run_flops(config: RunConfig) -> float:
     """Training FLOPs of a run: those of its mini-batch gradients, and the method's further passes.
 
     CFL-GP queries each client once more in every P-th round for as long as it clusters; IFCA adds K forward passes,
-    a third of a step each; gradient-and-loss CFL K − 1 gradients; Per-FedAvg's steps take two gradients
-    or four; CFL on full gradients passes over all examples once more; FLAG's and PACFL's clustering is left out.
+    a third of a step each; gradient-and-loss CFL K − 1 gradients; Per-FedAvg's steps take two gradients or
+    four; CFL on full gradients passes over all examples once more; FLAG's and PACFL's clustering is left out.
     """
     shape, classes, total = IMAGES.get(config.dataset.split("+")[0], ((1,), 1, 0))
+    info = DatasetInfo("", shape, classes)
     if config.scenario == "linear_regression":
-        shape, classes = (1,), 0
-    info = DatasetInfo("", shape, classes, "classification" if classes else "regression")
+        info = DatasetInfo("", (1,), 0, "regression")
     batch = _gradient_flops(build_model(config), info, config.batch_size)
     rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
     steps: float = config.local_steps or 1
@@ -169,10 +170,6 @@ def run_flops(config: RunConfig) -> float:
         case algorithms.per_fedavg(variant=variant):
             return training * GRADIENTS_PER_STEP[variant]
     return training
-
-
-# Equal models are equal keys: each is traced once for all cells that have it.
-_gradient_flops = functools.cache(gradient_flops)
 
 
 def reproduce(

@@ -61,8 +61,7 @@ def resume(
       ValueError: not a run directory, one of `simulate` without a configuration, or fewer rounds than were done.
     """
     path = pathlib.Path(run_dir)
-    config = _experiment(path)
-    done = _rounds_done(path)
+    config, done = _left(path)
     if rounds is not None and rounds < done:
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
     config = dataclasses.replace(config, rounds=max(config.rounds, done) if rounds is None else rounds)
@@ -76,14 +75,14 @@ def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
       ValueError: not a run directory, or one that has no checkpoint yet.
     """
     path = pathlib.Path(run_dir)
-    config = _experiment(path)
-    done = _rounds_done(path)
+    config, done = _left(path)
     if done == 0:
         raise ValueError(f"{path} has no checkpoint yet; continue it with resume")
     return run(dataclasses.replace(config, rounds=done), run_dir=path, progress=False)
 
 
-def _experiment(path: pathlib.Path) -> RunConfig:
+def _left(path: pathlib.Path) -> tuple[RunConfig, int]:
+    """The configuration of a run directory, and the rounds it has done."""
     content = read_config(path)
     assert content is not None
     if content["experiment"] is None:
@@ -91,11 +90,8 @@ def _experiment(path: pathlib.Path) -> RunConfig:
             f"{path} was made by simulate() without a configuration; call simulate() with the same algorithm, "
             "federation and run_dir to continue it"
         )
-    return RunConfig.from_json(content["experiment"])
-
-
-def _rounds_done(path: pathlib.Path) -> int:
     try:
-        return len(read_history(path)["round"])
+        done = len(read_history(path)["round"])
     except ValueError:
-        return 0
+        done = 0
+    return RunConfig.from_json(content["experiment"]), done

@@ -17,11 +17,7 @@ from fedjax_cluster.simulation.run_directory import read_config, read_history
 
 
 def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
-    """The run directories among and below `paths`, in their order, each once.
-
-    Raises:
-      ValueError: a path that holds no run.
-    """
+    """The run directories among and below `paths`, in their order, each once; a ValueError where a path holds none."""
     found: dict[pathlib.Path, None] = {}
     for path in map(pathlib.Path, paths):
         runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
@@ -32,13 +28,9 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
 
 
 def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
-    """The runs of the directories, grouped where they differ in their seed alone.
+    """The runs among and below `paths`, grouped where they differ in their seed alone.
 
-    Args:
-      paths: run directories, or directories that hold some (a comparison's).
-
-    Returns:
-      One entry per configuration, named after the method; after the directory too where a method has several.
+    Each is labelled with its method, and with its directory where a method has several configurations.
 
     Raises:
       ValueError: no run there, or one that has not ended.
@@ -58,11 +50,8 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
 def write_report(paths: Sequence[str | pathlib.Path], directory: pathlib.Path) -> list[pathlib.Path]:
     """Prints the runs' table, and writes it and their learning curves; returns the files written.
 
-    Of a single run it prints the summary and draws the pictures again, in the run's directory.
-
-    Args:
-      paths: run directories, or directories that hold some.
-      directory: for comparison.md, comparison.csv and learning_curves.png.
+    Of a single run it prints the summary and draws the pictures again, in the run's directory; of several it leaves
+    comparison.md, comparison.csv and learning_curves.png in `directory`.
 
     Raises:
       ValueError: no run there, or one that has not ended.

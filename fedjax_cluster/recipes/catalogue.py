@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pathlib
-from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import recipe
-from fedjax_cluster.experiments.config import MODELS, known_name
+from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
 from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss
 
@@ -41,17 +38,13 @@ def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, director
 def show(console: Console | None = None) -> None:
     """Prints the table, a line for each."""
     console = console or Console()
-    for title, registry in (("Methods", REGISTRY), ("Scenarios", SCENARIOS), ("Models", MODELS)):
-        console.print(_table(title, registry))
+    for kind, (registry, _) in KINDS.items():
+        table = Table("name", "what it is", title=f"{kind.capitalize()}s", title_justify="left")
+        for name, factory in registry.items():
+            table.add_row(name.replace("_", "-"), (inspect.getdoc(factory) or "").partition("\n")[0])
+        console.print(table)
     console.print("[bold]Data sets[/bold]: digits (embedded), or any image classification set of TFDS by its name")
     recipes = Table("name", "reproduces", "minutes", title="Recipes", title_justify="left")
     for name, each in RECIPES.items():
         recipes.add_row(name, each.title, f"{each.minutes:g}")
     console.print(recipes)
-
-
-def _table(title: str, registry: Mapping[str, Callable]) -> Table:
-    table = Table("name", "what it is", title=title, title_justify="left")
-    for name, factory in registry.items():
-        table.add_row(name.replace("_", "-"), (inspect.getdoc(factory) or "").partition("\n")[0])
-    return table

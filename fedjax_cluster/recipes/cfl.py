@@ -10,15 +10,14 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster import report
 from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, parameter_tree
 from fedjax_cluster.experiments.cells import changed, headings, printed, shortened
 from fedjax_cluster.experiments.config import RunConfig, build_federation
-from fedjax_cluster.experiments.recipe import Outcomes, Recipe, Study, table
+from fedjax_cluster.experiments.recipe import Outcomes, Study, table
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.separation import largest_guaranteed_noise, probability_of_correct_split, separation
-from fedjax_cluster.report.bars import bars
-from fedjax_cluster.report.curves import round_curves
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.result import SimulationResult
@@ -83,7 +82,7 @@ def _curves(outcomes: Outcomes, names: Mapping[str, str], y_label: str, log_y: b
             known = np.isfinite(histories[0][name])
             mean = np.mean([history[name][known] for history in histories], 0)
             series[f"{row}{text}"] = (histories[0]["round"][known] + 1, mean)
-    return round_curves(series, y_label, log_y=log_y)
+    return report.curves.round_curves(series, y_label, log_y=log_y)
 
 
 def _correct_from(result: SimulationResult) -> dict[str, float]:
@@ -97,7 +96,7 @@ FIG_5 = _table(
     "cfl-fig5",
     "CFL, Fig. 5: separation gap against the examples per client, label-swap MNIST, after 50 rounds",
     "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 "
-    "from 20 examples on, and so is ours where every client has each label equally often. Of 20 examples "
+    "from 20 examples on, as is ours where every client has each label equally often. Of 20 examples "
     "drawn at random none is of one of the two swapped labels with probability 0.23. Such a client is like "
     f"nobody, and the gap comes between 20 and 50. {SETTING}",
     LABEL_SWAP,
@@ -110,7 +109,6 @@ FIG_5 = _table(
     metrics=headings(gap="separation gap", accuracy="accuracy (%)"),
     quick=shortened(columns=("n=20",)),
     measure=lambda result: {"gap": float(result.history["separation_gap_0"][-1])},
-    watch=separation,
     # Above zero the best split is correct.
     figure=figures.sweep("gap", "Training examples per client", "Separation gap g(α)", log_x=True, zero_line=True),
 )
@@ -159,10 +157,7 @@ FIG_7 = _table(
     ),
     {
         "incongruent": {"scenario_options": {"num_groups": 2}},
-        "congruent": {
-            "scenario": "label_groups",
-            "scenario_options": {"rho": 0.5, "num_groups": 2, "alpha": 1000.0},
-        },
+        "congruent": {"scenario": "label_groups", "scenario_options": {"rho": 0.5, "num_groups": 2, "alpha": 1000.0}},
     },
     {"": {}},
     metrics=headings(
@@ -190,36 +185,22 @@ def _splits(result: SimulationResult) -> dict[str, float]:
     }
 
 
-def _split_recipe(
-    name: str, title: str, reading: str, column: str, config: RunConfig, paper: Mapping[str, str], quick_rounds: int
-) -> Recipe:
-    return _table(
-        name,
-        title,
-        reading,
-        config,
-        {"CFL": {}},
-        {column: {}},
-        {"CFL": printed(**paper)},
-        metrics={
-            **headings(splits="splits", split_1="first split in round", split_2="second", split_3="third"),
-            **headings(adjusted_rand_index="ARI", before="accuracy before (%)"),
-            **headings(soon_after="best within five rounds (%)", accuracy="final accuracy (%)"),
-        },
-        quick=shortened(rounds=quick_rounds),
-        measure=_splits,
-        figure=lambda cells, outcomes: pictures.split_history(next(iter(outcomes.values())).histories[0]),
-    )
-
-
-FIG_8 = _split_recipe(
+_split_table = functools.partial(
+    _table,
+    metrics={
+        **headings(splits="splits", split_1="first split in round", split_2="second", split_3="third"),
+        **headings(adjusted_rand_index="ARI", before="accuracy before (%)"),
+        **headings(soon_after="best within five rounds (%)", accuracy="final accuracy (%)"),
+    },
+    measure=_splits,
+    figure=lambda cells, outcomes: pictures.split_history(next(iter(outcomes.values())).histories[0]),
+)
+FIG_8 = _split_table(
     "cfl-fig8",
     "CFL, Fig. 8: four permutations of the labels, 20 clients: accuracy and separation gaps over the splits",
     "Fashion-MNIST where the paper has CIFAR-10, whose accuracies are those compared with ours; 100 training examples "
-    "per client, 3 local epochs. ε₁ = 0.5, ε₂ = 0.9, γ_max = 0.65, no split before round 16; four "
-    "slots, so that later splits are refused and reported: with six there were two more, in rounds 21 and 24. "
-    f"{SETTING}",
-    "permuted labels",
+    "per client, 3 local epochs. ε₁ = 0.5, ε₂ = 0.9, γ_max = 0.65, no split before round 16; four slots, so that "
+    f"later splits are refused and reported: with six there were two more, in rounds 21 and 24. {SETTING}",
     changed(
         LABEL_SWAP,
         scenario="label_permutation",
@@ -228,20 +209,20 @@ FIG_8 = _split_recipe(
         eval_every=1,
         method_options={"first_round": 15, "epsilon_1": 0.5, "epsilon_2": 0.9, "gamma_max": 0.65},
     ),
-    {"splits": "3", "adjusted_rand_index": "1", "before": "20", "accuracy": "60"},
-    quick_rounds=25,
+    {"CFL": {}},
+    {"permuted labels": {}},
+    {"CFL": printed(splits="3", adjusted_rand_index="1", before="20", accuracy="60")},
+    quick=shortened(rounds=25),
 )
-ROTATED = _split_recipe(
+ROTATED = _split_table(
     "cfl-rotated",
     "CFL's public code: ten clients, half of them rotated by 180°, Dirichlet(1.0) labels: MNIST",
-    "The settings of the authors' code: ten clients share 10 000 images, each class by Dirichlet(1.0) so that "
-    "sizes differ, 1000 examples per client on average, a fifth of them to test on; SGD with rate 0.1 and "
-    "momentum 0.9, whose state each client keeps from round to round; b = 128, one local epoch, ε₂ 1.6, no "
-    "split before round 21. Their ε₁ of 0.4 belongs to their network; LeNet-5's mean update is still about "
-    "0.5 long at round 21 and crosses 0.4 five rounds later, so ε₁ is 0.6; γ_max 0.72, which the code does not "
-    "have, keeps whole the halves, whose best bipartitions have a cosine of about 0. Ours are compared with the "
-    "values that the public code reaches on MNIST.",
-    "half turned by 180°",
+    "The settings of the authors' code: ten clients share 10 000 images, each class by Dirichlet(1.0) so that sizes "
+    "differ, 1000 examples per client on average, a fifth of them to test on; SGD with rate 0.1 and momentum 0.9, "
+    "whose state each client keeps from round to round; b = 128, one local epoch, ε₂ 1.6, no split before round 21. "
+    "Their ε₁ of 0.4 belongs to their network; LeNet-5's mean update is still about 0.5 long at round 21 and crosses "
+    "0.4 five rounds later, so ε₁ is 0.6; γ_max 0.72, which the code does not have, keeps whole the halves, whose "
+    "best bipartitions have a cosine of about 0. Ours are compared with values that the public code reaches on MNIST.",
     changed(
         LABEL_SWAP,
         scenario="rotated",
@@ -263,8 +244,10 @@ ROTATED = _split_recipe(
             "keep_optimizer": True,
         },
     ),
-    {"splits": "1", "split_1": "21", "adjusted_rand_index": "1", "before": "87.2", "soon_after": "95.1"},
-    quick_rounds=23,
+    {"CFL": {}},
+    {"half turned by 180°": {}},
+    {"CFL": printed(splits="1", split_1="21", adjusted_rand_index="1", before="87.2", soon_after="95.1")},
+    quick=shortened(rounds=23),
 )
 
 FOUNDERS, NEWCOMERS = 20, 100
@@ -307,10 +290,9 @@ def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
             data = jax.tree.map(lambda leaf, client=client: leaf[client], federation.train)
             found = assign_client(tree, data, rng_key=jax.random.key(int(client)))
             right += found == leaf_of_group[int(np.asarray(federation.group)[client])]
-        score, where = result.summary["adjusted_rand_index"], f"seed {seed}"
-        share = 100 * (right / len(others))
-        rows.append(PaperRow("newcomers", where, "led to the right leaf (%)", share, dataset=config.dataset))
-        rows.append(PaperRow("founders", where, "ARI", score, paper=1.0, dataset=config.dataset))
+        score, share = result.summary["adjusted_rand_index"], 100 * (right / len(others))
+        rows.append(PaperRow("newcomers", f"seed {seed}", "led to the right leaf (%)", share, dataset=config.dataset))
+        rows.append(PaperRow("founders", f"seed {seed}", "ARI", score, paper=1.0, dataset=config.dataset))
     assert tree is not None
     return rows, pictures.parameter_tree(tree, group=group)
 
@@ -331,7 +313,7 @@ def _hidden_updates(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
                 rows.append(PaperRow(scheme, f"seed {seed}", metric, ours, paper=paper, dataset=config.dataset))
     differences = [row for row in rows if row.metric.startswith("largest")]
     names, values = [f"{row.row}, {row.column}" for row in differences], [1e6 * row.ours for row in differences]
-    return rows, bars(names, values, [NAN] * len(names), "Largest difference of a parameter ($10^{-6}$)")
+    return rows, report.bars.bars(names, values, [NAN] * len(names), "Largest difference of a parameter ($10^{-6}$)")
 
 
 NEWCOMERS_LED = Study(
@@ -346,8 +328,7 @@ NEWCOMERS_LED = Study(
 PRIVACY = Study(
     name="cfl-privacy",
     title="CFL, Sec. V-B, Algorithm 5: updates under a shared secret orthonormal transform",
-    reading="The run of cfl-newcomers, without and with each transform: the same assignments, and models that differ "
-    "by rounding only.",
+    reading="The run of cfl-newcomers without and with each transform: equal assignments, models equal up to rounding.",
     seeds=1,
     minutes=2.0,
     run=_hidden_updates,

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster import report
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
 from fedjax_cluster.experiments.cells import Cell, Changes, changed, headings, printed, shortened, varied
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Outcomes, table
 from fedjax_cluster.recipes import figures
-from fedjax_cluster.report.curves import learning_curves
 from fedjax_cluster.report.methods.cfl_gp import singular_values
 from fedjax_cluster.simulation.result import SimulationResult
 
@@ -55,12 +55,9 @@ METHODS: dict[str, Changes] = {
 }
 HARD = {name: METHODS[name] for name in ("CFL-GP", "IFCA", "Global")}
 HARD_AND_MADMO = {name: METHODS[name] for name in ("CFL-GP", "IFCA", "MADMO", "Global")}
-SOFT = {name: METHODS[name] for name in ("CFL-GP", "IFCA", "FedEM", "FedSoft", "Global")}
 
 PROTOCOL = "Gradient averaging: one mini-batch gradient a round. IFCA chooses on the mini-batch that it then steps on."
-WITH_MADMO = (
-    "MADMO is CFL on these gradients, ε₁ 0.4, ε₂ 1.6, split after five rounds at the earliest, up to 8 clusters."
-)
+MADMO = "MADMO is CFL on these gradients, ε₁ 0.4, ε₂ 1.6, split after five rounds at the earliest, up to 8 clusters."
 FULL_DATA = f"All 70 000 images are divided among the clients, however many these are. {PROTOCOL}"
 
 
@@ -71,7 +68,7 @@ def _small(*columns: str, **changes: Any):
 TABLE_10 = _table(
     "cfl-gp-table10",
     "CFL-GP, Table 10: rotated MNIST, eight angles, K = 4, against the number of clients",
-    f"Neighbouring angles count as one group. {FULL_DATA} {WITH_MADMO}",
+    f"Neighbouring angles count as one group. {FULL_DATA} {MADMO}",
     MNIST,
     HARD_AND_MADMO,
     varied("C", "clients", (8, 16, 32, 64, 128)),
@@ -89,7 +86,7 @@ TABLE_10 = _table(
 TABLE_9 = _table(
     "cfl-gp-table9",
     "CFL-GP, Table 9: rotated MNIST, four angles, b = 100, K = 4",
-    f"{FULL_DATA} {WITH_MADMO}",
+    f"{FULL_DATA} {MADMO}",
     changed(MNIST, **FOUR_ANGLES),
     HARD_AND_MADMO,
     varied("C", "clients", (20, 40, 80)),
@@ -112,7 +109,7 @@ TABLE_11 = _table(
     "CFL-GP, Table 11: MNIST under eight rotations and Fashion-MNIST, b = 256",
     "The paper gives neither K nor the shares. Read as half of the clients MNIST, whose neighbouring angles count as "
     "one group, half Fashion-MNIST upright: five groups, K = 5; both data sets share ten outputs. "
-    f"All 140 000 images are divided among the clients. {PROTOCOL} {WITH_MADMO}",
+    f"All 140 000 images are divided among the clients. {PROTOCOL} {MADMO}",
     changed(MNIST, scenario="mixed_datasets", dataset="mnist+fashion_mnist", clusters=5, batch_size=256),
     HARD_AND_MADMO,
     varied("C", "clients", (32, 64)),
@@ -148,7 +145,6 @@ MIXTURE = _table(
     quick=shortened(columns=("κ=0.5",), rounds=40),
     figure=figures.sweep("adjusted_rand_index", "Mixture ratio κ", "Adjusted Rand index"),
 )
-
 LINEAR_REGRESSION = _table(
     "cfl-gp-linear-regression",
     "CFL-GP, Fig. 1 and F.4: three straight lines at 20°, M = 12, b = 10",
@@ -177,14 +173,9 @@ LINEAR_REGRESSION = _table(
     quick=shortened(columns=("start (i)",)),
     figure=figures.bars("adjusted_rand_index", "ARI"),
 )
-
 TIMES = (1, 10, 20)
 ONE_METHOD = {"CFL-GP": {}}
 EIGHTY_CLIENTS = changed(MNIST, **FOUR_ANGLES, clients=80, examples_per_client=500)
-
-
-def _agreement_in_time(result: SimulationResult) -> dict[str, float]:
-    return {f"ari_{time}": float(result.history["adjusted_rand_index"][time]) for time in TIMES}
 
 
 def _singular_value_gaps(result: SimulationResult) -> dict[str, Any]:
@@ -216,7 +207,7 @@ COMPRESSION = _table(
     metrics=headings(**{f"ari_{time}": f"ARI at t={time}" for time in TIMES}),
     seeds=5,
     quick=shortened(columns=("CR=1", "CR=1000"), clients=20, examples_per_client=200),
-    measure=_agreement_in_time,
+    measure=lambda result: {f"ari_{t}": float(result.history["adjusted_rand_index"][t]) for t in TIMES},
     figure=figures.sweep(
         {f"t = {time}": f"ari_{time}" for time in TIMES}, "Compression ratio d/d̂", "Adjusted Rand index", log_x=True
     ),
@@ -224,8 +215,8 @@ COMPRESSION = _table(
 TABLE_7 = _table(
     "cfl-gp-table7",
     "CFL-GP, Table 7: gradients rounded to n_d decimals",
-    "All that a client sends is rounded to the nearest, as the accuracies show: zeroing the digits beyond, as "
-    "the text has it, reaches 77.7 % at n_d = 2. 80 clients, four angles, b = 100; "
+    "All that a client sends is rounded to the nearest, as the accuracies show: zeroing the digits beyond, as the "
+    "text has it, reaches 77.7 % at n_d = 2. 80 clients, four angles, b = 100; "
     "500 examples per client where the paper has 875.",
     changed(EIGHTY_CLIENTS, **METHODS["CFL-GP"]),
     ONE_METHOD,
@@ -251,8 +242,6 @@ UNKNOWN_CLUSTERS = _table(
     figure=_singular_values,
 )
 
-EXAMPLES = 1000
-
 
 def _mixture_weights(result: SimulationResult) -> Mapping[str, float]:
     weights = np.asarray(result.state.clients.membership)[np.asarray(result.state.clients.present)]
@@ -268,9 +257,9 @@ MIXTURE_WEIGHTS = _table(
     "Clients belong to the model of their largest weight, as in the paper. Every method sends one mini-batch "
     "gradient a round, FedEM one for each of its models, weighted by the responsibilities of a whole pass over "
     "the client's data; FedSoft, which is not in the paper's table, takes one step on each client's personal model. "
-    f"{EXAMPLES} examples per client in place of 3 500.",
-    changed(MNIST, **FOUR_ANGLES, eval_every=10, examples_per_client=EXAMPLES),
-    SOFT,
+    "1000 examples per client in place of 3 500.",
+    changed(MNIST, **FOUR_ANGLES, eval_every=10, examples_per_client=1000),
+    {name: METHODS[name] for name in ("CFL-GP", "IFCA", "FedEM", "FedSoft", "Global")},
     {"C=20": {"clients": 20}},
     {
         "CFL-GP": printed(accuracy="88.81±0.10", adjusted_rand_index="1±0"),
@@ -281,5 +270,5 @@ MIXTURE_WEIGHTS = _table(
     metrics=ACCURACY_AND_ARI | headings(best_agreement="best ARI of any round", largest_weight="mean largest weight"),
     quick=shortened(rows=("CFL-GP", "IFCA", "FedEM", "FedSoft"), rounds=60, examples_per_client=200),
     measure=_mixture_weights,
-    figure=lambda cells, outcomes: learning_curves(figures.histories(outcomes)),
+    figure=lambda cells, outcomes: report.curves.learning_curves(figures.histories(outcomes)),
 )

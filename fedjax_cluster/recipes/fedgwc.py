@@ -83,10 +83,6 @@ def _rows(clusters: int) -> dict[str, Any]:
     return {**ESTIMATORS, **baselines}
 
 
-def _shares(*shares: int) -> dict[str, Any]:
-    return {"scenario_options": {"shares": shares}}
-
-
 DOMAINS_2 = _domains(
     "fedgwc-domains",
     "FedGWC, Table 4, rows 1 and 2: clean clients among blurred or noisy ones",
@@ -94,7 +90,7 @@ DOMAINS_2 = _domains(
     changed(BASE, scenario="domains", rounds=1200),
     _rows(2),
     {
-        f"{name} {shift}": {"dataset": dataset, **_shares(*shares)}
+        f"{name} {shift}": {"dataset": dataset, "scenario_options": {"shares": shares}}
         for dataset, name in (("mnist", "MNIST"), ("fashion_mnist", "Fashion-MNIST"))
         for shift, shares in (("blur", (50, 0, 50)), ("noise", (50, 50, 0)))
     },
@@ -110,7 +106,7 @@ DOMAINS_3 = _domains(
     "fedgwc-three-domains",
     "FedGWC, Table 4, row 3: 40 clean, 30 noisy and 30 blurred clients",
     f"{DOMAINS} {TRAINING}",
-    changed(BASE, scenario="domains", **_shares(40, 30, 30)),
+    changed(BASE, scenario="domains", scenario_options={"shares": (40, 30, 30)}),
     _rows(3),
     {"MNIST": {"dataset": "mnist"}, "Fashion-MNIST": {"dataset": "fashion_mnist"}},
     {
@@ -140,7 +136,7 @@ LEVELS = _table(
     f"Fashion-MNIST, α = 1000, 0.05 and 0; 400 training images a client. {TRAINING}",
     changed(BASE, scenario="heterogeneity_levels", dataset="fashion_mnist", examples_per_client=480),
     _rows(3),
-    {str(shares): _shares(*shares) for shares in ((10, 90, 0), (40, 30, 30))},
+    {str(shares): {"scenario_options": {"shares": shares}} for shares in ((10, 90, 0), (40, 30, 30))},
     {
         CONSTANT: printed(was="0.4±0.1 0.4±0.2", wadb="6.4±2.0 0.9±0.1"),
         "IFCA": printed(was="-0.0±0.0 -0.2±0.0", wadb="5.6±1.5 1.0±0.0"),
@@ -151,7 +147,6 @@ LEVELS = _table(
     quick=shortened(rows=(COUNTED,), columns=("(10, 90, 0)",), rounds=900),
     figure=figures.bars("was", "Wasserstein-adjusted silhouette"),
 )
-
 UNEVEN = changed(
     BASE,
     scenario="dirichlet",
@@ -166,17 +161,17 @@ AGGREGATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "FedAvgM": ({"method": "fedavgm"}, {"server_momentum": 0.9}, "41.5±0.5 50.5±0.3"),
     "FedProx": ({"method": "fedprox", "method_options": PROXIMAL}, PROXIMAL, "41.8±1.0 49.1±1.0"),
 }
-
-
-def _alone_and_inside(name: str) -> tuple[Any, ...]:
-    alone, options, accuracies = AGGREGATIONS[name]
-    inside = {"method_options": {"rate": "count", "tolerance": 3e-5, **options}}
-    columns = {"No clusters": alone, "FedGWC": inside}
-    return grid(UNEVEN, {name: {}}, columns, {name: printed(balanced_accuracy=accuracies)})
-
-
 AGGREGATION = of_cells(
-    tuple(cell for name in AGGREGATIONS for cell in _alone_and_inside(name)),
+    tuple(
+        cell
+        for name, (alone, options, accuracies) in AGGREGATIONS.items()
+        for cell in grid(
+            UNEVEN,
+            {name: {}},
+            {"No clusters": alone, "FedGWC": {"method_options": {"rate": "count", "tolerance": 3e-5, **options}}},
+            {name: printed(balanced_accuracy=accuracies)},
+        )
+    ),
     "fedgwc-aggregations",
     "FedGWC, Table 9: aggregations alone and inside FedGWC",
     f"Fashion-MNIST, Dirichlet 0.05, 400 training images a client; the paper's is CIFAR-100. {TRAINING}",

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster import report
 from fedjax_cluster.experiments.cells import Cell
 from fedjax_cluster.experiments.recipe import Drawing, Outcomes, measured
-from fedjax_cluster.report import curves
-from fedjax_cluster.report.bars import bars as draw_bars
-from fedjax_cluster.report.bars import bars_against_paper
 from fedjax_cluster.report.paper_rows import NAN
 
 
@@ -30,8 +28,7 @@ def sweep(
       metric: name in the summary; or legend -> name: a line per metric, without the paper's values, for a single row.
       x_label, y_label: axis labels, with units.
       factor: from the summary's unit to the axis'.
-      log_x: logarithmic axis.
-      zero_line: a line at 0.
+      log_x, zero_line: logarithmic axis; a line at 0.
     """
 
     def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
@@ -46,7 +43,7 @@ def sweep(
             along = [outcomes[row, column] for column in columns]
             return [factor * each.mean(name) for each in along], [factor * each.std(name) for each in along]
 
-        drawn = curves.sweep(
+        drawn = report.curves.sweep(
             [float(column.rpartition("=")[2]) for column in columns],
             {label: line(*where) for label, where in lines.items()},
             x_label=x_label,
@@ -67,14 +64,14 @@ def bars(metric: str, label: str) -> Drawing:
     def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
         names = [f"{row}, {column}" if column else row for row, column in outcomes]
         means, deviations = zip(*((each.mean(metric), each.std(metric)) for each in outcomes.values()), strict=True)
-        return draw_bars(names, means, deviations, label)
+        return report.bars.bars(names, means, deviations, label)
 
     return figure
 
 
 def against_paper(metrics: Mapping[str, tuple[str, float]]) -> Drawing:
     """Our values and the paper's: a panel per metric, a band per column, a colour per row."""
-    return lambda cells, outcomes: bars_against_paper(measured(cells, outcomes, metrics))
+    return lambda cells, outcomes: report.bars.bars_against_paper(measured(cells, outcomes, metrics))
 
 
 def histories(outcomes: Outcomes) -> dict[str, tuple[dict[str, np.ndarray], ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,10 @@ from fedjax_cluster.recipes import figures
 from fedjax_cluster.report.methods import flag as pictures
 from fedjax_cluster.simulation.result import SimulationResult
 
-ACCURACY, ARI, CLUSTERS = (
-    headings(accuracy="accuracy (%)"),
-    headings(adjusted_rand_index="ARI"),
-    headings(num_clusters="clusters"),
-)
+ACCURACY = headings(accuracy="accuracy (%)")
+ARI = headings(adjusted_rand_index="ARI")
+CLUSTERS = headings(num_clusters="clusters")
+ALL = {**ACCURACY, **ARI, **CLUSTERS}
 
 FASHION = RunConfig(
     method="flag",
@@ -40,8 +40,7 @@ FASHION = RunConfig(
 READING = (
     "Fashion-MNIST: all 70 000 images are divided among 100 clients in five groups, 20 % of them a round; rates, "
     "momentum and the number of groups are not given: SGD 0.01 with momentum 0.5. 60 rounds of 5 local epochs "
-    "where the paper has 200 of 10. FLAG's elbow is that of the accuracy over the logarithm of the number of clusters, "
-    "our choice."
+    "where the paper has 200 of 10. FLAG's elbow (our choice) is that of the accuracy over the log number of clusters."
 )
 # What fits minutes: 210 training rows a client, and a larger step for the fewer steps.
 SHORT: Changes = {"local_epochs": 2, "learning_rate": 0.03, "examples_per_client": 300}
@@ -51,7 +50,6 @@ LIGHT_READING = (
     "Shortened to a hidden layer of 64, 210 training rows a client, 60 rounds of 2 local epochs at rate 0.03, t_g = 5; "
     "--full has LeNet-5, all images, the paper's t_g and 5 local epochs."
 )
-
 # The search keeps the paper's ten local epochs where training has fewer: with two its curve is noisy.
 FLAG_OPTIONS = {"gradient_epochs": 20, "search_epochs": 10, "elbow": "log-clusters", "newcomers": False}
 FLAG: Changes = {"method": "flag", "method_options": FLAG_OPTIONS}
@@ -92,20 +90,21 @@ def _light_table(
     **rest: Any,
 ) -> Recipe:
     """Minutes with a small network every day, the paper's with --full; `quick` are that version's columns."""
-    light = shortened(paper=True, options=options, **LIGHT)
-    shared = {"metrics": {**ACCURACY, **ARI, **CLUSTERS}, "seeds": 3, "figure": figures.against_paper(ACCURACY), **rest}
-    shortest = shortened(columns=quick, paper=True, rounds=20)
-    return table(name, title, f"{reading} {LIGHT_READING}", *cells, light=light, quick=shortest, **shared)
+    versions = {
+        "light": shortened(paper=True, options=options, **LIGHT),
+        "quick": shortened(columns=quick, paper=True, rounds=20),
+    }
+    shared = {"metrics": ALL, "seeds": 3, "figure": figures.against_paper(ACCURACY), **rest}
+    return table(name, title, f"{reading} {LIGHT_READING}", *cells, **versions, **shared)
 
 
 TABLES_2_3 = _light_table(
     "flag-tables-2-3",
     "FLAG, Tables 2 and 3: label groups with quantity shift, against the baselines",
-    f"{READING} IFCA and FedSoft are given the true K = 5; PACFL merges up to 5°, which fits the "
-    "first column's true groups. Per-FedAvg's paper personalises by one gradient step; 40 are shown too. "
-    "At ρ = 30 % five disjoint groups do not fit ten labels: their sets are drawn at random and overlap, and "
-    "with α′ = 0.25 some clients hold only labels that fit several groups. Which labels are drawn decides how "
-    "hard a column is. The search trains 10 local epochs.",
+    f"{READING} IFCA and FedSoft are given the true K = 5; PACFL merges up to 5°, which fits the first column's true "
+    "groups. Per-FedAvg's paper personalises by one gradient step; 40 are shown too. At ρ = 30 % five disjoint groups "
+    "do not fit ten labels: their sets are drawn at random and overlap; with α′ = 0.25 some clients hold only labels "
+    "that fit several groups. Which labels are drawn decides how hard a column is. The search trains 10 local epochs.",
     FASHION,
     _rows(5),
     _columns(((20, 1.0), (30, 1.0), (20, 0.25), (30, 0.25))),
@@ -155,7 +154,6 @@ EVALUATION = _light_table(
     seeds=1,
     metrics={**ACCURACY, **ARI},
 )
-
 # Their papers take the plain mean of the clients; FedAvg, FedProx, PACFL and FLAG weigh by examples by themselves,
 # and FedSoft draws by them.
 PLAIN_MEANS = ("cfl", "ifca", "per_fedavg")
@@ -168,7 +166,7 @@ LENET = of_cells(
     "FLAG, Tables 2 and 3 with LeNet-5, shortened",
     f"{READING} At ρ = 30 % three groups, whose labels do not overlap. IFCA and FedSoft are given the true K. "
     "Shortened to 210 training rows a client, 20 rounds of 2 local epochs at rate 0.03, t_g = 5.",
-    metrics={**ACCURACY, **ARI, **CLUSTERS},
+    metrics=ALL,
     seeds=1,
     light=shortened(paper=True, options=FEW_EPOCHS, **SHORT, rounds=20, eval_every=5),
     quick=shortened(rows=("FedAvg", "FLAG"), columns=("ρ=20 %, α′=1",), paper=True, rounds=10),
@@ -184,10 +182,8 @@ def _late_accuracy(result: SimulationResult) -> dict[str, float]:
 def _by_label(cells: Sequence[Cell], rounds: Mapping[float, int] | None = None) -> tuple[Cell, ...]:
     """The same cells, tested on as many rows of each label, all means by examples; `rounds` by α′."""
     changes: dict[str, Any] = {"scenario_options": {"tests_per_label": 100}, "eval_every": EVALUATED}
-    options: dict[str, Changes] = {
-        **{method: {"weighting": "examples"} for method in PLAIN_MEANS},
-        "flag": {"search_rounds": 15},
-    }
+    options: dict[str, Changes] = {method: {"weighting": "examples"} for method in PLAIN_MEANS}
+    options["flag"] = {"search_rounds": 15}
     tested = []
     for cell in cells:
         if rounds is not None:
@@ -203,33 +199,28 @@ LENET_BY_LABEL = Recipe(
     name="flag-lenet5-by-label",
     title="FLAG, Tables 2 and 3 with LeNet-5, tested on as many rows of each label",
     reading=f"{READING} At ρ = 30 % three groups, as in flag-lenet5. Tested on 100 rows of each of a client's labels, "
-    "as PACFL's public code does, whose setting the paper takes over: on a client's own rows, mostly of one "
-    "or two labels at α′ = 0.25, methods that adapt to a client are ahead. Shortened to 210 training rows a "
-    "client, 60 rounds (α′ = 1) and 100 (0.25) of 2 local epochs at rate 0.03, t_g = 5; the search has 15 "
-    "rounds where the paper has 5, whose clients have three times the rows. All means are by examples, as "
-    "FLAG's is (Eq. 8): in their papers IFCA, CFL and Per-FedAvg have plain ones, CFL also in its test for a "
-    "split; FedSoft draws clients by examples. With clients of such different sizes accuracy moves by points "
-    f"from round to round: the mean of the last {LATE} evaluations, one in five rounds, is shown (in --quick "
-    "there are two). Per-FedAvg takes its paper's single step.",
+    "as PACFL's public code does, whose setting the paper takes over: on a client's own rows, mostly of one or two "
+    "labels at α′ = 0.25, methods that adapt to a client are ahead. Shortened to 210 training rows a client, 60 "
+    "rounds (α′ = 1) and 100 (0.25) of 2 local epochs at rate 0.03, t_g = 5; the search has 15 rounds where the paper "
+    "has 5, whose clients have three times the rows. All means are by examples, as FLAG's is (Eq. 8): in their papers "
+    "IFCA, CFL and Per-FedAvg have plain ones, CFL also in its test for a split; FedSoft draws clients by examples. "
+    f"With clients of such different sizes accuracy moves by points from round to round: the mean of the last {LATE} "
+    "evaluations, one in five rounds, is shown (in --quick there are two). Per-FedAvg takes its paper's single step.",
     cells=_by_label(LENET.cells, {1.0: 60, 0.25: 100}),
     full=_by_label(LENET.full),
     quick=_by_label(LENET.quick),
-    metrics={**LATE_ACCURACY, **ACCURACY, **ARI, **CLUSTERS},
+    metrics={**LATE_ACCURACY, **ALL},
     measure=_late_accuracy,
     seeds=1,
     figure=figures.against_paper(LATE_ACCURACY),
 )
 
 
-def _accuracy_by(label: str):
-    return figures.sweep("accuracy", label, "Test accuracy (%)", 100.0)
-
-
+_accuracy_by = functools.partial(figures.sweep, "accuracy", y_label="Test accuracy (%)", factor=100.0)
 TABLE_6 = _light_table(
     "flag-table6",
     "FLAG, Tables 4 and 6: the part β of the data in the proximity; β = 0 is gradients only, β = 1 data only",
-    f"{READING} At ρ = 30 % three groups, whose labels do not overlap. t_g and m′ are those of Sec. 10; in "
-    "Table 4, of Sec. 5, they are 20 and 30.",
+    f"{READING} At ρ = 30 % three groups with disjoint labels. t_g and m′ as in Sec. 10 (Table 4, Sec. 5: 20 and 30).",
     # t_g = 3 × 10 epochs and m′ = 25 (Sec. 10).
     changed(FASHION, method_options={**FLAG_OPTIONS, "gradient_epochs": 30, "search_clients": 25}),
     {
@@ -270,13 +261,11 @@ TABLE_8 = _light_table(
     options=None,
     figure=_accuracy_by("Local epochs t_g"),
 )
-
 TABLE_5 = _light_table(
     "flag-table5",
     "FLAG, Table 5 (Sec. 9): Dirichlet distribution over categories, α′ = 0.25",
-    f"{READING} There are no groups. Many clients have little more than one label, and no need of others: a "
-    "client alone does better than any cluster, and FedSoft, whose clients keep a personal model, as well. "
-    "Shortened, α goes in steps of 0.1.",
+    f"{READING} There are no groups. Many clients have little more than one label: a client alone does better than "
+    "any cluster, as does FedSoft, whose clients keep a personal model. Shortened, α goes in steps of 0.1.",
     changed(FASHION, method="fedavg", scenario="dirichlet"),
     {
         **_rows(5, "FedAvg", "FedSoft", "PACFL", "CFL", "IFCA", "FLAG"),
@@ -331,7 +320,6 @@ FIGURE_1 = table(
     measure=_search,
     figure=_threshold_search,
 )
-
 SHIFTS = table(
     "flag-shifts",
     "FLAG: a concept shift that the data alone do not show, and quantities that blur the gradients",
@@ -347,7 +335,7 @@ SHIFTS = table(
         "permuted labels": {"scenario": "label_permutation", "scenario_options": {"num_groups": 4}},
         "strong quantity skew": {"scenario": "label_groups", "scenario_options": {"rho": 0.2, "alpha": 0.1}},
     },
-    metrics={**ACCURACY, **ARI, **CLUSTERS},
+    metrics=ALL,
     seeds=3,
     quick=shortened(options={"flag": {"gradient_epochs": 10}}, **{**LIGHT, "rounds": 20}),
     figure=figures.against_paper(ARI),

@@ -72,28 +72,16 @@ def _first_rounds(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
     return curves(histories, ("purity", arrived), levels={"purity": 0.9}, bands=False)
 
 
-def _recipe(
-    name: str,
-    title: str,
-    rows: Mapping[str, Changes],
-    changes: Changes,
-    *,
-    reading: str = "",
-    quick: Changes | None = None,
-    **rest: Any,
-) -> Recipe:
-    return table(
-        name,
-        f"Gradient-and-loss CFL, {title}",
-        f"{READING} {reading}".strip(),
-        changed(BASE, **changes),
-        rows,
-        {"": {}},
-        quick=shortened(
-            rows=("IFCA", "λ = 0.2"), **{"rounds": 12, "eval_every": 4, "examples_per_client": 100, **(quick or {})}
-        ),
-        **{"metrics": METRICS, "measure": _measure, "figure": _curves, **rest},
-    )
+def _quick(**changes: Any):
+    return shortened(rows=("IFCA", "λ = 0.2"), **{"rounds": 12, "eval_every": 4, "examples_per_client": 100, **changes})
+
+
+SHARED: Changes = {"metrics": METRICS, "measure": _measure, "figure": _curves, "quick": _quick()}
+
+
+def _recipe(name: str, title: str, rows: Changes, changes: Changes, *, reading: str = "", **rest: Any) -> Recipe:
+    title, reading = f"Gradient-and-loss CFL, {title}", f"{READING} {reading}".strip()
+    return table(name, title, reading, changed(BASE, **changes), rows, {"": {}}, **{**SHARED, **rest})
 
 
 IFCA = {"IFCA": {}}
@@ -114,9 +102,8 @@ LATE = _recipe(
     {"rounds": 200, "eval_every": 10, "batch_size": 32},
     seeds=2,
     reading="Mini-batches of 32 here. A client's cosine with its cluster's last change falls from 0.38 (mean) at "
-    "round 50 to −0.12 at round 150, where the last step overshoots and the differences between clusters vary "
-    "by ±0.36: at λ = 0.5 that outweighs the small differences of loss, and pulls clients out of their "
-    "clusters after some 80 rounds.",
+    "round 50 to −0.12 at round 150, where the last step overshoots and the differences between clusters vary by "
+    "±0.36: at λ = 0.5 that outweighs the small differences of loss, and pulls clients out after some 80 rounds.",
 )
 STUCK = _recipe(
     "gradient-loss-mnist-stuck",
@@ -140,7 +127,7 @@ WITH_CNN = _recipe(
     "apart; at a rate of 0.1 earlier. With 8 and 16 channels λ = 0.2 stays between purity 0.5 and 0.8 from "
     "round 50 to 240 (seed 0, accuracy 92.6 % in the end). Why was not measured: groups share six of eight "
     "classes, so that a model some steps ahead may suit every device better than its cluster's.",
-    quick={"rounds": 2, "eval_every": 2},
+    quick=_quick(rounds=2, eval_every=2),
 )
 FASHION = _recipe(
     "gradient-loss-fashion-mnist",

@@ -39,8 +39,7 @@ def probability_of_correct_split(k: int, gamma: float, *, draws: int, seed: int 
     Args:
       k: number of distributions; their gradients sum to zero, as at a stationary point.
       gamma: γ, norm of each client's noise over that of its distribution's gradient.
-      draws: matrices drawn.
-      seed: decides them.
+      draws, seed: matrices drawn, and what decides them.
       dimension: d.
     """
     rng = np.random.default_rng(seed)
