@@ -160,9 +160,6 @@ def as_json(value: Any) -> Any:
     return "custom"
 
 
-# ------------------------------------------------------------------------------------------------ checks
-
-
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -214,9 +211,6 @@ def _kinds_text(kinds: Sequence[Any], bound: Bound | None) -> str:
     if not others:
         return last
     return f"{', '.join(others)}{'' if not limited and not listed else ','} or {last}"
-
-
-# --------------------------------------------------------------------------------------------------- help
 
 
 def _with_arguments(text: str, cls: type) -> str:

@@ -19,7 +19,7 @@ class fedavgm(fedavg):
     """
 
     server: optax.GradientTransformation | None = option("what is done with −v; None adds v to θ", default=None)
-    server_momentum: float = option("β", default=0.9, bound=BELOW_ONE)
+    server_momentum: float = option("β, momentum of the mean change", default=0.9, bound=BELOW_ONE)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

@@ -76,9 +76,6 @@ class Round(NamedTuple):
         return clients_info(self.slot, self.reports, mask, self.accepted, slots, num_changed, costs, event)
 
 
-# ------------------------------------------------------------------------------------------------- start
-
-
 def init_clusters(rng_key: Array, model: Model, info: DatasetInfo, num_clusters: int) -> Clusters:
     """K models initialised independently; model k is the same whatever K."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, jnp.arange(num_clusters))
@@ -137,9 +134,6 @@ def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
     score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
     rank = jnp.argsort(jnp.argsort(score)).astype(jnp.int32)
     return jnp.where(present, rank % num_groups, -1)
-
-
-# ------------------------------------------------------------------------------------------------- round
 
 
 def cluster_round(
@@ -206,9 +200,6 @@ def report(result: LocalResult) -> Report:
     return Report(mean_of_steps(result), result.num_steps)
 
 
-# ------------------------------------------------------------------------------------------------ report
-
-
 def training_costs(mask: Array, num_steps: Array) -> Costs:
     """A model to each participant and an update back; a gradient a step."""
     participants = jnp.sum(mask.astype(jnp.float32))
@@ -258,9 +249,6 @@ def initial_info(num_clusters: int, costs: Costs | None = None) -> RoundInfo:
 def count_changed(cohort: Cohort, old: Array, slot: Array, mask: Array | None = None) -> Array:
     """i32[]: the cohort's clients (or those of `mask`) whose cluster changed."""
     return jnp.sum(((cohort.mask if mask is None else mask) & (slot != old)).astype(jnp.int32))
-
-
-# -------------------------------------------------------------------------------- clusters and clients
 
 
 def cluster_variables(clusters: Clusters, slot: Array) -> Variables:

@@ -24,9 +24,6 @@ REPORTED = (
 )
 
 
-# -------------------------------------------------------------------------------------- a round, inside jit
-
-
 def report_round(info: RoundInfo, state: State, group: Array | None) -> dict[str, Array]:
     """The scalars of a round that go into the history; `group` i32[M] are true groups, −1 where unknown, or None."""
     count = info.num_clients.astype(jnp.float32)
@@ -64,9 +61,6 @@ def _occupied(state: State) -> Array:
     assigned = labels(state.clients.membership)
     slots = state.clusters.active.shape[0]
     return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
-
-
-# ------------------------------------------------------------------------------------------ many rounds
 
 
 def rows_of_rounds(

@@ -174,9 +174,6 @@ def simulate(
     return run.finish(compile_seconds, interrupted=interrupt.wanted)
 
 
-# ----------------------------------------------------------------------------------------- a run under way
-
-
 @dataclasses.dataclass
 class _Run:
     """A run between its start and its result."""
@@ -371,9 +368,6 @@ def _run_segment(
     buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
-
-
-# ------------------------------------------------------------------------------------ placement, checks
 
 
 def _groups(federation: Federation, train: Population) -> Array | None:

@@ -50,9 +50,10 @@ class RunDirectory:
             self._identity["churn"] = [change._asdict() for change in churn]
         known = read_config(self.path, missing_ok=True)
         if known is not None:
+            # The settings first: they are what a person has given.
+            _check_same_settings(self.path, known.get("experiment"), config)
             identity = known["identity"] if "version" in known else _of_version_0_1(known["identity"])
             _check_same(self.path, identity, plain(self._identity))
-            _check_same_settings(self.path, known.get("experiment"), config)
         elif self.path.exists() and any(self.path.iterdir()):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
         self._config = config
