@@ -9,33 +9,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Labels, Mask
 
 
 class Bipartition(NamedTuple):
     """The split of clients whose largest similarity across is smallest."""
 
     labels: Int[Array, " M"]  # 0 or 1, -1 where masked out; the first client that counts has 0
-    max_cross: Float[Array, ""]  # the largest similarity between the two parts
+    max_cross: Float[Array, ""]  # the largest similarity between the two parts; infinite without a second part
 
 
-def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Bool[ArrayLike, " M"] | None = None) -> Bipartition:
+def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) -> Bipartition:
     r"""Splits clients so that the largest similarity across the two parts is smallest.
 
     .. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \max_{i \in c_1, j \in c_2} \alpha_{ij}
 
-    This drops the weakest edge of the maximum spanning tree, like single linkage cut at two clusters: O(M²) instead of
-    the O(M³) of CFL's Algorithm 1 (see also its Eqs. 25 and 35).
+    Drops the weakest edge of the maximum spanning tree in O(M²), not the O(M³) of CFL's Algorithm 1 (Eqs. 25 and 35).
 
     Args:
       similarity: symmetric; the diagonal is ignored.
-      mask: clients that count; None means all.
-
-    Returns:
-      `Bipartition(labels, max_cross)`. Where the mask is traced and holds fewer than two clients, there is no second
-      part and max_cross is infinite, the minimum over no split.
+      mask: clients that count, at least two unless it is traced; None means all.
 
     Raises:
       ValueError: wrong shapes, fewer than two clients that count, or non-finite similarities.
@@ -45,11 +41,9 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Bool[ArrayLik
     >>> labels.tolist(), round(float(max_cross), 4)
     ([0, 0, 1], -0.2)
     """
-    similarity = checks.square(similarity, "similarity")
-    mask = checks.client_mask(mask, similarity.shape[0])
+    similarity, mask = checks.client_matrix(similarity, "similarity", mask)
     if checks.is_concrete(mask) and (count := int(np.asarray(mask).sum())) < 2:
         raise ValueError(f"{count} clients count; a split needs at least two: do not split this cluster.")
-    checks.finite_matrix(similarity, "similarity", mask)
     return _optimal_bipartition(similarity, mask)
 
 
@@ -79,9 +73,7 @@ def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
     return Bipartition(labels, weakest)
 
 
-def separation_gap(
-    similarity: Float[ArrayLike, "M M"], group: Int[ArrayLike, " M"], mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, ""]:
+def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mask = None) -> Float[Array, ""]:
     r"""How far the true groups are separated: above 0 exactly when the best split cuts no group (CFL, Definition 2).
 
     .. math:: g(\alpha) = \min_{I(i) = I(j)} \alpha_{ij}
@@ -106,9 +98,8 @@ def separation_gap(
     group = checks.labels(group, "group", similarity.shape[0])
     mask = checks.labelled(checks.client_mask(mask, similarity.shape[0]), group)
     max_cross = optimal_bipartition(similarity, mask).max_cross
-    together = mask[:, None] & mask[None, :] & (group[:, None] == group[None, :])
-    pairs = together & ~jnp.eye(similarity.shape[0], dtype=bool)
-    return jnp.where(pairs, similarity, 1.0).min() - max_cross
+    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(similarity.shape[0], dtype=bool)
+    return jnp.where(pairs & (group[:, None] == group[None, :]), similarity, 1.0).min() - max_cross
 
 
 def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: int) -> Float[Array, ...]:
@@ -122,7 +113,7 @@ def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: 
       num_distributions: k, at least 2, static.
 
     Returns:
-      The bound for each entry. α_cross^max is at most the largest entry between the two parts.
+      The bound for each entry; α_cross^max is at most the largest entry between the two parts.
 
     Raises:
       ValueError: k below 2, or alignments outside [-1, 1].
@@ -135,8 +126,7 @@ def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: 
     if not checks.holds(lambda cosine: (abs(cosine) <= 1.0 + 1e-6).all(), alignment):
         raise ValueError("alignment holds values outside [-1, 1]; it is a cosine: clip it.")
     angle = math.pi / (k - 1)
-    across = jnp.sqrt(jnp.maximum(1.0 - jnp.square(alignment), 0.0))
-    bound = math.cos(angle) * alignment + math.sin(angle) * across
+    bound = math.cos(angle) * alignment + math.sin(angle) * jnp.sqrt(jnp.maximum(1.0 - jnp.square(alignment), 0.0))
     return jnp.where(alignment >= math.cos(angle), bound, 1.0)
 
 
@@ -149,11 +139,9 @@ def largest_safe_noise(max_cross: Float[ArrayLike, ...]) -> Float[Array, ...]:
       max_cross: the largest similarity between the two parts, in [-1, 1].
 
     Returns:
-      In [0, 1]: keep the split if γ_max is smaller. NaN where there is no split (`max_cross` infinite): no γ_max is
-      smaller than that.
+      In [0, 1]: keep the split if γ_max is smaller. NaN where there is no split (`max_cross` infinite).
 
     >>> float(largest_safe_noise(-1.0)), float(largest_safe_noise(1.0))
     (1.0, 0.0)
     """
-    max_cross = jnp.asarray(max_cross, jnp.float32)
-    return jnp.sqrt(0.5 * (1.0 - max_cross))
+    return jnp.sqrt(0.5 * (1.0 - jnp.asarray(max_cross, jnp.float32)))

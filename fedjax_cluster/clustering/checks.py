@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+Labels = Int[ArrayLike, " M"]  # -1 stands for a client without one
+Mask = Bool[ArrayLike, " M"] | None  # clients that count; None means all
+Scalar = Float[ArrayLike, ""]
 
 _HOST_SIZE = 2**22  # entries
 
@@ -45,10 +50,7 @@ def labels(array: ArrayLike, name: str, length: int | None = None) -> Array:
     """`array` as i32[M] labels; -1 stands for a client without one."""
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if array.ndim != 1 or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(
-            f"{name} has shape {array.shape} and dtype {array.dtype}; labels are integers of shape [M]: "
-            "give one label per client."
-        )
+        raise ValueError(f"{name} is {array.dtype} {array.shape}; labels are integers [M]: give one label per client.")
     if length is not None and array.shape[0] != length:
         raise ValueError(f"{name} has {array.shape[0]} labels for {length} clients: give one per client.")
     return jnp.asarray(array.astype(np.int32))
@@ -61,8 +63,7 @@ def client_mask(mask: ArrayLike | None, length: int) -> Array:
     mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     if mask.shape != (length,) or mask.dtype != bool:
         raise ValueError(
-            f"mask has shape {mask.shape} and dtype {mask.dtype}; it must be bool of shape ({length},): "
-            "give True for each client that counts."
+            f"mask has shape {mask.shape}, {mask.dtype}; it must be bool ({length},): give one per client."
         )
     return jnp.asarray(mask)
 
@@ -75,12 +76,10 @@ def labelled(mask: Array, labels: Array) -> Array:
 
 
 def holds(condition: Callable[..., Any], *arrays: Any) -> bool:
-    """Whether a condition on arrays is met, True where it cannot be known yet.
-
-    Small arrays are checked in NumPy, which compiles nothing; large ones stay on their device.
-    """
+    """Whether a condition on arrays is met, True where it cannot be known yet."""
     if not is_concrete(*arrays):
         return True
+    # NumPy compiles nothing; large arrays stay on their device.
     if sum(array.size for array in arrays) <= _HOST_SIZE:
         arrays = tuple(map(np.asarray, arrays))
     return bool(condition(*arrays))
@@ -88,32 +87,23 @@ def holds(condition: Callable[..., Any], *arrays: Any) -> bool:
 
 def finite(array: Array, name: str, mask: Array | None = None) -> None:
     """Raises where a row of a client that counts holds NaN or infinity."""
-    if mask is None:
-        mask = client_mask(None, array.shape[0])
-    if not holds(_rows_are_finite, array, mask):
+    mask = client_mask(mask, array.shape[0])
+    rest = tuple(range(1, array.ndim))
+    if not holds(lambda array, mask: ((abs(array) < math.inf).all(axis=rest) | ~mask).all(), array, mask):
         raise ValueError(
-            f"{name} holds NaN or infinite values in the rows of clients that count; distances to them do not exist: "
-            "leave those clients out with mask, or repair the values."
+            f"{name} holds NaN or infinite values in clients that count: leave them out with mask or repair them."
         )
 
 
-def _rows_are_finite(array: Any, mask: Any) -> Any:
-    xp = jnp if isinstance(array, jax.Array) else np
-    return (xp.isfinite(array).all(axis=tuple(range(1, array.ndim))) | ~mask).all()
-
-
-def finite_matrix(matrix: Array, name: str, mask: Array) -> None:
-    """Raises where an entry between two clients that count is NaN or infinite."""
-    if not holds(_entries_are_finite, matrix, mask):
+def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None) -> tuple[Array, Array]:
+    """`array` as a float32 matrix [M, M], finite between clients that count, and `mask` as bool[M]."""
+    matrix = square(array, name)
+    known = client_mask(mask, matrix.shape[0])
+    if not holds(lambda w, mask: ((abs(w) < math.inf) | ~mask[:, None] | ~mask[None, :]).all(), matrix, known):
         raise ValueError(
-            f"{name} holds NaN or infinite values between clients that count: leave those clients out with mask, or "
-            "repair the values."
+            f"{name} holds NaN or infinite values between clients that count: leave them out with mask or repair them."
         )
-
-
-def _entries_are_finite(matrix: Any, mask: Any) -> Any:
-    xp = jnp if isinstance(matrix, jax.Array) else np
-    return (xp.isfinite(matrix) | ~mask[:, None] | ~mask[None, :]).all()
+    return matrix, known
 
 
 def symmetric_matrix(matrix: Array, name: str, mask: Array) -> None:
@@ -128,29 +118,24 @@ def _is_symmetric(matrix: Any, mask: Any) -> Any:
     return (xp.abs(known - known.T) <= 1e-4 * xp.abs(known).max(initial=0.0)).all()
 
 
-def count(value: Any, name: str, minimum: int = 1) -> int:
-    """`value` as a Python int of at least `minimum`; it decides a shape, so it cannot be traced."""
+def count(value: Any, name: str, minimum: int = 1, maximum: int | None = None, there_are: str = "") -> int:
+    """`value` as a Python int within bounds; it decides a shape, so it cannot be traced."""
     try:
         number = operator.index(value)
     except (TypeError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(
-            f"{name} is {value!r}; it decides a shape, so it must be a Python int: under jit make it static."
-        ) from error
+        message = f"{name} is {value!r}; it decides a shape, so it must be a Python int: under jit make it static."
+        raise ValueError(message) from error
     if number < minimum:
         raise ValueError(f"{name} is {number}; it must be at least {minimum}: choose a larger one.")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} is {number}, but only {maximum} {there_are}: ask for at most {maximum}.")
     return number
 
 
 def num_clusters(k: Any, mask: Array, name: str = "k") -> int:
     """`k` as a Python int with 1 <= k <= clients that count."""
-    number = count(k, name)
     valid = int(np.asarray(mask).sum()) if is_concrete(mask) else mask.shape[0]
-    if number > valid:
-        raise ValueError(
-            f"{name} is {number}, but only {valid} clients count; a cluster would stay empty: "
-            f"ask for at most {valid} clusters."
-        )
-    return number
+    return count(k, name, maximum=valid, there_are="clients count")
 
 
 def choice(value: Any, name: str, allowed: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Literal
 
@@ -9,17 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from fedjax_cluster.clustering import checks
-from fedjax_cluster.clustering.rotations import batched_singular_values
-from fedjax_cluster.clustering.similarity import cosine_similarity
+from fedjax_cluster.clustering.checks import Mask, Scalar
+from fedjax_cluster.clustering.similarity import cosine_similarity, matmul
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-# Clients compared at once.
-_BLOCK = 128
+_BLOCK = 128  # clients compared at once
 _BLOCK_COLUMNS = 4096  # of all clients of a block together: the products are a square of this size
+_ROTATED = 4  # the largest matrices that Jacobi rotations serve
+_SWEEPS = 5  # after which these have converged
 
 
 def classwise_angles(
@@ -33,14 +33,12 @@ def classwise_angles(
         \arccos \sigma_1(U_{ic}^\top U_{jc}) & \text{if both have class } c \\
         180° & \text{if one has it} \\ 0° & \text{if none has it} \end{cases}
 
-    The signs of the vectors and the choice of basis do not matter. Angles are exact to about 0.05°: in float32 an
-    arccosine near 1 has no more digits.
+    The choice of basis does not matter. Angles are exact to 0.05°, the digits of a float32 arccosine near 1.
 
     Args:
       vectors: orthonormal columns or zeros, as `principal_vectors` gives them.
       counts: examples of each class on each client.
-      reduction: "smallest" principal angle, or the "sum" of all min(p_i, p_j) of them, which ranks only pairs of equal
-        dimensions; static.
+      reduction: "smallest" angle, or the "sum" of all, which ranks only pairs of equal dimensions; static.
 
     Returns:
       Degrees, symmetric in the clients, 0 between a client and itself.
@@ -63,14 +61,14 @@ def classwise_angles(
 @partial(jax.jit, static_argnames="reduction")
 def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     num_clients, num_classes, num_features, rank = vectors.shape
-    used = jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0  # [M, L, p]
-    dimension = used.sum(axis=2, dtype=jnp.int32)  # [M, L]
+    dimension = (jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0).sum(axis=2, dtype=jnp.int32)  # [M, L]
     size = min(_BLOCK, num_clients, max(1, _BLOCK_COLUMNS // rank))
     blocks = -(-num_clients // size)
-    padded = jnp.pad(vectors, ((0, blocks * size - num_clients), (0, 0), (0, 0), (0, 0)))
+    padding = (0, blocks * size - num_clients)
+    padded = jnp.pad(vectors, (padding, (0, 0), (0, 0), (0, 0)))
     # [L, f, p·M']: one matrix product per class and pair of blocks.
     columns = jnp.moveaxis(padded, (0, 1, 2, 3), (3, 0, 1, 2)).reshape(num_classes, num_features, rank, -1)
-    dimension = jnp.pad(dimension, ((0, blocks * size - num_clients), (0, 0))).T
+    dimension = jnp.pad(dimension, (padding, (0, 0))).T
     firsts, seconds = (jnp.asarray(index, jnp.int32) * size for index in np.triu_indices(blocks))
 
     def of_class(data: tuple[Array, Array]) -> Array:
@@ -82,8 +80,8 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
 
         def add_blocks(pair: Array, angles: Array) -> Array:
             (first, rows), (second, others) = part(firsts[pair]), part(seconds[pair])
-            cross = _matmul(first.T, second).reshape(rank, size, rank, size)
-            cosines = batched_singular_values(jnp.moveaxis(cross, 2, 1))
+            cross = matmul(first.T, second).reshape(rank, size, rank, size)
+            cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
             between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
             if reduction == "smallest":
                 between = between[0]
@@ -98,19 +96,49 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
         return lax.fori_loop(0, len(firsts), add_blocks, zeros)[:num_clients, :num_clients]
 
     angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
-    first, second = jnp.indices((num_clients, num_clients), sparse=True)
-    angles = jnp.where((first < second)[:, :, None], angles, jnp.swapaxes(angles, 0, 1))
-    angles = jnp.where((first == second)[:, :, None], 0.0, angles)
+    first, second, _ = jnp.indices((num_clients, num_clients, 1), sparse=True)
+    angles = jnp.where(first < second, angles, jnp.swapaxes(angles, 0, 1))
+    angles = jnp.where(first == second, 0.0, angles)
     has = counts > 0
     both, either = has[:, None, :] & has[None, :, :], has[:, None, :] | has[None, :, :]
     return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
 
 
+def _singular_values(matrices: Array) -> Array:
+    """Descending singular values of many small matrices, given the same entry of all side by side.
+
+    >>> _singular_values(jnp.array([[3.0, 0.0], [0.0, -4.0]])).tolist()
+    [4.0, 3.0]
+    """
+    rank = matrices.shape[0]
+    if rank == 1:
+        return jnp.abs(matrices[0])
+    if rank > _ROTATED:
+        return jnp.moveaxis(jnp.linalg.svd(jnp.moveaxis(matrices, (0, 1), (-2, -1)), compute_uv=False), -1, 0)
+
+    # One-sided Jacobi rotations are arithmetic on whole arrays, where LAPACK takes a call per matrix.
+    def rotate(x: Array, y: Array) -> tuple[Array, Array]:
+        product = (x * y).sum(axis=0)
+        slope = ((y * y).sum(axis=0) - (x * x).sum(axis=0)) / jnp.where(product == 0.0, 1.0, 2.0 * product)
+        tangent = jnp.where(slope < 0.0, -1.0, 1.0) / (jnp.abs(slope) + jnp.sqrt(1.0 + slope * slope))
+        tangent = jnp.where(product == 0.0, 0.0, tangent)
+        cosine = lax.rsqrt(1.0 + tangent * tangent)[None]
+        sine = cosine * tangent[None]
+        return cosine * x - sine * y, sine * x + cosine * y
+
+    def sweep(_: Array, columns: list[Array]) -> list[Array]:
+        columns = list(columns)
+        for i, j in itertools.combinations(range(rank), 2):
+            columns[i], columns[j] = rotate(columns[i], columns[j])
+        return columns
+
+    columns = lax.fori_loop(0, _SWEEPS, sweep, [matrices[:, j] for j in range(rank)])
+    lengths = jnp.sqrt(jnp.stack([(column * column).sum(axis=0) for column in columns]))
+    return -jnp.sort(-lengths, axis=0)
+
+
 def data_dissimilarity(
-    angles: Float[ArrayLike, "M M L"],
-    counts: Int[ArrayLike, "M L"],
-    delta: Float[ArrayLike, ""] = 0.5,
-    mask: Bool[ArrayLike, " M"] | None = None,
+    angles: Float[ArrayLike, "M M L"], counts: Int[ArrayLike, "M L"], delta: Scalar = 0.5, mask: Mask = None
 ) -> Float[Array, "M M"]:
     r"""Mean over classes of the angles, weighted by how much the clients' class sizes differ (FLAG, Eqs. 4–6).
 
@@ -118,8 +146,8 @@ def data_dissimilarity(
               W'_{ijc} = 1 - \delta + 2 \delta \frac{W_{ijc} - w_{min}}{w_{max} - w_{min}}, \quad
               V_{ij} = \frac{1}{L} \sum_c \mathcal{V}'_{ijc} W'_{ijc}
 
-    Only pairs of different clients that both have the class take part in w_min and w_max; all other weights are 1, and
-    all are 1 where these are equal.
+    w_min and w_max are over pairs of different clients that both have the class; where these are equal, and for all
+    other pairs, weights are 1.
 
     Args:
       angles: in degrees, as `classwise_angles` gives them.
@@ -166,7 +194,7 @@ def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array)
     return jnp.where(known, (jnp.where(known[:, :, None], angles, 0.0) * weight).mean(axis=2), 0.0)
 
 
-def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Bool[ArrayLike, " M"] | None = None) -> Float[Array, "M M"]:
+def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Mask = None) -> Float[Array, "M M"]:
     r"""Angles between all pairs of clients' updates (FLAG, Section 3, Eq. 2).
 
     .. math:: G_{ij} = \arccos \frac{\langle \Delta_i, \Delta_j \rangle}{\|\Delta_i\| \|\Delta_j\|}
@@ -177,8 +205,7 @@ def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Bool[ArrayLike, " M"
       mask: clients that count; None means all.
 
     Returns:
-      Degrees in [0, 180], symmetric with diagonal 0; 90 between a zero update and another client, 0 for masked-out
-      clients.
+      Degrees in [0, 180], symmetric with diagonal 0; 90 to a zero update, 0 for masked-out clients.
 
     Raises:
       ValueError: wrong shapes, or non-finite updates of clients that count.
@@ -193,10 +220,7 @@ def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Bool[ArrayLike, " M"
 
 
 def proximity(
-    data: Float[ArrayLike, "M M"],
-    gradient: Float[ArrayLike, "M M"],
-    beta: Float[ArrayLike, ""] = 0.5,
-    mask: Bool[ArrayLike, " M"] | None = None,
+    data: Float[ArrayLike, "M M"], gradient: Float[ArrayLike, "M M"], beta: Scalar = 0.5, mask: Mask = None
 ) -> Float[Array, "M M"]:
     r"""Weighted mean of the two dissimilarities, each scaled to [0, 1] over the pairs of clients (FLAG, Section 4.2).
 
@@ -210,7 +234,7 @@ def proximity(
       mask: clients that count; None means all.
 
     Returns:
-      In [0, 1], symmetric with diagonal 0; 0 for masked-out clients. A matrix whose pairs are all equal is scaled to 0.
+      In [0, 1], symmetric; 0 on the diagonal, for masked-out clients, and for a matrix whose pairs are all equal.
 
     Raises:
       ValueError: shapes that do not fit, β outside [0, 1], or values not finite.
@@ -219,16 +243,14 @@ def proximity(
     >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
     [0.0, 0.0, 0.5]
     """
-    data, gradient = checks.square(data, "data"), checks.square(gradient, "gradient")
+    data, known = checks.client_matrix(data, "data", mask)
+    gradient, _ = checks.client_matrix(gradient, "gradient", mask)
     if data.shape != gradient.shape:
-        raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}; they need the same clients.")
-    mask = checks.client_mask(mask, data.shape[0])
+        raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}: give both of the same clients.")
     beta = checks.floats(beta, "beta", 0)
     if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
         raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
-    checks.finite_matrix(data, "data", mask)
-    checks.finite_matrix(gradient, "gradient", mask)
-    return _proximity(data, gradient, beta, mask)
+    return _proximity(data, gradient, beta, known)
 
 
 @jax.jit
@@ -246,8 +268,5 @@ def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
 def _class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
     counts = jnp.asarray(counts)
     if counts.shape != shape or not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise ValueError(
-            f"counts has shape {counts.shape} and dtype {counts.dtype}; it must be integers of shape {shape}: "
-            "give the examples of each class on each client."
-        )
+        raise ValueError(f"counts has shape {counts.shape}, {counts.dtype}: give integers {shape}, one per class.")
     return counts

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask, Scalar
+from fedjax_cluster.clustering.similarity import matmul
 
 
 def gaussian_rewards(
@@ -38,10 +39,7 @@ def gaussian_rewards(
     if mask.shape == losses.shape[:1]:
         mask = jnp.broadcast_to(mask[:, None], losses.shape)
     if mask.shape != losses.shape or mask.dtype != bool:
-        raise ValueError(
-            f"mask has shape {mask.shape} and dtype {mask.dtype}; losses of shape {losses.shape} need a bool "
-            "per client or per client and step."
-        )
+        raise ValueError(f"mask has shape {mask.shape}, {mask.dtype}, losses {losses.shape}: give bools [C] or [C, S].")
     if not checks.holds(lambda losses, mask: ((abs(losses) < float("inf")) | ~mask).all(), losses, mask):
         raise ValueError("losses that count are NaN or infinite: leave those clients out with mask.")
     return _gaussian_rewards(losses, mask)
@@ -59,8 +57,7 @@ def _gaussian_rewards(losses: Array, mask: Array) -> Array:
     mean = losses.sum(axis=0) / jnp.maximum(count, 1.0)
     squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)
     variance = squared.sum(axis=0) / jnp.maximum(count - 1.0, 1.0)
-    spread = jnp.where(variance > 0.0, variance, 1.0)
-    reward = jnp.where(mask, jnp.exp(-0.5 * squared / spread[None, :]), 0.0)
+    reward = jnp.where(mask, jnp.exp(-0.5 * squared / jnp.where(variance > 0.0, variance, 1.0)[None, :]), 0.0)
     return reward.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1).astype(jnp.float32)
 
 
@@ -69,7 +66,7 @@ def update_interactions(
     rewards: Float[ArrayLike, " C"],
     index: Int[ArrayLike, " C"],
     mask: Bool[ArrayLike, " C"] | None,
-    rate: Float[ArrayLike, ""] | Float[ArrayLike, "C C"],
+    rate: Scalar | Float[ArrayLike, "C C"],
 ) -> Float[Array, "M M"]:
     r"""Moves the interactions of a cohort's pairs towards its rewards (FedGWC, Section 4.2, Eq. 3).
 
@@ -82,9 +79,6 @@ def update_interactions(
       index: which clients these are, each once; M (or any index outside 0..M-1) is padding.
       mask: clients of the cohort that count; None means all.
       rate: α in [0, 1], one for all or one per pair.
-
-    Returns:
-      The new P; entries of pairs that did not meet are unchanged.
 
     Raises:
       ValueError: shapes that do not fit, a rate outside [0, 1], or non-finite rewards that count.
@@ -99,10 +93,7 @@ def update_interactions(
     mask = checks.client_mask(mask, rewards.shape[0])
     rate = checks.floats(rate, "rate", 0, 2)
     if rate.ndim == 2 and rate.shape != 2 * rewards.shape:
-        raise ValueError(
-            f"rate has shape {rate.shape}; {rewards.shape[0]} clients need one rate or one per pair: give a scalar or "
-            f"a square matrix of shape {2 * rewards.shape}."
-        )
+        raise ValueError(f"rate has shape {rate.shape}: give a scalar or a square matrix {2 * rewards.shape}.")
     if not checks.holds(lambda rate: ((rate >= 0.0) & (rate <= 1.0)).all(), rate):
         raise ValueError("rate holds values outside [0, 1]; the new P would leave the range of rewards: clip it.")
     checks.finite(rewards, "rewards", mask)
@@ -115,21 +106,17 @@ def _update_interactions(interactions: Array, rewards: Array, index: Array, mask
     known = mask & (index >= 0) & (index < num_clients)
     # A negative index would wrap around to the last clients; beyond the end it is dropped.
     index = jnp.where(known, index, num_clients)
-    rewards = jnp.where(known, rewards, 0.0)
-    old = interactions.at[index[:, None], index[None, :]].get(mode="fill", fill_value=0.0)
-    new = old + rate * (rewards[:, None] - old)
-    return interactions.at[index[:, None], index[None, :]].set(new, mode="drop")
+    pairs = interactions.at[index[:, None], index[None, :]]
+    old = pairs.get(mode="fill", fill_value=0.0)
+    return pairs.set(old + rate * (jnp.where(known, rewards, 0.0)[:, None] - old), mode="drop")
 
 
-def interaction_affinity(
-    interactions: Float[ArrayLike, "M M"], beta: Float[ArrayLike, ""], mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, "M M"]:
+def interaction_affinity(interactions: Float[ArrayLike, "M M"], beta: Scalar, mask: Mask = None) -> Float[Array, "M M"]:
     r"""Affinity of clients that are perceived alike by all others (FedGWC, Section 4.2, Eq. 4).
 
     .. math:: W_{kj} = \exp(-\beta \| v_k^j - v_j^k \|^2)
 
-    where v_k^j is row k of P without its entries k and j. In closed form the squared distance is ‖P_k − P_j‖² −
-    (P_kk − P_jk)² − (P_kj − P_jj)², one matrix product.
+    where v_k^j is P's row k without entries k and j; the norm is ‖P_k − P_j‖² − (P_kk − P_jk)² − (P_kj − P_jj)².
 
     Args:
       interactions: P.
@@ -146,12 +133,10 @@ def interaction_affinity(
     >>> round(float(interaction_affinity(interactions, 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
     0.3679
     """
-    interactions = checks.square(interactions, "interactions")
-    mask = checks.client_mask(mask, interactions.shape[0])
+    interactions, mask = checks.client_matrix(interactions, "interactions", mask)
     beta = checks.floats(beta, "beta", 0)
     if not checks.holds(lambda beta: beta > 0.0, beta):
         raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive: choose it above 0.")
-    checks.finite_matrix(interactions, "interactions", mask)
     return _interaction_affinity(interactions, beta, mask)
 
 
@@ -163,9 +148,8 @@ def _interaction_affinity(interactions: Array, beta: Array, mask: Array) -> Arra
     count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
     entries = jnp.where(pairs, entries - (entries.sum(axis=0) / count)[None, :], 0.0)
     squared_norm = jnp.square(entries).sum(axis=1)
-    gram = jnp.matmul(entries, entries.T, precision=lax.Precision.HIGHEST)
-    diagonal = jnp.diagonal(entries)
-    at_k = jnp.square(diagonal[:, None] - entries.T)  # (P_kk − P_jk)², in row k and column j
+    gram = matmul(entries, entries.T)
+    at_k = jnp.square(jnp.diagonal(entries)[:, None] - entries.T)  # (P_kk − P_jk)², in row k and column j
     squared = squared_norm[:, None] + squared_norm[None, :] - 2.0 * gram - at_k - at_k.T
     affinity = jnp.exp(-beta * jnp.maximum(squared, 0.0))
     row, column = jnp.indices(gram.shape, sparse=True)

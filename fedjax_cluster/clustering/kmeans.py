@@ -9,16 +9,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask
+from fedjax_cluster.clustering.similarity import matmul
 
 
 class KMeans(NamedTuple):
     """A clustering of points."""
 
     labels: Int[Array, " M"]  # -1 where masked out
-    centers: Float[Array, "k r"]  # the mean of each cluster
+    centers: Float[Array, "k r"]  # the mean of each cluster; arbitrary where a traced mask holds fewer than k clients
     inertia: Float[Array, ""]  # sum of squared distances of the points to their centres
 
 
@@ -28,15 +30,14 @@ def kmeans(
     k: int,
     num_restarts: int = 10,
     max_iterations: int = 100,
-    mask: Bool[ArrayLike, " M"] | None = None,
+    mask: Mask = None,
 ) -> KMeans:
     r"""Clusters points around k means (CFL-GP, Algorithm 3, line 2, and Eq. 13).
 
     .. math:: \min_{z, h} \sum_c \| x_c - h_{z_c} \|^2
 
-    Lloyd's iteration from greedy k-means++ seeds (Arthur and Vassilvitskii 2007); of all restarts the one with least
-    inertia wins. No cluster is empty: one that would be takes the point that lies farthest from its centre, also among
-    duplicate points. Adding masked-out points does not change the clustering of the others.
+    Lloyd's iteration from greedy k-means++ seeds (Arthur and Vassilvitskii 2007); the restart with least inertia wins.
+    An empty cluster takes the point farthest from its centre. Masked-out points do not change the result for others.
 
     Args:
       rng_key: a JAX random key.
@@ -46,19 +47,12 @@ def kmeans(
       max_iterations: bound on Lloyd's iterations of one restart, static.
       mask: clients that count; None means all.
 
-    Returns:
-      `KMeans(labels, centers, inertia)`. Where the mask is traced and holds fewer than k clients, some clusters stay
-      empty and their centres are arbitrary.
-
     Raises:
       ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points.
 
-    >>> points = jnp.array([[0.0], [0.1], [5.0], [5.1]])
-    >>> result = kmeans(jax.random.key(0), points, 2)
-    >>> bool(result.labels[0] == result.labels[1]) and bool(result.labels[0] != result.labels[2])
-    True
-    >>> round(float(result.inertia), 3)
-    0.01
+    >>> labels, _, inertia = kmeans(jax.random.key(0), jnp.array([[0.0], [0.1], [5.0], [5.1]]), 2)
+    >>> bool(labels[0] == labels[1] != labels[2]), round(float(inertia), 3)
+    (True, 0.01)
     """
     points = checks.floats(points, "points", 2)
     mask = checks.client_mask(mask, points.shape[0])
@@ -74,17 +68,8 @@ def kmeans_in_slots(
     rng_key: Array, points: Array, mask: Array, k: Array | int, *, slots: int, num_restarts: int, max_iterations: int
 ) -> KMeans:
     """`kmeans` without checks, where k <= slots may be traced: one program for every number of clusters."""
-    lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
-    highest = jnp.where(mask[:, None], points, -jnp.inf).max(axis=0)
-    # Squared distances lose the points' last digits far from the origin and underflow for tiny ones. The bounding box
-    # has neither fault and does not depend on the order of the points.
-    origin = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
-    centred = jnp.where(mask[:, None], points - origin[None, :], 0.0)
-    extent = jnp.abs(centred).max(initial=0.0)
-    scale = jnp.where(extent > 0.0, extent, 1.0)
-    unit = centred / scale
+    unit, origin, scale = bounding_box_units(points, mask)
     active = jnp.arange(slots, dtype=jnp.int32) < k
-
     seeds = _seeds(rng_key, unit, mask, k, slots, num_restarts)
     runs = jax.vmap(lambda centers: _lloyd(unit, mask, active, centers, max_iterations))(seeds)
     best = jax.tree.map(lambda leaf: leaf[jnp.argmin(runs.inertia)], runs)
@@ -95,7 +80,20 @@ def kmeans_in_slots(
     )
 
 
-def _squared_distances(points: Array, centers: Array) -> Array:
+def bounding_box_units(points: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Points from the centre of their bounding box in units of its extent, f32[M, r]; the centre f32[r]; the extent."""
+    # Squared distances lose the last digits far from the origin and underflow for tiny points. The box does not depend
+    # on the order of the points.
+    lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
+    highest = jnp.where(mask[:, None], points, -jnp.inf).max(axis=0)
+    origin = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
+    centred = jnp.where(mask[:, None], points - origin[None, :], 0.0)
+    extent = jnp.abs(centred).max(initial=0.0)
+    scale = jnp.where(extent > 0.0, extent, 1.0)
+    return centred / scale, origin, scale
+
+
+def squared_distances(points: Array, centers: Array) -> Array:
     """f32[M, k], by direct differences: exact where |x|² + |c|² − 2xc cancels."""
     return jnp.square(points[:, None, :] - centers[None, :, :]).sum(axis=-1)
 
@@ -112,7 +110,7 @@ def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: in
         anywhere = (slot == 0) | (closest.max() == 0.0)
         weights = jnp.where(anywhere, mask.astype(jnp.float32), closest)
         candidates = points[jnp.argmax(jnp.log(weights)[:, None] + noise[position], axis=0)]
-        closer = jnp.minimum(closest[:, None], _squared_distances(points, candidates))
+        closer = jnp.minimum(closest[:, None], squared_distances(points, candidates))
         best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=0)))
         return candidates[best], closer[:, best]
 
@@ -125,8 +123,7 @@ def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: in
         return centers.at[:, slot].set(seed), closest
 
     centers = jnp.zeros((num_restarts, slots, points.shape[1]), jnp.float32)
-    unreached = jnp.where(mask, jnp.float32(jnp.inf), 0.0)
-    closest = jnp.broadcast_to(unreached[None, :], (num_restarts, points.shape[0]))
+    closest = jnp.broadcast_to(jnp.where(mask, jnp.float32(jnp.inf), 0.0)[None, :], (num_restarts, points.shape[0]))
     return lax.fori_loop(0, k, add_to_all, (centers, closest))[0]
 
 
@@ -135,31 +132,28 @@ def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterat
     slots = active.shape[0]
 
     def assign(centers: Array) -> Array:
-        distances = jnp.where(active[None, :], _squared_distances(points, centers), jnp.inf)
+        distances = jnp.where(active[None, :], squared_distances(points, centers), jnp.inf)
         nearest = jnp.argmin(distances, axis=1).astype(jnp.int32)
         return _fill_empty(jnp.where(mask, nearest, slots), distances.min(axis=1), mask, active)
 
     def means(labels: Array, centers: Array) -> Array:
         members = jax.nn.one_hot(labels, slots, dtype=jnp.float32)
         size = members.sum(axis=0)
-        total = jnp.matmul(members.T, points, precision=lax.Precision.HIGHEST)
+        total = matmul(members.T, points)
         return jnp.where(size[:, None] > 0.0, total / jnp.maximum(size, 1.0)[:, None], centers)
 
     def unfinished(state: tuple[Array, Array, Array, Array]) -> Array:
-        _, _, iteration, changed = state
-        return changed & (iteration < max_iterations)
+        return state[3] & (state[2] < max_iterations)
 
     def iterate(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         old_labels, centers, iteration, _ = state
         labels = assign(centers)
         return labels, means(labels, centers), iteration + 1, (labels != old_labels).any()
 
-    unassigned = jnp.full(points.shape[0], -1, jnp.int32)
-    state = (unassigned, centers, jnp.int32(0), jnp.bool_(True))
+    state = (jnp.full(points.shape[0], -1, jnp.int32), centers, jnp.int32(0), jnp.bool_(True))
     labels, centers, _, _ = lax.while_loop(unfinished, iterate, state)
-    nearest = centers[jnp.minimum(labels, slots - 1)]
-    inertia = jnp.where(mask, jnp.square(points - nearest).sum(axis=1), 0.0).sum()
-    return KMeans(labels, centers, inertia)
+    squared = jnp.square(points - centers[jnp.minimum(labels, slots - 1)]).sum(axis=1)
+    return KMeans(labels, centers, jnp.where(mask, squared, 0.0).sum())
 
 
 def _fill_empty(labels: Array, closest: Array, mask: Array, active: Array) -> Array:
@@ -168,8 +162,7 @@ def _fill_empty(labels: Array, closest: Array, mask: Array, active: Array) -> Ar
 
     def vacancies(labels: Array) -> tuple[Array, Array]:
         size = jax.nn.one_hot(labels, slots, dtype=jnp.int32).sum(axis=0, dtype=jnp.int32)
-        movable = mask & (size[jnp.minimum(labels, slots - 1)] > 1)
-        return active & (size == 0), movable
+        return active & (size == 0), mask & (size[jnp.minimum(labels, slots - 1)] > 1)
 
     def unfilled(state: tuple[Array, Array]) -> Array:
         empty, movable = vacancies(state[0])

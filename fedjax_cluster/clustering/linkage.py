@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask, Scalar
 
 Linkage = Literal["average", "single", "complete"]
 LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
-
 # Beyond this many clients SciPy takes over where the distances are known outside jit.
 _DEVICE_LIMIT = 1024
 
@@ -32,10 +32,10 @@ class Dendrogram(NamedTuple):
 
 def agglomerative(
     distance: Float[ArrayLike, "M M"],
-    threshold: Float[ArrayLike, ""] | None = None,
+    threshold: Scalar | None = None,
     num_clusters: int | None = None,
     linkage: Linkage = "average",
-    mask: Bool[ArrayLike, " M"] | None = None,
+    mask: Mask = None,
 ) -> Int[Array, " M"]:
     r"""Merges the two closest clusters as long as their distance is at most a threshold (FLAG, Algorithm 3).
 
@@ -52,49 +52,36 @@ def agglomerative(
       Labels, numbered in the order of their first clients; -1 where masked out.
 
     Raises:
-      ValueError: wrong shapes, both or neither of threshold and num_clusters, num_clusters outside 1..number of clients
-        that count, an unknown linkage, or distances not finite or not symmetric.
+      ValueError: as for `dendrogram` and `cut_dendrogram`.
 
     >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
-    >>> agglomerative(distance, threshold=1.0).tolist()
-    [0, 0, 1]
-    >>> agglomerative(distance, threshold=4.5).tolist()
-    [0, 0, 0]
+    >>> agglomerative(distance, threshold=1.0).tolist(), agglomerative(distance, threshold=4.5).tolist()
+    ([0, 0, 1], [0, 0, 0])
     """
-    _one_of(threshold, num_clusters)
     return cut_dendrogram(dendrogram(distance, linkage, mask), threshold, num_clusters)
 
 
-def dendrogram(
-    distance: Float[ArrayLike, "M M"], linkage: Linkage = "average", mask: Bool[ArrayLike, " M"] | None = None
-) -> Dendrogram:
+def dendrogram(distance: Float[ArrayLike, "M M"], linkage: Linkage = "average", mask: Mask = None) -> Dendrogram:
     r"""The whole tree of merges, from which `cut_dendrogram` reads the clusters at any threshold (FLAG, Section 3).
 
     .. math:: d(A \cup B, C) = \frac{|A| d(A, C) + |B| d(B, C)}{|A| + |B|}, \quad \min, \quad\text{or } \max
 
-    Up to 1024 clients, and under jit, it is computed in JAX with nearest-neighbour bounds (Müllner 2011); larger known
-    matrices go to SciPy.
+    Computed in JAX with nearest-neighbour bounds (Müllner 2011); known matrices of over 1024 clients go to SciPy.
 
     Args:
       distance: symmetric; the diagonal is ignored.
       linkage: d of a merged cluster: the mean, the minimum or the maximum; static.
       mask: clients that count; None means all.
 
-    Returns:
-      `Dendrogram(merges, heights, mask)`; heights are distances.
-
     Raises:
       ValueError: wrong shapes, an unknown linkage, or distances not finite or not symmetric.
 
     >>> distance = jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]])
-    >>> tree = dendrogram(distance)
-    >>> tree.merges.tolist(), tree.heights.tolist()
-    ([[0, 1], [0, 2]], [1.0, 4.5])
+    >>> [part.tolist() for part in dendrogram(distance)[:2]]
+    [[[0, 1], [0, 2]], [1.0, 4.5]]
     """
-    distance = checks.square(distance, "distance")
-    mask = checks.client_mask(mask, distance.shape[0])
     checks.choice(linkage, "linkage", LINKAGES)
-    checks.finite_matrix(distance, "distance", mask)
+    distance, mask = checks.client_matrix(distance, "distance", mask)
     checks.symmetric_matrix(distance, "distance", mask)
     if distance.shape[0] > _DEVICE_LIMIT and checks.is_concrete(distance, mask):
         return _host_dendrogram(np.asarray(distance), np.asarray(mask), linkage)
@@ -102,7 +89,7 @@ def dendrogram(
 
 
 def cut_dendrogram(
-    tree: Dendrogram, threshold: Float[ArrayLike, ""] | None = None, num_clusters: int | Int[Array, ""] | None = None
+    tree: Dendrogram, threshold: Scalar | None = None, num_clusters: int | Int[Array, ""] | None = None
 ) -> Int[Array, " M"]:
     r"""The clusters of a tree at one height, or where a given number is left (FLAG, Algorithm 3).
 
@@ -115,14 +102,14 @@ def cut_dendrogram(
       Labels, numbered in the order of their first clients; -1 where masked out.
 
     Raises:
-      ValueError: both or neither of threshold and num_clusters, a threshold that is NaN, or num_clusters outside
-        1..number of clients that count.
+      ValueError: both or neither given, a threshold that is NaN, or num_clusters outside 1..clients that count.
 
     >>> tree = dendrogram(jnp.array([[0.0, 1.0, 5.0], [1.0, 0.0, 4.0], [5.0, 4.0, 0.0]]))
     >>> [cut_dendrogram(tree, threshold).tolist() for threshold in (0.5, 1.0, 4.5)]
     [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
     """
-    _one_of(threshold, num_clusters)
+    if (threshold is None) == (num_clusters is None):
+        raise ValueError(f"{threshold=} and {num_clusters=} decide where merging stops: give exactly one of them.")
     if threshold is not None:
         threshold = checks.floats(threshold, "threshold", 0)
         if not checks.holds(lambda threshold: threshold == threshold, threshold):
@@ -144,8 +131,7 @@ def _cut(tree: Dendrogram, num_merges: Array) -> Array:
     parent = client.at[joining].set(tree.merges[:, 0], mode="drop")
     for _ in range(max(num_clients - 1, 1).bit_length()):
         parent = parent[parent]
-    is_first = (parent == client) & tree.mask
-    label = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    label = jnp.cumsum((parent == client) & tree.mask, dtype=jnp.int32) - 1
     return jnp.where(tree.mask, label[parent], -1)
 
 
@@ -241,20 +227,10 @@ def _host_dendrogram(distance: np.ndarray, mask: np.ndarray, linkage: str) -> De
         square = distance[np.ix_(clients, clients)].astype(np.float64)
         square = 0.5 * (square + square.T)
         np.fill_diagonal(square, 0.0)
-        condensed = scipy.spatial.distance.squareform(square, checks=False)
-        tree = scipy.cluster.hierarchy.linkage(condensed, linkage)
+        tree = scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(square, checks=False), linkage)
         smallest = list(clients)
         for step, (a, b) in enumerate(tree[:, :2].astype(int)):
-            pair = sorted((smallest[a], smallest[b]))
-            merges[step] = pair
-            smallest.append(pair[0])
+            merges[step] = sorted((smallest[a], smallest[b]))
+            smallest.append(merges[step, 0])
         heights[: len(tree)] = tree[:, 2]
     return Dendrogram(jnp.asarray(merges), jnp.asarray(heights), jnp.asarray(mask))
-
-
-def _one_of(threshold: Any, num_clusters: Any) -> None:
-    if (threshold is None) == (num_clusters is None):
-        raise ValueError(
-            f"threshold is {threshold} and num_clusters is {num_clusters}; one of them decides where merging stops: "
-            "give exactly one."
-        )

@@ -7,30 +7,26 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Int
+from jaxtyping import Array, Int
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Labels, Mask
+from fedjax_cluster.clustering.similarity import matmul
 
 
-def match_labels(
-    new: Int[ArrayLike, " M"], old: Int[ArrayLike, " M"], k: int, mask: Bool[ArrayLike, " M"] | None = None
-) -> Int[Array, " M"]:
+def match_labels(new: Labels, old: Labels, k: int, mask: Mask = None) -> Int[Array, " M"]:
     r"""Renames new clusters for the largest overlap with the old ones (CFL-GP, Algorithm 3, lines 3–4).
 
     .. math:: \hat\psi = \arg\max_\psi | \{ c : \psi(z_c) = k_c \} |
 
-    over the permutations ψ of k labels (CFL-GP, Appendix B.2.2): an assignment problem on the contingency table. Among
-    equal overlaps the renaming that keeps most labels wins, so equal clusterings are never renamed.
+    over the permutations ψ of k labels (CFL-GP, Appendix B.2.2), an assignment problem. Among equal overlaps the one
+    that keeps most labels wins, so equal clusterings are never renamed.
 
     Args:
       new: in -1..k-1, the clustering to rename; -1 stays -1.
       old: in -1..k-1; a client that is -1 in either does not count.
       k: number of labels, static.
-      mask: clients that count; None means all.
-
-    Returns:
-      The new clustering with its new labels; masked-out clients get -1.
+      mask: clients that count, the others get -1; None means all.
 
     Raises:
       ValueError: wrong shapes, k < 1, or labels outside -1..k-1.
@@ -52,7 +48,7 @@ def match_labels(
 @partial(jax.jit, static_argnames="k")
 def _match_labels(new: Array, old: Array, mask: Array, k: int) -> Array:
     rows = jnp.where(mask[:, None], jax.nn.one_hot(new, k, dtype=jnp.float32), 0.0)
-    overlap = jnp.matmul(rows.T, jax.nn.one_hot(old, k, dtype=jnp.float32), precision=lax.Precision.HIGHEST)
+    overlap = matmul(rows.T, jax.nn.one_hot(old, k, dtype=jnp.float32))
     # Kept labels are worth k at most, one more client in agreement is worth k + 1.
     value = overlap * (k + 1.0) + jnp.eye(k, dtype=jnp.float32)
     row, column = optax.assignment.hungarian_algorithm(-value.astype(float))

@@ -9,20 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Real
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 
 from fedjax_cluster.clustering import checks, scores
+from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans_in_slots
+from fedjax_cluster.clustering.similarity import matmul
 
 Method = Literal["gap", "elbow", "silhouette"]
+_REFERENCES = 20  # sets of uniform points that the gap statistic averages over
 
 
 def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Array, " {count}"]:
     r"""Candidate ranks, the one before the largest gap between singular values first (CFL-GP, Appendix G).
 
     .. math:: s_1 = \arg\max_s \, (\sigma_s - \sigma_{s+1})
-
-    On eight rotations of MNIST the first candidate is 4, the second 8.
 
     Args:
       singular_values: descending, in any unit.
@@ -38,12 +39,7 @@ def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Arr
     [2, 4]
     """
     values = checks.floats(singular_values, "singular_values", 1)
-    count = checks.count(count, "count")
-    if count >= values.shape[0]:
-        raise ValueError(
-            f"count is {count}, but {values.shape[0]} singular values have only {values.shape[0] - 1} gaps: "
-            "ask for fewer, or compute more singular values."
-        )
+    count = checks.count(count, "count", maximum=values.shape[0] - 1, there_are="gaps exist")
     checks.finite(values, "singular_values")
     if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):
         raise ValueError("singular_values are not in descending order, so gaps have no meaning: sort them.")
@@ -84,8 +80,7 @@ def _elbow(x: Array, y: Array) -> Array:
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / jnp.where(run == 0.0, 1.0, run)
     distance = jnp.abs(y - chord)
     # Points that differ only by rounding are equally far.
-    tolerance = 1e-5 * (y.max() - y.min())
-    return jnp.argmax(distance >= distance.max() - tolerance).astype(jnp.int32)
+    return jnp.argmax(distance >= distance.max() - 1e-5 * (y.max() - y.min())).astype(jnp.int32)
 
 
 def estimate_num_clusters(
@@ -93,7 +88,7 @@ def estimate_num_clusters(
     values: Float[ArrayLike, " n"] | Float[ArrayLike, "M s"],
     max_clusters: int,
     method: Method = "gap",
-    mask: Bool[ArrayLike, " M"] | None = None,
+    mask: Mask = None,
 ) -> int:
     r"""Number of clusters from singular values or from features.
 
@@ -105,9 +100,8 @@ def estimate_num_clusters(
     - "elbow": the k whose inertia lies farthest from the chord of the curve (1..max_clusters),
     - "silhouette": the k >= 2 with the largest mean silhouette.
 
-    Only "gap" can answer 1 where features show no clusters. See CFL-GP, Appendix G; Tibshirani, Walther and Hastie
-    (2001) for the gap statistic, and Dudoit and Fridlyand (2002) for the comparison with the largest gap: that with
-    k + 1 of the former often stops at 1 where two clusters explain no more than one.
+    Only "gap" can answer 1. See CFL-GP, Appendix G; Tibshirani, Walther and Hastie (2001), whose comparison with k + 1
+    often stops at 1 where two clusters explain no more than one; Dudoit and Fridlyand (2002) for that with k*.
 
     Args:
       rng_key: a JAX random key, for k-means and the reference points.
@@ -115,9 +109,6 @@ def estimate_num_clusters(
       max_clusters: the largest answer; at most the number of clients that count.
       method: how features are read, see above.
       mask: clients that count, for features; None means all.
-
-    Returns:
-      The number of clusters, in 1..max_clusters. Runs outside jit.
 
     Raises:
       ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.
@@ -166,23 +157,20 @@ def _silhouette_curve(points: Array, labels: Array, mask: Array, limit: int) -> 
     return lax.map(lambda row: scores.silhouette(points, row, mask=mask, num_labels=limit), labels[1:])
 
 
-@partial(jax.jit, static_argnames=("limit", "num_references"))
-def _gap_curves(
-    rng_key: Array, points: Array, mask: Array, limit: int, num_references: int = 20
-) -> tuple[Array, Array]:
+@partial(jax.jit, static_argnames="limit")
+def _gap_curves(rng_key: Array, points: Array, mask: Array, limit: int) -> tuple[Array, Array]:
     """Inertia for k = 1..limit of the points, f32[limit], and of reference points, f32[B, limit]."""
     count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
     centre = jnp.where(mask[:, None], points, 0.0).sum(axis=0) / count
     centred = jnp.where(mask[:, None], points - centre[None, :], 0.0)
-    _, _, axes = jnp.linalg.svd(centred, full_matrices=False)
-    rotated = jnp.matmul(centred, axes.T, precision=lax.Precision.HIGHEST)
+    rotated = matmul(centred, jnp.linalg.svd(centred, full_matrices=False)[2].T)
     lowest = jnp.where(mask[:, None], rotated, jnp.inf).min(axis=0)
     highest = jnp.where(mask[:, None], rotated, -jnp.inf).max(axis=0)
 
     def reference(key: Array) -> Array:
         return lowest[None, :] + jax.random.uniform(key, rotated.shape, jnp.float32) * (highest - lowest)[None, :]
 
-    keys = jax.random.split(rng_key, num_references + 1)
+    keys = jax.random.split(rng_key, _REFERENCES + 1)
     sets = jnp.concatenate([rotated[None], jax.vmap(reference)(keys[1:])])
     curves = lax.map(lambda args: _kmeans_curve(*args, mask, limit, 5).inertia, (keys, sets))
     return curves[0], curves[1:]
@@ -193,9 +181,8 @@ def _gap_statistic(inertia: np.ndarray, references: np.ndarray) -> int:
     if inertia[0] <= 0.0:
         return 1
     # Points that coincide have inertia 0; rounding leaves no smaller share of the whole than this.
-    logarithm = np.log(np.maximum(inertia, 1e-10 * inertia[0]))
     reference = np.log(np.maximum(references, 1e-10 * references[:, :1]))
-    gap = reference.mean(axis=0) - logarithm
+    gap = reference.mean(axis=0) - np.log(np.maximum(inertia, 1e-10 * inertia[0]))
     error = reference.std(axis=0) * np.sqrt(1.0 + 1.0 / len(references))
     best = np.argmax(gap)
     return int(np.argmax(gap >= gap[best] - error[best])) + 1

@@ -8,16 +8,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask
 
 # Columns are cast, scaled and multiplied in chunks, so that no second copy of a large block is made; on a CPU in chunks
 # that stay in the cache, as a product of few long rows is otherwise a third slower than the processor.
 _CHUNK = 2_048
 _ACCELERATOR_CHUNK = 65_536
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
@@ -25,8 +26,7 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
 
     .. math:: A_{ij} = \langle g_i, g_j \rangle
 
-    The Gram matrix of stacked blocks [B_1, …, B_K] is the sum of the blocks' Gram matrices, so a profile of which one
-    block changes needs one product of [M, d], not of [M, Kd].
+    The Gram matrix of stacked blocks is the sum of theirs: where one block changes, one product of [M, d] is enough.
 
     Args:
       block: one row per client; narrower floats are summed in float32.
@@ -48,7 +48,7 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:
     """Inner products of the rows of two matrices."""
-    return _over_chunks(lambda a, b: _matmul(a, b.T), left, right)
+    return _over_chunks(lambda a, b: matmul(a, b.T), left, right)
 
 
 @jax.jit
@@ -59,7 +59,7 @@ def _gram(block: Array, scale: Array | None) -> Array:
         chunk = chunk.astype(jnp.float32)
         if scale is not None:
             chunk = chunk / scale[:, None]
-        return _matmul(chunk, chunk.T)
+        return matmul(chunk, chunk.T)
 
     return _over_chunks(product, block)
 
@@ -78,20 +78,17 @@ def _over_chunks(product: Callable[..., Array], *blocks: Array) -> Array:
     return total
 
 
-def cosine_similarity(
-    updates: Float[ArrayLike, "M d"], mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, "M M"]:
+def cosine_similarity(updates: Float[ArrayLike, "M d"], mask: Mask = None) -> Float[Array, "M M"]:
     r"""Cosine of the angle between all pairs of clients' updates (CFL, Eqs. 13 and 44; FLAG, Eq. 2).
 
     .. math:: \alpha_{ij} = \frac{\langle \Delta_i, \Delta_j \rangle}{\|\Delta_i\| \|\Delta_j\|}
 
     Args:
-      updates: one row per client, in any unit (the scale of a row does not matter).
+      updates: one row per client, in any unit.
       mask: clients that count; None means all.
 
     Returns:
-      In [-1, 1], symmetric, with diagonal exactly 1. Rows and columns of zero updates and of masked-out clients are 0,
-      their diagonal too.
+      In [-1, 1], symmetric with diagonal exactly 1; 0 in rows and columns of zero updates and masked-out clients.
 
     Raises:
       ValueError: wrong shapes, or non-finite updates of clients that count.
@@ -110,8 +107,7 @@ def cosine_similarity(
 def _cosine_similarity(updates: Array, mask: Array) -> Array:
     # With its largest entry at 1 a row's norm neither overflows nor underflows.
     largest = jnp.abs(updates).max(axis=1, initial=0.0)
-    scale = jnp.where(largest > 0.0, largest, 1.0)
-    gram = _gram(updates, scale)
+    gram = _gram(updates, jnp.where(largest > 0.0, largest, 1.0))
     squared_norm = jnp.diagonal(gram)
     counts = mask & (squared_norm > 0.0)
     inverse_norm = jnp.where(counts, lax.rsqrt(jnp.where(counts, squared_norm, 1.0)), 0.0)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
-from fedjax_cluster.clustering.similarity import block_gram
+from fedjax_cluster.clustering.similarity import block_gram, matmul
 
 Method = Literal["auto", "eigh", "subspace"]
 
@@ -22,18 +23,16 @@ _EIGH_LIMIT = 512
 _OVERSAMPLING = 8
 _DEPTH = 8
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
 
 class Embedding(NamedTuple):
-    """Clients in the space of the leading singular vectors."""
+    """Clients in the space of the leading singular vectors, in the unit of their profiles."""
 
     features: Float[Array, "M rank"]  # each column with its largest entry positive; 0 where masked out
     singular_values: Float[Array, " rank"]  # descending
 
 
 def profile_embedding(
-    profile: Float[ArrayLike, "M D"], rank: int, mask: Bool[ArrayLike, " M"] | None = None, method: Method = "auto"
+    profile: Float[ArrayLike, "M D"], rank: int, mask: Mask = None, method: Method = "auto"
 ) -> Embedding:
     r"""Projects client profiles on their leading singular vectors (CFL-GP, Algorithm 3, line 1, and Eq. 12).
 
@@ -48,30 +47,22 @@ def profile_embedding(
       mask: clients that count; None means all.
       method: as in `embed_gram`, static.
 
-    Returns:
-      `Embedding(features, singular_values)`, both in the profile's unit.
-
     Raises:
       ValueError: wrong shapes, rank outside 1..min(M, D), an unknown method, or non-finite profiles.
 
-    >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-    >>> features, singular_values = profile_embedding(profile, 2)
-    >>> singular_values.round(4).tolist()
-    [3.0, 2.0]
-    >>> jnp.abs(features).round(4).tolist()
-    [[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
+    >>> features, singular_values = profile_embedding(jnp.diag(jnp.array([3.0, 2.0, 0.0])), 2)
+    >>> jnp.abs(features).round(4).tolist(), singular_values.round(4).tolist()
+    ([[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]], [3.0, 2.0])
     """
     profile = checks.floats(profile, "profile", 2)
     mask = checks.client_mask(mask, profile.shape[0])
-    rank = _check_rank(rank, min(profile.shape))
+    rank = checks.count(rank, "rank", maximum=min(profile.shape), there_are="singular values exist")
     checks.choice(method, "method", get_args(Method))
     checks.finite(profile, "profile", mask)
     return embed_gram(block_gram(profile), rank, mask, method)
 
 
-def embed_gram(
-    gram: Float[ArrayLike, "M M"], rank: int, mask: Bool[ArrayLike, " M"] | None = None, method: Method = "auto"
-) -> Embedding:
+def embed_gram(gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, method: Method = "auto") -> Embedding:
     r"""`profile_embedding` from the inner products of the profiles (for its cost see CFL-GP, Appendix D).
 
     .. math:: A = V \Lambda V^\top, \qquad g' = V_s \Lambda_s^{1/2}, \qquad \sigma = \Lambda^{1/2}
@@ -83,27 +74,22 @@ def embed_gram(
       method: static. "eigh" decomposes all of A in O(M³). "subspace" finds the leading directions in a block Krylov
         space in O(M²·rank), from a fixed start: equal inputs give equal features. "auto" is "eigh" up to 512 clients.
 
-    Returns:
-      `Embedding(features, singular_values)`, both in the profile's unit.
-
     Raises:
       ValueError: wrong shapes, rank outside 1..M, an unknown method, or entries not finite.
 
     >>> embed_gram(jnp.diag(jnp.array([9.0, 4.0, 1.0])), 2).singular_values.round(4).tolist()
     [3.0, 2.0]
     """
-    gram = checks.square(gram, "gram")
-    mask = checks.client_mask(mask, gram.shape[0])
-    rank = _check_rank(rank, gram.shape[0])
+    gram, mask = checks.client_matrix(gram, "gram", mask)
+    rank = checks.count(rank, "rank", maximum=gram.shape[0], there_are="singular values exist")
     checks.choice(method, "method", get_args(Method))
-    checks.finite_matrix(gram, "gram", mask)
     return _embed_gram(gram, mask, rank, method)
 
 
 @partial(jax.jit, static_argnames=("rank", "method"))
 def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
     gram = jnp.where(mask[:, None] & mask[None, :], gram, 0.0)
-    eigenvalues, vectors = leading_eigenpairs(gram, mask, rank, method)
+    eigenvalues, vectors = _leading_eigenpairs(gram, mask, rank, method)
     singular_values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
     features = _fix_signs(vectors) * singular_values[None, :]
     return Embedding(jnp.where(mask[:, None], features, 0.0), singular_values)
@@ -113,7 +99,7 @@ def subspace_embedding(
     rng_key: PRNGKeyArray,
     profile: Float[ArrayLike, "M D"],
     rank: int,
-    mask: Bool[ArrayLike, " M"] | None = None,
+    mask: Mask = None,
     depth: int = 4,
     oversampling: int = 8,
 ) -> Embedding:
@@ -122,40 +108,33 @@ def subspace_embedding(
     .. math:: B = \mathrm{orth}[S, GG^\top S, \dots, (GG^\top)^{q-1} S], \qquad B^\top G = U \Sigma W^\top,
               \qquad g' = B U_s \Sigma_s
 
-    with one client per row of G: a block Krylov space from a random start (Musco and Musco 2015), O(M·D·rank·q). See
-    CFL-GP, Appendix D.
+    with one client per row of G, in O(M·D·rank·q) (CFL-GP, Appendix D; Musco and Musco 2015 for the space).
 
     Args:
-      rng_key: a JAX random key for the start.
+      rng_key: a JAX random key for the start S of the block Krylov space.
       profile: one row per client.
       rank: s, the number of leading singular vectors, static; at most min(M, D).
       mask: clients that count; None means all.
       depth: q, how many blocks span the space, static; more of them resolve closer singular values.
       oversampling: how many directions a block has beyond `rank`, static.
 
-    Returns:
-      `Embedding` as `profile_embedding` gives it, to the accuracy of the Krylov space.
-
     Raises:
       ValueError: wrong shapes, rank outside 1..min(M, D), or non-finite profiles.
 
-    >>> profile = jnp.array([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
-    >>> subspace_embedding(jax.random.key(0), profile, 2).singular_values.round(4).tolist()
+    >>> subspace_embedding(jax.random.key(0), jnp.diag(jnp.array([3.0, 2.0, 1.0])), 2).singular_values.round(4).tolist()
     [3.0, 2.0]
     """
     profile = checks.floats(profile, "profile", 2)
     mask = checks.client_mask(mask, profile.shape[0])
-    rank = _check_rank(rank, min(profile.shape))
+    rank = checks.count(rank, "rank", maximum=min(profile.shape), there_are="singular values exist")
     checks.count(depth, "depth")
     checks.count(oversampling, "oversampling", minimum=0)
     checks.finite(profile, "profile", mask)
-    return _subspace_embedding(rng_key, profile, mask, rank, depth, oversampling)
+    return _subspace_embedding(rng_key, profile, mask, rank, depth, rank + oversampling)
 
 
-@partial(jax.jit, static_argnames=("rank", "depth", "oversampling"))
-def _subspace_embedding(
-    rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, oversampling: int
-) -> Embedding:
+@partial(jax.jit, static_argnames=("rank", "depth", "width"))
+def _subspace_embedding(rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, width: int) -> Embedding:
     profile = jnp.where(mask[:, None], profile, 0.0)
     # A power of two keeps squares inside float32 and changes no digit.
     _, exponent = jnp.frexp(jnp.abs(profile).max(initial=0.0))
@@ -164,25 +143,23 @@ def _subspace_embedding(
 
     def apply(block: Array) -> Array:
         # QR between the two products: GGᵀ alone would push small singular values below the rounding.
-        return _matmul(profile, jnp.linalg.qr(_matmul(profile.T, block))[0])
+        return matmul(profile, jnp.linalg.qr(matmul(profile.T, block))[0])
 
-    basis = _krylov_basis(apply, _start(rng_key, mask, rank + oversampling), depth)
+    basis = _krylov_basis(apply, _start(rng_key, mask, width), depth)
     # For the same reason the small SVD is that of Bᵀ G, not of its square.
-    triangle = jnp.linalg.qr(_matmul(profile.T, basis), mode="r")
-    left, singular_values, _ = jnp.linalg.svd(triangle.T, full_matrices=False)
-    features = _fix_signs(_matmul(basis, left[:, :rank])) * singular_values[None, :rank]
+    left, singular_values, _ = jnp.linalg.svd(jnp.linalg.qr(matmul(profile.T, basis), mode="r").T, full_matrices=False)
+    features = _fix_signs(matmul(basis, left[:, :rank])) * singular_values[None, :rank]
     return Embedding(jnp.where(mask[:, None], features, 0.0) * scale, singular_values[:rank] * scale)
 
 
 def spectral_clustering(
-    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], k: int, mask: Bool[ArrayLike, " M"] | None = None
+    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], k: int, mask: Mask = None
 ) -> Int[Array, " M"]:
     r"""Clusters the nodes of a weighted graph by the algorithm of Ng, Jordan and Weiss.
 
     .. math:: L = D^{-1/2} W D^{-1/2}, \quad W_{ii} = 0, \quad D_{ii} = \sum_j W_{ij}
 
-    The k leading eigenvectors of L are the columns of X; the rows of X, scaled to length 1, go to k-means (Ng, Jordan
-    and Weiss 2001; FedGWC, Section 4.2 and Algorithm 1).
+    The rows of its k leading eigenvectors, scaled to length 1, go to k-means (2001; FedGWC, Sec. 4.2, Algorithm 1).
 
     Args:
       rng_key: a JAX random key, for k-means.
@@ -194,18 +171,15 @@ def spectral_clustering(
       Labels in 0..k-1, -1 where masked out; no cluster is empty.
 
     Raises:
-      ValueError: wrong shapes, k outside 1..number of clients that count, or an affinity that is not finite, not
-        symmetric or negative.
+      ValueError: k outside 1..clients that count, or an affinity not square, finite, symmetric or non-negative.
 
     >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
     >>> labels = spectral_clustering(jax.random.key(0), affinity, 2)
-    >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+    >>> bool(labels[0] == labels[1] != labels[2])
     True
     """
-    affinity = checks.square(affinity, "affinity")
-    mask = checks.client_mask(mask, affinity.shape[0])
+    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
     k = checks.num_clusters(k, mask)
-    checks.finite_matrix(affinity, "affinity", mask)
     checks.symmetric_matrix(affinity, "affinity", mask)
     if not checks.holds(lambda w, mask: ((w >= 0.0) | ~mask[:, None] | ~mask[None, :]).all(), affinity, mask):
         raise ValueError("affinity holds negative values; degrees need weights >= 0: shift or clip it first.")
@@ -219,7 +193,7 @@ def _spectral_clustering(rng_key: Array, affinity: Array, mask: Array, k: int) -
 
 
 def spectral_partitions(
-    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], max_k: int, mask: Bool[ArrayLike, " M"] | None = None
+    rng_key: PRNGKeyArray, affinity: Float[ArrayLike, "M M"], max_k: int, mask: Mask = None
 ) -> Int[Array, "{max_k}-1 M"]:
     r"""`spectral_clustering` into 2, 3, …, max_k clusters, from one eigendecomposition (FedGWC, Algorithm 1, line 6).
 
@@ -230,19 +204,16 @@ def spectral_partitions(
       mask: clients that count; None means all.
 
     Returns:
-      Row n - 2 holds labels in 0..n-1, -1 where masked out. Of more clusters than clients that count some are empty.
+      Row n - 2 holds labels in 0..n-1, -1 where masked out; beyond the clients that count, clusters are empty.
 
     Raises:
-      ValueError: wrong shapes, or max_k below 2.
+      ValueError: max_k below 2, or an affinity that is not square or not finite.
 
-    >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
-    >>> spectral_partitions(jax.random.key(0), affinity, 3).shape
+    >>> spectral_partitions(jax.random.key(0), 1.0 - jnp.eye(3), 3).shape
     (2, 3)
     """
-    affinity = checks.square(affinity, "affinity")
-    mask = checks.client_mask(mask, affinity.shape[0])
+    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
     checks.count(max_k, "max_k", 2)
-    checks.finite_matrix(affinity, "affinity", mask)
     return _spectral_partitions(rng_key, affinity, mask, max_k)
 
 
@@ -250,33 +221,29 @@ def spectral_partitions(
 def _spectral_partitions(rng_key: Array, affinity: Array, mask: Array, max_k: int) -> Array:
     vectors, _ = _laplacian_vectors(affinity, mask, min(max_k, affinity.shape[0]))
     vectors = jnp.pad(vectors, ((0, 0), (0, max_k - vectors.shape[1])))
-    column = jnp.arange(max_k, dtype=jnp.int32)
+    column = jnp.arange(max_k, dtype=jnp.int32)[None, :]
 
     def partition(k: Array) -> Array:
-        return _cluster_rows(rng_key, jnp.where(column[None, :] < k, vectors, 0.0), mask, k)
+        return _cluster_rows(rng_key, jnp.where(column < k, vectors, 0.0), mask, k)
 
     return lax.map(partition, jnp.arange(2, max_k + 1, dtype=jnp.int32))
 
 
 def _laplacian_vectors(affinity: Array, mask: Array, rank: int) -> tuple[Array, Array]:
     """Leading eigenvectors [M, rank] of D^(-1/2) W D^(-1/2), and the diagonal [M] of D^(-1/2)."""
-    num_clients = affinity.shape[0]
-    edges = mask[:, None] & mask[None, :] & ~jnp.eye(num_clients, dtype=bool)
-    weights = jnp.where(edges, affinity, 0.0)
+    weights = jnp.where(mask[:, None] & mask[None, :] & ~jnp.eye(mask.shape[0], dtype=bool), affinity, 0.0)
     degree = weights.sum(axis=1)
     inverse_root = jnp.where(degree > 0.0, lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0)), 0.0)
     laplacian = weights * inverse_root[:, None] * inverse_root[None, :]
     # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
     laplacian -= 2.0 * jnp.diag((~mask).astype(jnp.float32))
-    method = "eigh" if num_clients <= _EIGH_LIMIT else "subspace"
-    return leading_eigenpairs(laplacian, mask, rank, method)[1], inverse_root
+    return _leading_eigenpairs(laplacian, mask, rank, "auto")[1], inverse_root
 
 
 def _cluster_rows(rng_key: Array, vectors: Array, mask: Array, k: Array | int) -> Array:
     norm = jnp.linalg.norm(vectors, axis=1, keepdims=True)
     rows = vectors / jnp.where(norm > 0.0, norm, 1.0)
-    slots = vectors.shape[1]
-    return kmeans_in_slots(rng_key, rows, mask, k, slots=slots, num_restarts=10, max_iterations=100).labels
+    return kmeans_in_slots(rng_key, rows, mask, k, slots=rows.shape[1], num_restarts=10, max_iterations=100).labels
 
 
 class QrPartition(NamedTuple):
@@ -286,36 +253,30 @@ class QrPartition(NamedTuple):
     embedding: Float[Array, "M k"]  # the k random-walk eigenvectors after the first; 0 where masked out
 
 
-def qr_partition(affinity: Float[ArrayLike, "M M"], k: int, mask: Bool[ArrayLike, " M"] | None = None) -> QrPartition:
+def qr_partition(affinity: Float[ArrayLike, "M M"], k: int, mask: Mask = None) -> QrPartition:
     r"""scikit-learn's `SpectralClustering(k, assign_labels="cluster_qr")`, and its `SpectralEmbedding(k)`.
 
     .. math:: Y = D^{-1/2} X, \quad Y_p = U \Sigma V^\top, \quad
               \text{label}_i = \arg\max_j | (Y U' V')_{ij} |
 
-    with the k leading eigenvectors X of D^(-1/2) W D^(-1/2), p the k rows of Y that a QR decomposition with column
-    pivoting takes first, and U', V' the factors of Y_pᵀ (Damle, Minden and Ying 2019, Algorithm 1).
+    with the k leading eigenvectors X of D^(-1/2) W D^(-1/2), p the k rows of Y that QR with column pivoting takes
+    first, and U', V' the factors of Y_pᵀ (Damle, Minden and Ying 2019, Algorithm 1).
 
     Args:
       affinity: symmetric and non-negative; the diagonal is ignored.
       k: number of clusters, static.
       mask: clients that count; None means all.
 
-    Returns:
-      `QrPartition(labels, embedding)`.
-
     Raises:
       ValueError: wrong shapes, or k not less than the number of clients.
 
-    >>> affinity = jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]])
-    >>> labels, _ = qr_partition(affinity, 2)
-    >>> bool(labels[0] == labels[1]) and bool(labels[0] != labels[2])
+    >>> labels, _ = qr_partition(jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]]), 2)
+    >>> bool(labels[0] == labels[1] != labels[2])
     True
     """
     affinity = checks.square(affinity, "affinity")
     mask = checks.client_mask(mask, affinity.shape[0])
-    checks.count(k, "k")
-    if k >= affinity.shape[0]:
-        raise ValueError(f"k is {k}, but there are {affinity.shape[0]} clients; ask for fewer clusters than clients.")
+    checks.count(k, "k", maximum=affinity.shape[0] - 1, there_are="eigenvectors follow the first")
     return _qr_partition(affinity, mask, k)
 
 
@@ -328,32 +289,23 @@ def _qr_partition(affinity: Array, mask: Array, k: int) -> QrPartition:
     for _ in range(k):
         pivot = jnp.argmax(jnp.square(rest).sum(axis=1))
         direction = rest[pivot] / jnp.maximum(jnp.linalg.norm(rest[pivot]), 1e-30)
-        rest = rest - _matmul(rest, direction)[:, None] * direction[None, :]
+        rest = rest - matmul(rest, direction)[:, None] * direction[None, :]
         pivots.append(pivot)
     left, _, right = jnp.linalg.svd(leading[jnp.stack(pivots)].T)
-    labels = jnp.argmax(jnp.abs(_matmul(leading, _matmul(left, right))), axis=1).astype(jnp.int32)
+    labels = jnp.argmax(jnp.abs(matmul(leading, matmul(left, right))), axis=1).astype(jnp.int32)
     return QrPartition(jnp.where(mask, labels, -1), vectors[:, 1:])
 
 
-def _check_rank(rank: Any, limit: int) -> int:
-    rank = checks.count(rank, "rank")
-    if rank > limit:
-        raise ValueError(f"rank is {rank}, but there are only {limit} singular values: ask for at most {limit}.")
-    return rank
-
-
-def leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str, depth: int = _DEPTH) -> tuple[Array, Array]:
+def _leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str) -> tuple[Array, Array]:
     """The `rank` largest eigenvalues, descending, and their vectors [M, rank] of a symmetric matrix."""
     num_clients = matrix.shape[0]
-    width = (rank + _OVERSAMPLING) * depth
-    if method == "eigh" or (method == "auto" and num_clients <= _EIGH_LIMIT) or width >= num_clients:
+    width = rank + _OVERSAMPLING
+    if method == "eigh" or (method == "auto" and num_clients <= _EIGH_LIMIT) or width * _DEPTH >= num_clients:
         eigenvalues, vectors = jnp.linalg.eigh(matrix)
     else:
-        start = _start(jax.random.key(0), mask, rank + _OVERSAMPLING)
-        basis = _krylov_basis(partial(_matmul, matrix), start, depth)
-        eigenvalues, rotation = jnp.linalg.eigh(_matmul(basis.T, _matmul(matrix, basis)))
-        vectors = _matmul(basis, rotation[:, -rank:])
-        eigenvalues = eigenvalues[-rank:]
+        basis = _krylov_basis(partial(matmul, matrix), _start(jax.random.key(0), mask, width), _DEPTH)
+        eigenvalues, rotation = jnp.linalg.eigh(matmul(basis.T, matmul(matrix, basis)))
+        vectors = matmul(basis, rotation[:, -rank:])
     return eigenvalues[-rank:][::-1], vectors[:, -rank:][:, ::-1]
 
 
@@ -370,7 +322,7 @@ def _krylov_basis(apply: Callable[[Array], Array], start: Array, depth: int) -> 
     basis = block
     for _ in range(depth - 1):
         block = apply(block)
-        block, _ = jnp.linalg.qr(block - _matmul(basis, _matmul(basis.T, block)))
+        block, _ = jnp.linalg.qr(block - matmul(basis, matmul(basis.T, block)))
         basis = jnp.concatenate([basis, block], axis=1)
     # Where A has low rank, later blocks are rounding noise and no longer orthogonal to the first ones.
     return jnp.linalg.qr(basis)[0]

@@ -11,19 +11,15 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from fedjax_cluster.clustering import checks
-
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from fedjax_cluster.clustering.similarity import matmul
 
 # Subspace iteration: vectors beyond those wanted, and iterations. Spectra of data fall fast.
 _OVERSAMPLING = 8
 _ITERATIONS = 6
-
 # Up to this many examples or features a whole SVD takes no longer.
 _DIRECT = 64
-
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
-
 # Directions that stacked unit vectors share up to rounding.
 _DEPENDENT = 1e-4
 
@@ -46,16 +42,14 @@ def principal_vectors(
       num_examples: how many rows count; the rest is padding.
       num_classes: L, static.
       rank: the largest p, static; at most f.
-      share: p as a share of the class's examples, rounded down but at least 1, static; None means that p is `rank` for
-        every class. The paper sends about 0.01.
+      share: p as a share of the class's examples, rounded down but at least 1, static; None means `rank` for every
+        class. The paper sends about 0.01.
 
     Returns:
-      Orthonormal columns in the order of their singular values. Columns beyond p, beyond the rank of the class's data,
-      and of absent classes are 0.
+      Orthonormal columns in the order of their singular values; 0 beyond p and beyond the rank of the class's data.
 
     Raises:
-      ValueError: wrong shapes, rank outside 1..f, share outside (0, 1], labels outside 0..L-1, or examples that are not
-        finite.
+      ValueError: wrong shapes, rank outside 1..f, share outside (0, 1], labels outside 0..L-1, or non-finite examples.
 
     >>> x = jnp.array([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0], [9.0, 9.0, 9.0]])
     >>> vectors = principal_vectors(x, jnp.array([0, 1, 1, 0]), 3, 2, 1)
@@ -66,9 +60,7 @@ def principal_vectors(
     y = checks.labels(y, "y", x.shape[0])
     num_examples = jnp.asarray(num_examples, jnp.int32)
     num_classes = checks.count(num_classes, "num_classes")
-    rank = checks.count(rank, "rank")
-    if rank > x.shape[1]:
-        raise ValueError(f"rank is {rank}, but examples have {x.shape[1]} features: ask for at most as many.")
+    rank = checks.count(rank, "rank", maximum=x.shape[1], there_are="features exist")
     if share is not None and not 0.0 < share <= 1.0:
         raise ValueError(f"share is {share}; it is a share of the class's examples: choose it in (0, 1].")
     valid = jnp.arange(x.shape[0], dtype=jnp.int32) < num_examples
@@ -80,38 +72,29 @@ def principal_vectors(
 
 @partial(jax.jit, static_argnames=("num_classes", "rank", "share"))
 def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank: int, share: float | None) -> Array:
-    num_rows, num_features = x.shape
     x = jnp.where(valid[:, None], x, 0.0)
-    width = min(rank, num_rows)
+    width = min(rank, x.shape[0])
     leading = _leading_vectors_of(x, width)
 
     def of_class(label: Array) -> Array:
         members = valid & (y == label)
         count = members.sum(dtype=jnp.int32)
         vectors, singular_values = leading(members)
-        allowed = jnp.int32(rank)
-        if share is not None:
-            allowed = jnp.clip(jnp.floor(share * count.astype(jnp.float32)).astype(jnp.int32), 1, rank)
         column = jnp.arange(width, dtype=jnp.int32)
-        kept = (column < count) & (column < allowed)
-        kept &= singular_values > _NOISE_FLOOR * singular_values[0]
-        vectors = jnp.where(kept[None, :], vectors, 0.0)
-        return jnp.pad(vectors, ((0, 0), (0, rank - width)))
+        kept = (column < count) & (singular_values > _NOISE_FLOOR * singular_values[0])
+        if share is not None:
+            kept &= column < jnp.maximum(jnp.floor(share * count.astype(jnp.float32)).astype(jnp.int32), 1)
+        return jnp.pad(jnp.where(kept[None, :], vectors, 0.0), ((0, 0), (0, rank - width)))
 
     def of_present_class(label: Array) -> Array:
-        present = (valid & (y == label)).any()
-        zeros = jnp.zeros((num_features, rank), jnp.float32)
-        return lax.cond(present, of_class, lambda _: zeros, label)
+        zeros = jnp.zeros((x.shape[1], rank), jnp.float32)
+        return lax.cond((valid & (y == label)).any(), of_class, lambda _: zeros, label)
 
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
 
 
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:
-    """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values.
-
-    By subspace iteration. Where there are fewer examples than features it runs on one Gram matrix of the examples for
-    all classes; a Gram matrix of 784 features would cost ten times as much as the iteration.
-    """
+    """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values."""
     num_rows, num_features = x.shape
     sampled = width + _OVERSAMPLING
     if min(x.shape) <= max(sampled, _DIRECT):
@@ -122,19 +105,19 @@ def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, 
 
         return whole
 
-    by_examples = num_rows < num_features
-    gram = _matmul(x, x.T) if by_examples else None
+    # One Gram matrix of the examples serves all classes; one of 784 features would cost ten times the iteration.
+    gram = matmul(x, x.T) if num_rows < num_features else None
 
     def iterated(members: Array) -> tuple[Array, Array]:
         rows = _rows(x, members)
         if gram is None:
-            basis = _iterate(lambda basis: _matmul(rows.T, _matmul(rows, basis)), num_features, sampled)
+            basis = _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled)
         else:
             of_members = jnp.where(members[:, None] & members[None, :], gram, 0.0)
-            basis = _iterate(lambda basis: _matmul(of_members, basis), num_rows, sampled)
-            basis = jnp.linalg.qr(_matmul(rows.T, basis))[0]
-        _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(_matmul(rows, basis), mode="r"))
-        return _matmul(basis, right[:width].T), singular_values[:width]
+            basis = _iterate(partial(matmul, of_members), num_rows, sampled)
+            basis = jnp.linalg.qr(matmul(rows.T, basis))[0]
+        _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(matmul(rows, basis), mode="r"))
+        return matmul(basis, right[:width].T), singular_values[:width]
 
     return iterated
 

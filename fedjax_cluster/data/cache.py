@@ -1,8 +1,8 @@
 """Decoded data sets on disk, memory-mapped, so that a second start costs a tenth of a second.
 
-An entry is two files: the images as `.npy`, which can be mapped, and a small `.npz` with the labels and the checksum of
-the images. Each is written to a temporary file and renamed, the `.npz` last; a pair that does not agree counts as
-absent. Failures are silent: without a cache everything works, but slower.
+An entry is two files: the images as `.npy`, which can be mapped, and an `.npz` with labels and the images' checksum,
+each written to a temporary file and renamed, the `.npz` last; a pair that does not agree counts as absent. Failures are
+silent: without a cache everything works, but slower.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ def directory() -> Path:
 
 
 def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Images (memory-mapped, read-only) and labels kept under `key`, a file name without its suffix.
-
-    None where the entry is absent, damaged or unreadable.
-    """
+    """Memory-mapped read-only images and labels of `key`, a file name without suffix; None if absent or damaged."""
     images_file, labels_file = _files(key)
     try:
         images = np.load(images_file, mmap_mode="r", allow_pickle=False)
@@ -43,10 +40,7 @@ def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
-    """Keeps images [N, ...] and labels [N] under `key` in place of an earlier entry, completely or not at all.
-
-    False where they could not be kept: the directory cannot be written or the disk is full.
-    """
+    """Keeps images [N, ...] and labels [N] under `key`, completely or not at all; False where that fails."""
     images_file, labels_file = _files(key)
     checksum = _checksum(images)
     try:

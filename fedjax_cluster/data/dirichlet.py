@@ -20,15 +20,10 @@ def divide(
     clients: int,
     alpha: float,
     sizes: ClientSizes,
-    *,
-    examples_per_client: int | None = None,
-    min_examples: int = 10,
+    examples_per_client: int | None,
+    min_examples: int,
 ) -> Rows:
-    """Rows of every client, by `by_class` where sizes are "free" and by `by_client` where they are "equal".
-
-    Raises:
-      ValueError: too few rows, or an argument out of range.
-    """
+    """Rows of every client, by `by_class` where sizes are "free" and by `by_client` where they are "equal"."""
     check_alpha(alpha)
     counts = client_sizes(len(labels), clients, examples_per_client)
     if sizes == "equal":
@@ -50,21 +45,8 @@ def by_class(
 ) -> Rows:
     """Each class divided among its owners in proportions drawn from Dirichlet(α, …, α): sizes vary freely.
 
-    A client with fewer than `min_examples` rows takes random ones from the largest clients that own the same classes.
-
-    Args:
-      rng: NumPy generator.
-      labels: int[rows], from 0 on.
-      clients: M.
-      alpha: α ≥ 0; at 0 a class goes to a single client, at infinity to all its owners in equal parts.
-      min_examples: smallest size of a client.
-      owners: bool[M, classes], which clients take part in which class; default is all in all.
-
-    Returns:
-      A division of all rows of owned classes.
-
-    Raises:
-      ValueError: clients that own the same classes have too few rows in all.
+    At α = 0 a class goes to a single owner, at infinity to all in equal parts. `owners` is bool[M, classes]; None means
+    all. A client with fewer than `min_examples` rows takes random ones from the largest that own the same classes.
     """
     if owners is None:
         owners = np.ones((clients, int(labels.max()) + 1), bool)
@@ -72,8 +54,7 @@ def by_class(
     for label in np.flatnonzero(owners.any(axis=0)):
         members = rng.permutation(np.flatnonzero(labels == label))
         takers = np.flatnonzero(owners[:, label])
-        shares = _draw(rng, alpha, np.ones(len(takers)))
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
+        cuts = np.rint(np.cumsum(_draw(rng, alpha, np.ones(len(takers))))[:-1] * len(members)).astype(int)
         for client, piece in zip(takers, np.split(members, cuts), strict=True):
             pieces[client].append(piece)
     rows = [rng.permutation(np.concatenate(parts)) for parts in pieces]
@@ -89,8 +70,8 @@ def _fill_up(rows: Rows, members: np.ndarray, min_examples: int) -> None:
     sizes = np.array([len(rows[client]) for client in members])
     if sizes.sum() < min_examples * len(members):
         raise ValueError(
-            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: give more examples "
-            f"per client, fewer clients, or a smaller `min_examples`."
+            f"{len(members)} clients share {sizes.sum()} examples, too few for {min_examples} each: ask for fewer "
+            f"clients, more examples per client or a smaller `min_examples`."
         )
     for small in np.flatnonzero(sizes < min_examples):
         while sizes[small] < min_examples:
@@ -106,19 +87,9 @@ def _fill_up(rows: Rows, members: np.ndarray, min_examples: int) -> None:
 def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, alpha: float | np.ndarray) -> Rows:
     """Each client draws its rows class by class with probabilities from Dirichlet(α·p): sizes are given.
 
-    p are the frequencies of the classes (Hsu et al. 2019). Clients draw one after the other without replacement, those
-    with the largest α first because they need every class, otherwise in random order. Once a class is used up, a
-    client's other classes are scaled up, so the last clients take what is left.
-
-    Args:
-      rng: NumPy generator.
-      labels: int[rows], from 0 on.
-      sizes: int[M], in all no more than there are rows.
-      alpha: α ≥ 0, one for all or f64[M]; at 0 a client has a single class, drawn among those with enough rows left;
-        at infinity the mixture of all.
-
-    Returns:
-      A division.
+    p are the frequencies of the classes (Hsu et al. 2019), α one for all or f64[M]; at 0 a client has a single class,
+    drawn among those with enough rows left. Clients draw one after the other without replacement, the largest α first
+    because they need every class. Once a class is used up, a client's other classes are scaled up.
     """
     _, labels = np.unique(labels, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
@@ -141,11 +112,8 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
     mixed = sum(len(np.unique(labels[rows[client]])) > 1 for client in single)
     if mixed:
         LOG.warning(
-            "%d of %d clients of α = 0 have more than one class: clients that drew before left no class with %d "
-            "examples. Ask for fewer examples per client",
-            mixed,
-            len(single),
-            int(sizes[single].max()),
+            f"{mixed} of {len(single)} clients of α = 0 have more than one class: clients that drew before left no "
+            f"class with {sizes[single].max()} examples. Ask for fewer examples per client"
         )
     return rows
 
@@ -153,19 +121,13 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
 def check_alpha(alpha: float) -> None:
     """Raises ValueError unless the Dirichlet concentration is from 0 to infinity."""
     if not alpha >= 0:
-        raise ValueError(
-            f"alpha={alpha!r} is not a Dirichlet concentration: choose 0 (one class per client) to infinity (all "
-            f"clients alike)."
-        )
+        raise ValueError(f"alpha={alpha!r} is no concentration: choose 0 (one class) to infinity (all clients alike).")
 
 
 def check_minimum(min_examples: int) -> None:
     """Raises ValueError unless `min_examples` leaves a client an example to train on and one to test on."""
     if not min_examples >= 2:
-        raise ValueError(
-            f"min_examples={min_examples!r} is too small: a client needs one to train on and one to test on, so choose "
-            f"2 or more."
-        )
+        raise ValueError(f"min_examples={min_examples!r}, but training and test need one each: choose 2 or more.")
 
 
 def _draw_counts(rng: np.random.Generator, shares: np.ndarray, size: int, left: np.ndarray) -> np.ndarray:

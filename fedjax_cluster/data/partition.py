@@ -15,11 +15,7 @@ Rows = list[np.ndarray]
 
 
 def generators(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent random generators of one seed; the first ones do not depend on their count.
-
-    Raises:
-      ValueError: the seed is not an integer from 0 on.
-    """
+    """Independent random generators of one seed; the first ones do not depend on their count."""
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} is not an integer from 0 on: choose one.")
     return [np.random.default_rng(child) for child in np.random.SeedSequence(int(seed)).spawn(count)]
@@ -37,9 +33,6 @@ def equal_sizes(total: int, parts: int) -> np.ndarray:
 def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray:
     """The group of each client, i32[M]: equal groups of neighbouring clients, a remainder goes to the first groups.
 
-    Raises:
-      ValueError: no group, or fewer clients than groups; the message calls groups by `what`.
-
     >>> assign_groups(7, 3)
     array([0, 0, 0, 1, 1, 2, 2], dtype=int32)
     """
@@ -47,48 +40,34 @@ def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray
     if not _is_count(groups):
         raise ValueError(f"{groups!r} {what} cannot hold any client: ask for an integer from 1 on.")
     if clients < groups:
-        raise ValueError(
-            f"{clients} clients are too few for {groups} {what}, each of which needs one: ask for at least "
-            f"{groups} clients, or for fewer {what}."
-        )
+        raise ValueError(f"{clients} clients are too few for {groups} {what}: ask for at least {groups} clients.")
     return np.repeat(np.arange(groups), equal_sizes(clients, groups)).astype(np.int32)
 
 
 def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = None) -> np.ndarray:
-    """How many rows each client gets, int[M], at least 2: all rows in equal shares, or `examples_per_client` each.
-
-    Raises:
-      ValueError: there are too few rows for one training row and one test row of each client.
-    """
+    """How many rows each client gets, int[M], at least 2: all rows in equal shares, or `examples_per_client` each."""
     check_clients(clients)
     if num_rows < 2 * clients:
         raise ValueError(
-            f"{num_rows} examples are too few for {clients} clients, each of which needs one to train on and "
-            f"one to test on: ask for at most {num_rows // 2} clients."
+            f"{num_rows} examples are too few for {clients} clients, as training and test need one of each: ask for at "
+            f"most {num_rows // 2} clients."
         )
     if examples_per_client is None:
         return equal_sizes(num_rows, clients)
     if not _is_count(examples_per_client) or examples_per_client < 2:
         raise ValueError(
-            f"examples_per_client={examples_per_client!r} is not an integer from 2 on: a client needs one example to "
-            f"train on and one to test on."
+            f"examples_per_client={examples_per_client!r}, but training and test need one each: choose an integer >= 2."
         )
     if clients * examples_per_client > num_rows:
         raise ValueError(
-            f"{clients} clients with {examples_per_client} examples each need {clients * examples_per_client}, "
-            f"but there are {num_rows}: ask for at most {num_rows // clients} each, or at most "
-            f"{num_rows // examples_per_client} clients."
+            f"{clients} clients with {examples_per_client} examples each need more than the {num_rows} there are: ask "
+            f"for at most {num_rows // clients} each, or at most {num_rows // examples_per_client} clients."
         )
     return np.full(clients, examples_per_client)
 
 
 def share_clients(clients: int, shares: Sequence[float], what: str) -> np.ndarray:
-    """The number of clients of each share, at least 1 where the share is not zero; they add up to `clients`.
-
-    Shares are proportions and need not add up to one.
-
-    Raises:
-      ValueError: negative shares, none above 0, or one too small to get a client; the message names them by `what`.
+    """Clients in each of the proportions `shares`, at least 1 where it is not zero; they add up to `clients`.
 
     >>> share_clients(10, (1, 0, 2), "halls")
     array([3, 0, 7])
@@ -96,18 +75,22 @@ def share_clients(clients: int, shares: Sequence[float], what: str) -> np.ndarra
     check_clients(clients)
     weights = np.asarray(shares, float)
     if weights.ndim != 1 or not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-        raise ValueError(
-            f"shares={shares!r} of {what} are not numbers from 0 on with one above 0: give such proportions."
-        )
+        raise ValueError(f"shares={shares!r} of {what} are not numbers from 0 on with one above 0: correct them.")
     exact = clients * weights / weights.sum()
     counts = np.floor(exact + 1e-9).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: clients - counts.sum()]] += 1
     if (counts[weights > 0] < 1).any():
         raise ValueError(
-            f"{clients} clients in the shares {tuple(shares)} leave some {what} without any: ask for more clients, or "
-            f"make that share zero."
+            f"{clients} clients leave some {what} of {shares=} without any: ask for more, or set that share to 0."
         )
     return counts
+
+
+def name_groups(counts: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The group i32[M] of each client and the groups' names, where group i has `counts[i]`; empty ones are skipped."""
+    present = np.flatnonzero(counts)
+    group = np.repeat(np.arange(len(present)), counts[present]).astype(np.int32)
+    return group, tuple(name for name, count in zip(names, counts, strict=True) if count)
 
 
 def deal(rng: np.random.Generator, num_rows: int, clients: int, examples_per_client: int | None = None) -> Rows:
@@ -121,24 +104,18 @@ def divide(rows: np.ndarray, sizes: Sequence[int] | np.ndarray) -> Rows:
 
 
 def split(rng: np.random.Generator, rows: Rows, test_fraction: float) -> tuple[Rows, Rows]:
-    """A division into training rows and one into test rows, drawn at random.
-
-    Of each client's rows the share `test_fraction` is for the test, rounded, but at least one row is on either side.
-
-    Raises:
-      ValueError: the share is not between 0 and 1, or a client has fewer than two rows.
-    """
+    """Random training rows and test rows of each client: of the latter a share, rounded, but at least one of either."""
     if not 0.0 < test_fraction < 1.0:
         raise ValueError(
-            f"test_fraction={test_fraction!r} is not between 0 and 1, both excluded: every client needs examples to "
-            f"train on and others to test on; the default is 0.3."
+            f"test_fraction={test_fraction!r} leaves no examples for training or test: choose a share between 0 and 1, "
+            f"both excluded."
         )
     train, test = [], []
     for client, part in enumerate(rows):
         if len(part) < 2:
             raise ValueError(
-                f"Client {client} has {len(part)} example{'s' * (len(part) != 1)}, but each client needs one to train "
-                f"on and one to test on: leave such clients out, or divide the data among fewer."
+                f"Client {client} has {len(part)} example{'s' * (len(part) != 1)}, but training and test need one "
+                "each: leave such clients out, or divide the data among fewer."
             )
         count = min(max(round(test_fraction * len(part)), 1), len(part) - 1)
         shuffled = rng.permutation(part)
@@ -158,18 +135,15 @@ def stack(x: np.ndarray, y: np.ndarray, rows: Rows) -> ClientData:
     filled = np.arange(counts.max(initial=0)) < counts[:, None]
     index = np.zeros(filled.shape, np.int64)
     index[filled] = np.concatenate(rows)
-    stacked = []
-    for source in (x, y):
-        values = np.asarray(source)[index]
-        values[~filled] = 0
-        stacked.append(values)
-    return ClientData(stacked[0], stacked[1], counts)
+    stacked_x, stacked_y = (np.asarray(source)[index] for source in (x, y))
+    stacked_x[~filled] = 0
+    stacked_y[~filled] = 0
+    return ClientData(stacked_x, stacked_y, counts)
 
 
 def federate(
     examples: Examples,
     rows: Rows,
-    *,
     rng: np.random.Generator,
     test_fraction: float,
     group: np.ndarray | None = None,

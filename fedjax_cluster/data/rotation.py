@@ -14,17 +14,17 @@ def rotate(images: np.ndarray, angle: float) -> np.ndarray:
     """Images rotated counter-clockwise about their centre.
 
     Right angles move pixels exactly. Any other angle interpolates bilinearly between the four neighbouring pixels, with
-    zeros outside of the image, and rounds where the dtype is an integer; the shape is kept.
+    zeros outside of the image, and rounds where the dtype is an integer.
 
     Args:
       images: [N, H, W] or [N, H, W, channels], any real dtype.
       angle: degrees.
 
     Returns:
-      The same shape and dtype; a new array.
+      A new array of the same shape and dtype.
 
     Raises:
-      ValueError: no images, or a right angle would exchange the sides of images that are not square.
+      ValueError: no images, or images that are not square under 90 or 270 degrees.
 
     >>> rotate(np.array([[[1, 2], [3, 4]]], np.uint8), 90)
     array([[[2, 4],
@@ -32,15 +32,15 @@ def rotate(images: np.ndarray, angle: float) -> np.ndarray:
     """
     if images.ndim not in (3, 4):
         raise ValueError(
-            f"Only images [N, H, W] or [N, H, W, channels] can be rotated, but the array is {list(images.shape)}: "
-            f"choose a scenario that does not rotate, or reshape the examples."
+            f"Arrays of shape {list(images.shape)} cannot be rotated: reshape them to images [N, H, W] or "
+            f"[N, H, W, channels], or choose a scenario that does not rotate."
         )
     quarters, rest = divmod(angle % 360.0, 90.0)
     if rest == 0.0:
         if quarters % 2 and images.shape[1] != images.shape[2]:
             raise ValueError(
-                f"Images of {images.shape[1]} × {images.shape[2]} pixels change their shape when they are rotated by "
-                f"{angle:g} degrees: crop or pad them to squares, or use 0 and 180 degrees only."
+                f"Images of {images.shape[1]} × {images.shape[2]} pixels change their shape under {angle:g} degrees: "
+                f"crop or pad them to squares, or use 0 and 180 degrees only."
             )
         return np.array(np.rot90(images, int(quarters), axes=(1, 2)), order="C")
     return _interpolate(images, angle)
@@ -51,12 +51,11 @@ def _interpolate(images: np.ndarray, angle: float) -> np.ndarray:
     operator = _rotation_matrix(height, width, angle)
     columns = images.reshape(count, height * width, math.prod(images.shape[3:]))
     rotated = np.empty(columns.shape, images.dtype)
-    whole_numbers = np.issubdtype(images.dtype, np.integer)
     for start in range(0, count, _IMAGES_AT_ONCE):
-        block = columns[start : start + _IMAGES_AT_ONCE]
-        pixels_first = np.ascontiguousarray(block.transpose(1, 0, 2), dtype=np.float32)
+        block = columns[start : start + _IMAGES_AT_ONCE].transpose(1, 0, 2)
+        pixels_first = np.ascontiguousarray(block, dtype=np.float32)
         values = operator @ pixels_first.reshape(height * width, -1)
-        if whole_numbers:
+        if np.issubdtype(images.dtype, np.integer):
             np.rint(values, out=values)
         rotated[start : start + _IMAGES_AT_ONCE] = values.reshape(pixels_first.shape).transpose(1, 0, 2)
     return rotated.reshape(images.shape)

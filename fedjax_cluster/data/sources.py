@@ -32,8 +32,8 @@ def digits() -> Examples:
     """The 1 797 handwritten digits that come with scikit-learn; needs no network.
 
     Returns:
-      Examples with x uint8 [1797, 8, 8] and y i32 [1797] in 0 … 9. Their 17 grey levels 0 … 16 are spread over 0 … 255,
-      so that a model's division of raw images by 255 ends at 1 as for other images.
+      Examples with x uint8 [1797, 8, 8] and y i32 [1797] in 0 … 9. The 17 grey levels are spread over 0 … 255, because
+      models divide raw images by 255.
 
     >>> x, y, info = digits()
     >>> x.shape, x.dtype, int(x.max()), info.num_classes
@@ -54,14 +54,12 @@ def tfds(
     """An image classification data set of TensorFlow Datasets, read without TensorFlow.
 
     The files must be in TFDS's array_record (or parquet) format. Decoded images are kept in a memory-mapped cache
-    (`FEDJAX_CLUSTER_CACHE`, `XDG_CACHE_HOME` or `~/.cache/fedjax_cluster`), which only saves time: the files must still
-    be there.
+    (`FEDJAX_CLUSTER_CACHE`, `XDG_CACHE_HOME` or `~/.cache/fedjax_cluster`), which does not replace the files.
 
     Args:
       name: TFDS name such as `mnist`, `fashion_mnist` (or `fashion-mnist`), `cifar10`, `emnist/bymerge`, `mnist:3.0.1`.
         Data sets that TFDS does not know are found as well where they are in its format.
-      split: `train`, `test` or another split of the set; `all` is train followed by test (70 000 images for MNIST, as
-        in the papers).
+      split: `train`, `test` or another split; `all` is train followed by test (70 000 images for MNIST, as in papers).
       data_dir: where TFDS keeps its files; default `TFDS_DATA_DIR`, read at call time, or `~/tensorflow_datasets`.
       download: fetch and prepare the data set where it is absent, which needs TensorFlow.
 
@@ -78,7 +76,9 @@ def tfds(
     ValueError: No TFDS data set is called 'mnits'. Close names: mnist, kmnist, emnist.
     """
     with _quiet():
-        folder = _data_directory(data_dir)
+        # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
+        chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+        folder = os.path.expanduser(os.fspath(chosen))
         builder = _builder(name, folder)
         image_feature, label_feature = _image_and_label(name, builder.info)
         builder = _prepared(name, builder, folder, download)
@@ -123,8 +123,7 @@ def from_arrays(
       Examples; with `client_ids` a Federation, whose `group` is None.
 
     Raises:
-      ValueError: x and y differ in length or are empty; NaN or infinity; labels out of range; a client with a single
-        row.
+      ValueError: x and y of different lengths or empty, NaN or infinity, labels out of range, a client with one row.
 
     >>> x, y, _ = digits()
     >>> from_arrays(x, y, client_ids=np.arange(1797) % 3).train.x.shape
@@ -148,18 +147,16 @@ def from_arrays(
         return Examples(x, y, info)
     ids = np.asarray(client_ids)
     if ids.shape != (len(x),):
-        raise ValueError(
-            f"client_ids has the shape {list(ids.shape)}, but there are {len(x)} examples: give one id for each."
-        )
+        raise ValueError(f"client_ids has the shape {list(ids.shape)} for {len(x)} examples: give one id for each.")
     distinct, client, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if counts.min() < 2:
         raise ValueError(
-            f"The client '{distinct[np.argmin(counts)]}' has a single example, but each needs one to train on and one "
-            f"to test on: leave such clients out, or join them."
+            f"The client '{distinct[np.argmin(counts)]}' has a single example, but training and test need one each: "
+            f"leave such clients out, or join them."
         )
     rows = partition.divide(np.argsort(client, kind="stable"), counts)
     (rng,) = partition.generators(seed, 1)
-    return partition.federate(Examples(x, y, info), rows, rng=rng, test_fraction=test_fraction)
+    return partition.federate(Examples(x, y, info), rows, rng, test_fraction)
 
 
 def _narrow(name: str, values: Any) -> np.ndarray:
@@ -172,18 +169,9 @@ def _narrow(name: str, values: Any) -> np.ndarray:
     if values.dtype in (np.int64, np.uint64, np.uint32):
         limits = np.iinfo(np.int32)
         if values.size and (values.min() < limits.min or values.max() > limits.max):
-            raise ValueError(
-                f"{name} holds integers between {values.min()} and {values.max()}, which do not fit 32 bits: renumber "
-                f"the values."
-            )
+            raise ValueError(f"{name} holds integers up to {values.max()}, beyond 32 bits: renumber the values.")
         return values.astype(np.int32)
     return values
-
-
-def _data_directory(data_dir: str | os.PathLike | None) -> str:
-    # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
-    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return os.path.expanduser(os.fspath(chosen))
 
 
 @contextmanager
@@ -220,12 +208,14 @@ def _builder(name: str, data_dir: str) -> Any:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"TFDS knows {parts['name']!r}, but not {name!r} in {data_dir!r} ({reason}): leave the version out, or "
-            f"correct what follows the first part of the name."
+            "correct what follows the first part of the name."
         ) from error
 
 
 def _prepared(name: str, builder: Any, data_dir: str, download: bool) -> Any:
     """A builder of the same data set with files that can be read row by row: `builder`, or a downloaded one."""
+    import tensorflow_datasets
+
     plain = builder.info.full_name.rpartition("/")[0]
     how_to_get = (
         f"Set TFDS_DATA_DIR to the folder that holds it, or prepare it once where TensorFlow is installed: "
@@ -239,28 +229,21 @@ def _prepared(name: str, builder: Any, data_dir: str, download: bool) -> Any:
         # Checked first: TFDS would notice only after minutes of downloading.
         if importlib.util.find_spec("tensorflow") is None:
             raise DatasetNotFoundError(f"Preparing {name!r} needs TensorFlow, which is not installed. {how_to_get}.")
-        builder = _download(plain, data_dir)
+        builder = tensorflow_datasets.builder(plain, data_dir=data_dir, file_format="array_record")
+        try:
+            builder.download_and_prepare(file_format="array_record")
+        except Exception as error:
+            # Failures of network, server and disk have no common base class.
+            raise DatasetNotFoundError(
+                f"{plain!r} could not be downloaded into {data_dir!r} ({type(error).__name__}: {error}). Without a "
+                "network, copy the prepared files from another machine."
+            ) from error
     formats = {file_format.value for file_format in builder.info.available_file_formats()}
     if not formats & {"array_record", "parquet"}:
         raise DatasetNotFoundError(
             f"The data set {name!r} in {data_dir!r} is in the format {', '.join(sorted(formats))}, which only "
             f"TensorFlow reads. {how_to_get}."
         )
-    return builder
-
-
-def _download(plain: str, data_dir: str) -> Any:
-    import tensorflow_datasets
-
-    builder = tensorflow_datasets.builder(plain, data_dir=data_dir, file_format="array_record")
-    try:
-        builder.download_and_prepare(file_format="array_record")
-    except Exception as error:
-        # Failures of network, server and disk have no common base class.
-        raise DatasetNotFoundError(
-            f"{plain!r} could not be downloaded into {data_dir!r} ({type(error).__name__}: {error}). Without a "
-            f"network, copy the prepared files from another machine."
-        ) from error
     return builder
 
 
@@ -274,21 +257,17 @@ def _image_and_label(name: str, info: Any) -> tuple[str, str]:
     if not all(feature in features and isinstance(features[feature], kind) for feature, kind in wanted):
         raise ValueError(
             f"{name!r} is not an image classification data set (its features: {', '.join(features)}): load it, and "
-            f"pass the arrays to fc.data.from_arrays."
+            "pass the arrays to fc.data.from_arrays."
         )
     if None in features[image].shape:
-        raise ValueError(
-            f"The images of {name!r} differ in size: bring them to one size and pass the arrays to fc.data.from_arrays."
-        )
+        raise ValueError(f"The images of {name!r} differ in size: resize them and use fc.data.from_arrays.")
     return image, label
 
 
 def _splits(name: str, split: str, available: list[str]) -> list[str]:
     wanted = [part for part in ("train", "test") if part in available] if split == "all" else [split]
     if not wanted or any(part not in available for part in wanted):
-        raise ValueError(
-            f"{name!r} has no split {split!r}: choose one of all (train and then test), {', '.join(available)}."
-        )
+        raise ValueError(f"{name!r} has no split {split!r}: choose one of all (train, test), {', '.join(available)}.")
     return wanted
 
 

@@ -15,14 +15,12 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
     """Raises ValueError where a federation cannot be trained on.
 
     Args:
-      federation: x [M, N, ...], y [M, N, ...] and num_examples int[M] in `train`, `test` and `validation` (the last may
-        be None), `group` int[M] or None.
+      federation: x [M, N, ...], y [M, N, ...], num_examples int[M] in each part; `validation`, `group` int[M] or None.
       num_clusters: K, or None where a method estimates it.
 
     Raises:
-      ValueError: K < 1 or M < K; parts with different M; an empty client; x and y of unequal length; num_examples
-        beyond the rows; NaN or infinity; labels that are not integers in [0, num_classes); inputs of another shape than
-        `info.input_shape`; images of integers other than uint8.
+      ValueError: K < 1 or K > M, an empty client, arrays that do not fit each other or `info`, NaN or infinity, labels
+        that are not integers in [0, num_classes), or images of integers other than uint8.
 
     >>> from fedjax_cluster.data import scenarios, digits
     >>> check_federation(scenarios.rotated(digits(), clients=8), num_clusters=9)
@@ -41,43 +39,32 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
         clients = len(data.x) if clients is None else clients
         if len(data.x) != clients:
             raise ValueError(
-                f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: give every part the same "
-                f"clients in the same order."
+                f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: give all the same clients."
             )
     assert clients is not None
-    if federation.group is not None and np.shape(federation.group) != (clients,):
+    group = None if federation.group is None else np.asarray(federation.group)
+    if group is not None and group.shape != (clients,):
         raise ValueError(
-            f"`group` has the shape {list(np.shape(federation.group))}, but there are {clients} clients: give one "
-            f"integer per client, or None where the true groups are unknown."
+            f"`group` has the shape {list(group.shape)}, but there are {clients} clients: give one integer per client, "
+            "or None where the true groups are unknown."
         )
-    if federation.group is not None and not np.issubdtype(np.asarray(federation.group).dtype, np.integer):
-        raise ValueError(
-            f"`group` has the dtype {np.asarray(federation.group).dtype}, but true groups are integers: renumber them, "
-            f"with −1 where one is unknown."
-        )
+    if group is not None and not np.issubdtype(group.dtype, np.integer):
+        raise ValueError(f"`group` has the dtype {group.dtype}, not integers: renumber it, with −1 where unknown.")
     if num_clusters is not None and num_clusters < 1:
         raise ValueError(f"{num_clusters} clusters cannot hold any client: ask for at least 1.")
     if num_clusters is not None and num_clusters > clients:
         raise ValueError(
             f"{clients} clients cannot fill {num_clusters} clusters: ask for at most {clients} clusters, or for more "
-            f"clients."
+            "clients."
         )
 
 
 def check_examples(examples: Examples, *, labelled: bool = True) -> None:
-    """Raises ValueError where a source cannot be divided among clients.
-
-    Args:
-      examples: x [N, ...] and y [N, ...].
-      labelled: whether integer labels are needed.
-
-    Raises:
-      ValueError: not `Examples`, none at all, unequal x and y, NaN or infinity, or labels out of range.
-    """
+    """Raises ValueError where a source, with integer labels if `labelled`, cannot be divided among clients."""
     if not isinstance(examples, Examples):
         raise ValueError(
             f"A scenario starts from examples, but was given a {type(examples).__name__}: pass fc.data.digits(), "
-            f"fc.data.tfds(name) or fc.data.from_arrays(x, y) without client ids."
+            "fc.data.tfds(name) or fc.data.from_arrays(x, y) without client ids."
         )
     x, y = np.asarray(examples.x), np.asarray(examples.y)
     check_lengths(x, y)
@@ -92,8 +79,7 @@ def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
     """Raises ValueError unless x and y have as many rows, and at least one."""
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise ValueError(
-            f"x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but the first axis of both counts the "
-            f"examples: give one y for each x."
+            f"x {list(x.shape)} and y {list(y.shape)} differ in examples, their first axis: give one y for each x."
         )
     if len(x) == 0:
         raise ValueError("There are no examples at all, x and y are empty: give at least two.")
@@ -113,8 +99,7 @@ def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
     if bad.any():
         first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
         raise ValueError(
-            f"{name} holds NaN or infinity, first in {owner} {first} ({int(bad.sum())} such values in all): clean or "
-            f"drop these examples."
+            f"{name} holds NaN or infinity, first in {owner} {first} ({bad.sum()} such values): drop or mend them."
         )
 
 
@@ -125,15 +110,11 @@ def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> 
     if input_dimensions >= 2 and np.issubdtype(x.dtype, np.integer):
         raise ValueError(
             f"{name} holds images of dtype {x.dtype}, which models do not scale, while they scale uint8 to [0, 1]: "
-            f"convert them with x.astype(np.uint8), or to floats between 0 and 1."
+            "convert them with x.astype(np.uint8), or to floats between 0 and 1."
         )
     some = x[:100]
     if np.issubdtype(x.dtype, np.floating) and some.max() > 16 and (some % 1 == 0).all() and some.min() >= 0:
-        LOG.warning(
-            "%s holds floats up to %g, which models do not scale; give uint8, or divide by the largest value",
-            name,
-            some.max(),
-        )
+        LOG.warning(f"{name} holds floats up to {some.max():g}, which models do not scale: give uint8, or divide them")
 
 
 def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
@@ -141,13 +122,12 @@ def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
     where = f" of {owner}" if owner else ""
     if labels.ndim > 1 and labels.shape[-1] > 1 and (np.sort(labels)[..., -2:] == (0, 1)).all() and labels.min() == 0:
         raise ValueError(
-            f"The labels{where} of shape {list(labels.shape)} are one-hot, but classes are integers: give "
-            f"labels.argmax(axis=-1)."
+            f"Labels{where} {list(labels.shape)} are one-hot, but classes are integers: give labels.argmax(axis=-1)."
         )
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"The labels{where} have the dtype {labels.dtype}, but classes are integers from 0 on: convert them, for "
-            f"instance with np.unique(labels, return_inverse=True)[1]."
+            "instance with np.unique(labels, return_inverse=True)[1]."
         )
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
@@ -160,23 +140,21 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
     x, y, counts = (np.asarray(array) for array in data)
     if x.ndim < 2 or y.ndim < 2 or x.shape[:2] != y.shape[:2]:
         raise ValueError(
-            f"In {name!r}, x has the shape {list(x.shape)} and y the shape {list(y.shape)}, but both start with "
-            f"clients and rows: give one y for each x."
+            f"In {name!r}, x {list(x.shape)} and y {list(y.shape)} differ in clients or rows: give one y for each x."
         )
     clients, rows = x.shape[:2]
     if clients == 0:
         raise ValueError(f"{name!r} has no clients at all: give at least one.")
     if x.shape[2:] != tuple(info.input_shape):
         raise ValueError(
-            f"In {name!r}, one input has the shape {list(x.shape[2:])}, but `info.input_shape` is "
+            f"Inputs of {name!r} have the shape {list(x.shape[2:])}, but `info.input_shape` is "
             f"{list(info.input_shape)}: correct one of them."
         )
     _check_counts(name, counts, clients, rows)
     check_finite(f"x of {name!r}", x, "client")
     check_pixels(f"x of {name!r}", x, x.ndim - 2, info.task)
     if info.task == "classification":
-        filled = np.arange(rows) < counts[:, None]
-        check_labels(y[filled], info.num_classes, repr(name))
+        check_labels(y[np.arange(rows) < counts[:, None]], info.num_classes, repr(name))
     else:
         check_finite(f"y of {name!r}", y, "client")
 
@@ -185,18 +163,16 @@ def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> Non
     if counts.shape != (clients,) or not np.issubdtype(counts.dtype, np.integer):
         raise ValueError(
             f"`num_examples` of {name!r} is {counts.dtype} of shape {list(counts.shape)}, but there are {clients} "
-            f"clients: give one integer for each."
+            "clients: give one integer for each."
         )
     if (counts < 1).any():
         empty = np.flatnonzero(counts < 1)
         listed = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
         raise ValueError(
-            f"{len(empty)} of {clients} clients have no example in {name!r}: client {listed}. Leave them out, or "
-            f"divide the data so that each gets some."
+            f"{len(empty)} of {clients} clients have no example in {name!r}: client {listed}. Leave them out."
         )
     if (counts > rows).any():
         client = int(np.argmax(counts > rows))
         raise ValueError(
-            f"`num_examples` gives client {client} {counts[client]} examples in {name!r}, but there are {rows} rows: "
-            f"correct it."
+            f"`num_examples` gives client {client} {counts[client]} examples in the {rows} rows of {name!r}: fix it."
         )

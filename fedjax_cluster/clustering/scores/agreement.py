@@ -1,7 +1,7 @@
 """Scores of a clustering against known groups.
 
-Clients with label -1 in either clustering are left out, and so are masked-out clients. Labels may be any non-negative
-integers: pairs of labels are counted as runs of a sorted list, in O(M log M) and without a bound on the labels.
+Clients with label -1 in either clustering are left out. Labels may be any non-negative integers: pairs of labels are
+counted as runs of a sorted list, in O(M log M).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from fedjax_cluster.clustering import checks
-from fedjax_cluster.clustering.scores.runs import run_index
+from fedjax_cluster.clustering.checks import Labels, Mask
 
 # Above this many clients the number of pairs no longer fits into int32.
 _EXACT_PAIRS_LIMIT = 46_340
@@ -30,9 +30,7 @@ class _Contingency(NamedTuple):
     columns: Int[Array, " M"]  # sizes of G_j
 
 
-def adjusted_rand_index(
-    labels_a: Int[ArrayLike, " M"], labels_b: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, ""]:
+def adjusted_rand_index(labels_a: Labels, labels_b: Labels, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Agreement of two clusterings on pairs of clients, 0 in expectation for random ones (Hubert and Arabie 1985).
 
     .. math:: \mathrm{ARI} = \frac{S_{ab} - S_a S_b / T}{(S_a + S_b)/2 - S_a S_b / T}
@@ -45,8 +43,7 @@ def adjusted_rand_index(
       mask: clients that count; None means all.
 
     Returns:
-      In [-1, 1]; exactly 1 for equal partitions (also where every client is alone, or all are together), less than 1
-      for all others; NaN without clients.
+      In [-1, 1]; exactly 1 for equal partitions, less for all others; NaN without clients.
 
     Raises:
       ValueError: shapes or dtypes that are not labels.
@@ -60,8 +57,7 @@ def adjusted_rand_index(
 @jax.jit
 def _adjusted_rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
     table = _contingency(labels_a, labels_b, mask)
-    both, in_a, in_b = (_pairs(size) for size in (table.cells, table.rows, table.columns))
-    both, in_a, in_b = (pairs.astype(jnp.float32) for pairs in (both, in_a, in_b))
+    both, in_a, in_b = (_pairs(size).astype(jnp.float32) for size in (table.cells, table.rows, table.columns))
     total = _all_pairs(table.num_clients)
     expected = in_a * (in_b / jnp.maximum(total, 1.0))
     spread = 0.5 * (in_a + in_b) - expected
@@ -69,14 +65,10 @@ def _adjusted_rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array
     return _unless_equal(score, table)
 
 
-def rand_index(
-    labels_a: Int[ArrayLike, " M"], labels_b: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, ""]:
+def rand_index(labels_a: Labels, labels_b: Labels, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Share of pairs of clients on which two clusterings agree (Rand 1971; FedGWC, Appendix E.2.1).
 
-    .. math:: R = (a + b) / \binom{M}{2}
-
-    with a pairs together in both and b pairs apart in both.
+    .. math:: R = (a + b) / \binom{M}{2}, \quad a \text{ pairs together in both}, b \text{ apart in both}
 
     Args:
       labels_a: a clustering; -1 leaves a client out.
@@ -104,9 +96,7 @@ def _rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
     return _unless_equal(score, table)
 
 
-def purity(
-    labels: Int[ArrayLike, " M"], groups: Int[ArrayLike, " M"], *, mask: Bool[ArrayLike, " M"] | None = None
-) -> Float[Array, ""]:
+def purity(labels: Labels, groups: Labels, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Share of clients that are in the majority group of their cluster (Gradient-and-loss CFL, Section IV).
 
     .. math:: \frac{1}{M} \sum_k \max_j | C_k \cap G_j |
@@ -132,8 +122,15 @@ def purity(
 def _purity(labels: Array, groups: Array, mask: Array) -> Array:
     table = _contingency(labels, groups, mask)
     majority = jax.ops.segment_max(table.cells, table.row, labels.shape[0])
-    agreeing = jnp.maximum(majority, 0).sum().astype(jnp.float32)
-    return agreeing / table.num_clients.astype(jnp.float32)
+    return jnp.maximum(majority, 0).sum().astype(jnp.float32) / table.num_clients.astype(jnp.float32)
+
+
+def run_index(*columns: Shaped[Array, " M"]) -> Int[Array, " M"]:
+    """0 for the first run of equal entries (in all columns) of a sorted list, 1 for the second, and so on."""
+    starts = jnp.zeros(columns[0].shape[0] - 1, bool)
+    for column in columns:
+        starts |= column[1:] != column[:-1]
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(starts, dtype=jnp.int32)])
 
 
 def _two_labels(labels_a: ArrayLike, labels_b: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array, Array]:

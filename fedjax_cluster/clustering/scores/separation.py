@@ -1,34 +1,33 @@
 """Scores of a clustering by how far apart its clusters lie.
 
-Clients with label -1 and masked-out clients are left out. Labels may be any non-negative integers.
+Clients with label -1 are left out. Labels may be any non-negative integers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Real
+from jaxtyping import Array, ArrayLike, Float, Real
 
 from fedjax_cluster.clustering import checks
-from fedjax_cluster.clustering.scores.runs import run_index
+from fedjax_cluster.clustering.checks import Labels, Mask
+from fedjax_cluster.clustering.kmeans import bounding_box_units, squared_distances
+from fedjax_cluster.clustering.scores.agreement import run_index
 
 
 def silhouette(
-    features: Float[ArrayLike, "M f"],
-    labels: Int[ArrayLike, " M"],
-    *,
-    mask: Bool[ArrayLike, " M"] | None = None,
-    num_labels: int | None = None,
+    features: Float[ArrayLike, "M f"], labels: Labels, *, mask: Mask = None, num_labels: int | None = None
 ) -> Float[Array, ""]:
     r"""Mean over clients of how much closer their cluster is than the next one (Rousseeuw 1987; FedGWC, App. E.1).
 
     .. math:: s_i = \frac{b_i - a_i}{\max(a_i, b_i)}
 
-    with a_i the mean distance to the others of client i's cluster and b_i the least mean distance to another cluster. A
-    client that is alone in its cluster has s_i = 0.
+    with a_i the mean distance to the others of client i's cluster and b_i the least mean distance to another cluster;
+    s_i = 0 for a client alone in its cluster.
 
     Args:
       features: one row per client, in any unit.
@@ -42,8 +41,7 @@ def silhouette(
     Raises:
       ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
 
-    >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
-    >>> round(float(silhouette(features, jnp.array([0, 0, 1, 1]))), 4)
+    >>> round(float(silhouette(jnp.array([[0.0], [1.0], [10.0], [11.0]]), jnp.array([0, 0, 1, 1]))), 4)
     0.8997
     """
     return _silhouette(*_features_and_labels(features, labels, mask, num_labels))
@@ -52,8 +50,8 @@ def silhouette(
 @partial(jax.jit, static_argnames="bound")
 def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
-    features = _normalised(features, mask)
-    distances = jnp.where(mask[:, None] & mask[None, :], _distances(features, features), 0.0)
+    features, _, _ = bounding_box_units(features, mask)
+    distances = jnp.where(mask[:, None] & mask[None, :], jnp.sqrt(squared_distances(features, features)), 0.0)
     total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
     size = size.astype(jnp.float32)
     member = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
@@ -69,18 +67,13 @@ def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Arra
 
 
 def davies_bouldin(
-    features: Float[ArrayLike, "M f"],
-    labels: Int[ArrayLike, " M"],
-    *,
-    mask: Bool[ArrayLike, " M"] | None = None,
-    num_labels: int | None = None,
+    features: Float[ArrayLike, "M f"], labels: Labels, *, mask: Mask = None, num_labels: int | None = None
 ) -> Float[Array, ""]:
     r"""Mean over clusters of the worst ratio of their widths to their distance (Davies and Bouldin 1979).
 
     .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
 
-    with S_i the mean distance of cluster i to its centroid c_i. Less is better; below 1 the clusters are taken to be
-    well separated (FedGWC, Appendix E.2).
+    with S_i the mean distance of cluster i to its centroid c_i; below 1 clusters are well separated (FedGWC, App. E.2).
 
     Args:
       features: one row per client, in any unit.
@@ -92,8 +85,7 @@ def davies_bouldin(
     Raises:
       ValueError: wrong shapes, more different labels than `num_labels`, or non-finite features.
 
-    >>> features = jnp.array([[0.0], [1.0], [10.0], [11.0]])
-    >>> round(float(davies_bouldin(features, jnp.array([0, 0, 1, 1]))), 4)
+    >>> round(float(davies_bouldin(jnp.array([[0.0], [1.0], [10.0], [11.0]]), jnp.array([0, 0, 1, 1]))), 4)
     0.1
     """
     return _davies_bouldin(*_features_and_labels(features, labels, mask, num_labels))
@@ -102,14 +94,14 @@ def davies_bouldin(
 @partial(jax.jit, static_argnames="bound")
 def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
-    features = _normalised(features, mask)
+    features, _, _ = bounding_box_units(features, mask)
     size = size.astype(jnp.float32)
     safe_size = jnp.maximum(size, 1.0)
     centroids = jax.ops.segment_sum(features, cluster, bound) / safe_size[:, None]
     offset = features - centroids[jnp.minimum(cluster, bound - 1)]
     to_centroid = jnp.where(mask, jnp.sqrt(jnp.square(offset).sum(axis=1)), 0.0)
     width = jax.ops.segment_sum(to_centroid, cluster, bound) / safe_size
-    apart = _distances(centroids, centroids)
+    apart = jnp.sqrt(squared_distances(centroids, centroids))
     used = size > 0.0
     pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
     # Centroids are rounded means of values up to 1: closer than this they are the same.
@@ -122,19 +114,13 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
 
 
 def wasserstein_adjusted_silhouette(
-    class_counts: Real[ArrayLike, "M L"],
-    labels: Int[ArrayLike, " M"],
-    *,
-    mask: Bool[ArrayLike, " M"] | None = None,
-    num_labels: int | None = None,
+    class_counts: Real[ArrayLike, "M L"], labels: Labels, *, mask: Mask = None, num_labels: int | None = None
 ) -> Float[Array, ""]:
     r"""Silhouette of the clients' class imbalance: which classes are frequent does not matter (FedGWC, Eq. 7).
 
-    The distance of two clients is
+    .. math:: d_{kj} = \frac{1}{C} \Big( \sum_i | x_{(i)}^k - x_{(i)}^j |^2 \Big)^{1/2}
 
-    .. math:: \frac{1}{C} \Big( \sum_i | x_{(i)}^k - x_{(i)}^j |^2 \Big)^{1/2}
-
-    between their class frequencies in descending order; the factor 1/C cancels in the score.
+    is the distance of class frequencies in descending order; the factor 1/C cancels in the score.
 
     Args:
       class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
@@ -150,27 +136,15 @@ def wasserstein_adjusted_silhouette(
     >>> round(float(wasserstein_adjusted_silhouette(counts, jnp.array([0, 0, 1, 1]))), 4)
     1.0
     """
-    return _adjusted_silhouette(*_counts_and_labels(class_counts, labels, mask, num_labels))
-
-
-@partial(jax.jit, static_argnames="bound")
-def _adjusted_silhouette(counts: Array, labels: Array, mask: Array, bound: int) -> Array:
-    frequencies, mask = _ranked_frequencies(counts, mask)
-    return _silhouette(frequencies, labels, mask, bound)
+    return _of_ranked_frequencies(_silhouette, *_counts_and_labels(class_counts, labels, mask, num_labels))
 
 
 def wasserstein_adjusted_davies_bouldin(
-    class_counts: Real[ArrayLike, "M L"],
-    labels: Int[ArrayLike, " M"],
-    *,
-    mask: Bool[ArrayLike, " M"] | None = None,
-    num_labels: int | None = None,
+    class_counts: Real[ArrayLike, "M L"], labels: Labels, *, mask: Mask = None, num_labels: int | None = None
 ) -> Float[Array, ""]:
     r"""Davies–Bouldin index of the clients' class imbalance: which classes are frequent does not matter.
 
-    .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
-
-    on the class frequencies of each client in descending order (FedGWC, Eq. 7 and Appendix E.2).
+    It is `davies_bouldin` of each client's class frequencies in descending order (FedGWC, Eq. 7 and Appendix E.2).
 
     Args:
       class_counts: examples of each class, or their frequencies: rows are normalised. Clients without any are left out.
@@ -186,13 +160,7 @@ def wasserstein_adjusted_davies_bouldin(
     >>> round(float(wasserstein_adjusted_davies_bouldin(counts, jnp.array([0, 0, 1, 1]))), 4)
     0.0
     """
-    return _adjusted_davies_bouldin(*_counts_and_labels(class_counts, labels, mask, num_labels))
-
-
-@partial(jax.jit, static_argnames="bound")
-def _adjusted_davies_bouldin(counts: Array, labels: Array, mask: Array, bound: int) -> Array:
-    frequencies, mask = _ranked_frequencies(counts, mask)
-    return _davies_bouldin(frequencies, labels, mask, bound)
+    return _of_ranked_frequencies(_davies_bouldin, *_counts_and_labels(class_counts, labels, mask, num_labels))
 
 
 def _features_and_labels(
@@ -205,12 +173,8 @@ def _features_and_labels(
     if num_labels is None:
         return features, labels, mask, features.shape[0]
     bound = checks.count(num_labels, "num_labels")
-    if checks.is_concrete(labels, mask):
-        different = len(np.unique(np.asarray(labels)[np.asarray(mask)]))
-        if different > bound:
-            raise ValueError(
-                f"num_labels is {bound}, but there are {different} different labels: raise it or leave it out."
-            )
+    if checks.is_concrete(labels, mask) and (used := len(np.unique(np.asarray(labels)[np.asarray(mask)]))) > bound:
+        raise ValueError(f"num_labels is {bound}, but there are {used} different labels: raise it or leave it out.")
     return features, labels, mask, bound
 
 
@@ -223,11 +187,12 @@ def _counts_and_labels(
     return counts, labels, mask, bound
 
 
-def _ranked_frequencies(counts: Array, mask: Array) -> tuple[Array, Array]:
-    """Class frequencies in descending order, and the clients that have any."""
+@partial(jax.jit, static_argnames=("score", "bound"))
+def _of_ranked_frequencies(score: Callable[..., Array], counts: Array, labels: Array, mask: Array, bound: int) -> Array:
+    """The score of the class frequencies in descending order of the clients that have examples."""
     total = counts.sum(axis=1)
     frequencies = counts / jnp.where(total > 0.0, total, 1.0)[:, None]
-    return -jnp.sort(-frequencies, axis=1), mask & (total > 0.0)
+    return score(-jnp.sort(-frequencies, axis=1), labels, mask & (total > 0.0), bound)
 
 
 def _dense_labels(labels: Array, mask: Array, bound: int) -> tuple[Array, Array]:
@@ -237,17 +202,3 @@ def _dense_labels(labels: Array, mask: Array, bound: int) -> tuple[Array, Array]
     cluster = jnp.zeros(labels.shape[0], jnp.int32).at[order].set(run_index(keys[order]))
     cluster = jnp.where(mask, cluster, bound)
     return cluster, jax.ops.segment_sum(mask.astype(jnp.int32), cluster, bound)
-
-
-def _normalised(features: Array, mask: Array) -> Array:
-    """Moves the bounding box to the origin and scales it to 1: the scores do not change, rounding does."""
-    lowest = jnp.where(mask[:, None], features, jnp.inf).min(axis=0)
-    highest = jnp.where(mask[:, None], features, -jnp.inf).max(axis=0)
-    centre = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
-    centred = jnp.where(mask[:, None], features - centre[None, :], 0.0)
-    extent = jnp.abs(centred).max(initial=0.0)
-    return centred / jnp.where(extent > 0.0, extent, 1.0)
-
-
-def _distances(a: Array, b: Array) -> Array:
-    return jnp.sqrt(jnp.square(a[:, None, :] - b[None, :, :]).sum(axis=-1))

@@ -69,21 +69,16 @@ def rotated(
             raise ValueError(f"client_sizes={client_sizes!r} goes with alpha, which is not given: leave it at 'equal'.")
         rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
     else:
-        labels = np.asarray(examples.y)
-        rows = divide(
-            deal,
-            labels,
-            clients,
-            alpha,
-            client_sizes,
-            examples_per_client=examples_per_client,
-            min_examples=min_examples,
-        )
+        rows = divide(deal, np.asarray(examples.y), clients, alpha, client_sizes, examples_per_client, min_examples)
     of_client = None if groups == "none" else group[angle_of]
-    federation = partition.federate(
-        examples, rows, rng=part, test_fraction=test_fraction, group=of_client, group_names=names
-    )
-    return _rotate_clients(federation, angle_of, turns)
+    federation = partition.federate(examples, rows, part, test_fraction, of_client, names)
+    # Padding stays black.
+    for data in (federation.train, federation.test):
+        for i, angle in enumerate(turns):
+            if angle:
+                x = data.x[angle_of == i]
+                data.x[angle_of == i] = rotate(x.reshape(-1, *x.shape[2:]), angle).reshape(x.shape)
+    return federation
 
 
 @scenario
@@ -119,14 +114,8 @@ def mixture(
         raise ValueError(f"kappa={kappa!r} is not a probability: choose a number from 0 to 1.")
     group = partition.assign_groups(clients, 3)
     deal, part, chance = partition.generators(seed, 3)
-    federation = partition.federate(
-        examples,
-        partition.deal(deal, len(examples.y), clients, examples_per_client),
-        rng=part,
-        test_fraction=test_fraction,
-        group=group,
-        group_names=("0", "180", "0 or 180"),
-    )
+    rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
+    federation = partition.federate(examples, rows, part, test_fraction, group, ("0", "180", "0 or 180"))
     for data in (federation.train, federation.test):
         upside_down = chance.random(data.x.shape[:2]) >= kappa
         upside_down[group == 0] = False
@@ -156,12 +145,11 @@ def mixed_datasets(
       shares: share of the clients that each data set gets; default is equal shares.
       angles: for each data set the angles of its clients, degrees; default is 0, 15, 90, 105, 180, 195, 270 and 285 for
         the first one, and 0 for the others.
-      groups: what counts as one true group: neighbouring angles of a data set (`pairs`, as in `rotated`), every angle
-        of a data set, or the whole data set.
-      labels: `shared` lets class c of each data set use output c of the model; `separate` numbers the classes of the
-        second data set after those of the first, and so on.
-      examples_per_client: training and test examples together; default is all there are, each data set in equal shares
-        for its clients.
+      groups: one true group for neighbouring angles of a data set (`pairs`, as in `rotated`), for every angle of it
+        (`angles`), or for all of it (`datasets`).
+      labels: `shared` lets class c of each data set use output c of the model; `separate` numbers the classes of each
+        data set after those of the one before.
+      examples_per_client: training and test examples together; default is equal shares of all of the data set.
 
     Returns:
       A Federation with x in the dtype of the examples and `group` i32[M].
@@ -185,15 +173,11 @@ def mixed_datasets(
     # reaches 82.1 % (Table 11: 82.4 ± 0.03).
     turns = angles if angles is not None else [EIGHT_ANGLES] + [(0.0,)] * (len(examples) - 1)
     if any(np.ndim(turn) != 1 for turn in turns):
-        raise ValueError(
-            f"angles={angles!r} holds no sequence for some data set: give one for each, such as ((0, 90), (0,))."
-        )
-    if len(turns) != len(examples):
-        raise ValueError(f"`angles` has {len(turns)} entries for {len(examples)} data sets: give one for each.")
-
+        raise ValueError(f"{angles=} holds no sequence for some data set: give one for each, such as ((0, 90), (0,)).")
     shares = [1.0] * len(examples) if shares is None else shares
-    if len(shares) != len(examples):
-        raise ValueError(f"`shares` has {len(shares)} entries for {len(examples)} data sets: give one for each.")
+    for name, given in (("angles", turns), ("shares", shares)):
+        if len(given) != len(examples):
+            raise ValueError(f"`{name}` has {len(given)} entries for {len(examples)} data sets: give one for each.")
     sizes = partition.share_clients(clients, shares, "data sets")
 
     seeds = [int(rng.integers(2**63)) for rng in partition.generators(seed, len(examples))]
@@ -202,7 +186,7 @@ def mixed_datasets(
         if size < len(turn):
             raise ValueError(
                 f"{source.info.name!r} gets {size} of {clients} clients, too few for its {len(turn)} angles: ask for "
-                f"more clients, a larger share or fewer angles."
+                "more clients, a larger share or fewer angles."
             )
         part = rotated(
             source,
@@ -223,16 +207,6 @@ def mixed_datasets(
     name = "+".join(source.info.name for source in examples)
     info = examples[0].info._replace(name=name, num_classes=classes, group_names=tuple(names))
     return partition.join(parts, group=np.concatenate(group).astype(np.int32), info=info)
-
-
-def _rotate_clients(federation: Federation, angle_of: np.ndarray, angles: Sequence[float]) -> Federation:
-    """The federation with each client's images rotated, in place; padding stays black."""
-    for data in (federation.train, federation.test):
-        for i, angle in enumerate(angles):
-            if angle:
-                x = data.x[angle_of == i]
-                data.x[angle_of == i] = rotate(x.reshape(-1, *x.shape[2:]), angle).reshape(x.shape)
-    return federation
 
 
 def _check_angles(angles: Sequence[float]) -> tuple[float, ...]:
@@ -260,13 +234,11 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
     # Round the circle from behind a wide gap, so that 350 and 5 degrees stay together.
     start = int(np.argmax(gaps > _NEIGHBOURS)) + 1 if (gaps > _NEIGHBOURS).any() else 0
     walk = np.roll(order, -start)
-    new_group = np.r_[False, np.roll(gaps, -start)[:-1] > _NEIGHBOURS]
     walked = np.empty(len(angles), int)
-    walked[walk] = np.cumsum(new_group)
+    walked[walk] = np.cumsum(np.r_[False, np.roll(gaps, -start)[:-1] > _NEIGHBOURS])
     # Groups are numbered by first appearance, so that group 0 is that of the first angle.
     _, first, inverse = np.unique(walked, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    group = rank[inverse].astype(np.int32)
+    group = np.argsort(np.argsort(first))[inverse].astype(np.int32)
     names = tuple(
         "/".join(f"{angle:g}°" for angle, of in zip(angles, group, strict=True) if of == g) for g in range(len(first))
     )
@@ -276,14 +248,12 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
 def _check_fit(examples: Sequence[Examples]) -> None:
     if isinstance(examples, Examples) or len(examples) < 2:
         raise ValueError(
-            "mixed_datasets needs two or more data sets: pass a list, such as [fc.data.tfds('mnist'), "
-            "fc.data.tfds('fashion_mnist')]."
+            "mixed_datasets needs two or more data sets: pass a list, such as [tfds('mnist'), tfds('fashion_mnist')]."
         )
     for source in examples:
         check_examples(source)
     kinds = [(tuple(np.shape(source.x)[1:]), np.asarray(source.x).dtype) for source in examples]
     if len(set(kinds)) > 1:
-        listed = "; ".join(
-            f"{source.info.name}: {dtype} {list(shape)}" for source, (shape, dtype) in zip(examples, kinds, strict=True)
-        )
+        pairs = zip(examples, kinds, strict=True)
+        listed = "; ".join(f"{source.info.name}: {dtype} {list(shape)}" for source, (shape, dtype) in pairs)
         raise ValueError(f"The data sets differ in their inputs ({listed}): bring them to one shape and dtype.")

@@ -40,10 +40,8 @@ def dirichlet(
       alpha: concentration α ≥ 0. At 0 a client has one class (equal sizes, as long as there are examples of it) or a
         class has one client (free sizes); at infinity all clients are alike.
       client_sizes: `free` or `equal`.
-      min_examples: with free sizes, least examples of a client, training and test together; a client with fewer takes
-        random ones from the largest. At least 2.
-      examples_per_client: training and test examples together, on average where sizes are free; default is all there
-        are.
+      min_examples: with free sizes, least examples of a client, from 2 on; with fewer it takes some from the largest.
+      examples_per_client: training and test examples together, on average where sizes are free; default is all.
 
     Returns:
       A Federation whose `group` is None.
@@ -57,16 +55,8 @@ def dirichlet(
     """
     check_examples(examples)
     deal, part = partition.generators(seed, 2)
-    rows = divide(
-        deal,
-        np.asarray(examples.y),
-        clients,
-        alpha,
-        client_sizes,
-        examples_per_client=examples_per_client,
-        min_examples=min_examples,
-    )
-    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction)
+    rows = divide(deal, np.asarray(examples.y), clients, alpha, client_sizes, examples_per_client, min_examples)
+    return partition.federate(examples, rows, part, test_fraction)
 
 
 @scenario
@@ -88,8 +78,7 @@ def heterogeneity_levels(
       shares: share of the clients at each level; the paper's (10, 90, 0) of 100 clients, or (40, 30, 30).
       alphas: the levels' α of `dirichlet` with equal client sizes. 0 gives one class per client as long as the clients
         that draw before, with a larger α, leave classes with enough examples; a warning is logged where they do not.
-      examples_per_client: training and test examples together; default is four fifths of an equal share, so that the
-        clients that draw last more often find their classes.
+      examples_per_client: default is four fifths of an equal share, so that the last clients more often find classes.
 
     Returns:
       A Federation with `group` i32[M], numbered over the levels that have clients.
@@ -105,8 +94,7 @@ def heterogeneity_levels(
     check_examples(examples)
     if len(shares) != 3 or len(alphas) != 3:
         raise ValueError(
-            f"{len(shares)} shares and {len(alphas)} alphas do not fit the levels {', '.join(_LEVELS)}: give three "
-            f"shares and three alphas."
+            f"{len(shares)} shares and {len(alphas)} alphas do not fit levels {', '.join(_LEVELS)}: give three each."
         )
     for alpha in alphas:
         check_alpha(alpha)
@@ -116,15 +104,8 @@ def heterogeneity_levels(
         examples_per_client = max(int(0.8 * len(examples.y) / clients), 2)
     sizes = partition.client_sizes(len(examples.y), clients, examples_per_client)
     deal, part = partition.generators(seed, 2)
-    present = np.flatnonzero(counts)
-    return partition.federate(
-        examples,
-        by_client(deal, np.asarray(examples.y), sizes, np.repeat(np.asarray(alphas, float), counts)),
-        rng=part,
-        test_fraction=test_fraction,
-        group=np.repeat(np.arange(len(present)), counts[present]).astype(np.int32),
-        group_names=tuple(_LEVELS[level] for level in present),
-    )
+    rows = by_client(deal, np.asarray(examples.y), sizes, np.repeat(np.asarray(alphas, float), counts))
+    return partition.federate(examples, rows, part, test_fraction, *partition.name_groups(counts, _LEVELS))
 
 
 @scenario
@@ -144,8 +125,8 @@ def label_groups(
 ) -> Federation:
     """Groups of clients with the same few labels, in proportions that differ from client to client (Sec. 5 of FLAG).
 
-    Each group owns a share ρ of the labels; the examples of a label are divided among all clients of the groups that
-    own it, in proportions drawn from Dirichlet(α′, …, α′).
+    Each group holds a share ρ of the labels; the examples of a label are divided among all clients of the groups that
+    hold it, in proportions drawn from Dirichlet(α′, …, α′).
 
     Args:
       examples: labelled.
@@ -155,12 +136,11 @@ def label_groups(
       num_groups: number of groups; the paper does not give it.
       overlap: `never` keeps the groups' labels apart; `random` draws distinct label sets, which may share labels;
         `auto` keeps them apart where there are enough labels.
-      min_examples: least examples of a client, training and test together; a client with fewer takes random ones from
-        the largest of its group. At least 2.
+      min_examples: least examples of a client, from 2 on; with fewer it takes some from the largest of its group.
       tests_per_label: tests every client on this many test rows of each label that it trains on, drawn from the test
         rows of all clients; by default a client is tested on its test rows, in which labels are as rare as in training.
       seed: decides the groups' labels, who gets which example, and who is tested on which.
-      examples_per_client: training and test examples together, on average; default is all there are.
+      examples_per_client: training and test examples together, on average; default is all.
 
     Returns:
       A Federation with `group` i32[M]; a group's name lists its labels.
@@ -199,8 +179,7 @@ def _same_of_each_label(
     least = min(len(pool) for pool in pools.values())
     if not 1 <= count <= least:
         raise ValueError(
-            f"tests_per_label={count!r}, but the rarest label has {least} test rows among all clients: choose 1 to "
-            f"{least}, or a larger test_fraction."
+            f"tests_per_label={count!r}, but the rarest label has {least} test rows in all: choose 1 to {least}."
         )
     return [np.concatenate([pools[label][:count] for label in np.unique(labels[part])]) for part in train]
 
@@ -215,8 +194,8 @@ def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_g
     apart = count * num_groups <= num_classes
     if overlap == "never" and not apart:
         raise ValueError(
-            f"{num_groups} groups with {count} labels each need {count * num_groups} labels, but there are "
-            f"{num_classes}: choose a smaller rho, fewer groups, or overlap='random'."
+            f"{num_groups} groups need {count * num_groups} labels, but there are {num_classes}: choose a smaller rho, "
+            f"fewer groups, or overlap='random'."
         )
     owned = np.zeros((num_groups, num_classes), bool)
     if apart and overlap != "random":
@@ -230,7 +209,4 @@ def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_g
             seen.add(labels)
         if len(seen) == num_groups:
             return owned
-    raise ValueError(
-        f"There are not {num_groups} different sets of {count} among {num_classes} labels: choose another rho, or "
-        f"fewer groups."
-    )
+    raise ValueError(f"{num_classes} labels give not {num_groups} different sets of {count}: ask for fewer groups.")

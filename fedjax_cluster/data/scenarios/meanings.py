@@ -33,20 +33,18 @@ def label_swap(
       num_groups: number of groups; ignored where `pairs` are given.
       pairs: for each group the two labels that it exchanges, such as ((1, 7), (3, 5)); default draws them, all labels
         different where there are enough.
-      balanced: every client has equally many examples of each label, to train on and to be tested on; otherwise a
-        client with few examples may have none of the labels that its group exchanges.
+      balanced: every client has equally many examples of each label, in training and test; otherwise a client with few
+        examples may have none of the labels that its group exchanges.
       seed: decides the pairs, who gets which example, and who is tested on which.
 
     Returns:
       A Federation with `group` i32[M]; a group's name shows the labels that it exchanges.
 
     Raises:
-      ValueError: pairs that are not two labels or occur twice, too few examples, `examples_per_client` that is no
-        multiple of the number of labels where they are balanced, or an argument out of range.
+      ValueError: pairs that are not two labels or occur twice, too few examples, or an argument out of range.
 
     >>> from fedjax_cluster.data import digits
-    >>> federation = label_swap(digits(), clients=20, pairs=((1, 7), (3, 5)))
-    >>> federation.info.group_names
+    >>> label_swap(digits(), clients=20, pairs=((1, 7), (3, 5))).info.group_names
     ('1↔7', '3↔5')
     """
     check_examples(examples)
@@ -55,13 +53,9 @@ def label_swap(
     chosen = _draw_pairs(choose, classes, num_groups) if pairs is None else [tuple(pair) for pair in pairs]
     for pair in chosen:
         if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= label < classes for label in pair):
-            raise ValueError(
-                f"The pair {pair} is not two different labels between 0 and {classes - 1}: give such labels."
-            )
+            raise ValueError(f"The pair {pair} is not two different labels: choose between 0 and {classes - 1}.")
     if not chosen or len({frozenset(pair) for pair in chosen}) < len(chosen):
-        raise ValueError(
-            f"pairs={tuple(chosen)} are empty or hold a pair twice: give at least one pair, and none twice."
-        )
+        raise ValueError(f"pairs={tuple(chosen)} are empty or repeat one: give at least one pair, and none twice.")
     tables = np.tile(np.arange(classes), (len(chosen), 1))
     for table, (one, other) in zip(tables, chosen, strict=True):
         table[[one, other]] = other, one
@@ -142,8 +136,7 @@ def label_shift(
     classes = examples.info.num_classes
     if not shifts or len({shift % classes for shift in shifts}) < len(shifts):
         raise ValueError(
-            f"shifts={tuple(shifts)} are empty or repeat a shift: give at least one, and different ones modulo the "
-            f"{classes} classes."
+            f"{shifts=} are empty or repeat: give at least one, and different ones modulo the {classes} classes."
         )
     tables = (np.arange(classes) + np.asarray(shifts)[:, None]) % classes
     names = tuple(f"y+{shift}" for shift in shifts)
@@ -166,18 +159,18 @@ def _federate(
     if balanced:
         pools = [np.flatnonzero(y == label) for label in range(examples.info.num_classes)]
         each = _examples_per_label(pools, clients, examples_per_client)
-        of_labels = [_shares(deal, part, pool, clients, each, test_fraction) for pool in pools]
+        of_labels = [_deal_and_split(deal, part, pool, clients, each, test_fraction) for pool in pools]
         # One label after the other would make mini-batches of single labels.
         train, test = (
             [part.permutation(np.concatenate(of_client)) for of_client in zip(*shares, strict=True)]
             for shares in zip(*of_labels, strict=True)
         )
     else:
-        train, test = _shares(deal, part, np.arange(len(y)), clients, examples_per_client, test_fraction)
+        train, test = _deal_and_split(deal, part, np.arange(len(y)), clients, examples_per_client, test_fraction)
     return partition.relabel(partition.assemble(examples, train, test, group, names), tables[group])
 
 
-def _shares(
+def _deal_and_split(
     deal: np.random.Generator,
     part: np.random.Generator,
     pool: np.ndarray,
@@ -185,21 +178,20 @@ def _shares(
     each: int | None,
     test_fraction: float,
 ) -> tuple[partition.Rows, partition.Rows]:
-    """Training and test rows of each client, drawn from `pool`."""
-    dealt = partition.deal(deal, len(pool), clients, each)
-    return partition.split(part, [pool[rows] for rows in dealt], test_fraction)
+    rows = partition.deal(deal, len(pool), clients, each)
+    return partition.split(part, [pool[of_client] for of_client in rows], test_fraction)
 
 
 def _examples_per_label(pools: Sequence[np.ndarray], clients: int, examples_per_client: int | None) -> int:
     if examples_per_client is None:
         return min(map(len, pools)) // clients
-    if examples_per_client % len(pools):
+    each, rest = divmod(examples_per_client, len(pools))
+    if rest:
         raise ValueError(
             f"examples_per_client={examples_per_client} is no multiple of the {len(pools)} labels, but clients are "
-            f"balanced: choose {examples_per_client // len(pools) * len(pools)} or "
-            f"{(examples_per_client // len(pools) + 1) * len(pools)}."
+            f"balanced: choose {each * len(pools)} or {(each + 1) * len(pools)}."
         )
-    return examples_per_client // len(pools)
+    return each
 
 
 def _draw_pairs(rng: np.random.Generator, classes: int, count: int) -> list[tuple[int, int]]:

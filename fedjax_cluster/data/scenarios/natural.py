@@ -37,7 +37,7 @@ def users(
       A Federation with clients in the order of their ids, and no `group`.
 
     Raises:
-      ValueError: ids that do not match the examples, fewer such users than clients, or an argument out of range.
+      ValueError: ids that do not match the examples, too few users, or an argument out of range.
 
     >>> from fedjax_cluster.data import digits
     >>> users(digits(), user_ids=np.arange(1797) % 100, clients=7).train.x.shape
@@ -46,14 +46,10 @@ def users(
     check_examples(examples, labelled=False)
     ids = np.asarray(user_ids)
     if ids.shape != (len(examples.y),):
-        raise ValueError(
-            f"user_ids has the shape {list(ids.shape)}, but there are {len(examples.y)} examples: give one for each."
-        )
+        raise ValueError(f"user_ids has the shape {ids.shape} for {len(examples.y)} examples: give one for each.")
     for name, count in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
         if count is not None and not count >= 2:
-            raise ValueError(
-                f"{name}={count!r} is too small: a client needs an example to train on and one to test on."
-            )
+            raise ValueError(f"{name}={count!r}, but training and test need one each: choose 2 or more.")
     choose, deal, part = partition.generators(seed, 3)
     _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)
@@ -62,7 +58,7 @@ def users(
         partition.check_clients(clients)
         if clients > len(eligible):
             raise ValueError(
-                f"There are {len(eligible)} users with {min_examples} examples or more, fewer than {clients} clients: "
+                f"There are {len(eligible)} users with {min_examples} examples or more, too few for {clients} clients: "
                 f"ask for fewer clients, or for a smaller `min_examples`."
             )
         eligible = np.sort(choose.permutation(eligible)[:clients])
@@ -71,4 +67,4 @@ def users(
     rows = [of_user[i] for i in eligible]
     if examples_per_client is not None:
         rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]
-    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction)
+    return partition.federate(examples, rows, part, test_fraction)

@@ -55,12 +55,11 @@ def class_overlap(
       examples: labelled.
       clients: M, in equal clusters of neighbours; 80 in the paper, 200 for EMNIST.
       table: [clusters, classes] of amounts, or the name of a printed one: `mnist`, `fashion_mnist` or `cifar10`.
-        Default is the printed one of the data set (that of MNIST for other digits), where `num_groups` and
+        Default is the printed one of the data set (that of MNIST for `digits`), where `num_groups` and
         `classes_per_group` have their defaults. Other data sets get one in which each cluster lacks other classes,
         drawn at random and spread evenly, and divides the rest equally with the clusters that have it.
       num_groups: clusters of a drawn table; 8 for EMNIST.
-      classes_per_group: classes of a cluster in a drawn table, default four fifths; 40 for EMNIST's 47 merged classes,
-        which are `tfds("emnist/bymerge")`.
+      classes_per_group: classes of a cluster in a drawn table, default four fifths; 40 for the 47 of `emnist/bymerge`.
       seed: decides a drawn table, who gets which example, and who is tested on which.
       examples_per_client: training and test examples together; default is all of the cluster in equal shares.
 
@@ -94,7 +93,7 @@ def class_overlap(
     names = tuple(
         f"without {' '.join(map(str, np.flatnonzero(row == 0)))}" if (row == 0).any() else "all" for row in weights
     )
-    return partition.federate(examples, rows, rng=part, test_fraction=test_fraction, group=group, group_names=names)
+    return partition.federate(examples, rows, part, test_fraction, group, names)
 
 
 def _table(
@@ -104,7 +103,6 @@ def _table(
     num_groups: int,
     classes_per_group: int | None,
 ) -> np.ndarray:
-    """f64[clusters, classes]"""
     classes = examples.info.num_classes
     if table is None and num_groups == 4 and classes_per_group is None:
         table = {"digits": "mnist"}.get(examples.info.name, examples.info.name)
@@ -118,13 +116,10 @@ def _table(
     weights = np.asarray(table, float)
     if weights.ndim != 2 or weights.shape[1] != classes:
         raise ValueError(
-            f"The table has the shape {list(weights.shape)}, but there are {classes} classes: give a row for each "
-            f"cluster and a column for each of the {classes} classes."
+            f"The table has the shape {list(weights.shape)}: give one column for each of the {classes} classes."
         )
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any(axis=1).all()):
-        raise ValueError(
-            "The table holds amounts that are negative or not finite, or a cluster without any class: correct it."
-        )
+        raise ValueError("The table holds amounts not finite or negative, or a cluster without any class: correct it.")
     return weights
 
 

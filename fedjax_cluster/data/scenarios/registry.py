@@ -22,12 +22,8 @@ Scenario = TypeVar("Scenario", bound=Callable[..., Federation])
 def scenario(build: Scenario) -> Scenario:
     """Registers a scenario under its name, and documents the arguments that all scenarios take.
 
-    Args:
-      build: takes `examples` and, by keyword, `clients`, `seed`, `test_fraction` and `examples_per_client`. Where the
-        section `Args:` of its docstring leaves out one of the last three, the usual meaning is added.
-
-    Returns:
-      The same function.
+    It takes `examples` and, by keyword, `clients`, `seed`, `test_fraction` and `examples_per_client`. The usual meaning
+    of the last three is added to the section `Args:` of its docstring where they are left out.
     """
     SCENARIOS[build.__name__] = build
     documentation = inspect.getdoc(build) or ""

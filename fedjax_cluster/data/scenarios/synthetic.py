@@ -34,7 +34,7 @@ def linear_regression(
       angles: slopes in degrees between −90 and 90, in place of −φ, 0, φ.
       noise: standard deviation of n; the best mean squared error is its square.
       seed: decides everything that is drawn.
-      examples_per_client: training and test examples together; the paper does not give it, default 1 000.
+      examples_per_client: training and test examples together; default 1 000, the paper does not give it.
 
     Returns:
       A Federation with x f32[M, N, 1], y f32[M, N] and `group` i32[M].
@@ -52,23 +52,16 @@ def linear_regression(
         raise ValueError(f"phi={phi!r} degrees do not make three lines: choose a number between 0 and 90.")
     if slopes.ndim != 1 or not len(slopes) or not (np.abs(slopes) < 90).all():
         raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees: correct them.")
-    count = 1000 if examples_per_client is None else examples_per_client
     group = partition.assign_groups(clients, len(slopes))
-    sizes = partition.client_sizes(clients * max(count, 2), clients, count)
-
+    sizes = _sizes(clients, 1000 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)
     radians = np.repeat(np.deg2rad(slopes[group]), sizes)
     x = draw.random(len(radians)) * np.cos(radians)
     y = x * np.tan(radians) + noise * draw.standard_normal(len(radians))
     info = DatasetInfo("linear_regression", (1,), 0, "regression")
-    return partition.federate(
-        Examples(x[:, None].astype(np.float32), y.astype(np.float32), info),
-        partition.divide(np.arange(len(x)), sizes),
-        rng=part,
-        test_fraction=test_fraction,
-        group=group,
-        group_names=tuple(f"{slope:g}" for slope in slopes),
-    )
+    drawn = Examples(x[:, None].astype(np.float32), y.astype(np.float32), info)
+    rows = partition.divide(np.arange(len(x)), sizes)
+    return partition.federate(drawn, rows, part, test_fraction, group, tuple(f"{slope:g}" for slope in slopes))
 
 
 @scenario
@@ -104,21 +97,18 @@ def xor(
     """
     _check_drawn("xor", examples, noise)
     group = partition.assign_groups(clients, 2)
-    count = 200 if examples_per_client is None else examples_per_client
-    sizes = partition.client_sizes(clients * max(count, 2), clients, count)
-
+    sizes = _sizes(clients, 200 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)
     up = np.repeat(np.where(group == 0, 1, -1), sizes)
     right = draw.choice([-1, 1], len(up))
     x = np.stack([right, up], axis=1) + noise * draw.standard_normal((len(up), 2))
-    return partition.federate(
-        Examples(x.astype(np.float32), (up == right).astype(np.int32), DatasetInfo("xor", (2,), 2)),
-        partition.divide(np.arange(len(up)), sizes),
-        rng=part,
-        test_fraction=test_fraction,
-        group=group,
-        group_names=("upper", "lower"),
-    )
+    drawn = Examples(x.astype(np.float32), (up == right).astype(np.int32), DatasetInfo("xor", (2,), 2))
+    rows = partition.divide(np.arange(len(up)), sizes)
+    return partition.federate(drawn, rows, part, test_fraction, group, ("upper", "lower"))
+
+
+def _sizes(clients: int, count: int) -> np.ndarray:
+    return partition.client_sizes(clients * max(count, 2), clients, count)
 
 
 def _check_drawn(name: str, examples: object, noise: float) -> None:

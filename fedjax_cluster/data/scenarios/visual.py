@@ -35,13 +35,10 @@ def domains(
       clients: M.
       shares: share of the clients whose images are clean, noisy and blurred; the paper has (50, 50, 0), (50, 0, 50) and
         (40, 30, 30) of 100. Clients get random examples, in equal shares.
-      noise: standard deviation of the Gaussian noise, independent for each value, in units of the range of grey levels:
-        1 is the distance from black to white.
+      noise: standard deviation of the Gaussian noise of each value, in units of the distance from black to white.
       blur: standard deviation of the Gaussian blur, pixels; pixels outside of the image are black.
-      clip: clips noisy values to black and white and keeps uint8. Otherwise all images become float32 in units of that
-        range, [0, 1] where there is no noise.
+      clip: clips noisy values and keeps uint8. Otherwise all images become float32, [0, 1] where there is no noise.
       seed: decides who gets which example, who is tested on which, and the noise.
-      examples_per_client: training and test examples together; default is all there are.
 
     Returns:
       A Federation with `group` i32[M], numbered over the domains that have clients.
@@ -57,8 +54,8 @@ def domains(
     check_examples(examples)
     if np.asarray(examples.x).dtype != np.uint8 or np.ndim(examples.x) not in (3, 4):
         raise ValueError(
-            f"Noise and blur need uint8 images [N, H, W] or [N, H, W, channels], but the examples are "
-            f"{np.asarray(examples.x).dtype} {list(np.shape(examples.x))}: convert them, or choose another scenario."
+            f"Examples {np.asarray(examples.x).dtype} {list(np.shape(examples.x))} are not uint8 images [N, H, W] or "
+            f"[N, H, W, channels]: convert them, or choose another scenario."
         )
     if len(shares) != 3:
         raise ValueError(f"{len(shares)} shares do not fit the three domains {', '.join(_DOMAINS)}: give three shares.")
@@ -69,15 +66,8 @@ def domains(
     counts = partition.share_clients(clients, shares, "domains")
     domain = np.repeat(np.arange(3), counts)
     deal, part, chance = partition.generators(seed, 3)
-    present = np.flatnonzero(counts)
-    federation = partition.federate(
-        examples,
-        partition.deal(deal, len(examples.y), clients, examples_per_client),
-        rng=part,
-        test_fraction=test_fraction,
-        group=np.repeat(np.arange(len(present)), counts[present]).astype(np.int32),
-        group_names=tuple(_DOMAINS[kind] for kind in present),
-    )
+    rows = partition.deal(deal, len(examples.y), clients, examples_per_client)
+    federation = partition.federate(examples, rows, part, test_fraction, *partition.name_groups(counts, _DOMAINS))
 
     parts = []
     for data in (federation.train, federation.test):
