@@ -25,9 +25,6 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
       deviations: [n] standard deviations, NaN where there is none.
       label: what the bars show, with its unit.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
       ValueError: no bars, or lists of different lengths.
     """
@@ -48,35 +45,29 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
         axes.margins(x=0.14)
         axes.set_yticks(rows, [style.wrapped(method_name(name), 22) for name in names])
         axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=label)
         axes.grid(False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
-        axes.set_xlabel(label)
     return figure
 
 
 def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
     """Draws ours next to the paper's values: filled and hollow markers with error bars of one standard deviation.
 
-    Markers rather than bars from zero: what matters are tenths of a point at 87 %.
+    Markers rather than bars from zero: what matters are tenths of a point at 87 %. Two columns wide for more metrics.
 
     Args:
       rows: a recipe's table; each metric becomes a panel, each column of the table a band, each row a colour.
-
-    Returns:
-      The figure: one paper column wide for one metric, two columns for more.
 
     Raises:
       ValueError: no rows, or not a single value.
     """
     check_rows(rows)
-    metrics, columns, methods = (
-        list(dict.fromkeys(values)) for values in zip(*((row.metric, row.column, row.row) for row in rows), strict=True)
-    )
+    parts = ("metric", "column", "row")
+    metrics, columns, methods = (list(dict.fromkeys(getattr(row, part) for row in rows)) for part in parts)
     # In a table of one column the methods are the bands; otherwise they lie within each column's band.
     by_method = len(columns) == 1
-    bands = methods if by_method else columns
-    inside = 1 if by_method else len(methods)
+    bands, inside = (methods, 1) if by_method else (columns, len(methods))
     step = 0.8 / inside
     width, height = style.SINGLE if len(metrics) == 1 else style.DOUBLE, 0.55 + len(bands) * (0.12 + 0.2 * inside)
     with style.drawing(width, height) as figure:
@@ -101,10 +92,8 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
 def _draw_row(axes: Axes, row: PaperRow, y: float, step: float, index: int) -> None:
     look = style.line_look(index)
     common: dict[str, Any] = {"color": look["color"], "fmt": look["marker"], "elinewidth": 0.9, "linestyle": "none"}
-    for value, deviation, shift, face in (
-        (row.ours, row.ours_std, -0.2, look["color"]),
-        (row.paper, row.paper_std, 0.2, "white"),
-    ):
+    both = (row.ours, row.ours_std, -0.2, look["color"]), (row.paper, row.paper_std, 0.2, "white")
+    for value, deviation, shift, face in both:
         if is_known(value):
             error = deviation if is_known(deviation) and deviation > 0 else None
             axes.errorbar(value, y + shift * step, xerr=error, markerfacecolor=face, zorder=4, **common)
@@ -115,11 +104,8 @@ def _row_legend(figure: Figure, rows: Sequence[PaperRow], methods: Sequence[str]
     named = methods if len(methods) > 1 else ()
     handles = [Line2D([], [], **{**style.line_look(index), "linestyle": "none"}) for index in range(len(named))]
     labels = [method_name(method) for method in named]
-    for label, face, values in (
-        ("ours", style.NEUTRAL, [row.ours for row in rows]),
-        ("paper", "white", [row.paper for row in rows]),
-    ):
-        if any(is_known(value) for value in values):
+    for label, face in (("ours", style.NEUTRAL), ("paper", "white")):
+        if any(is_known(getattr(row, label)) for row in rows):
             handles.append(style.plain_marker(face))
             labels.append(label)
     style.legend_above(figure, handles, labels, lines=False)

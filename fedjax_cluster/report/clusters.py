@@ -23,17 +23,14 @@ NO_CLUSTER = "$?$"
 def client_features(features: Any, group: Any | None, labels: Any, group_names: Sequence[str] = ()) -> Figure:
     """Draws every client at its features, coloured by true group, its marker by cluster.
 
-    Three features make two panels (1–2 and 1–3), four or more 1–2 and 3–4; a single one is drawn against the
-    clients' indices.
+    Three features make two panels (1–2 and 1–3), four or more 1–2 and 3–4, over two paper columns; a single one is
+    drawn against the clients' indices.
 
     Args:
       features: f32[M, r], the embedding.
       group: i32[M], true groups, −1 where unknown; None colours by cluster.
       labels: i32[M], clusters, −1 for a client without one.
       group_names: what the groups are called; "group 3" where there is no name.
-
-    Returns:
-      The figure: one paper column wide for one panel, two columns for two.
 
     Raises:
       ValueError: features that are not a finite [M, r], or other lengths.
@@ -65,9 +62,6 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
       labels: i32[M], clusters; −1 stands in a column "none".
       group_names: what the groups are called; "group 3" where there is no name.
 
-    Returns:
-      The figure.
-
     Raises:
       ValueError: other lengths, or no client with a known group.
     """
@@ -96,8 +90,7 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
         axes.invert_yaxis()
         axes.grid(False)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("Cluster (entries: number of clients)")
-        axes.set_ylabel("True group")
+        axes.set(xlabel="Cluster (entries: number of clients)", ylabel="True group")
     return figure
 
 
@@ -133,8 +126,7 @@ def _scatter(
             linewidths=0.3,
             alpha=0.9,
         )
-    axes.set_xlabel(f"Feature {across + 1}")
-    axes.set_ylabel("Client" if up is None else f"Feature {up + 1}")
+    axes.set(xlabel=f"Feature {across + 1}", ylabel="Client" if up is None else f"Feature {up + 1}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=up is None))
     if up is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,37 +12,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.histories import (
-    AGREEMENT,
-    History,
-    by_seed,
-    chosen_metric,
-    column_label,
-    evaluated,
-    has_values,
-)
+from fedjax_cluster.report.histories import ARI, History, by_seed, chosen_metric, column_label, evaluated, has_values
 from fedjax_cluster.report.names import method_name
 
-BOUNDED = ("purity", AGREEMENT, "accuracy", "balanced_accuracy")  # at most 1
+BOUNDED = ("purity", ARI, "accuracy", "balanced_accuracy")  # at most 1
 MARKED_POINTS = 8
 
 
 def learning_curves(histories: Mapping[str, History | Sequence[History]], metric: str | None = None) -> Figure:
-    """Draws a metric, and beneath it the adjusted Rand index, against communication rounds.
+    """Draws a metric, and beneath it the adjusted Rand index where a method has one, against communication rounds.
 
     Args:
       histories: as of `curves`.
       metric: a column; None takes `accuracy`, or `test_loss` where there is no accuracy, or else the training loss.
-
-    Returns:
-      The figure, one paper column wide; without the lower panel where no method has an ARI.
 
     Raises:
       ValueError: no histories, no such column, or a column without any value.
     """
     seeds = by_seed(histories)
     metric = chosen_metric(seeds, metric)
-    return curves(seeds, [metric, AGREEMENT] if metric != AGREEMENT and has_values(seeds, AGREEMENT) else [metric])
+    return curves(seeds, [metric, ARI] if metric != ARI and has_values(seeds, ARI) else [metric])
 
 
 def curves(
@@ -55,7 +45,7 @@ def curves(
     """Draws columns of histories against communication rounds, a panel each, one beneath the other.
 
     Several seeds of a method become their mean and a band of ± one standard deviation, over the rounds that all of
-    them evaluated. Rounds without a value (NaN) are skipped.
+    them evaluated. Rounds count from 1; those without a value (NaN) are skipped.
 
     Args:
       histories: method -> history of a run, or the histories of its seeds; columns as `SimulationResult.history`.
@@ -63,9 +53,6 @@ def curves(
       log_rounds: a logarithmic axis of rounds, for what happens within the first few of many.
       levels: column -> a value to mark by a dashed line, in the column's unit.
       bands: False leaves the bands out, for many methods.
-
-    Returns:
-      The figure, one paper column wide; rounds count from 1.
 
     Raises:
       ValueError: no histories, no columns, or a column without any value.
@@ -75,7 +62,7 @@ def curves(
         raise ValueError("metrics is empty; name at least one column")
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
     with style.drawing(style.SINGLE, 0.6 + 1.4 * len(metrics)) as figure:
-        panels = stacked_panels(figure, len(metrics))
+        panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, metrics, strict=True):
             label, factor = column_label(chosen_metric(seeds, name))
             for index, (method, runs) in enumerate(seeds.items()):
@@ -85,7 +72,7 @@ def curves(
                 draw_line(axes, rounds + 1, mean, deviation, label=method_name(method), **place)
             axes.set_ylabel(label)
             axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
-            if name == AGREEMENT:
+            if name == ARI:
                 lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
                 axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
             if name in levels:
@@ -93,8 +80,7 @@ def curves(
         round_axis(panels[-1])
         panels[-1].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         if log_rounds:
-            panels[-1].set_xscale("log")
-            panels[-1].set_xlim(0.94, 1.06 * last)
+            panels[-1].set(xscale="log", xlim=(0.94, 1.06 * last))
             style.ticks_at(panels[-1].xaxis, [tick for tick in style.LOG_TICKS if tick <= last])
         shared_legend(figure, panels)
     return figure
@@ -107,9 +93,6 @@ def round_curves(series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: 
       series: name -> (rounds [n], values [n]).
       y_label: axis label with its unit.
       log_y: logarithmic axis; a linear one has a line at 0 where values lie on both sides of it.
-
-    Returns:
-      The figure, one paper column wide.
 
     Raises:
       ValueError: no series.
@@ -144,24 +127,20 @@ def sweep(
     Args:
       x: the n values of the parameter.
       series: name -> (means [n], standard deviations [n] or None), NaN where there is none; in the unit of `y_label`.
-      x_label: axis label with its unit.
-      y_label: axis label with its unit.
+      x_label, y_label: axis labels with their units.
       log_x: logarithmic axis.
       paper: name of a series -> the paper's values [n]: hollow markers of the same colour and shape.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
-      ValueError: no series, lengths that differ from x's, x not above 0 on a logarithmic axis, or a paper's name
-        that is no series.
+      ValueError: no series, other lengths than x's, x ≤ 0 on a logarithmic axis, or a paper's name that is no series.
     """
-    positions = np.asarray(x, np.float64)
+    floats = functools.partial(np.asarray, dtype=np.float64)
+    positions = floats(x)
     lines = {
-        name: (_floats(mean), np.zeros(len(mean)) if std is None else np.nan_to_num(_floats(std)))
+        name: (floats(mean), np.zeros(len(mean)) if std is None else np.nan_to_num(floats(std)))
         for name, (mean, std) in series.items()
     }
-    published = {name: _floats(values) for name, values in (paper or {}).items()}
+    published = {name: floats(values) for name, values in (paper or {}).items()}
     _check_sweep(positions, lines, published, log_x)
     with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
@@ -175,8 +154,7 @@ def sweep(
             axes.set_xscale("log")
         _mark_positions(axes, positions, log_x)
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set(xlabel=x_label, ylabel=y_label)
         handles, labels = axes.get_legend_handles_labels()
         if published:
             handles.append(style.plain_marker("white"))
@@ -217,12 +195,7 @@ def round_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=True, min_n_ticks=1))
 
 
-def stacked_panels(figure: Figure, count: int) -> list[Axes]:
-    """`count` panels one beneath the other over the same horizontal axis."""
-    return list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
-
-
-def shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def shared_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     """One legend over all panels; what occurs in several is named once."""
     named = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
     entries = {str(label): handle for handle, label in named}
@@ -237,10 +210,6 @@ def _mark_positions(axes: Axes, positions: np.ndarray, log_x: bool) -> None:
     crowded = len(ticks) > 1 and np.diff(scaled).min() / (scaled[-1] - scaled[0]) < 0.08
     if not (powers or crowded):
         style.ticks_at(axes.xaxis, ticks.tolist())
-
-
-def _floats(values: Sequence[float]) -> np.ndarray:
-    return np.asarray(values, np.float64)
 
 
 def _check_sweep(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-AGREEMENT = "adjusted_rand_index"
+ARI = "adjusted_rand_index"
 
 # Axis label of the history's columns, and factor to its unit; the others are labelled by their names.
 COLUMNS: dict[str, tuple[str, float]] = {
@@ -17,7 +17,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "balanced_accuracy": ("Balanced accuracy (%)", 100),
     "loss": ("Training loss", 1),
     "nmse": ("Normalized MSE (ratio)", 1),
-    AGREEMENT: ("Adjusted Rand index", 1),
+    ARI: ("Adjusted Rand index", 1),
     "num_clients": ("Participating clients", 1),
     "num_clusters": ("Clusters in use", 1),
     "num_changed": ("Clients changing cluster", 1),
@@ -42,11 +42,7 @@ def column_label(name: str) -> tuple[str, float]:
 
 
 def by_seed(histories: Mapping[str, History | Sequence[History]]) -> dict[str, list[History]]:
-    """Every method with the list of its seeds' histories.
-
-    Raises:
-      ValueError: no method, or a method without a round.
-    """
+    """Every method with the list of its seeds' histories; ValueError for no method, or one without a round."""
     seeds = {name: [runs] if isinstance(runs, Mapping) else list(runs) for name, runs in histories.items()}
     if not seeds:
         raise ValueError("histories is empty; give at least one method's history")
@@ -63,11 +59,7 @@ def has_values(seeds: Seeds, name: str) -> bool:
 
 
 def chosen_metric(seeds: Seeds, metric: str | None) -> str:
-    """`metric`, or the first of accuracy, test loss and training loss that has values.
-
-    Raises:
-      ValueError: no values there.
-    """
+    """`metric`, or the first of accuracy, test loss and training loss that has values; ValueError without any."""
     for name in ("accuracy", "test_loss", "loss") if metric is None else (metric,):
         if has_values(seeds, name):
             return name
@@ -79,18 +71,9 @@ def chosen_metric(seeds: Seeds, metric: str | None) -> str:
 
 
 def evaluated(runs: Sequence[History], name: str, method: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds at which all seeds have a value, and the values.
+    """The rounds [n] at which all seeds with any value have one, and the values [seeds, n]; n is 0 without values.
 
-    Args:
-      runs: one history a seed; those without any value are left out.
-      name: the column.
-      method: for the message.
-
-    Returns:
-      (rounds [n], values [seeds, n]); n is 0 where no seed has a value.
-
-    Raises:
-      ValueError: the seeds have values, but no round in common.
+    ValueError where the seeds have values, but no round in common.
 
     >>> history = {"round": np.arange(3.0), "accuracy": np.asarray([np.nan, 0.5, 0.75])}
     >>> evaluated([history], "accuracy", "ifca")

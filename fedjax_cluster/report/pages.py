@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
@@ -14,27 +14,18 @@ from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
 from fedjax_cluster.types import FinishedRun
 
-# The pictures of each method alone, from a finished run: name of the file -> figure.
-METHOD_FIGURES: dict[str, Callable[[FinishedRun], dict[str, Figure]]] = {
-    "cfl": cfl.figures,
-    "cfl_gp": cfl_gp.figures,
-    "fedgwc": fedgwc.figures,
-    "flag": flag.figures,
-    "pacfl": flag.figures,
-}
+# What draws the pictures of each method alone.
+METHOD_FIGURES = {"cfl": cfl, "cfl_gp": cfl_gp, "fedgwc": fedgwc, "flag": flag, "pacfl": flag}
 
 
 def write_plots(directory: str | pathlib.Path, run: FinishedRun | Mapping[str, History]) -> list[pathlib.Path]:
-    """Draws all that applies to a run into `directory`/plots.
+    """Draws all that applies to a run into `directory`/plots, and returns the files written.
 
     `learning_curves.png` always; `group_by_cluster.png` where true groups are known; and the pictures of its method.
 
     Args:
       directory: the run directory.
       run: a finished run; or {method: history}, which is enough for the learning curves.
-
-    Returns:
-      The files written.
     """
     figures = {"learning_curves": curves.learning_curves(run)} if isinstance(run, Mapping) else run_figures(run)
     return [save(figure, pathlib.Path(directory) / "plots" / f"{name}.png") for name, figure in figures.items()]
@@ -46,5 +37,5 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     figures = {"learning_curves": curves.learning_curves({run.algorithm.name: run.history})}
     if group is not None:
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
-    draw = METHOD_FIGURES.get(run.algorithm.name)
-    return figures if draw is None else {**figures, **draw(run)}
+    drawing = METHOD_FIGURES.get(run.algorithm.name)
+    return figures if drawing is None else {**figures, **drawing.figures(run)}

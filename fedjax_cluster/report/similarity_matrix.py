@@ -29,9 +29,6 @@ def similarity_matrix(
       group: i32[M], true groups: orders within clusters, and is shown as a strip of colours; None leaves it out.
       group_names: what the groups are called; "group 3" where there is no name.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
       ValueError: shapes that do not fit, entries that are not finite, or no client in a cluster.
     """
@@ -47,8 +44,7 @@ def similarity_matrix(
         order = kept[blocks.order]
         axes.set_yticks(range(count), order.astype(str) if count <= MOST_NAMED else [""] * count)
         axes.tick_params(length=0)
-        axes.set_xlabel("Cluster" if group is None else "Cluster; strip: true group")
-        axes.set_ylabel("Client, by cluster")
+        axes.set(xlabel="Cluster" if group is None else "Cluster; strip: true group", ylabel="Client, by cluster")
         if group is not None:
             groups, strip = np.asarray(group)[order], 0.025 * count
             colors = style.value_colors(groups)
@@ -89,11 +85,7 @@ def blocks_of(values: np.ndarray, within: np.ndarray | None = None) -> Blocks:
 
 
 def clients_by_cluster(labels: np.ndarray, group: Any | None) -> tuple[np.ndarray, Blocks]:
-    """The clients in a cluster, i64[n], and their order: by cluster, within it by true group.
-
-    Raises:
-      ValueError: a group of another shape than the labels, or no client in a cluster.
-    """
+    """The clients in a cluster, i64[n], and their order: by cluster, within it by true group; ValueError for none."""
     if group is not None and np.shape(group) != labels.shape:
         raise ValueError(f"group has shape {np.shape(group)} and labels {labels.shape}; both must be [M]")
     kept = np.flatnonzero(labels >= 0)
@@ -103,11 +95,7 @@ def clients_by_cluster(labels: np.ndarray, group: Any | None) -> tuple[np.ndarra
 
 
 def check_matrix(matrix: Any, name: str, size: int) -> np.ndarray:
-    """The matrix in float64.
-
-    Raises:
-      ValueError: its shape is not [size, size], or it has entries that are not finite.
-    """
+    """The matrix in float64; ValueError for another shape than [size, size] or entries that are not finite."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.shape != (size, size) or not size:
         raise ValueError(f"{name} has shape {matrix.shape}; it must be [M, M] for the same {size} clients")

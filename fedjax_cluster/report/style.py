@@ -40,33 +40,22 @@ STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 STYLE: dict[str, Any] = {
-    "font.size": FONT_POINTS,
-    "axes.labelsize": 7.5,
-    "axes.titlesize": 7.5,
-    "xtick.labelsize": FONT_POINTS,
-    "ytick.labelsize": FONT_POINTS,
-    "legend.fontsize": FONT_POINTS,
+    **dict.fromkeys(("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), FONT_POINTS),
+    **dict.fromkeys(("axes.labelsize", "axes.titlesize"), 7.5),
     "legend.frameon": False,
-    "legend.borderaxespad": 0.2,
-    "legend.borderpad": 0.2,
+    **dict.fromkeys(("legend.borderaxespad", "legend.borderpad"), 0.2),
     "legend.columnspacing": 1.2,
     "legend.handlelength": 2.2,
     "legend.handletextpad": 0.5,
     "legend.labelspacing": 0.3,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width", "lines.markeredgewidth"), 0.6),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "lines.markeredgewidth": 0.6,
     "errorbar.capsize": 1.8,
     "pdf.fonttype": 42,
 }
@@ -102,17 +91,11 @@ def drawing(width: float, height: float) -> Iterator[Picture]:
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
-    """Writes a figure as PNG (300 dpi), PDF or SVG; the file is complete or absent.
+    """Writes a figure as PNG (300 dpi), PDF or SVG, complete or not at all, and returns the path.
 
     Args:
-      figure: from any function of `report`, or any other figure.
-      path: ends in .png, .pdf or .svg; missing folders are made.
-
-    Returns:
-      The path.
-
-    Raises:
-      ValueError: another ending.
+      figure: any figure.
+      path: ends in .png, .pdf or .svg, otherwise ValueError; missing folders are made.
     """
     path = pathlib.Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -150,8 +133,7 @@ def distinct(values: Any) -> list[int]:
     >>> distinct([4, -1, 2, 4])
     [2, 4, -1]
     """
-    found = [int(value) for value in np.unique(values)]
-    return [value for value in found if value >= 0] + [value for value in found if value < 0]
+    return sorted(map(int, np.unique(values)), key=lambda value: value < 0)
 
 
 def value_colors(values: Any) -> dict[int, str]:
@@ -178,13 +160,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, lines: bool = True) -> None:
-    """A legend over the whole figure, read row by row, in as many columns as fit; it makes the figure higher.
+    """A legend over the whole drawn figure, read row by row, in as many columns as fit; it makes the figure higher.
 
-    Args:
-      figure: whose panels are all drawn.
-      handles: artists.
-      labels: as many texts; none draws nothing.
-      lines: the handles are lines; otherwise single markers, which need less room.
+    Without labels it draws nothing. `lines`: the handles are lines; otherwise single markers, which need less room.
     """
     if not labels:
         return

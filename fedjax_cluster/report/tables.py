@@ -40,13 +40,9 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and standard deviation (of the population, as in the papers' tables) of the values that are there.
+    """Mean and standard deviation (of the population, as in the papers' tables) over seeds; None without values.
 
-    Args:
-      values: one a seed; None and NaN are left out.
-
-    Returns:
-      A Spread, or None without values.
+    Seeds with None or NaN are left out.
 
     >>> spread([1.0, 3.0, None])
     Spread(mean=2.0, std=1.0)
@@ -150,11 +146,7 @@ class Table:
         return buffer.getvalue()
 
     def write(self, *paths: str | pathlib.Path) -> None:
-        """Writes the table to files ending in .md or .csv; each is complete or absent.
-
-        Raises:
-          ValueError: another ending.
-        """
+        """Writes the table to files ending in .md or .csv (otherwise ValueError); each is complete or absent."""
         ways: dict[str, Callable[[], str]] = {".md": self.markdown, ".csv": self.csv}
         targets = [pathlib.Path(path) for path in paths]
         for path in targets:
@@ -194,9 +186,6 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
     Args:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
         test loss takes its place.
-
-    Returns:
-      A table with a row for each method.
 
     Raises:
       ValueError: no runs, or a method without a summary.
@@ -241,9 +230,6 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
       title: what is reproduced.
       rows: one value each. Rows of one metric stand together, with as many digits as its values need.
 
-    Returns:
-      A table with a row for each of `rows`.
-
     Raises:
       ValueError: no rows, or not a single value.
     """
@@ -256,41 +242,26 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
             ours, paper = _number(row.ours, row.ours_std, decimals), _number(row.paper, row.paper_std, decimals)
             difference = Number(row.ours - row.paper, None, decimals, True) if ours and paper else None
             lines.append((metric, row.column, method_name(row.row), ours, paper, difference))
-    columns = (
-        Column("metric"),
-        Column("setting"),
-        Column("method"),
-        Column("ours", True),
-        Column("paper", True),
-        Column("difference"),
-    )
-    return Table(title, columns, tuple(lines))
+    names = ("metric", "setting", "method", "ours", "paper", "difference")
+    return Table(title, tuple(Column(name, name in ("ours", "paper")) for name in names), tuple(lines))
 
 
 def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | None = None) -> Table:
-    """One run in some ten lines; what it has no figure of is left out.
+    """One run in some ten lines of two columns without headings; what it has no figure of is left out.
 
     Args:
       summary: what summary.json holds.
       directory: where the run was left.
-
-    Returns:
-      A table of two columns without headings.
     """
-
-    def known(name: str) -> float | None:
-        value = summary.get(name)
-        return value if is_known(value) else None
 
     def line(template: str, *names: str, factor: float = 1.0) -> str | None:
         """The template filled with figures; None where one is missing."""
-        values = [_scaled(known(name), factor) for name in names]
+        values = [_scaled(summary.get(name), factor) for name in names]
         return None if None in values else template.format(*values)
 
     accuracy = line("{:.1f} %", "accuracy", factor=100)
-    deviation = line(
-        "± {:.1f} over clients, worst decile {:.1f} %", "accuracy_std", "accuracy_worst_decile", factor=100
-    )
+    names = "accuracy_std", "accuracy_worst_decile"
+    deviation = line("± {:.1f} over clients, worst decile {:.1f} %", *names, factor=100)
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
@@ -305,11 +276,11 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
-        "rejected updates": line("{:,.0f}", "num_rejected") if known("num_rejected") else None,
+        "rejected updates": line("{:,.0f}", "num_rejected") if summary.get("num_rejected") else None,
         "models per client": f"{sent[0]:,.1f} down, {sent[1]:,.1f} up" if None not in sent else None,
         "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "bytes_down", "bytes_up", factor=1e-6),
         "mini-batches": line("{:,.0f} gradients, {:,.0f} losses", "gradient_evaluations", "loss_evaluations"),
-        "server's clustering": clustering if known("clusterings") else None,
+        "server's clustering": clustering if summary.get("clusterings") else None,
         "speed": line("{:,.0f} client-rounds per second", "client_rounds_per_second"),
         "time": line("{:.1f} s compiling, {:.1f} s running", "compile_seconds", "run_seconds"),
         "left in": None if directory is None else str(directory),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedjax_cluster.algorithms.cfl import parameter_tree as trees
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import round_axis, shared_legend, stacked_panels
+from fedjax_cluster.report.curves import round_axis, shared_legend
 from fedjax_cluster.report.histories import chosen_metric, column_label
 from fedjax_cluster.report.names import group_name
 from fedjax_cluster.report.shown_clients import shown_clients
@@ -47,10 +47,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
 
     Args:
       history: of a run: `round`, `num_clusters`, `accuracy` (or `test_loss`, or `loss`) and, where they were watched,
-        `separation_gap_0` …, one column a cluster slot; NaN where there is none.
-
-    Returns:
-      The figure, one paper column wide; rounds count from 1.
+        `separation_gap_0` …, one column a cluster slot; NaN where there is none. Rounds are drawn from 1.
 
     Raises:
       ValueError: no round with an accuracy or a loss.
@@ -64,7 +61,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
     dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
     curves = {metric: ("mean over clients", {}), "accuracy_worst_decile": ("worst tenth", dotted)}
     with style.drawing(style.SINGLE, 3.3 if gaps else 2.1) as figure:
-        panels = stacked_panels(figure, 2 if gaps else 1)
+        panels = figure.subplots(2 if gaps else 1, 1, sharex=True, squeeze=False)[:, 0]
         for name, (text, look) in curves.items():
             values = factor * np.asarray(history.get(name, np.full(len(rounds), np.nan)), np.float64)
             known = np.isfinite(values)
@@ -100,9 +97,6 @@ def split_probability(
       chance: [n, m], in [0, 1].
       guaranteed: [n], the γ up to which Theorem 1 guarantees it.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
       ValueError: a chance of another shape, or outside [0, 1].
     """
@@ -120,8 +114,7 @@ def split_probability(
         axes.set_xticks(places, [str(count) for count in counts])
         axes.set_ylim(0, None)
         axes.grid(False)
-        axes.set_xlabel("Number of distributions $k$ ($m = 3k$ clients)")
-        axes.set_ylabel("Relative noise $\\gamma$")
+        axes.set(xlabel="Number of distributions $k$ ($m = 3k$ clients)", ylabel="Relative noise $\\gamma$")
         figure.colorbar(image, ax=axes, label="P[correct split]")
     return figure
 
@@ -129,19 +122,18 @@ def split_probability(
 def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), group: Any | None = None) -> Figure:
     """Draws the parameter tree: a box for each node with its clients, and the rounds of the splits, counted from 1.
 
+    Two columns wide for more than four leaves, or as many as they need.
+
     Args:
       tree: from `fedjax_cluster.algorithms.cfl.parameter_tree`.
       group_names: what the true groups are called.
       group: i32[M], true groups; None leaves them out.
-
-    Returns:
-      The figure, one paper column wide for up to four leaves, else two or as many as the leaves need.
     """
-    nodes, depth = tree.nodes, [0] * len(tree.nodes)
+    nodes = tree.nodes
     place: dict[int, float] = {}
-    for index, node in enumerate(nodes):
-        if node.parent is not None:
-            depth[index] = depth[node.parent] + 1
+    depth: list[int] = []
+    for node in nodes:
+        depth.append(0 if node.parent is None else depth[node.parent] + 1)
 
     def lay_out(index: int, leaves: int) -> int:
         """Places a node and those below it, right of so many leaves; returns how many there are then."""
@@ -167,8 +159,7 @@ def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), g
                 axes.annotate(since, (x, y - 0.5), bbox=split, color=style.NEUTRAL, zorder=2, **text)
             colored = {**box, "facecolor": "#E8F1F8" if node.children else "#FFF3DC"}
             axes.annotate(_node_text(node, group, group_names), (x, y), bbox=colored, zorder=3, **text)
-        axes.set_xlim(-0.6, count - 0.4)
-        axes.set(ylim=(-max(depth) - 0.5, 0.5), xticks=[], yticks=[])
+        axes.set(xlim=(-0.6, count - 0.4), ylim=(-max(depth) - 0.5, 0.5), xticks=[], yticks=[])
         axes.axis("off")
     return figure
 

@@ -41,9 +41,6 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
       values: f32[r].
       chosen: K, the clusters in use, marked as well.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
       ValueError: values not finite, negative or not descending; `chosen` beyond them.
     """
@@ -64,10 +61,8 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
             axes.axvspan(gap, gap + 1, color="#F3E3B5", linewidth=0, zorder=0, label=f"largest gap, after {gap}")
         if chosen is not None:
             axes.axvline(chosen, label=f"K = {chosen}", **style.GUIDE)
-        axes.set_xlim(0.5, len(values) + 0.5)
-        axes.set_ylim(0, 1.08 * values.max() if values.any() else 1)
+        axes.set(xlim=(0.5, len(values) + 0.5), ylim=(0, 1.08 * values.max() if values.any() else 1))
+        axes.set(xlabel="Index of the singular value", ylabel="Singular value")
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-        axes.set_xlabel("Index of the singular value")
-        axes.set_ylabel("Singular value")
         style.legend_above(figure, *axes.get_legend_handles_labels())
     return figure

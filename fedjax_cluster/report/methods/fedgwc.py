@@ -82,25 +82,20 @@ def _class_counts(federation: Federation) -> np.ndarray:
 
 
 def interaction_matrices(interactions: Any, affinity: Any, labels: Any, group: Any | None = None) -> Figure:
-    """Draws P and W side by side, clients ordered by cluster, and by true group within (FedGWC, Figs. 5, 6 and 8).
+    """Draws P and W side by side over two paper columns, clients ordered by cluster (FedGWC, Figs. 5, 6 and 8).
 
     Args:
       interactions: f32[M, M], P.
       affinity: f32[M, M], W.
       labels: i32[M], clusters; clients with −1 are left out.
-      group: i32[M], true groups; None orders by cluster only.
-
-    Returns:
-      The figure, two paper columns wide.
+      group: i32[M], true groups: orders within clusters; None orders by cluster only.
 
     Raises:
       ValueError: matrices that are not both finite and [M, M] for the M labels, or nobody in a cluster.
     """
     labels = np.asarray(labels)
-    matrices = [
-        check_matrix(matrix, name, len(labels))
-        for name, matrix in (("interactions", interactions), ("affinity", affinity))
-    ]
+    named = {"interactions": interactions, "affinity": affinity}
+    matrices = [check_matrix(matrix, name, len(labels)) for name, matrix in named.items()]
     kept, blocks = clients_by_cluster(labels, group)
     with style.drawing(style.DOUBLE, 2.9) as figure:
         panels = figure.subplots(1, 2)
@@ -127,9 +122,6 @@ def spectral_embedding(affinity: Any, labels: Any, group: Any | None = None, gro
       group: i32[M], true groups; None colours by cluster.
       group_names: what the groups are called.
 
-    Returns:
-      The figure, one paper column wide.
-
     Raises:
       ValueError: an affinity that is not finite and [M, M] for the M labels, or fewer than three clients.
     """
@@ -143,8 +135,7 @@ def spectral_embedding(affinity: Any, labels: Any, group: Any | None = None, gro
     points = (vectors * root[:, None])[:, [-2, -3]]
     points = points / np.abs(points).max()
     figure = client_features(points, None if group is None else np.asarray(group)[inside], labels[inside], group_names)
-    figure.axes[0].set_xlabel("Second eigenvector of $W$")
-    figure.axes[0].set_ylabel("Third eigenvector of $W$")
+    figure.axes[0].set(xlabel="Second eigenvector of $W$", ylabel="Third eigenvector of $W$")
     return figure
 
 
@@ -154,22 +145,17 @@ def convergence(
     """Draws the running average of P's mean squared change in each cluster against rounds (Fig. 4).
 
     Args:
-      averages: cluster -> (rounds done [n], running averages [n]), NaN where the line is to break; it is straight
-        between rounds in which the average is known.
+      averages: cluster -> (rounds done [n], running averages [n]), joined by a line that NaN breaks.
       tolerance: ε, drawn as a dashed line.
       tests: rounds of splits and of refused ones, drawn as dotted lines.
-
-    Returns:
-      The figure, one paper column wide.
 
     Raises:
       ValueError: lists of different lengths, or no value above 0.
     """
     for cluster, (rounds, values) in averages.items():
         if len(rounds) != len(values):
-            raise ValueError(
-                f"cluster {cluster} has {len(rounds)} rounds and {len(values)} averages; give one for each"
-            )
+            counts = f"{len(rounds)} rounds and {len(values)} averages"
+            raise ValueError(f"cluster {cluster} has {counts}; give one for each")
     lines = {cluster: np.asarray(line, np.float64) for cluster, line in averages.items()}
     if not any((line[1] > 0).any() for line in lines.values()):
         raise ValueError("no average is above 0; there is nothing to draw on a logarithmic scale")
@@ -188,7 +174,7 @@ def convergence(
 
 
 def class_distributions(class_counts: Any, labels: Any) -> Figure:
-    """Draws which classes each cluster's clients hold, and how unevenly (Fig. 7).
+    """Draws which classes each cluster's clients hold, and how unevenly, over two paper columns (Fig. 7).
 
     Left the mean share of each class over a cluster's clients; right the mean of its clients' shares in descending
     order, on which the Wasserstein-adjusted scores are computed, with one standard deviation.
@@ -196,9 +182,6 @@ def class_distributions(class_counts: Any, labels: Any) -> Figure:
     Args:
       class_counts: i32[M, L], examples of each class.
       labels: i32[M], clusters; clients with −1 or without examples are left out.
-
-    Returns:
-      The figure, two paper columns wide.
 
     Raises:
       ValueError: other lengths, or nobody in a cluster.
@@ -220,8 +203,7 @@ def class_distributions(class_counts: Any, labels: Any) -> Figure:
         names = [f"{cluster} ({np.sum(labels == cluster)})" for cluster in clusters]
         left.set_yticks(np.arange(len(clusters)), names)
         left.set_xticks(np.arange(0, classes, -(-classes // 20)))
-        left.set_xlabel("Class")
-        left.set_ylabel("Cluster (clients)")
+        left.set(xlabel="Class", ylabel="Cluster (clients)")
         left.grid(False)
         left.tick_params(length=0)
         rank = np.arange(1, classes + 1)
@@ -229,8 +211,7 @@ def class_distributions(class_counts: Any, labels: Any) -> Figure:
             members = 100 * ranked[labels == cluster]
             look = {"label": f"Cluster {cluster}", "index": cluster, "count": max(clusters) + 1, "highest": 100.0}
             draw_line(right, rank, members.mean(0), members.std(0), **look)
-        right.set_xlabel("Rank of the class within a client")
-        right.set_ylabel("Share of examples (%)")
+        right.set(xlabel="Rank of the class within a client", ylabel="Share of examples (%)")
         right.set_ylim(bottom=0)
         style.legend_above(figure, *right.get_legend_handles_labels())
     return figure

@@ -60,7 +60,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
 def dissimilarity_matrices(
     data: Any, gradient: Any, proximity: Any, group: Any | None = None, group_names: Sequence[str] = ()
 ) -> Figure:
-    """Draws FLAG's matrices V, G and A side by side, clients ordered by their true group.
+    """Draws FLAG's matrices V, G and A side by side over two paper columns, clients ordered by their true group.
 
     Args:
       data: f32[M, M], V in degrees.
@@ -69,17 +69,12 @@ def dissimilarity_matrices(
       group: i32[M], true groups; lines mark where one ends and the next begins. None keeps the clients' order.
       group_names: what the groups are called.
 
-    Returns:
-      The figure, two paper columns wide.
-
     Raises:
       ValueError: matrices that are not square, finite and of one size, or a group of another length.
     """
     count = len(np.asarray(data))
-    matrices = [
-        check_matrix(matrix, name, count)
-        for name, matrix in (("data", data), ("gradient", gradient), ("proximity", proximity))
-    ]
+    named = {"data": data, "gradient": gradient, "proximity": proximity}
+    matrices = [check_matrix(matrix, name, count) for name, matrix in named.items()]
     if group is not None and np.shape(group) != (count,):
         raise ValueError(f"group has shape {np.shape(group)}, but the matrices have {count} clients")
     blocks = blocks_of(np.zeros(count, int) if group is None else np.asarray(group))
@@ -108,24 +103,19 @@ def threshold_search(
     """Draws the held-out accuracy and the number of clusters against the clustering threshold α (FLAG, Fig. 1).
 
     Args:
-      thresholds: f32[T], descending.
+      thresholds: f32[T], α, descending; it falls from left to right.
       accuracy: f32[T] in [0, 1]; NaN where no model was trained.
       num_clusters: i32[T].
       chosen: index of the α that was taken.
       elbow: index of the elbow, which is not taken where it gives more clusters than there are slots; None is `chosen`.
-
-    Returns:
-      The figure, one paper column wide; α falls from left to right.
 
     Raises:
       ValueError: lengths that differ, or `chosen` out of range.
     """
     alpha, mean, count = (np.asarray(values, np.float64) for values in (thresholds, accuracy, num_clusters))
     if alpha.ndim != 1 or not alpha.shape == mean.shape == count.shape or not len(alpha):
-        raise ValueError(
-            f"thresholds, accuracy and num_clusters have shapes {alpha.shape}, {mean.shape} and {count.shape}; "
-            "give three lists of the same length"
-        )
+        shapes = f"thresholds, accuracy and num_clusters have shapes {alpha.shape}, {mean.shape} and {count.shape}"
+        raise ValueError(f"{shapes}; give three lists of the same length")
     if not 0 <= int(chosen) < len(alpha):
         raise ValueError(f"chosen is {chosen}, but there are {len(alpha)} thresholds")
     step = float(np.min(np.abs(np.diff(alpha)))) if len(alpha) > 1 else 0.1
@@ -133,13 +123,9 @@ def threshold_search(
         bars = figure.subplots()
         axes = bars.twinx()
         bars.bar(alpha, count, width=0.7 * step, color=BARS, label="number of clusters", zorder=1)
-        bars.set_yscale("log")
-        most = count.max()
-        bars.set_ylim(0.8, 1.6 * most)
-        style.ticks_at(bars.yaxis, [tick for tick in style.LOG_TICKS if tick <= 1.6 * most])
-        bars.set_ylabel("Number of clusters")
-        bars.yaxis.set_label_position("right")
-        bars.yaxis.tick_right()
+        most = 1.6 * count.max()
+        bars.set(yscale="log", ylim=(0.8, most), ylabel="Number of clusters")
+        style.ticks_at(bars.yaxis, [tick for tick in style.LOG_TICKS if tick <= most])
         bars.grid(False)
         axes.plot(alpha, 100 * mean, color=style.COLORS[1], marker="o", label="held-out accuracy", zorder=3)
         if np.isfinite(mean[int(chosen)]):
@@ -147,16 +133,17 @@ def threshold_search(
             label = f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:g}"
             axes.plot(alpha[int(chosen)], 100 * mean[int(chosen)], "o", label=label, zorder=4, **ring)
         axes.set_ylabel("Held-out accuracy (%)")
-        axes.yaxis.set_label_position("left")
-        axes.yaxis.tick_left()
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(True, axis="y")
+        bars.yaxis.set_label_position("right")
+        bars.yaxis.tick_right()
+        axes.yaxis.set_label_position("left")
+        axes.yaxis.tick_left()
         for panel in (axes, bars):
             panel.spines[:].set_visible(False)
         axes.spines[["left", "bottom"]].set_visible(True)
-        bars.set_xlim(alpha.max() + 0.7 * step, alpha.min() - 0.7 * step)
+        bars.set(xlim=(alpha.max() + 0.7 * step, alpha.min() - 0.7 * step), xlabel="Clustering threshold α")
         bars.xaxis.set_major_locator(MultipleLocator(0.2))
-        bars.set_xlabel("Clustering threshold α")
         shared_legend(figure, (axes, bars))
     return figure
 
@@ -170,7 +157,7 @@ def dendrogram(
     group_names: Sequence[str] = (),
     label: str = "Distance at which clusters merge",
 ) -> Figure:
-    """Draws the dendrogram of agglomerative clustering over a strip with the clients' true groups.
+    """Draws the dendrogram of agglomerative clustering over a strip with the true groups, two paper columns wide.
 
     Args:
       distance: f32[M, M], symmetric, at least two clients.
@@ -179,9 +166,6 @@ def dendrogram(
       group: i32[M], true groups, coloured in the strip under the tree.
       group_names: what the groups are called.
       label: of the vertical axis, with the distances' unit.
-
-    Returns:
-      The figure, two paper columns wide.
 
     Raises:
       ValueError: a matrix that is not square and finite, fewer than two clients, an unknown linkage.
@@ -196,18 +180,14 @@ def dendrogram(
     merges = scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(symmetric, checks=False), linkage)
     drawing = scipy.cluster.hierarchy.dendrogram(merges, no_plot=True)
     # SciPy puts leaf i at 10 i + 5.
-    paths = [
-        np.column_stack([(np.asarray(x) - 5) / 10, y])
-        for x, y in zip(drawing["icoord"], drawing["dcoord"], strict=True)
-    ]
+    paths = list(np.stack([(np.asarray(drawing["icoord"]) - 5) / 10, drawing["dcoord"]], axis=-1))
     handles: list[Any] = []
     with style.drawing(style.DOUBLE, 2.5) as figure:
         axes = figure.subplots()
         axes.add_collection(LineCollection(paths, colors=style.NEUTRAL, linewidths=0.7))
         top = 1.05 * max(merges[:, 2].max(), 0.0 if threshold is None else threshold)
-        low = 0.0
+        low = 0.0 if group is None else -0.09 * top
         if group is not None:
-            low = -0.09 * top
             colors = style.value_colors(group)
             for place, client in enumerate(drawing["leaves"]):
                 color = colors[int(np.asarray(group)[client])]
@@ -216,12 +196,9 @@ def dendrogram(
         if threshold is not None:
             cut = {"color": "black", "linestyle": style.DASHED, "label": f"cut at {threshold:g}"}
             handles += axes.plot([-0.5, len(matrix) - 0.5], 2 * [threshold], **cut)
-        axes.set_xlim(-0.5, len(matrix) - 0.5)
-        axes.set_ylim(low, top)
-        axes.set_xticks([])
+        axes.set(xlim=(-0.5, len(matrix) - 0.5), ylim=(low, top), xticks=[], ylabel=label)
+        axes.set_xlabel("Client" if group is None else "Client, coloured by true group")
         axes.yaxis.set_major_locator(MaxNLocator(6, prune="lower" if low < 0 else None))
         axes.grid(False, axis="x")
-        axes.set_xlabel("Client" if group is None else "Client, coloured by true group")
-        axes.set_ylabel(label)
         style.legend_above(figure, handles, [handle.get_label() for handle in handles])
     return figure
