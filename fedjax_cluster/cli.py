@@ -22,7 +22,7 @@ commands:
   resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
-  bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite that needs no peers)
+  bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
 
 `{PROG} COMMAND --help` lists a command's fc.experiments.flags."""

@@ -41,7 +41,8 @@ class Checkpoints:
     def restore(self, number: int, like: State) -> tuple[State, dict[str, np.ndarray]]:
         """The state and history after `number` rounds; `like` gives treedef, dtypes and shardings."""
         names = _names(like)
-        saved = orbax.StandardCheckpointHandler().metadata(self._directory / str(number) / "state").tree
+        folder: Any = self._directory / str(number) / "state"
+        saved = orbax.StandardCheckpointHandler().metadata(folder).tree
         if all(str(name).isdigit() for name in saved):
             names = _places_in_version_0_1(like)
         target = jax.tree.map(_abstract, _without_empty(names, like))
