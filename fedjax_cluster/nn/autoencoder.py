@@ -14,8 +14,8 @@ from fedjax_cluster.nn.wrapping import from_flax
 from fedjax_cluster.types import Model
 
 WIDTHS = (9, 7, 5)  # N_dc of the decoder's three residual blocks
-
 leaky_relu = partial(linen.leaky_relu, negative_slope=0.3)
+xavier = linen.initializers.xavier_uniform()
 
 
 def csi_autoencoder(latent: int = 1024) -> Model:
@@ -28,9 +28,8 @@ def csi_autoencoder(latent: int = 1024) -> Model:
       latent: N_cl, size of the code; 32×32 complex matrices are compressed 2048 / latent times.
 
     Returns:
-      A `Model` of x = y f32[N, 2, H, W], real and imaginary parts, with batch statistics. Its metrics are "loss",
-      the mean squared error, and "nmse", the mean over examples of ‖x − x̂‖²/‖x‖²: a ratio, not in decibels
-      (10·log₁₀ of it is the NMSE in dB).
+      A `Model` of x = y f32[N, 2, H, W], real and imaginary parts, with batch statistics. Its metrics: "loss", the
+      mean squared error, and "nmse", the mean of ‖x − x̂‖²/‖x‖² over examples, as a ratio (10·log₁₀ of it is in dB).
 
     Raises:
       ValueError: a latent size below 1.
@@ -48,8 +47,7 @@ def csi_autoencoder(latent: int = 1024) -> Model:
 
 def _with_nmse(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
     error = jnp.square(flat(predictions) - flat(y)).sum(axis=1)
-    power = jnp.square(flat(y)).sum(axis=1)
-    ratios = jnp.where(mask, error / power, 0.0)  # a padding row may be 0/0
+    ratios = jnp.where(mask, error / jnp.square(flat(y)).sum(axis=1), 0.0)  # a padding row may be 0/0
     return {**regression_metrics(predictions, y, mask), "nmse": ratios.sum() / mask.sum().astype(jnp.float32)}
 
 
@@ -79,7 +77,8 @@ class Encoder(linen.Module):
         second = _normalized_conv(x, channels, (3, 3), train, "second_0")
         third = _path(x, channels, ((3, 3), (1, 3), (3, 1)), train, "third")
         paths = jnp.concatenate([first, second, third], axis=-1)
-        return _dense(flat(_conv(paths, channels, (1, 1), "refinement")), self.latent, "code")
+        refined = _conv(paths, channels, (1, 1), "refinement")
+        return linen.Dense(self.latent, kernel_init=xavier, name="code")(flat(refined))
 
 
 class Decoder(linen.Module):
@@ -90,7 +89,7 @@ class Decoder(linen.Module):
     @linen.compact
     def __call__(self, code: Array, train: bool) -> Array:
         height, width, channels = self.shape
-        x = _dense(code, height * width * channels, "expansion").reshape(-1, *self.shape)
+        x = linen.Dense(height * width * channels, kernel_init=xavier, name="expansion")(code).reshape(-1, *self.shape)
         x = leaky_relu(_normalized_conv(x, channels, (5, 5), train, "conv_0"))
         for i, features in enumerate(WIDTHS):
             # NOTE: the paper mentions no normalisation in these blocks; here it follows every convolution, as in the
@@ -113,8 +112,4 @@ def _normalized_conv(x: Array, features: int, size: tuple[int, int], train: bool
 
 
 def _conv(x: Array, features: int, size: tuple[int, int], name: str) -> Array:
-    return Conv(features, size, use_bias=False, kernel_init=linen.initializers.xavier_uniform(), name=name)(x)
-
-
-def _dense(x: Array, features: int, name: str) -> Array:
-    return linen.Dense(features, kernel_init=linen.initializers.xavier_uniform(), name=name)(x)
+    return Conv(features, size, use_bias=False, kernel_init=xavier, name=name)(x)

@@ -13,7 +13,6 @@ two operands has a client axis. `fedjax-cluster bench convolution` measures all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial, reduce
 from typing import cast
 
@@ -24,21 +23,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float
 
+from fedjax_cluster.nn import windows
 from fedjax_cluster.nn.varying import equally_varying
-from fedjax_cluster.nn.windows import (
-    Padding,
-    Pair,
-    Window,
-    explicit_padding,
-    extents,
-    fitted,
-    output_size,
-    padded,
-    pair,
-    slices,
-    slices_by_output,
-    slices_by_tap,
-)
+from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
 
 
 def convolution(
@@ -46,9 +33,9 @@ def convolution(
     kernel: Float[Array, "kh kw C//groups features"],
     bias: Float[Array, " features"] | None = None,
     *,
-    strides: int | Sequence[int] = 1,
+    strides: Sides = 1,
     padding: Padding = "SAME",
-    kernel_dilation: int | Sequence[int] = 1,
+    kernel_dilation: Sides = 1,
     feature_group_count: int = 1,
 ) -> Float[Array, "N H_out W_out features"]:
     """Two-dimensional convolution as in `flax.linen.Conv`, for one client or under a map over clients.
@@ -90,15 +77,13 @@ def convolution(
             f"x has {channels} channels and kernel shape {kernel.shape} with feature_group_count={groups}:"
             " kernel.shape[2] × groups must be the channels, and the features a multiple of the groups"
         )
-    window = Window(
-        strides=pair(strides, "strides"),
-        kernel_dilation=pair(kernel_dilation, "kernel_dilation"),
-    )
-    span = cast(Pair, tuple((k - 1) * r + 1 for k, r in zip(kernel.shape, window.kernel_dilation, strict=False)))
-    window = window._replace(padding=explicit_padding(padding, x.shape[1:3], span, window.strides))
+    steps, dilation = windows.pair(strides, "strides"), windows.pair(kernel_dilation, "kernel_dilation")
+    span = windows.dilated(kernel.shape, dilation)
+    pads = windows.explicit_padding(padding, x.shape[1:3], span, steps)
+    window = Window(steps, pads, kernel_dilation=dilation)
     if min(output_size(x.shape[1:3], kernel.shape[:2], window)) < 1:
         raise ValueError(
-            f"a window of {span} does not fit into an image of {x.shape[1:3]} with padding {window.padding};"
+            f"a window of {span} does not fit into an image of {x.shape[1:3]} with padding {pads};"
             " use a larger image, a smaller kernel or padding='SAME'"
         )
     out = _convolution(x, kernel, window, groups)
@@ -115,24 +100,20 @@ def _convolution(x: Array, kernel: Array, window: Window, groups: int) -> Array:
         return convolve(x, kernel, window)
     if kernel.shape[2] == 1:
         return _depthwise(x, kernel, window)
-    split_x = x.reshape(*x.shape[:3], groups, -1)
-    split_kernel = kernel.reshape(*kernel.shape[:3], groups, -1)
-    by_group = jax.vmap(partial(convolve, window=window), in_axes=(3, 3), out_axes=3)
-    out = by_group(split_x, split_kernel)
+    split_x, split_kernel = (array.reshape(*array.shape[:3], groups, -1) for array in (x, kernel))
+    out = jax.vmap(partial(convolve, window=window), in_axes=(3, 3), out_axes=3)(split_x, split_kernel)
     return out.reshape(*out.shape[:3], -1)
 
 
 def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
     """Every channel by itself: one multiply-add per tap, where a matrix product would gain nothing."""
-    channels, (kh, kw) = x.shape[-1], kernel.shape[:2]
-    taps = slices_by_tap(x, (kh, kw), window)
-    weights = kernel.reshape(kh * kw, 1, 1, 1, channels, -1)
+    taps = windows.slices_by_tap(x, kernel.shape[:2], window)
+    weights = kernel.reshape(len(taps), 1, 1, 1, x.shape[-1], -1)
     out = sum(tap[..., None] * weight for tap, weight in zip(taps, weights, strict=True))
     return cast(Array, out).reshape(*taps[0].shape[:3], -1)
 
 
-# ---- The primitive: dense convolution in the fast layout, under any window.
-
+# The primitive: dense convolution in the fast layout, under any window.
 convolve_p = Primitive("own_weight_convolution")
 
 
@@ -144,15 +125,8 @@ def convolve(
 
 
 def _xla(x: Array, kernel: Array, *, window: Window) -> Array:
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=window.strides,
-        padding=window.padding,
-        lhs_dilation=window.input_dilation,
-        rhs_dilation=window.kernel_dilation,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
+    # The fields of a window are in the order of these arguments.
+    return lax.conv_general_dilated(x, kernel, *window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def _matrix_product(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -160,22 +134,20 @@ def _matrix_product(x: Array, kernel: Array, *, window: Window) -> Array:
     (kh, kw, _, features), n = kernel.shape, x.shape[0]
     height, width = output_size(x.shape[1:3], (kh, kw), window)
     if kh * kw <= height * width:
-        patches = jnp.concatenate(slices_by_tap(x, (kh, kw), window), axis=-1)
+        patches = jnp.concatenate(windows.slices_by_tap(x, (kh, kw), window), axis=-1)
     else:  # dkernel: the kernel is as large as the image, and the output small
-        patches = jnp.stack(slices_by_output(x, (kh, kw), window), axis=1)
-    rows = patches.reshape(n * height * width, -1)
-    return (rows @ kernel.reshape(-1, features)).reshape(n, height, width, features)
+        patches = jnp.stack(windows.slices_by_output(x, (kh, kw), window), axis=1)
+    return (patches.reshape(n * height * width, -1) @ kernel.reshape(-1, features)).reshape(n, height, width, features)
 
 
 def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:
     """Every pixel times every tap in one matrix product, then each tap's part moved into place and added."""
     kh, kw, channels, features = kernel.shape
     size = output_size(x.shape[1:3], (kh, kw), window)
-    x = padded(x, window)
+    x = windows.padded(x, window)
     products = x.reshape(-1, channels) @ kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
-    shifted = slices(products.reshape(*x.shape[:3], -1), (kh, kw), window.kernel_dilation, size, window.strides)
-    parts = [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)]
-    return reduce(lax.add, parts)
+    shifted = windows.slices(products.reshape(*x.shape[:3], -1), (kh, kw), window.kernel_dilation, size, window.strides)
+    return reduce(lax.add, [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)])
 
 
 def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -201,9 +173,9 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
 def _exchanged(x: Array, kernel: Array, *, window: Window) -> Array:
     """The image in the kernel's place. XLA does this itself when the kernel is the larger, but in a slow layout."""
     size = output_size(x.shape[1:3], kernel.shape[:2], window)
-    axes = extents(x.shape[1:3], kernel.shape, size, window)
+    axes = windows.extents(x.shape[1:3], kernel.shape, size, window)
     low = [out - 1 - pad for (_, _, out), (pad, _) in zip(axes, window.padding, strict=True)]
-    padding = fitted(low, [(span, image, out) for image, span, out in axes])
+    padding = windows.fitted(low, [(span, image, out) for image, span, out in axes])
     other = Window(window.strides, padding, window.kernel_dilation, window.input_dilation)
     flipped = _on_cpu(kernel.transpose(3, 0, 1, 2), x.transpose(1, 2, 3, 0), window=other)
     return flipped[:, ::-1, ::-1].transpose(3, 1, 2, 0)
@@ -215,19 +187,18 @@ def _abstract_eval(x, kernel, *, window: Window):
 
 
 def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window) -> Array:
-    axes = extents(_operand(x).shape[1:3], kernel.shape, cotangent.shape[1:3], window)
+    axes = windows.extents(_operand(x).shape[1:3], kernel.shape, cotangent.shape[1:3], window)
     low = [span - 1 - pad for (_, span, _), (pad, _) in zip(axes, window.padding, strict=True)]
-    padding = fitted(low, [(out, span, image) for image, span, out in axes])
+    padding = windows.fitted(low, [(out, span, image) for image, span, out in axes])
     back = Window(window.input_dilation, padding, window.strides, window.kernel_dilation)
     return convolve(cotangent, kernel[::-1, ::-1].transpose(0, 1, 3, 2), back)
 
 
 def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window) -> Array:
-    axes = extents(x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
-    padding = fitted([pad for pad, _ in window.padding], [(image, out, span) for image, span, out in axes])
+    axes = windows.extents(x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
+    padding = windows.fitted([pad for pad, _ in window.padding], [(image, out, span) for image, span, out in axes])
     back = Window(window.kernel_dilation, padding, window.input_dilation, window.strides)
-    out = convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), back)
-    return out.transpose(1, 2, 0, 3)
+    return convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), back).transpose(1, 2, 0, 3)
 
 
 def _operand(unknown):

@@ -15,24 +15,15 @@ from fedjax_cluster.types import DatasetInfo, Model
 def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool = False) -> float:
     """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
 
-    Convolutions and their gradients count as in the direct algorithm.
-
-    Args:
-      model: any `Model`.
-      info: shape of the inputs, and the task.
-      batch: examples in the mini-batch.
-      sequence: the inputs are integers (tokens), with one integer target for each.
-
-    Returns:
-      FLOPs; a multiplication and its addition count as two.
+    A multiplication and its addition count as two, convolutions and their gradients as in the direct algorithm.
+    `sequence`: the inputs are integers (tokens), with one integer target for each.
 
     >>> from fedjax_cluster import nn
     >>> info = DatasetInfo("digits", (8, 8), 10, "classification")
     >>> gradient_flops(nn.linear(), info, 1) == 2 * 2 * 64 * 10
     True
     """
-    dtype = jnp.int32 if sequence else jnp.float32
-    x = jax.ShapeDtypeStruct((batch, *info.input_shape), dtype)
+    x = jax.ShapeDtypeStruct((batch, *info.input_shape), jnp.int32 if sequence else jnp.float32)
     target = jnp.float32 if info.task == "regression" else jnp.int32
     y = jax.ShapeDtypeStruct((batch, *(info.input_shape if sequence else ())), target)
     variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))

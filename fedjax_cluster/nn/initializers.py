@@ -24,13 +24,6 @@ class LayerInit(NamedTuple):
 class Uniform:
     """An initialiser `(rng_key, shape, dtype=float32) -> Array` uniform on ±bound, whatever the shape.
 
-    Args:
-      bound: the largest absolute value, at least 0.
-
-    Raises:
-      ValueError: a negative or infinite bound.
-
-    >>> import jax
     >>> weights = Uniform(0.5)(jax.random.key(0), (1000,))
     >>> bool(abs(weights).max() <= 0.5), Uniform(0.5) == Uniform(1 / 2)
     (True, True)
@@ -47,20 +40,10 @@ class Uniform:
 
 
 def layer_init(scheme: Scheme, fan_in: int) -> LayerInit:
-    """The initialisers of a dense or convolutional layer with `fan_in` inputs per output.
+    """The initialisers of a dense or convolutional layer with `fan_in` = height × width × input channels of a group.
 
     "torch": kernel and bias from U(±1/√fan_in), PyTorch's default for linear and convolutional layers.
     "flax": kernel from a normal distribution of variance 1/fan_in truncated at two deviations (LeCun), bias 0.
-
-    Args:
-      scheme: "torch" or "flax".
-      fan_in: inputs that enter one output: kernel height × width × input channels of its group.
-
-    Returns:
-      A `LayerInit`.
-
-    Raises:
-      ValueError: an unknown scheme.
 
     >>> layer_init("torch", 16).bias(jax.random.key(0), (3,)).shape
     (3,)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 
 from fedjax_cluster.nn.convolution import convolution
 from fedjax_cluster.nn.initializers import Scheme, layer_init
-from fedjax_cluster.nn.windows import Padding, pair
+from fedjax_cluster.nn.windows import Padding, Sides, pair
 
 
 class Conv(linen.Module):
@@ -35,10 +35,10 @@ class Conv(linen.Module):
     """
 
     features: int
-    kernel_size: int | Sequence[int]
-    strides: int | Sequence[int] = 1
+    kernel_size: Sides
+    strides: Sides = 1
     padding: Padding = "SAME"
-    kernel_dilation: int | Sequence[int] = 1
+    kernel_dilation: Sides = 1
     feature_group_count: int = 1
     use_bias: bool = True
     kernel_init: Any = linen.initializers.lecun_normal()
@@ -63,8 +63,7 @@ class Conv(linen.Module):
 
 def conv(x: Array, features: int, size: tuple[int, int], scheme: Scheme, name: str, **options: Any) -> Array:
     """A convolution called `name`, initialised by `scheme`; for use inside a compact module."""
-    fan_in = math.prod(size) * x.shape[-1] // options.get("feature_group_count", 1)
-    start = layer_init(scheme, fan_in)
+    start = layer_init(scheme, math.prod(size) * x.shape[-1] // options.get("feature_group_count", 1))
     return Conv(features, size, kernel_init=start.kernel, bias_init=start.bias, name=name, **options)(x)
 
 

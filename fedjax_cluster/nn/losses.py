@@ -26,22 +26,12 @@ class Objective(NamedTuple):
 
 
 def objective(loss: LossName = "auto") -> Objective:
-    """The matching loss, prediction and metrics.
+    """The matching loss, prediction and metrics; ValueError for an unknown name.
 
     "cross_entropy": outputs are logits [N, ..., classes], y integers [N, ...], predictions probabilities.
     "mse": outputs are values, as many as in y; predictions are the outputs.
     "auto": "mse" for outputs [N, 1], "cross_entropy" for all others.
 
-    Args:
-      loss: "auto", "cross_entropy" or "mse".
-
-    Returns:
-      An `Objective`.
-
-    Raises:
-      ValueError: an unknown name.
-
-    >>> import jax.numpy as jnp
     >>> two_classes = objective("cross_entropy")
     >>> two_classes.loss(jnp.zeros((3, 2)), jnp.array([0, 1, 1])).round(4)
     Array([0.6931, 0.6931, 0.6931], dtype=float32)
@@ -52,17 +42,9 @@ def objective(loss: LossName = "auto") -> Objective:
 
 
 def cross_entropy(outputs: Float[Array, "N *tokens classes"], y: Int[Array, " N *tokens"]) -> Float[Array, " N"]:
-    """Cross entropy −log softmax(outputs)[y] per example, averaged over the further dimensions of y (tokens).
+    """Cross entropy −log softmax(outputs)[y] of logits per example, averaged over the further dimensions of y (tokens).
 
-    Args:
-      outputs: f32[N, ..., classes], logits.
-      y: integers [N, ...].
-
-    Returns:
-      f32[N].
-
-    Raises:
-      ValueError: y is not of integers, or its shape differs from that of outputs without the classes.
+    ValueError where y is not of integers, or its shape differs from that of outputs without the classes.
     """
     _check_labels(outputs, y)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
@@ -70,17 +52,9 @@ def cross_entropy(outputs: Float[Array, "N *tokens classes"], y: Int[Array, " N 
 
 
 def squared_error(outputs: Float[Array, "N ..."], y: Shaped[Array, "N ..."]) -> Float[Array, " N"]:
-    """Squared error (outputs − y)² per example, averaged over its dimensions.
+    """Squared error (outputs − y)² per example, averaged over its dimensions; ValueError for y of another size.
 
-    Args:
-      outputs: f32[N, ...].
-      y: [N, ...] with as many values per example; uint8 images are scaled to [0, 1] like a model's inputs.
-
-    Returns:
-      f32[N].
-
-    Raises:
-      ValueError: outputs and y differ in size.
+    y of uint8 (images) is scaled to [0, 1] like a model's inputs.
     """
     if outputs.size != y.size or outputs.shape[0] != y.shape[0]:
         raise ValueError(
@@ -96,19 +70,8 @@ def classification_metrics(
 ) -> dict[str, Float[Array, ""]]:
     """Accuracy, balanced accuracy (mean recall over the classes present) and −log probability of the label.
 
-    Args:
-      predictions: f32[N, ..., classes], probabilities, of one model or of a mixture.
-      y: integers [N, ...].
-      mask: bool[N], the valid rows.
+    Of the rows in `mask`; NaN where there is none. `predictions` are probabilities, of one model or of a mixture.
 
-    Returns:
-      {"accuracy", "balanced_accuracy", "loss"}, f32[] each; NaN where no row is valid. The probability in the
-      loss is clipped to at least 1e-12.
-
-    Raises:
-      ValueError: as `cross_entropy`.
-
-    >>> import jax.numpy as jnp
     >>> predictions = jnp.array([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.5, 0.5]])
     >>> scores = classification_metrics(predictions, jnp.array([0, 0, 1, 1]), jnp.array([1, 1, 1, 0], bool))
     >>> round(float(scores["accuracy"]), 3), float(scores["balanced_accuracy"])
@@ -138,19 +101,7 @@ def classification_metrics(
 def regression_metrics(
     predictions: Float[Array, "N ..."], y: Shaped[Array, "N ..."], mask: Bool[Array, " N"]
 ) -> dict[str, Float[Array, ""]]:
-    """Mean squared error over the valid rows.
-
-    Args:
-      predictions: f32[N, ...].
-      y: [N, ...], as in `squared_error`.
-      mask: bool[N], the valid rows.
-
-    Returns:
-      {"loss"}, f32[]; NaN where no row is valid.
-
-    Raises:
-      ValueError: as `squared_error`.
-    """
+    """Mean squared error over the rows in `mask`, as "loss"; NaN where there is none."""
     errors = jnp.where(mask, squared_error(predictions, y), 0.0)
     return {"loss": errors.sum() / mask.sum().astype(jnp.float32)}
 
@@ -160,7 +111,6 @@ def scale(x: Array) -> Array:
 
     Other integers (tokens) are unchanged, and so is bfloat16, which `mixed_precision` asks for.
 
-    >>> import jax.numpy as jnp
     >>> scale(jnp.array([0, 255], jnp.uint8))
     Array([0., 1.], dtype=float32)
     """

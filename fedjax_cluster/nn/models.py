@@ -42,9 +42,6 @@ def linear(
       zero_bias: initialises b to 0.
       loss, normalize, num_outputs: as in `from_flax`.
 
-    Returns:
-      A `Model`.
-
     Raises:
       ValueError: an unknown `init` or `loss`, or both `init_scale` and `kernel_init`.
 
@@ -58,8 +55,7 @@ def linear(
     if init_scale is not None and kernel_init is not None:
         raise ValueError("init_scale and kernel_init both determine the initial kernel; give one of them")
     kernel_init = kernel_init if init_scale is None else Uniform(init_scale)
-    scheme = check_scheme(init)
-    network = Sized(Linear, scheme=scheme, kernel_init=kernel_init, use_bias=use_bias, zero_bias=zero_bias)
+    network = Sized(Linear, scheme=check_scheme(init), kernel_init=kernel_init, use_bias=use_bias, zero_bias=zero_bias)
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
@@ -77,11 +73,7 @@ def mlp(
 
     Args:
       hidden: sizes of the hidden layers.
-      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
-      loss, normalize, num_outputs: as in `from_flax`.
-
-    Returns:
-      A `Model`.
+      init, loss, normalize, num_outputs: as in `linear`.
 
     Raises:
       ValueError: an unknown `init` or `loss`, or a size below 1.
@@ -112,7 +104,7 @@ def cnn(
 
     The default is the network of McMahan et al. (2017): `conv_0`, `conv_1`, `hidden_0` of 512, `output`. Those of
     gradient-and-loss CFL (Fig. 3) are `cnn(kernel_size=3, pool=(1, 2), dense=(128,), padding="VALID")` for MNIST and
-    Fashion-MNIST, with `kernel_size=(5, 3)` for EMNIST; its CIFAR-10 network is `lenet5`.
+    Fashion-MNIST, with `kernel_size=(5, 3)` for EMNIST, and `lenet5` for CIFAR-10. Inputs: [N, H, W] or [N, H, W, C].
 
     Args:
       channels: output channels of each convolution.
@@ -120,11 +112,7 @@ def cnn(
       pool: side of the pooling windows, one for all or one per convolution; 1 for none.
       dense: sizes of the dense layers before the output; () for none.
       padding: "SAME" or "VALID".
-      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
-      loss, normalize, num_outputs: as in `from_flax`.
-
-    Returns:
-      A `Model` of images [N, H, W] or [N, H, W, C].
+      init, loss, normalize, num_outputs: as in `linear`.
 
     Raises:
       ValueError: an unknown `init` or `loss`, or a size below 1; in `init`, images too small for the layers.
@@ -158,15 +146,11 @@ def lenet5(
 ) -> Model:
     """LeNet-5 as federated codes have it: ReLU and max pooling, 6 and 16 channels, dense layers of 120 and 84.
 
-    FLAG trains it (Section 6). The original of LeCun et al. has tanh and trained subsampling.
+    FLAG trains it on images [N, H, W] or [N, H, W, C] (Section 6). The original has tanh and trained subsampling.
 
     Args:
       padding: of both convolutions; "VALID" leaves 4×4×16 features of a 28×28 image.
-      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal, zero bias).
-      loss, normalize, num_outputs: as in `from_flax`.
-
-    Returns:
-      A `Model` of images [N, H, W] or [N, H, W, C].
+      init, loss, normalize, num_outputs: as in `linear`.
 
     Raises:
       ValueError: an unknown `init` or `loss`; in `init`, images too small for the layers.

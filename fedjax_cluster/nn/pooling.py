@@ -6,23 +6,18 @@ pass keeps the position of the maximum in each window (one byte per output), whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial, reduce
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
-from fedjax_cluster.nn.windows import Padding, Pair, Window, explicit_padding, pair, slices_by_tap
+from fedjax_cluster.nn.windows import Padding, Pair, Sides, Window, explicit_padding, pair, slices_by_tap
 
 
 def max_pool(
-    x: Float[Array, "N H W C"],
-    window_shape: int | Sequence[int],
-    strides: int | Sequence[int] | None = None,
-    padding: Padding = "VALID",
+    x: Float[Array, "N H W C"], window_shape: Sides, strides: Sides | None = None, padding: Padding = "VALID"
 ) -> Float[Array, "N H_out W_out C"]:
     """The maximum over windows, as `flax.linen.max_pool`; the gradient goes to the first maximum of a window.
 
@@ -33,8 +28,7 @@ def max_pool(
       padding: "VALID", "SAME", an integer for all four sides, or per dimension an integer or (low, high); of −∞.
 
     Returns:
-      f32[N, H', W', C]. Where several inputs of a window share its maximum, the first in row-major order takes
-      the whole gradient: a subgradient of the maximum.
+      f32[N, H', W', C]. Of equal maxima in a window, the first in row-major order takes the gradient: a subgradient.
 
     Raises:
       ValueError: x is not [N, H, W, C], a window that does not fit into the padded image, or an unknown padding.
@@ -44,24 +38,16 @@ def max_pool(
     Array([[ 5.,  7.],
            [13., 15.]], dtype=float32)
     """
-    shape, window = _window(x, window_shape, strides, padding)
-    return _max_pool(x, shape, window)
+    return _max_pool(x, *_window(x, window_shape, strides, padding))
 
 
 def avg_pool(
-    x: Float[Array, "N H W C"],
-    window_shape: int | Sequence[int],
-    strides: int | Sequence[int] | None = None,
-    padding: Padding = "VALID",
+    x: Float[Array, "N H W C"], window_shape: Sides, strides: Sides | None = None, padding: Padding = "VALID"
 ) -> Float[Array, "N H_out W_out C"]:
-    """The mean over windows, as `flax.linen.avg_pool`; padding counts as zeros.
+    """The mean over windows, f32[N, H', W', C], as `flax.linen.avg_pool`; padding counts as zeros.
 
     Args:
-      x: f32[N, H, W, C].
-      window_shape, strides, padding: as in `max_pool`, but padded by zeros.
-
-    Returns:
-      f32[N, H', W', C].
+      x, window_shape, strides, padding: as in `max_pool`, but padded by zeros.
 
     Raises:
       ValueError: as `max_pool`.
@@ -101,15 +87,12 @@ def _max_pool_jvp(shape: Pair, window: Window, primals, tangents):
         first = jnp.where(attained, position, jnp.full_like(position, last)).min(axis=(2, 4))
         chosen = position == first[:, :, None, :, None]
         return maximum, jnp.where(chosen, _tiled(tangent, shape), 0.0).sum(axis=(2, 4))
-    first = jnp.zeros(maximum.shape, position_type)
-    highest = jnp.full_like(maximum, -jnp.inf)
+    first, highest = jnp.zeros(maximum.shape, position_type), jnp.full_like(maximum, -jnp.inf)
     for position, tap in enumerate(slices_by_tap(x, shape, window, -jnp.inf)):
         first = jnp.where(tap > highest, jnp.full_like(first, position), first)
         highest = lax.max(highest, tap)
-    moved = [
-        jnp.where(first == position, tap, 0.0) for position, tap in enumerate(slices_by_tap(tangent, shape, window))
-    ]
-    return maximum, reduce(lax.add, moved)
+    taps = enumerate(slices_by_tap(tangent, shape, window))
+    return maximum, reduce(lax.add, [jnp.where(first == position, tap, 0.0) for position, tap in taps])
 
 
 def _tiles(shape: Pair, window: Window) -> bool:
@@ -120,8 +103,7 @@ def _tiled(x: Array, shape: Pair) -> Array:
     """Adjacent windows without overlap, as [N, H', kh, W', kw, C]; a remainder is left out."""
     n, height, width, channels = x.shape
     height, width = height // shape[0], width // shape[1]
-    x = x[:, : height * shape[0], : width * shape[1]]
-    return x.reshape(n, height, shape[0], width, shape[1], channels)
+    return x[:, : height * shape[0], : width * shape[1]].reshape(n, height, shape[0], width, shape[1], channels)
 
 
 def _window(x: Array, window_shape, strides, padding: Padding) -> tuple[Pair, Window]:
@@ -130,7 +112,6 @@ def _window(x: Array, window_shape, strides, padding: Padding) -> tuple[Pair, Wi
     shape = pair(window_shape, "window_shape")
     steps = pair(1 if strides is None else strides, "strides")
     pads = explicit_padding(padding, x.shape[1:3], shape, steps)
-    padded = tuple(size + sum(p) for size, p in zip(x.shape[1:3], pads, strict=True))
-    if any(size < side for size, side in zip(padded, shape, strict=True)):
+    if any(size + sum(ends) < side for size, ends, side in zip(x.shape[1:3], pads, shape, strict=True)):
         raise ValueError(f"a window of {shape} does not fit into an image of {x.shape[1:3]} with padding {pads}")
-    return shape, Window(steps, cast(tuple[Pair, Pair], pads))
+    return shape, Window(steps, pads)

@@ -21,14 +21,11 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
 
     The parameters themselves stay float32 (the master copy that an optimiser updates), and so do their gradients,
     which pass back through the cast. Losses and the statistics of batch norm are float32 too. `local.sgd(…,
-    precision="bfloat16")` applies this to training alone; evaluation stays in float32.
+    precision="bfloat16")` applies this to training alone; evaluation stays in float32. Equal arguments: equal models.
 
     Args:
       model: any `Model`; a Flax module that sets its `dtype` keeps it.
       precision: "bfloat16", or "float32" for the unchanged model.
-
-    Returns:
-      A `Model` with the same variables; equal for equal arguments.
 
     Raises:
       ValueError: another precision.
@@ -41,9 +38,9 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     >>> variables.params["output"]["kernel"].dtype, outputs.dtype
     (dtype('float32'), dtype('float32'))
     """
-    if check_precision(precision) == "float32":
-        return model
-    return model._replace(apply=_Narrow(model.apply, precision))
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; choose {' or '.join(get_args(Precision))}")
+    return model if precision == "float32" else model._replace(apply=_Narrow(model.apply, precision))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,19 +52,11 @@ class _Narrow:
         self, variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None
     ) -> tuple[Any, PyTree]:
         narrow = jnp.dtype(self.precision)
-        params = _cast(variables.params, narrow)
+        variables = variables._replace(params=_cast(variables.params, narrow))
         # Scaled first: a format of eight significant bits would round the bytes themselves.
-        inputs = _cast(scale(x), narrow)
-        outputs, stats = self.apply(Variables(params, variables.stats), inputs, train=train, rng_key=rng_key)
+        outputs, stats = self.apply(variables, _cast(scale(x), narrow), train=train, rng_key=rng_key)
         return _cast(outputs, jnp.float32), _cast(stats, jnp.float32)
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
-
-
-def check_precision(precision: Precision) -> Precision:
-    """The precision; ValueError for an unknown one."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is {precision!r}; choose {' or '.join(get_args(Precision))}")
-    return precision

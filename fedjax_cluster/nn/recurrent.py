@@ -75,9 +75,8 @@ class LanguageModel(linen.Module):
     @linen.compact
     def __call__(self, tokens: Array, train: bool = False) -> Array:
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise ValueError(
-                f"inputs have shape {tokens.shape} and dtype {tokens.dtype}; an lstm takes integers [N, T]"
-            )
+            given = f"inputs have shape {tokens.shape} and dtype {tokens.dtype}"
+            raise ValueError(f"{given}; an lstm takes integers [N, T]")
         start = linen.initializers.normal(1.0) if self.scheme == "torch" else linen.linear.default_embed_init
         x = linen.Embed(self.num_outputs, self.embedding, embedding_init=start, name="embedding")(tokens)
         for i, features in enumerate(self.hidden):

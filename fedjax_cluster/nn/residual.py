@@ -1,4 +1,4 @@
-"""Deep residual networks with batch normalisation: ResNet-18 for small images and MobileNetV2."""
+"""Deep residual networks of images [N, H, W] or [N, H, W, C] with batch statistics: ResNet-18 and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ def resnet18(
     Args:
       width: channels of the first stage; each further stage doubles the channels and halves the image.
       blocks: basic blocks in each stage.
-      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal).
-      loss, normalize, num_outputs: as in `from_flax`.
-
-    Returns:
-      A `Model` of images [N, H, W] or [N, H, W, C], with batch statistics.
+      init, loss, normalize, num_outputs: as in `linear`.
 
     Raises:
       ValueError: an unknown `init` or `loss`, or a size below 1.
@@ -67,11 +63,7 @@ def mobilenet_v2(
       width: factor on the channels of all layers, which are rounded to multiples of 8.
       small_images: keep the resolution in the stem and the first two stages, for 32×32 images.
       dropout: rate before the output; training then needs `rng_key`.
-      init: "torch" (uniform ±1/√fan_in) or "flax" (LeCun normal).
-      loss, normalize, num_outputs: as in `from_flax`.
-
-    Returns:
-      A `Model` of images [N, H, W] or [N, H, W, C], with batch statistics.
+      init, loss, normalize, num_outputs: as in `linear`.
 
     Raises:
       ValueError: an unknown `init` or `loss`, a width that is not positive, or a dropout rate outside [0, 1).
@@ -104,10 +96,9 @@ class BasicBlock(linen.Module):
         options = {"use_bias": False, "padding": 1}
         x = conv(x, self.features, kernel, self.scheme, "conv_0", strides=self.strides, **options)
         x = linen.relu(batch_norm(x, train, "norm_0"))
-        x = conv(x, self.features, kernel, self.scheme, "conv_1", **options)
-        x = batch_norm(x, train, "norm_1")
+        x = batch_norm(conv(x, self.features, kernel, self.scheme, "conv_1", **options), train, "norm_1")
         if shortcut.shape != x.shape:
-            options = {"use_bias": False, "padding": 0, "strides": self.strides}
+            options |= {"padding": 0, "strides": self.strides}
             shortcut = conv(shortcut, self.features, (1, 1), self.scheme, "shortcut", **options)
             shortcut = batch_norm(shortcut, train, "shortcut_norm")
         return linen.relu(x + shortcut)
@@ -149,8 +140,7 @@ class InvertedResidual(linen.Module):
         options = {"strides": self.strides, "padding": 1, "feature_group_count": hidden}
         x = conv(x, hidden, (3, 3), self.scheme, "depthwise", use_bias=False, **options)
         x = linen.relu6(batch_norm(x, train, "depthwise_norm"))
-        x = conv(x, self.features, (1, 1), self.scheme, "project", use_bias=False)
-        x = batch_norm(x, train, "project_norm")
+        x = batch_norm(conv(x, self.features, (1, 1), self.scheme, "project", use_bias=False), train, "project_norm")
         return x + shortcut if self.strides == 1 and x.shape == shortcut.shape else x
 
 
@@ -176,8 +166,7 @@ class MobileNetV2(linen.Module):
         for stage, (expansion, features, count, strides) in enumerate(STAGES):
             strides = first if stage == 1 else strides
             for i in range(count):
-                step = strides if i == 0 else 1
-                name = f"stage_{stage}_block_{i}"
+                step, name = strides if i == 0 else 1, f"stage_{stage}_block_{i}"
                 x = InvertedResidual(_rounded(self.width * features), expansion, step, self.scheme, name=name)(x, train)
         x = conv(x, _rounded(1280 * max(1.0, self.width)), (1, 1), self.scheme, "conv_1", use_bias=False)
         x = linen.relu6(batch_norm(x, train, "norm_1"))

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 Pair = tuple[int, int]
+Sides = int | Sequence[int]  # one of a square, or (height, width)
 Padding = str | int | Sequence[int | Sequence[int]]
+Extents = tuple[int, int, int]  # of image, kernel and output along an axis
 
 
 class Window(NamedTuple):
@@ -21,7 +23,7 @@ class Window(NamedTuple):
     kernel_dilation: Pair = (1, 1)
 
 
-def pair(value: int | Sequence[int], name: str) -> Pair:
+def pair(value: Sides, name: str) -> Pair:
     """A positive integer or two of them, as a pair; ValueError for anything else."""
     both = (value, value) if isinstance(value, int) else tuple(value)
     if len(both) != 2 or any(not isinstance(v, int) or v < 1 for v in both):
@@ -31,47 +33,37 @@ def pair(value: int | Sequence[int], name: str) -> Pair:
 
 def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides: Pair) -> tuple[Pair, Pair]:
     """Rows and columns to add, as ((top, bottom), (left, right)); ValueError for an unknown padding."""
-    complaint = (
-        f"padding is {padding!r}; choose 'SAME', 'VALID', an integer, or an integer or (low, high) per dimension"
-    )
+    choices = "'SAME', 'VALID', an integer, or an integer or (low, high) per dimension"
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):
-            raise ValueError(complaint)
-        pads = lax.padtype_to_pads(size, span, strides, padding.upper())
-        return cast(tuple[Pair, Pair], tuple(tuple(p) for p in pads))
+            raise ValueError(f"padding is {padding!r}; choose {choices}")
+        padding = lax.padtype_to_pads(size, span, strides, padding.upper())
     sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
     pads = tuple((p, p) if isinstance(p, int) else tuple(p) for p in sides)
     if len(pads) != 2 or any(len(p) != 2 for p in pads):
-        raise ValueError(complaint)
+        raise ValueError(f"padding is {padding!r}; choose {choices}")
     return cast(tuple[Pair, Pair], pads)
 
 
 def output_size(size: Sequence[int], kernel: Sequence[int], window: Window) -> Pair:
     """Height and width of the output."""
-
-    def along(axis: int) -> int:
-        image = (size[axis] - 1) * window.input_dilation[axis] + 1 + sum(window.padding[axis])
-        span = (kernel[axis] - 1) * window.kernel_dilation[axis] + 1
-        return (image - span) // window.strides[axis] + 1
-
-    return along(0), along(1)
+    image, span = dilated(size, window.input_dilation), dilated(kernel, window.kernel_dilation)
+    room = [image[axis] + sum(window.padding[axis]) - span[axis] for axis in (0, 1)]
+    return room[0] // window.strides[0] + 1, room[1] // window.strides[1] + 1
 
 
-def extents(
-    size: Sequence[int], kernel: Sequence[int], out: Sequence[int], window: Window
-) -> list[tuple[int, int, int]]:
+def dilated(size: Sequence[int], step: Pair) -> Pair:
+    """Height and width that `size` pixels span when they lie `step` apart."""
+    return (size[0] - 1) * step[0] + 1, (size[1] - 1) * step[1] + 1
+
+
+def extents(size: Sequence[int], kernel: Sequence[int], out: Sequence[int], window: Window) -> list[Extents]:
     """Per axis, the extents of image, kernel and output, each counted with its dilation or stride."""
-    return [
-        (
-            (size[axis] - 1) * window.input_dilation[axis] + 1,
-            (kernel[axis] - 1) * window.kernel_dilation[axis] + 1,
-            (out[axis] - 1) * window.strides[axis] + 1,
-        )
-        for axis in (0, 1)
-    ]
+    image, span = dilated(size, window.input_dilation), dilated(kernel, window.kernel_dilation)
+    return list(zip(image, span, dilated(out, window.strides), strict=True))
 
 
-def fitted(low: Sequence[int], axes: Sequence[tuple[int, int, int]]) -> tuple[Pair, Pair]:
+def fitted(low: Sequence[int], axes: Sequence[Extents]) -> tuple[Pair, Pair]:
     """Padding with `low` in front of each axis under which extents (image, kernel, output) fit together."""
     rows, columns = [(at, out + span - 1 - image - at) for at, (image, span, out) in zip(low, axes, strict=True)]
     return rows, columns
@@ -99,9 +91,10 @@ def padded(x: Array, window: Window, fill: float = 0.0) -> Array:
 
 def slices(x: Array, starts: Sequence[int], step: Pair, shape: Sequence[int], stride: Pair) -> list[Array]:
     """One strided slice [N, *shape, C] of x for each of `starts` positions, `step` apart, in row-major order."""
+    rows, columns = dilated(shape, stride)
 
     def at(row: int, column: int) -> Array:
-        end = (x.shape[0], row + (shape[0] - 1) * stride[0] + 1, column + (shape[1] - 1) * stride[1] + 1, x.shape[3])
+        end = (x.shape[0], row + rows, column + columns, x.shape[3])
         return lax.slice(x, (0, row, column, 0), end, (1, *stride, 1))
 
     return [at(i * step[0], j * step[1]) for i in range(starts[0]) for j in range(starts[1])]

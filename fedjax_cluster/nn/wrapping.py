@@ -16,18 +16,14 @@ from jax import Array
 from fedjax_cluster.nn.losses import LossName, objective, scale
 from fedjax_cluster.types import DatasetInfo, Model, PyTree, Variables
 
-Normalize = Sequence[float | Sequence[float]]  # mean and standard deviation
+Normalize = tuple[float | Sequence[float], float | Sequence[float]]  # mean and standard deviation
 Network = linen.Module | Callable[[int], linen.Module]
 
 
 def from_flax(
-    module: Network,
-    *,
-    loss: LossName = "auto",
-    normalize: Normalize | None = None,
-    num_outputs: int | None = None,
+    module: Network, *, loss: LossName = "auto", normalize: Normalize | None = None, num_outputs: int | None = None
 ) -> Model:
-    """Any Flax module as a `Model`.
+    """Any Flax module as a `Model`; raw uint8 inputs are scaled to [0, 1].
 
     `train`, or `deterministic = not train`, is passed on where the module's `__call__` takes it; `rng_key`
     becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold variables.
@@ -36,19 +32,14 @@ def from_flax(
     fields are, `Sized(Class, **fields)` if class and fields are, any other function only to itself.
 
     Args:
-      module: a module that maps [N, ...] to [N, outputs], or a function of the number of outputs that gives
-        one whose last layer is called `output`: one model then serves any data set.
+      module: a module that maps [N, ...] to [N, outputs], or a function of the number of outputs that gives one whose
+        last layer is called `output`: one model then serves any data set.
       loss: "cross_entropy", "mse", or "auto": squared error for one output, cross entropy for more.
-      normalize: (mean, standard deviation), each a scalar or one value per channel: scaled inputs x become
-        (x − mean) / deviation.
+      normalize: (mean, deviation), scalars or one value per channel: scaled inputs x become (x − mean) / deviation.
       num_outputs: number of outputs where the data set's description does not give it (several regression targets).
 
-    Returns:
-      A `Model`; raw uint8 inputs are scaled to [0, 1].
-
     Raises:
-      ValueError: an unknown loss; in `init`, a module with other collections of variables, or a task whose
-        number of outputs is unknown.
+      ValueError: an unknown loss; in `init`, other collections of variables, or an unknown number of outputs.
 
     >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
@@ -60,8 +51,7 @@ def from_flax(
     >>> model == from_flax(linen.Dense(3)), model == from_flax(linen.Dense(4))
     (True, False)
     """
-    task = objective(loss)
-    network = module if _is_hashable(module) else _ByIdentity(module)
+    task, network = objective(loss), _hashable(module)
     parts = None if normalize is None else tuple(_as_tuple(np.asarray(part).tolist()) for part in normalize)
     return Model(_Init(network, loss, num_outputs), _Apply(network, parts), task.loss, task.predict, task.metrics)
 
@@ -105,8 +95,7 @@ class _Init:
         module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
         variables = module.init(rng_key, x, **_mode(module, train=False))
-        unknown = set(variables) - {"params", "batch_stats"}
-        if unknown:
+        if unknown := set(variables) - {"params", "batch_stats"}:
             raise ValueError(
                 f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
                 " 'batch_stats' only: make the others arguments or parameters"
@@ -126,21 +115,21 @@ class _Apply:
         # The parameters give the number of outputs, so that a model needs no second copy of the description.
         module = _build(self.network, lambda: _output_size(params))
         collections = {"params": params, "batch_stats": stats} if stats else {"params": params}
-        rngs = None if rng_key is None else {"dropout": rng_key}
         inputs = _normalized(scale(x), self.normalize)
-        mode = _mode(module, train=train)
+        options: dict[str, Any] = _mode(module, train=train)
+        options["rngs"] = None if rng_key is None else {"dropout": rng_key}
         if train and stats:
-            outputs, updated = module.apply(collections, inputs, rngs=rngs, mutable=["batch_stats"], **mode)
+            outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
             return outputs, updated["batch_stats"]
-        return module.apply(collections, inputs, rngs=rngs, **mode), stats
+        return module.apply(collections, inputs, **options), stats
 
 
-def _is_hashable(value: Any) -> bool:
+def _hashable(network: Network) -> Network | _ByIdentity:
     try:
-        hash(value)
+        hash(network)
     except TypeError:
-        return False
-    return True
+        return _ByIdentity(network)
+    return network
 
 
 def _as_tuple(value: Any) -> Any:
