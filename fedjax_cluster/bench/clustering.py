@@ -38,54 +38,42 @@ def run(bench: Bench) -> None:
                 from_subspaces(row, clients, rng)
 
 
+def compiled(function: Callable[..., Any], *arrays: Any, **options: Any) -> Callable[[], Any]:
+    """A compiled call on arrays that are already on the device."""
+    return partial(jax.jit(partial(function, **options)), *map(jnp.asarray, arrays))
+
+
 def from_similarities(row: AddRow, clients: int, rng: np.random.Generator) -> None:
     size = f"M={clients}"
     points = rng.normal(size=(clients, 8))
     similarity = np.clip(1 - scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(points, "cosine")), -1, 1)
     similarity = similarity.astype(np.float32)
-    placed = jnp.asarray(similarity)
 
     def scipy_clusters(linkage: str, count: int) -> Any:
         condensed = scipy.spatial.distance.squareform(1 - similarity, checks=False)
         tree = scipy.cluster.hierarchy.linkage(condensed, linkage)
         return scipy.cluster.hierarchy.fcluster(tree, count, "maxclust")
 
-    row(
-        "optimal_bipartition",
-        size,
-        partial(jax.jit(clustering.optimal_bipartition), placed),
-        peers={"SciPy single linkage": partial(scipy_clusters, "single", 2)},
-        at_least=0.5,
-    )
+    bipartition = compiled(clustering.optimal_bipartition, similarity)
+    single = {"SciPy single linkage": partial(scipy_clusters, "single", 2)}
+    row("optimal_bipartition", size, bipartition, peers=single, at_least=0.5)
     if clients > 1000:
         return
-    agglomerative = jax.jit(partial(clustering.agglomerative, num_clusters=4))
-    row(
-        "agglomerative, average, inside jit",
-        size,
-        lambda: agglomerative(1 - placed),
-        peers={"SciPy average linkage": partial(scipy_clusters, "average", 4)},
-    )
+    placed, agglomerative = jnp.asarray(similarity), jax.jit(partial(clustering.agglomerative, num_clusters=4))
+    average = {"SciPy average linkage": partial(scipy_clusters, "average", 4)}
+    row("agglomerative, average, inside jit", size, lambda: agglomerative(1 - placed), peers=average)
     affinity = np.exp(2 * (similarity - 1))
-    spectral = sklearn.cluster.SpectralClustering(4, affinity="precomputed", random_state=0)
-    row(
-        "spectral_clustering, k=4",
-        size,
-        partial(jax.jit(partial(clustering.spectral_clustering, k=4)), jax.random.key(0), jnp.asarray(affinity)),
-        peers={"scikit-learn": partial(spectral.fit_predict, affinity)},
-    )
+    ours = compiled(clustering.spectral_clustering, jax.random.key(0), affinity, k=4)
+    theirs = sklearn.cluster.SpectralClustering(4, affinity="precomputed", random_state=0)
+    row("spectral_clustering, k=4", size, ours, peers={"scikit-learn": partial(theirs.fit_predict, affinity)})
 
 
 def from_features(row: AddRow, clients: int, rng: np.random.Generator) -> None:
     size = f"M={clients}"
     features = (rng.normal(size=(4, 4))[np.arange(clients) % 4] * 4 + rng.normal(size=(clients, 4))).astype(np.float32)
-    kmeans = sklearn.cluster.KMeans(4, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
-    row(
-        "kmeans, k=4, r=4, 10 restarts",
-        size,
-        partial(jax.jit(partial(clustering.kmeans, k=4)), jax.random.key(0), jnp.asarray(features)),
-        peers={"scikit-learn": partial(kmeans.fit, features)},
-    )
+    kmeans = compiled(clustering.kmeans, jax.random.key(0), features, k=4)
+    theirs = sklearn.cluster.KMeans(4, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
+    row("kmeans, k=4, r=4, 10 restarts", size, kmeans, peers={"scikit-learn": partial(theirs.fit, features)})
     new, old = (rng.integers(0, 16, clients).astype(np.int32) for _ in range(2))
 
     def hungarian() -> Any:
@@ -93,14 +81,9 @@ def from_features(row: AddRow, clients: int, rng: np.random.Generator) -> None:
         np.add.at(table, (new, old), 1)
         return scipy.optimize.linear_sum_assignment(-table)
 
-    row(
-        "match_labels, k=16",
-        size,
-        partial(jax.jit(partial(clustering.match_labels, k=16)), jnp.asarray(new), jnp.asarray(old)),
-        peers={"SciPy assignment": hungarian},
-    )
+    matched = compiled(clustering.match_labels, new, old, k=16)
+    row("match_labels, k=16", size, matched, peers={"SciPy assignment": hungarian})
     interactions = rng.uniform(size=(clients, clients)).astype(np.float32)
-    placed = jnp.asarray(interactions)
 
     def affinity_by_rows() -> Any:
         out = np.ones((clients, clients), np.float32)
@@ -110,16 +93,12 @@ def from_features(row: AddRow, clients: int, rng: np.random.Generator) -> None:
             out[i] = np.exp(-0.5 * inner)
         return out
 
-    row(
-        "interaction_affinity",
-        size,
-        partial(jax.jit(partial(clustering.interaction_affinity, beta=0.5)), placed),
-        peers={"NumPy row by row": affinity_by_rows} if clients <= 1000 else {},
-        flops=2.0 * clients**3,
-    )
+    affinity = compiled(clustering.interaction_affinity, interactions, beta=0.5)
+    peers = {"NumPy row by row": affinity_by_rows} if clients <= 1000 else {}
+    row("interaction_affinity", size, affinity, peers=peers, flops=2.0 * clients**3)
     cohort = (jnp.ones(10), jnp.arange(10, dtype=jnp.int32), jnp.ones(10, bool))
-    update = jax.jit(clustering.update_interactions)
-    row("update_interactions, cohort of 10", size, partial(update, placed, *cohort, 0.1))
+    update = compiled(clustering.update_interactions, interactions, *cohort, 0.1)
+    row("update_interactions, cohort of 10", size, update)
 
 
 def from_updates(row: AddRow, clients: int, dimension: int, rng: np.random.Generator) -> None:
@@ -132,16 +111,12 @@ def from_updates(row: AddRow, clients: int, dimension: int, rng: np.random.Gener
         unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
         return unit @ unit.T
 
-    cosine, angles = jax.jit(clustering.cosine_similarity), jax.jit(clustering.gradient_angles)
-    row("cosine_similarity", size, partial(cosine, placed), peers={"NumPy": numpy_cosine}, flops=gram)
-    row("gradient_angles", size, partial(angles, placed), flops=gram)
-    row(
-        f"profile_embedding, rank {rank}",
-        size,
-        partial(jax.jit(partial(clustering.profile_embedding, rank=rank)), placed),
-        peers={"NumPy's full SVD": partial(np.linalg.svd, updates, full_matrices=False)},
-        flops=gram,
-    )
+    cosine, angles = (compiled(fn, placed) for fn in (clustering.cosine_similarity, clustering.gradient_angles))
+    row("cosine_similarity", size, cosine, peers={"NumPy": numpy_cosine}, flops=gram)
+    row("gradient_angles", size, angles, flops=gram)
+    embedding = compiled(clustering.profile_embedding, placed, rank=rank)
+    full = {"NumPy's full SVD": partial(np.linalg.svd, updates, full_matrices=False)}
+    row(f"profile_embedding, rank {rank}", size, embedding, peers=full, flops=gram)
 
 
 def from_subspaces(row: AddRow, clients: int, rng: np.random.Generator) -> None:
@@ -150,9 +125,10 @@ def from_subspaces(row: AddRow, clients: int, rng: np.random.Generator) -> None:
     x = rng.uniform(size=(clients, rows, features)).astype(np.float32)
     y = rng.integers(0, classes, (clients, rows)).astype(np.int32)
     counts = np.stack([np.bincount(labels, minlength=classes) for labels in y]).astype(np.int32)
-    data = (jnp.asarray(x), jnp.asarray(y), jnp.full(clients, rows))
     of_client = partial(clustering.principal_vectors, num_classes=classes, rank=rank)
-    principal_vectors = jax.jit(lambda *data: jax.lax.map(lambda client: of_client(*client), data))
+    vectors = compiled(
+        lambda *data: jax.lax.map(lambda client: of_client(*client), data), x, y, jnp.full(clients, rows)
+    )
 
     def svd_by_class() -> Any:
         return [
@@ -160,9 +136,8 @@ def from_subspaces(row: AddRow, clients: int, rng: np.random.Generator) -> None:
             for i in range(clients)
         ]
 
-    vectors = partial(principal_vectors, *data)
     row("principal_vectors, rank 3", size, vectors, peers={"NumPy's SVDs": svd_by_class})
-    row("classwise_angles", size, partial(jax.jit(clustering.classwise_angles), vectors(), jnp.asarray(counts)))
+    row("classwise_angles", size, compiled(clustering.classwise_angles, vectors(), counts))
 
 
 def from_bases(row: AddRow, clients: int, rng: np.random.Generator) -> None:
@@ -172,6 +147,9 @@ def from_bases(row: AddRow, clients: int, rng: np.random.Generator) -> None:
     counts = rng.integers(1, 40, (clients, classes)).astype(np.int32)
     first, second = rng.integers(0, clients, (2, pairs))
     weights = np.log(np.maximum(counts, 2))
+
+    def dissimilarity(vectors: jax.Array, counts: jax.Array) -> jax.Array:
+        return clustering.data_dissimilarity(clustering.classwise_angles(vectors, counts), counts)
 
     def by_pair() -> Any:
         out = np.zeros(pairs)
@@ -185,13 +163,8 @@ def from_bases(row: AddRow, clients: int, rng: np.random.Generator) -> None:
     row(
         "data_dissimilarity from bases, 200 pairs",
         f"M={clients}, {classes} classes, f={features}",
-        partial(dissimilarity, jnp.asarray(bases), jnp.asarray(counts)),
+        compiled(dissimilarity, bases, counts),
         peers={"NumPy pair by pair": by_pair},
         at_least=20.0 if clients >= 1000 else float("nan"),
         rounds=clients * (clients - 1) / 2 / pairs,
     )
-
-
-@jax.jit
-def dissimilarity(vectors: jax.Array, counts: jax.Array) -> jax.Array:
-    return clustering.data_dissimilarity(clustering.classwise_angles(vectors, counts), counts)
