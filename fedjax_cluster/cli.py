@@ -25,7 +25,7 @@ commands:
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
 
-`{PROG} COMMAND --help` lists a command's fc.experiments.flags."""
+`{PROG} COMMAND --help` lists a command's flags."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

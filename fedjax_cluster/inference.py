@@ -104,14 +104,7 @@ def score_rows(model: Model, variables: Variables, first: Array, data: ClientDat
 
 
 def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Array) -> Array:
-    """Predictions [N, ...] of a mixture of models, Σ_p mixture_p · predict(f(x; θ_p)).
-
-    Args:
-      model: of all P.
-      variables: leaves [P, ...].
-      mixture: f32[P].
-      x: raw inputs [N, ...].
-    """
+    """Predictions [N, ...] of a mixture f32[P] of models [P, ...]: Σ_p mixture_p · predict(f(x; θ_p))."""
 
     def mixed(rows: Array) -> Array:
         def one(variables: Variables) -> Array:

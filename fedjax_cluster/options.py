@@ -129,16 +129,7 @@ def described_options(cls: type[Options]) -> Iterator[Described]:
 
 
 def changed(value: Any, purpose: str, **changes: Any) -> Any:
-    """A value with other options.
-
-    Args:
-      value: `Options`.
-      purpose: what for; completes "the local update cannot be".
-      **changes: options and their new values.
-
-    Raises:
-      ValueError: the value has no such options.
-    """
+    """Options with `changes`, or a ValueError that says what for: `purpose` completes "the local update cannot be"."""
     known = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     if not set(changes) <= known:
         raise ValueError(f"the local update cannot be {purpose}; use local.sgd")

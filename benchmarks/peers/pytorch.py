@@ -28,11 +28,7 @@ from fedjax_cluster.types import ClientData
 METHODS: Mapping[str, Any] = REGISTRY
 # Rounds of one call, where a round takes less than a second; `simulate` evaluates every ten rounds by default.
 SEGMENT = 10
-FORWARD = {
-    "MLP 784-200-10": mlp,
-    "CNN 5×5 (32, 64)": torch_loop.cnn,
-    "ResNet-18": torch_loop.resnet18,
-}
+FORWARD = {"MLP 784-200-10": mlp, "CNN 5×5 (32, 64)": torch_loop.cnn, "ResNet-18": torch_loop.resnet18}
 ONE, TWO = "PyTorch loop, 1 thread", "PyTorch loop, 2 threads"
 TARGETS = {"MLP 784-200-10": 2.5, "CNN 5×5 (32, 64)": 1.15, "ResNet-18": 1.0}
 

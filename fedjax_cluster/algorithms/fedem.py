@@ -135,13 +135,8 @@ class fedem(AveragingMethod):
 def expectation(prior: Array, losses: Array, num_examples: Array) -> tuple[Array, Array]:
     """The E-step of one client: q_nk ∝ π_k · exp(−ℓ_kn), and its mean over the examples.
 
-    Args:
-      prior: f32[K], π; all zeros stand for the uniform mixture.
-      losses: f32[K, N], of each learner on each row.
-      num_examples: i32[], rows beyond it are padding.
-
-    Returns:
-      (responsibilities f32[K, N], zero on padding; mixture f32[K]).
+    From π f32[K], all zeros for the uniform mixture, and the learners' losses f32[K, N] on each row: responsibilities
+    f32[K, N], zero on padding, and the mixture f32[K].
 
     >>> losses = jnp.asarray([[0.0, 0.0, 9.0], [jnp.inf, 0.0, 0.0]])
     >>> responsibility, mixture = expectation(jnp.zeros(2), losses, jnp.asarray(2))
@@ -163,15 +158,10 @@ def learner_losses(model: Model, clusters: Clusters, data: ClientData) -> Array:
 
 
 def weigh_examples(model: Model, data: ClientData, weights: Array) -> tuple[Model, ClientData]:
-    """A model whose loss on row n counts `weights[n]` times, and the data to train it on.
+    """A model whose loss on row n counts `weights[n]` times, f32[N], and the data of one client to train it on.
 
-    Targets become row numbers, by which the loss finds the true target and its weight: so any local update can
-    shuffle and cut weighted examples as it does others.
-
-    Args:
-      model: what is trained.
-      data: one client: x [N, ...], y [N, ...].
-      weights: f32[N].
+    Targets become row numbers, by which the loss finds the true target and its weight: so any local update can shuffle
+    and cut weighted examples as it does others.
     """
 
     def loss(outputs: Any, row: Array) -> Array:

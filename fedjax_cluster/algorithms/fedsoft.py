@@ -221,10 +221,6 @@ class fedsoft(Method):
 def best_shares(losses: Array, num_examples: Array) -> Array:
     """f32[K]: share of the examples on which each centre has the least loss; NaN where a loss is NaN.
 
-    Args:
-      losses: f32[K, N], of each centre on each row.
-      num_examples: i32[], rows beyond it are padding.
-
     >>> best_shares(jnp.asarray([[0.0, 3.0, 0.0], [1.0, 2.0, 9.0]]), jnp.asarray(2)).tolist()
     [0.5, 0.5]
     """

@@ -175,13 +175,7 @@ class fesem(AveragingMethod):
 
 
 def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()) -> Array:
-    """The cluster i32[] whose model is nearest, argmin_k ‖w − c_k‖², over chosen layers.
-
-    Args:
-      centres: K models.
-      params: one model's parameters.
-      layers: parameter paths as in `tree.match`; () is all.
-    """
+    """The cluster i32[] whose model is nearest, argmin_k ‖w − c_k‖², over layers as in `tree.match`; () is all."""
     chosen = jax.tree.leaves(tree.match(params, layers))
     pairs = zip(jax.tree.leaves(centres.params), jax.tree.leaves(params), chosen, strict=True)
     parts = [

@@ -49,8 +49,7 @@ class ifca(AveragingMethod):
     )
     clusters: int = option("K, number of clusters", bound=at_least(1))
     score_on: Literal["all", "batch"] = option(
-        'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step',
-        default="all",
+        'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step', default="all"
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
     shared_layers: tuple[str, ...] = option(

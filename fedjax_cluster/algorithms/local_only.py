@@ -15,16 +15,7 @@ from fedjax_cluster.algorithms.round import Report, clients_info, cluster_variab
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.types import (
-    ClientData,
-    Cohort,
-    Costs,
-    Population,
-    PyTree,
-    RoundInfo,
-    State,
-    Variables,
-)
+from fedjax_cluster.types import ClientData, Cohort, Costs, Population, PyTree, RoundInfo, State, Variables
 
 
 class LonelyClients(NamedTuple):

@@ -44,16 +44,9 @@ class OneShotMethod(AveragingMethod, abstract=True):
 
 
 def nearest_cluster(distance: Array, membership: Array, known: Array, linkage: str) -> Array:
-    """The cluster to which one client is nearest, as the linkage measures distances.
+    """The cluster i32[] to which one client is nearest, as the linkage measures; 0 where none has a member.
 
-    Args:
-      distance: f32[M], from the client to all.
-      membership: f32[M, K], one-hot; a row of zeros for a client without a cluster.
-      known: bool[M], clients that count.
-      linkage: "average", "single" or "complete".
-
-    Returns:
-      i32[]; 0 where no cluster has a member.
+    `distance` f32[M] is from the client to all, of which those that are `known` bool[M] count.
 
     >>> membership = jnp.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     >>> known = jnp.ones(3, bool)

@@ -107,9 +107,7 @@ class pacfl(OneShotMethod):
         clients = Clients(one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present), vectors)
         size = tree.size(models.params) / self.clusters
         costs = Costs(
-            models_up=vectors_sent(np.asarray(vectors)) / size,
-            clusterings=1.0,
-            clustering_seconds=comparing + merging,
+            models_up=vectors_sent(np.asarray(vectors)) / size, clusterings=1.0, clustering_seconds=comparing + merging
         )
         state, _ = first_state(models, clients, self.optimizer, Server(between))
         return state, clustering_info(self.clusters, costs, present, known)

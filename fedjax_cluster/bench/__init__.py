@@ -49,8 +49,7 @@ def run_suites(
       smoke: tiny sizes, once each.
       output: where to write SUITE-BACKEND.json.
       suites: those there are.
-      package: where their modules lie. A suite is imported when it runs: the processes whose memory and start are
-        measured must not load the libraries of the others.
+      package: where their modules lie.
 
     Raises:
       ValueError: an unknown suite.
@@ -60,6 +59,7 @@ def run_suites(
             raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites)}")
     for name in names or suites:
         bench = Bench(smoke=smoke)
+        # Imported here: processes whose memory and start are measured must not load the libraries of other suites.
         importlib.import_module(f"{package}.{name}").run(bench)
         report = bench.report(name)
         print(tables.as_text(report))

@@ -7,6 +7,7 @@ the forms of convolutions with weights of each client by layer and in a network,
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Model
 
+Form = Callable[..., Any]
 SECONDS_FOR_ALL = 1.0
 REPETITIONS = 5
 
@@ -36,9 +38,8 @@ def run(bench: Bench) -> None:
     clients, batch = (jax.device_count(), 2) if bench.smoke else (128, 32)
     layer_forms(bench, clients, batch)
     network_forms(bench, clients, batch)
-    small_cnn, small_resnet = nn.cnn((8,), dense=(8,)), nn.resnet18(4, blocks=(1, 1))
-    cifar_rounds(bench, "CNN", small_cnn if bench.smoke else nn.cnn())
-    cifar_rounds(bench, "ResNet-18", small_resnet if bench.smoke else nn.resnet18())
+    cifar_rounds(bench, "CNN", nn.cnn((8,), dense=(8,)) if bench.smoke else nn.cnn())
+    cifar_rounds(bench, "ResNet-18", nn.resnet18(4, blocks=(1, 1)) if bench.smoke else nn.resnet18())
 
 
 def many_clients(bench: Bench) -> None:
@@ -46,13 +47,9 @@ def many_clients(bench: Bench) -> None:
     clients, batch = (8, 4) if bench.smoke else (100_000, 64)
     data = noise_clients(DIGITS, clients, batch)
     step = local.sgd(0.1, batch_size=batch, steps=1)
-    row = bench.row(
-        "MLP 784-200-10, one step of every client",
-        f"{clients} clients × b={batch}",
-        local_training(nn.mlp(), DIGITS, data, step, parallel.client_mapping("chunked")),
-        flops=clients * gradient_flops(nn.mlp(), DIGITS, batch),
-        repetitions=REPETITIONS,
-    )
+    run = local_training(nn.mlp(), DIGITS, data, step, parallel.client_mapping("chunked"))
+    flops, size = clients * gradient_flops(nn.mlp(), DIGITS, batch), f"{clients} clients × b={batch}"
+    row = bench.row("MLP 784-200-10, one step of every client", size, run, flops=flops, repetitions=REPETITIONS)
     bench.rows[-1] = row.against("one second", SECONDS_FOR_ALL / row.seconds, 1.0)
 
 
@@ -88,19 +85,20 @@ def layer_forms(bench: Bench, clients: int, batch: int) -> None:
             out = jax.lax.conv_general_dilated(x, kernel, (strides, strides), "SAME", dimension_numbers=dimensions)
             return jnp.sum(out**2)
 
-        own_gradient, xla_gradient = jax.grad(ours, (0, 1)), jax.grad(xla, (0, 1))
-        bench.row(
-            f"{layer.name}, weights of each client under vmap, forward and both gradients",
-            f"{clients} clients × b={batch}",
-            partial(all_at_once(own_gradient), *operands),
-            flops=3 * layer.flops(clients, batch),
-            peers={
-                "grouped: vmap of XLA's": partial(all_at_once(xla_gradient), *operands),
-                "XLA's, a client at a time": partial(one_by_one(xla_gradient), *operands),
-                "this package's, a client at a time": partial(one_by_one(own_gradient), *operands),
-            },
-            repetitions=REPETITIONS,
-        )
+        run, peers = in_forms(jax.grad(ours, (0, 1)), jax.grad(xla, (0, 1)), operands, "XLA's")
+        what = f"{layer.name}, weights of each client under vmap, forward and both gradients"
+        flops, size = 3 * layer.flops(clients, batch), f"{clients} clients × b={batch}"
+        bench.row(what, size, run, flops=flops, peers=peers, repetitions=REPETITIONS)
+
+
+def in_forms(ours: Form, xla: Form, operands: tuple[Any, ...], xla_name: str) -> tuple[Form, dict[str, Form]]:
+    """Ours for all clients under `vmap`, and its peers."""
+    peers = {
+        f"grouped: vmap of {xla_name}": all_at_once(xla),
+        f"{xla_name}, a client at a time": one_by_one(xla),
+        "this package's, a client at a time": one_by_one(ours),
+    }
+    return partial(all_at_once(ours), *operands), {name: partial(form, *operands) for name, form in peers.items()}
 
 
 def network_forms(bench: Bench, clients: int, batch: int) -> None:
@@ -109,19 +107,11 @@ def network_forms(bench: Bench, clients: int, batch: int) -> None:
     ours, xla = nn.cnn(channels, dense=(dense,)), nn.from_flax(XlaCnn(10, channels, dense))
     data = network_data(ours, clients, batch)
     chunk = 2 if bench.smoke else 16
-    bench.row(
-        "CNN 5×5 (32, 64), forward and backward, vmap of patches",
-        f"{clients} clients × b={batch}",
-        partial(all_at_once(gradient(ours)), *data),
-        flops=clients * gradient_flops(ours, DIGITS, batch),
-        peers={
-            "grouped: vmap of XLA's convolution": partial(all_at_once(gradient(xla)), *data),
-            "XLA's convolution, a client at a time": partial(one_by_one(gradient(xla)), *data),
-            "this package's, a client at a time": partial(one_by_one(gradient(ours)), *data),
-            f"this package's, chunks of {chunk}": partial(one_by_one(gradient(ours), chunk), *data),
-        },
-        repetitions=REPETITIONS,
-    )
+    run, peers = in_forms(gradient(ours), gradient(xla), data, "XLA's convolution")
+    peers[f"this package's, chunks of {chunk}"] = partial(one_by_one(gradient(ours), chunk), *data)
+    what, size = "CNN 5×5 (32, 64), forward and backward, vmap of patches", f"{clients} clients × b={batch}"
+    flops = clients * gradient_flops(ours, DIGITS, batch)
+    bench.row(what, size, run, flops=flops, peers=peers, repetitions=REPETITIONS)
 
 
 def cifar_rounds(bench: Bench, name: str, model: Model) -> None:
@@ -129,9 +119,8 @@ def cifar_rounds(bench: Bench, name: str, model: Model) -> None:
     clients, rows, rounds = (8, 4, 2) if bench.smoke else (100, 500, 30)
     cohort, batch = (4, 4) if bench.smoke else (10, 64)
     fedgwc: Any = REGISTRY["fedgwc"]
-    algorithm = fedgwc(
-        model, clusters=4, local=local.sgd(0.01, batch_size=batch, steps=7), participation=cohort / clients
-    )
+    sgd = local.sgd(0.01, batch_size=batch, steps=7)
+    algorithm = fedgwc(model, clusters=4, local=sgd, participation=cohort / clients)
     federation = noise_federation(CIFAR, clients, rows)
     result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False)
     seconds = statistics.median(result.history["seconds"][1:])

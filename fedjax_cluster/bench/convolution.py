@@ -86,18 +86,14 @@ def layer_rows(bench: Bench, layer: Layer, clients: int, batch: int) -> None:
     def to_kernel(x, kernel, cotangent):
         return jax.vjp(lambda kernel: apply(x, kernel), kernel)[1](cotangent)[0]
 
+    size, flops = f"{clients} clients × b={batch}", layer.flops(clients, batch)
     for part, fn, operands in (
         ("forward", apply, (x, kernel)),
         ("gradient of x", to_x, (x, kernel, cotangent)),
         ("gradient of the kernel", to_kernel, (x, kernel, cotangent)),
     ):
-        bench.row(
-            f"{layer.name}, {part}",
-            f"{clients} clients × b={batch}",
-            partial(one_by_one(fn), *operands),
-            flops=layer.flops(clients, batch),
-            repetitions=REPETITIONS,
-        )
+        run = partial(one_by_one(fn), *operands)
+        bench.row(f"{layer.name}, {part}", size, run, flops=flops, repetitions=REPETITIONS)
 
 
 def network_rows(bench: Bench) -> None:
@@ -105,7 +101,8 @@ def network_rows(bench: Bench) -> None:
     case = CASES["CNN 5×5 (32, 64)"]
     ours, xla = case.model, nn.from_flax(XlaCnn(10))
     data = network_data(ours, case.clients, case.batch)
-    bench.row(
+    row = partial(bench.row, flops=case.flops, repetitions=REPETITIONS)
+    row(
         "CNN 5×5 (32, 64), forward and backward",
         f"{case.clients} clients × b={case.batch}",
         partial(one_by_one(gradient(ours)), *data),
@@ -114,18 +111,10 @@ def network_rows(bench: Bench) -> None:
             "`vmap` of XLA's convolution": partial(all_at_once(gradient(xla)), *data),
             "XLA's convolution, a client at a time": partial(one_by_one(gradient(xla)), *data),
         },
-        repetitions=REPETITIONS,
     )
     peer = training(case._replace(model=xla), mapping=ClientMapping("vmap", mesh=parallel.client_mesh()))
-    bench.row(
-        "CNN 5×5 (32, 64), local training",
-        case.size,
-        training(case),
-        flops=case.flops,
-        peers={"`vmap` of XLA's convolution": peer},
-        at_least=12.0,
-        repetitions=REPETITIONS,
-    )
+    peers = {"`vmap` of XLA's convolution": peer}
+    row("CNN 5×5 (32, 64), local training", case.size, training(case), peers=peers, at_least=12.0)
 
 
 def network_data(model: Model, clients: int, batch: int) -> tuple[Variables, Array, Array]:

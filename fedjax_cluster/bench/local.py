@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,14 +59,9 @@ SECOND_DEVICE = 1.4
 def run(bench: Bench) -> None:
     cases = SMOKE if bench.smoke else CASES
     for name, case in cases.items():
-        bench.row(
-            f"{name}, local training",
-            case.size,
-            training(case),
-            flops=case.flops,
-            at_least=LEAST_FRACTION.get(name, float("nan")),
-            repetitions=5 if "ResNet" in name else 9,
-        )
+        least, repetitions = LEAST_FRACTION.get(name, float("nan")), 5 if "ResNet" in name else 9
+        row = partial(bench.row, flops=case.flops, at_least=least, repetitions=repetitions)
+        row(f"{name}, local training", case.size, training(case))
     for name in ("MLP",) if bench.smoke else MAIN_CASES:
         in_bfloat16(bench, name, cases[name])
     if jax.default_backend() == "cpu" and jax.device_count() > 1 and not bench.smoke:
@@ -81,14 +77,8 @@ def training(case: Case, precision: Precision = "float32", mapping: ClientMappin
 
 def in_bfloat16(bench: Bench, name: str, case: Case, mapping: ClientMapping | None = None) -> None:
     """Training in bfloat16 with float32 masters against float32: what the option brings on this machine."""
-    bench.row(
-        f"{name}, local training in bfloat16",
-        case.size,
-        training(case, "bfloat16", mapping),
-        flops=case.flops,
-        peers={"the same in float32": training(case, mapping=mapping)},
-        repetitions=5,
-    )
+    run, peers = training(case, "bfloat16", mapping), {"the same in float32": training(case, mapping=mapping)}
+    bench.row(f"{name}, local training in bfloat16", case.size, run, flops=case.flops, peers=peers, repetitions=5)
 
 
 def second_device(name: str) -> Row:
@@ -101,16 +91,8 @@ def second_device(name: str) -> Row:
         for devices, taken in seconds.items():
             taken += run_python(*calling(time_alone), name, devices)["seconds"]
     one, several = (statistics.median(taken) for taken in seconds.values())
-    return Row(
-        f"{name}, a device per core",
-        CASES[name].size,
-        several,
-        len(seconds[1]),
-        peer="one XLA device",
-        peer_seconds=one,
-        ratio=one / several,
-        at_least=SECOND_DEVICE,
-    )
+    row = Row(f"{name}, a device per core", CASES[name].size, several, len(seconds[1]), peer_seconds=one)
+    return row.against("one XLA device", one / several, SECOND_DEVICE)
 
 
 def time_alone(name: str, devices: str) -> None:

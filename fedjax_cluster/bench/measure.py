@@ -30,38 +30,23 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a suite.
-
-    Attributes:
-      what: the work.
-      size: how much of it.
-      seconds: of a run: the median over turns of the mean in a turn; NaN where only memory was measured.
-      repetitions: turns in the median, without the first, which compiles.
-      flops: floating-point operations of the mathematics, in whatever form it was computed; 0 where not counted.
-      fraction: of the rate of one large matrix product, measured in turn with it; NaN where not measured.
-      peer: what the ratio is to; empty without one.
-      peer_seconds: as `seconds`, of the peer.
-      ratio: peer's over ours: how many times faster (or, for memory, smaller) ours is.
-      processor_ratio: the same of processor seconds over all threads, which other work on the machine disturbs less;
-        where the peer has one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
-      at_least: the project's target for `ratio` (or else `fraction`); NaN without one.
-      megabytes: peak resident memory, where that was measured.
-      note: what else must be known to read the line.
-    """
+    """One line of a suite; NaN where a figure was not measured."""
 
     what: str
     size: str
-    seconds: float = math.nan
-    repetitions: int = 0
-    flops: float = 0.0
-    fraction: float = math.nan
-    peer: str = ""
+    seconds: float = math.nan  # of a run: the median over turns of the mean in a turn
+    repetitions: int = 0  # turns in the median, without the first, which compiles
+    flops: float = 0.0  # floating-point operations of the mathematics, in whatever form it was computed; 0: not counted
+    fraction: float = math.nan  # of the rate of one large matrix product, measured in turn with it
+    peer: str = ""  # what the ratio is to; empty without one
     peer_seconds: float = math.nan
-    ratio: float = math.nan
+    ratio: float = math.nan  # peer's over ours: how many times faster (or, for memory, smaller) ours is
+    # The same of processor seconds over all threads, which other work on the machine disturbs less; where the peer has
+    # one thread it is what would be left of the ratio if a second thread doubled the peer's speed.
     processor_ratio: float = math.nan
-    at_least: float = math.nan
-    megabytes: float = math.nan
-    note: str = ""
+    at_least: float = math.nan  # the project's target for `ratio` (or else `fraction`)
+    megabytes: float = math.nan  # peak resident memory
+    note: str = ""  # what else must be known to read the line
 
     def against(self, peer: str, ratio: float, at_least: float) -> Row:
         """The row with a ratio to something that was not timed with it."""
@@ -85,18 +70,14 @@ class Row:
 
 
 class Bench:
-    """Takes the rows of a suite: every measurement in turn with its peers and with a matrix product.
-
-    Attributes:
-      packages: those whose versions the report names; a suite adds what it compares with.
-    """
+    """Takes the rows of a suite: every measurement in turn with its peers and with a matrix product."""
 
     def __init__(self, *, smoke: bool, repetitions: int = 7):
         self.smoke = smoke
         self.repetitions = 1 if smoke else max(FEWEST_REPETITIONS, repetitions)
         self.rows: list[Row] = []
         self.rates: list[float] = []
-        self.packages = ["jax", "numpy"]
+        self.packages = ["jax", "numpy"]  # whose versions the report names; a suite adds what it compares with
         # An accelerator does 2048³ in less than it takes to start a program.
         self._product = matrix_product(64 if smoke else 2048 if jax.default_backend() == "cpu" else 8192)
 
@@ -126,19 +107,14 @@ class Bench:
         ours = Timing(seconds[""].wall / rounds, seconds[""].processor / rounds)
         fraction = math.nan
         if flops:
-            rate = product_flops / seconds["product"].wall
-            self.rates.append(rate)
-            fraction = flops / ours.wall / rate
+            self.rates.append(product_flops / seconds["product"].wall)
+            fraction = flops / ours.wall / self.rates[-1]
         peer = min(peers, key=lambda name: seconds[name].wall) if peers else ""
         others = {name: seconds[name].wall for name in peers if name != peer} | hopeless
         theirs = seconds[peer] if peer else Timing(math.nan, math.nan)
-        return self.add(
-            Row(
-                *(what, size, ours.wall, count, flops, fraction),
-                *(peer, theirs.wall, theirs.wall / ours.wall, theirs.processor / ours.processor, at_least),
-                note=each_seconds(others),
-            )
-        )
+        figures = (ours.wall, count, flops, fraction)
+        ratios = (theirs.wall / ours.wall, theirs.processor / ours.processor)
+        return self.add(Row(what, size, *figures, peer, theirs.wall, *ratios, at_least, note=each_seconds(others)))
 
     def add(self, row: Row) -> Row:
         self.rows.append(row)
@@ -186,10 +162,10 @@ def timed(run: Callable[[], Any]) -> float:
 
 
 class Timing(NamedTuple):
-    """Medians over the repetitions."""
+    """Medians over the repetitions, in seconds."""
 
-    wall: float  # seconds
-    processor: float  # seconds, summed over threads
+    wall: float
+    processor: float  # summed over threads
 
 
 def in_turns(runs: Mapping[Name, Callable[[], Any]], repetitions: int, *, shortest: float = 0.0) -> dict[Name, Timing]:
@@ -243,9 +219,6 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-# ------------------------------------------------------------------------------------- other processes
-
-
 def calling(function: Callable[..., None]) -> tuple[str, str]:
     """Python's arguments that call a module's function with the further arguments, as strings."""
     name = function.__name__
@@ -253,22 +226,11 @@ def calling(function: Callable[..., None]) -> tuple[str, str]:
 
 
 def run_python(*arguments: Any, timeout: float = 900, **variables: str) -> dict[str, Any]:
-    """Runs a separate Python that prints one JSON object last, and returns the object.
-
-    A separate process has its own peak memory and number of XLA devices. `variables` are added to its environment.
-
-    Raises:
-      RuntimeError: it failed; the message ends with what it wrote.
-    """
+    """The JSON object that a separate Python, with `variables` added to its environment, prints on its last line."""
     # Without what `parallel.use_all_cores` left for this process.
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, *(str(argument) for argument in arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=kept | variables,
-    )
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=kept | variables)
     if done.returncode:
         raise RuntimeError(f"a benchmark's process failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -21,18 +21,11 @@ def run(bench: Bench) -> None:
         factory = REGISTRY[name]
         clusters = {"clusters": 2} if "clusters" in inspect.signature(factory).parameters else {}
         algorithm = factory(model, local=local.sgd(0.1, batch_size=batch, steps=4), **clusters)
-        started = time.perf_counter()
-        result = simulate(
-            algorithm, federation, rounds=rounds, eval_every=rounds, progress=False, mapping=parallel.client_mapping()
-        )
+        mapping, started = parallel.client_mapping(), time.perf_counter()
+        result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False, mapping=mapping)
         whole = time.perf_counter() - started
-        bench.add(
-            Row(
-                f"{name}, one round",
-                f"{clients} clients × 4 steps × b={batch}, MLP",
-                # The first segment, of one round, touches the data first.
-                float(statistics.median(result.history["seconds"][1:])),
-                rounds - 1,
-                note=f"compilation {result.summary['compile_seconds']:.1f} s, run of {rounds} rounds {whole:.1f} s",
-            )
-        )
+        # The first segment, of one round, touches the data first.
+        seconds = float(statistics.median(result.history["seconds"][1:]))
+        size = f"{clients} clients × 4 steps × b={batch}, MLP"
+        note = f"compilation {result.summary['compile_seconds']:.1f} s, run of {rounds} rounds {whole:.1f} s"
+        bench.add(Row(f"{name}, one round", size, seconds, rounds - 1, note=note))

@@ -47,14 +47,9 @@ def run(bench: Bench) -> None:
 def _row(name: str, clients: int) -> tuple[Row, float]:
     """The row, and the peak memory beyond the data, in MB."""
     found = run_python(*calling(run_alone), name, clients)
-    row = Row(
-        name,
-        f"M={clients}, {WORK[name][1]} examples each, a step of 20",
-        found["seconds"],
-        found["rounds"],
-        megabytes=found["megabytes"],
-        note=f"data {found['data_megabytes']:.0f} MB, before them {found['before_megabytes']:.0f} MB",
-    )
+    size = f"M={clients}, {WORK[name][1]} examples each, a step of 20"
+    note = f"data {found['data_megabytes']:.0f} MB, before them {found['before_megabytes']:.0f} MB"
+    row = Row(name, size, found["seconds"], found["rounds"], megabytes=found["megabytes"], note=note)
     return row, found["megabytes"] - found["data_megabytes"]
 
 

@@ -21,9 +21,8 @@ def heading(report: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     rate = report["product_gflop_per_second"]
     product = f", one product {rate:.0f} GFLOP/s" if rate else ""
-    return (
-        f"{report['processor']}, {report['cores']} cores, {report['device']} ({report['backend']}), {versions}{product}"
-    )
+    device = f"{report['device']} ({report['backend']})"
+    return f"{report['processor']}, {report['cores']} cores, {device}, {versions}{product}"
 
 
 def filled_columns(report: Mapping[str, Any]) -> list[list[str]]:

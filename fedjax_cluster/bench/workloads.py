@@ -49,11 +49,10 @@ def trained_clients(
 
     @jax.jit
     def run(population, clusters):
-        return parallel.for_each_client(
-            lambda client: train_client(jax.random.key(1), update, model, clusters, jnp.zeros((), jnp.int32), client),
-            parallel.whole_population(population),
-            **outputs,
-        )
+        def train(client):
+            return train_client(jax.random.key(1), update, model, clusters, jnp.zeros((), jnp.int32), client)
+
+        return parallel.for_each_client(train, parallel.whole_population(population), **outputs)
 
     return partial(run, population, clusters)
 

@@ -146,9 +146,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)
         write = lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value, position, 0)  # noqa: E731
         return Mapped(
-            reduced,
-            jax.tree.map(write, carry.collected, collected),
-            write(carry.accepted, client.mask & finite),
+            reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, client.mask & finite)
         )
 
     def several(number, carry: Mapped) -> Mapped:
@@ -162,9 +160,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         collected = tree.where(batch.mask, collected, jax.tree.map(jnp.zeros_like, collected))
         write = lambda leaf, value: lax.dynamic_update_slice_in_dim(leaf, value, start, 0)  # noqa: E731
         return Mapped(
-            reduced,
-            jax.tree.map(write, carry.collected, collected),
-            write(carry.accepted, batch.mask & finite),
+            reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, batch.mask & finite)
         )
 
     if chunk == count and chunk > 1:

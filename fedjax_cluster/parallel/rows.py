@@ -111,11 +111,7 @@ def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | Non
         return tree.scatter(shard, _local_position(index, jax.tree.leaves(shard)[0].shape[0]), values)
 
     return jax.shard_map(
-        local,
-        mesh=cohort.mapping.mesh,
-        in_specs=(P(AXIS), P(AXIS), P(AXIS)),
-        out_specs=P(AXIS),
-        check_vma=False,
+        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
     )(rows, index, values)
 
 
@@ -146,13 +142,10 @@ def gram(rows: Array, mapping: ClientMapping) -> Array:
 
 
 def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[..., Any]:
-    """`fn` of whole arrays, computed by every device for itself.
+    """`fn` of whole arrays, small or on every device already, computed by every device for itself.
 
     For the server's small work on numbers per client: divided among the devices by client, every sum of it, such as
     those of each k-means iteration, would be a wait for the other devices.
-
-    Args:
-      fn: of pytrees that are small, or on every device already.
     """
     if mapping.mesh is None:
         return fn
@@ -163,11 +156,7 @@ def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
     """The whole of leaves [C, ...] on every device, sent in one message; leaves with many numbers a row stay divided.
 
     For numbers per client of which the server's small work is made: each message is a wait for the other devices, some
-    0.06 ms on two cores whatever its size.
-
-    Args:
-      rows: bool, or 32 bits wide where they are to be sent.
-      mapping: how the rows are divided.
+    0.06 ms on two cores whatever its size. What is sent is bool, or 32 bits wide.
     """
     leaves, structure = jax.tree.flatten(rows)
     short = [i for i, leaf in enumerate(leaves) if messages.is_short(leaf, SHORT_ROW)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np

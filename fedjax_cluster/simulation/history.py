@@ -43,10 +43,7 @@ def report_round(info: RoundInfo, state: State, group: Array | None) -> dict[str
 
 def _agreement(state: State, group: Array | None) -> dict[str, Array]:
     """How well the clusters agree with the true groups; NaN where there are none."""
-    scores = {
-        "adjusted_rand_index": clustering.scores.adjusted_rand_index,
-        "purity": clustering.scores.purity,
-    }
+    scores = {"adjusted_rand_index": clustering.scores.adjusted_rand_index, "purity": clustering.scores.purity}
     if group is None:
         return {name: jnp.asarray(jnp.nan) for name in scores}
     assigned = labels(state.clients.membership)

@@ -66,19 +66,10 @@ def with_clustering_seconds(
 ) -> dict[str, np.ndarray]:
     """The history with a column `clustering_seconds`, the server's time for the clustering of each round.
 
-    Rounds run inside one compiled loop, where no clock can be read. So the method's `cluster` is timed by itself on
-    the final state, and a round's time is its number of clusterings times the median of five calls: an estimate.
-
-    Args:
-      history: with a column `clusterings`.
-      algorithm: the method.
-      rng_key: the timed calls' randomness.
-      state: final state.
-      mapping: how its clients are mapped over the machine.
-      initial: seconds of a method that clusters in `init`, which it measured there.
-
-    Returns:
-      The history as it is where the server never clustered, or nothing of it can be timed.
+    Rounds run inside one compiled loop, where no clock can be read. So the method's `cluster` is timed by itself on the
+    final state, and a round's time is its number of clusterings times the median of five calls: an estimate. `initial`
+    is what a method that clusters in `init` measured there. The history is returned unchanged where the server never
+    clustered, or nothing of it can be timed.
     """
     count = history["clusterings"]
     if not np.nansum(count) or (algorithm.cluster is None and not initial):

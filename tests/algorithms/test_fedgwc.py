@@ -165,10 +165,7 @@ def test_children_inherit_model_and_momentum(split_run):
     easy = np.arange(12) % 2
     matrix = jnp.asarray(np.where(easy[:, None] == easy[None], 0.9, 0.1), jnp.float32)
     own = state.server._replace(
-        interactions=matrix,
-        meetings=jnp.full((12, 12), 9),
-        average=jnp.zeros(4),
-        calm=jnp.full(4, 5, jnp.int32),
+        interactions=matrix, meetings=jnp.full((12, 12), 9), average=jnp.zeros(4), calm=jnp.full(4, 5, jnp.int32)
     )
     state = state._replace(clusters=state.clusters._replace(params=moved[0], optimizer=moved[1]), server=own)
     nobody = Cohort(jnp.full(12, 12, jnp.int32), jnp.zeros(12, bool), blobs(clients=12).train, in_place=True)

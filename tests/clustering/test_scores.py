@@ -18,10 +18,7 @@ AGREEMENT = {
     "rand_index": sklearn.metrics.rand_score,
     "purity": None,
 }
-SEPARATION = {
-    "silhouette": sklearn.metrics.silhouette_score,
-    "davies_bouldin": sklearn.metrics.davies_bouldin_score,
-}
+SEPARATION = {"silhouette": sklearn.metrics.silhouette_score, "davies_bouldin": sklearn.metrics.davies_bouldin_score}
 
 
 def _features(seed):

@@ -77,10 +77,7 @@ def _write_tfds(folder: Path, name: str, splits: dict[str, range], *, first_labe
         "pythonClassName": f"{features}image_feature.Image",
         "image": {"dtype": "uint8", "shape": shape, "encodingFormat": "png"},
     }
-    label = {
-        "pythonClassName": f"{features}class_label_feature.ClassLabel",
-        "classLabel": {"numClasses": "3"},
-    }
+    label = {"pythonClassName": f"{features}class_label_feature.ClassLabel", "classLabel": {"numClasses": "3"}}
     (place / "features.json").write_text(
         json.dumps(
             {

@@ -16,11 +16,7 @@ from fedjax_cluster.data.scenarios import overlap
 )
 def test_dirichlet_sizes(clients, alpha, client_sizes, examples_per_client):
     federation = scenarios.dirichlet(
-        digits(),
-        clients=clients,
-        alpha=alpha,
-        client_sizes=client_sizes,
-        examples_per_client=examples_per_client,
+        digits(), clients=clients, alpha=alpha, client_sizes=client_sizes, examples_per_client=examples_per_client
     )
     sizes = federation.train.num_examples + federation.test.num_examples
     assert sizes.sum() == (clients * examples_per_client if examples_per_client else 1797)

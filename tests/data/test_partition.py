@@ -101,8 +101,7 @@ def test_test_fraction_must_leave_something(fraction):
 
 
 @given(
-    clients=st.integers(1, 50),
-    shares=st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=1, max_size=5),
+    clients=st.integers(1, 50), shares=st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=1, max_size=5)
 )
 def test_share_clients_adds_up(clients, shares):
     try:

@@ -30,12 +30,7 @@ def shapes(tree):
         (
             nn.mlp((200,)),
             MNIST,
-            {
-                "hidden_0/bias": (200,),
-                "hidden_0/kernel": (784, 200),
-                "output/bias": (10,),
-                "output/kernel": (200, 10),
-            },
+            {"hidden_0/bias": (200,), "hidden_0/kernel": (784, 200), "output/bias": (10,), "output/kernel": (200, 10)},
         ),
         (
             nn.cnn(),
@@ -54,12 +49,7 @@ def shapes(tree):
         (
             nn.cnn((4,), kernel_size=3, dense=(), padding="VALID"),
             CIFAR,
-            {
-                "conv_0/bias": (4,),
-                "conv_0/kernel": (3, 3, 3, 4),
-                "output/bias": (100,),
-                "output/kernel": (900, 100),
-            },
+            {"conv_0/bias": (4,), "conv_0/kernel": (3, 3, 3, 4), "output/bias": (100,), "output/kernel": (900, 100)},
         ),
         (  # Fig. 3 of gradient-and-loss CFL, EMNIST: 28 − 4 − 2 = 22, pooled once
             nn.cnn(kernel_size=(5, 3), pool=(1, 2), dense=(128,), padding="VALID"),

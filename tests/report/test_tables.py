@@ -91,10 +91,7 @@ def test_regression_is_compared_by_its_loss():
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_what_is_missing_is_a_dash_and_an_empty_cell(missing):
     table = tables.comparison_table(
-        [
-            runs("ifca", {}),
-            runs("local_only", dict.fromkeys(("accuracy", "adjusted_rand_index", "models_up"), missing)),
-        ]
+        [runs("ifca", {}), runs("local_only", dict.fromkeys(("accuracy", "adjusted_rand_index", "models_up"), missing))]
     )
     line = next(line for line in table.markdown().splitlines() if "Local only" in line)
     assert line == "| Local only | – | – | 4 | 7 | 137.5 | – | 3,505 |"

@@ -150,9 +150,7 @@ def test_fedgwc_is_timed_at_what_its_round_did():
     assert result.history["clusterings"].tolist() == [0] * 19 + [1]
     calm = before.server.calm
     state = result.state._replace(
-        clusters=before.clusters,
-        clients=before.clients,
-        server=result.state.server._replace(calm=calm.at[0].set(20)),
+        clusters=before.clusters, clients=before.clients, server=result.state.server._replace(calm=calm.at[0].set(20))
     )
     key = server_key(jax.random.fold_in(run_keys(0).local, rounds - 1))
     found = algorithm.cluster(key, state)

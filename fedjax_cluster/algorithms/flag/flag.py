@@ -248,11 +248,7 @@ class flag(OneShotMethod):
         return state, clustering_info(self.clusters, costs, present, known)
 
     def find_threshold(
-        self,
-        rng_key: Array,
-        population: Population,
-        dendrogram: clustering.Dendrogram,
-        note: Callable[[str], Any],
+        self, rng_key: Array, population: Population, dendrogram: clustering.Dendrogram, note: Callable[[str], Any]
     ) -> tuple[Search, Effort]:
         """Algorithm 3, or the given threshold; warns where the elbow has more clusters than slots."""
         if self.threshold is not None:
@@ -362,11 +358,7 @@ class flag(OneShotMethod):
     def snapshot(self, state: State) -> Mapping[str, Any]:
         """V, G, A, the curve of α and the clusters, for plots."""
         server = state.server
-        return {
-            **server.matrices._asdict(),
-            **server.search._asdict(),
-            "labels": labels(state.clients.membership),
-        }
+        return {**server.matrices._asdict(), **server.search._asdict(), "labels": labels(state.clients.membership)}
 
 
 @functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))

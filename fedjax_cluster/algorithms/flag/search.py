@@ -79,15 +79,8 @@ def choose(
     them over α, whose chord rises more between two merges than the fifth cluster brings; from 6 over the number of
     clusters, which splits further where that helps by chance; from 7 over its logarithm.
 
-    Args:
-      thresholds: f32[T], descending from 1.
-      accuracy: f32[T].
-      num_clusters: i32[T].
-      slots: the most clusters there can be.
-      axis: what the accuracy is drawn over: α ("threshold"), the number of clusters, or its logarithm.
-
-    Returns:
-      Places of the best point whose clusters fit the slots, and of the best of all.
+    Of curves over thresholds f32[T] descending from 1, drawn over `axis`: the places of the best point whose clusters
+    fit the slots, and of the best of all.
 
     >>> curve = np.array([0.5, 0.9, 0.9, 0.85, 0.8])
     >>> choose(np.array([1.0, 0.75, 0.5, 0.25, 0.0]), curve, np.array([1, 4, 4, 7, 9]), slots=8)
