@@ -214,11 +214,12 @@ def _with_arguments(text: str, cls: type) -> str:
     if not entries:
         return text
     arguments = "Args:\n" + "\n".join(entries)
-    places = [
-        place
-        for mark in ("\n\nReturns:", "\n\nRaises:", "\n\nReferences:", "\n\n>>>")
-        if (place := text.find(mark)) >= 0
-    ]
-    end = min(places, default=len(text))
-    raises = "" if "\nRaises:" in text else "\n\nRaises:\n  ValueError: an option of another type, or out of its bound."
-    return f"{text[:end]}\n\n{arguments}{raises}{text[end:]}"
+
+    def before(*marks: str) -> int:
+        return min((place for mark in marks if (place := text.find(f"\n\n{mark}")) >= 0), default=len(text))
+
+    if "\nRaises:" not in text:
+        end = before("References:", ">>>")
+        text = f"{text[:end]}\n\nRaises:\n  ValueError: an option of another type, or out of its bound.{text[end:]}"
+    end = before("Returns:", "Raises:", "References:", ">>>")
+    return f"{text[:end]}\n\n{arguments}{text[end:]}"

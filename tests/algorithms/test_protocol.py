@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,10 +59,6 @@ def call(test, name):
     test(name, **{key: value for key, value in others.items() if key in inspect.signature(test).parameters})
 
 
-def signature(tree):
-    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_argument_names_and_order(name):
     algorithm = build(name)
@@ -87,8 +84,8 @@ def test_state_and_report_keep_their_shapes(name, participation):
     algorithm, population, state, info = started(name, participation)
     for number in range(3):
         new, report = one_step(algorithm, population, state, number)
-        assert signature(new) == signature(state)
-        assert signature(report) == signature(info)
+        chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
+        chex.assert_trees_all_equal_shapes_and_dtypes(report, info)
         assert int(new.round) == number + 1
         state = new
 
@@ -141,9 +138,7 @@ def three_rounds(name, participation, mapping):
     return jax.device_get((state.clusters, labels_of(state.clients.membership)[:CLIENTS], info.loss)), down
 
 
-def assert_close(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+assert_close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -174,10 +169,7 @@ def test_the_round_loop_adds_nothing_of_its_own(name):
     assert_close(short.state.clusters, clusters)
     assert short.history["models_down"].sum() >= down - 1e-4
     assert len(runs[0].history["round"]) == 7
-    same = [
-        np.array_equal(a, b, equal_nan=True) for a, b in zip(*(jax.tree.leaves(r.state) for r in runs[:2]), strict=True)
-    ]
-    assert all(same)
+    chex.assert_trees_all_equal(*(run.state for run in runs[:2]))
     different = [
         np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(r.state.clusters) for r in runs[::2]), strict=True)
     ]
@@ -195,7 +187,7 @@ def test_a_client_without_finite_update_is_left_out_and_counted(name, participat
         state, info = one_step(algorithm, broken, state, number)
         rejected += int(info.num_rejected)
     assert rejected >= 1
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
+    chex.assert_tree_all_finite(state.clusters.params)
     assert np.isfinite(np.asarray(state.clients.membership)).all()
 
 
@@ -206,7 +198,7 @@ def test_single_client(name):
     state, info = one_step(algorithm, population, state)
     assert labels_of(state.clients.membership).tolist() == [0]
     assert int(info.num_clients.sum()) == 1
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.clusters.params))
+    chex.assert_tree_all_finite(state.clusters.params)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -230,8 +222,7 @@ def test_empty_cluster_keeps_its_model(name):
     new, info = one_step(algorithm, population, state)
     assert int(info.num_clients[-1]) == 0
     assert np.isnan(info.loss[-1])
-    for before, after in zip(jax.tree.leaves(ruined), jax.tree.leaves(new.clusters.params), strict=True):
-        np.testing.assert_array_equal(before[-1], after[-1])
+    chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[-1], tree) for tree in (ruined, new.clusters.params)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -253,7 +244,7 @@ def test_a_newcomer_joins(name):
     absent = jax.tree.map(lambda leaf: leaf.at[5].set(jnp.zeros_like(leaf[5])), state.clients)
     client = jax.tree.map(lambda leaf: leaf[5], population.data)
     new = jax.jit(algorithm.admit)(jax.random.key(1), state._replace(clients=absent), client, jnp.asarray(5))
-    assert signature(new) == signature(state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
     assert bool(new.clients.present[5])
     assert float(new.clients.membership[5].sum()) == pytest.approx(1.0)
     others = np.arange(CLIENTS) != 5

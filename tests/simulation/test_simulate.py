@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,9 +31,7 @@ def method(**options):
     return cfl_gp(nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=5, steps=2), **options)
 
 
-def assert_same_state(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+assert_same_state = chex.assert_trees_all_equal
 
 
 def test_history_has_one_row_a_round_and_figures_where_evaluated():
@@ -197,12 +196,13 @@ def test_impossible_numbers_are_refused(name, value):
 KILLED = """
 import sys
 sys.path.insert(0, {root!r})
-from fedjax_cluster import parallel, simulation
+from fedjax_cluster import parallel
+from fedjax_cluster.simulation import loop
+from tests.simulation.test_simulate import method, blobs
 parallel.use_all_cores({devices})
-from tests.test_simulation import method, blobs
-simulation.CHECKPOINT_SECONDS = 0.0
-simulation.SEGMENT_SECONDS = 0.0
-simulation.simulate(method(), blobs(), rounds=400, eval_every=50, run_dir={run!r})
+loop.CHECKPOINT_SECONDS = 0.0
+loop.SEGMENT_SECONDS = 0.0
+loop.simulate(method(), blobs(), rounds=400, eval_every=50, run_dir={run!r})
 """
 
 
