@@ -46,7 +46,7 @@ compile_quickly()
 
 # Linux allows a process 65 530 memory mappings, and a compiled program takes several: beyond, XLA dies.
 MAPPINGS = pathlib.Path("/proc/self/maps")
-MOST_MAPPINGS = 25_000
+MOST_MAPPINGS, MOST_BETWEEN_FILES = 35_000, 20_000
 TESTS_BETWEEN_COUNTS = 10
 
 
@@ -57,7 +57,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked `optimized` come last: what was compiled before is of no use to them, nor theirs to others."""
+    """Tests marked `optimized` come last in their file: they have no use for what the others compiled."""
     items.sort(key=lambda item: "optimized" in item.keywords)
 
 
@@ -73,12 +73,13 @@ def optimisations(request):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Lets go of compiled programs before they are too many."""
+    """Lets go of compiled programs before they are too many, rather between two files than within one."""
     session = item.session
     session.tests_done = getattr(session, "tests_done", 0) + 1
-    if session.tests_done % TESTS_BETWEEN_COUNTS == 0 and MAPPINGS.exists():
+    leaves_file = nextitem is None or nextitem.path != item.path
+    if MAPPINGS.exists() and (leaves_file or session.tests_done % TESTS_BETWEEN_COUNTS == 0):
         with MAPPINGS.open("rb") as lines:
             count = sum(1 for _ in lines)
-        if count > MOST_MAPPINGS:
+        if count > (MOST_BETWEEN_FILES if leaves_file else MOST_MAPPINGS):
             jax.clear_caches()
             gc.collect()

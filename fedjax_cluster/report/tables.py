@@ -197,7 +197,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
     every = [summary for method in runs for summary in method.summaries]
 
     def column(read: Callable[[Mapping[str, Any]], float | None], decimals: int, deviation: bool = False):
-        found = [spread([read(summary) for summary in method.summaries]) for method in runs]
+        found = [spread([read(_counted_from_1(summary)) for summary in method.summaries]) for method in runs]
         if not deviation:
             found = [value and Spread(value.mean) for value in found]
             # Whole numbers in all rows need no point.
@@ -256,7 +256,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
 
     def line(template: str, *names: str, factor: float = 1.0) -> str | None:
         """The template filled with figures; None where one is missing."""
-        values = [_scaled(summary.get(name), factor) for name in names]
+        values = [_scaled(_counted_from_1(summary).get(name), factor) for name in names]
         return None if None in values else template.format(*values)
 
     accuracy = line("{:.1f} %", "accuracy", factor=100)
@@ -290,6 +290,11 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         title += f": {clients}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
+
+
+def _counted_from_1(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Rounds as the pictures number them; files count from 0."""
+    return {k: v + 1 if k.startswith("first_round") and is_known(v) else v for k, v in summary.items()}
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

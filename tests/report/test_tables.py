@@ -69,8 +69,8 @@ def test_comparison_shows_means_over_the_seeds():
         "| method | test accuracy (%) | ARI | clusters | clusters final after round | models down per client "
         "| models up per client | client rounds per second |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: |",
-        "| CFL-GP | 88.0 ± 1.0 | 1.00 ± 0.00 | 4.0 | 7 | 137.5 | 100 | 3,505 |",
-        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.25 | 3.5 | 7 | 400.0 | 100 | 3,505 |",
+        "| CFL-GP | 88.0 ± 1.0 | 1.00 ± 0.00 | 4.0 | 8 | 137.5 | 100 | 3,505 |",
+        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.25 | 3.5 | 8 | 400.0 | 100 | 3,505 |",
         "",
         "mean ± standard deviation over 2 seeds",
     ]
@@ -78,7 +78,7 @@ def test_comparison_shows_means_over_the_seeds():
 
 def test_one_seed_has_no_deviation():
     table = tables.comparison_table([runs("fedavg", {})])
-    assert "| FedAvg | 89.2 | 1.00 | 4 | 7 | 137.5 | 100 | 3,505 |" in table.markdown()
+    assert "| FedAvg | 89.2 | 1.00 | 4 | 8 | 137.5 | 100 | 3,505 |" in table.markdown()
     assert table.note == ""
 
 
@@ -94,7 +94,7 @@ def test_what_is_missing_is_a_dash_and_an_empty_cell(missing):
         [runs("ifca", {}), runs("local_only", dict.fromkeys(("accuracy", "adjusted_rand_index", "models_up"), missing))]
     )
     line = next(line for line in table.markdown().splitlines() if "Local only" in line)
-    assert line == "| Local only | – | – | 4 | 7 | 137.5 | – | 3,505 |"
+    assert line == "| Local only | – | – | 4 | 8 | 137.5 | – | 3,505 |"
     row = read_csv(table)[1]
     assert row["test accuracy (%)"] == row["test accuracy (%) std"] == row["ARI"] == row["models up per client"] == ""
 
@@ -184,9 +184,9 @@ def test_summary_is_short_and_complete():
         "test accuracy        89.2 % ± 5.2 over clients, worst decile 80.9 %",
         "balanced accuracy    89.5 %",
         "test loss            0.8595",
-        "adjusted Rand index  1.00, first after round 1",
+        "adjusted Rand index  1.00, first after round 2",
         "clusters             4",
-        "final clustering     after round 7",
+        "final clustering     after round 8",
         "models per client    137.5 down, 100.0 up",
         "traffic              132.0 MB down, 96.1 MB up",
         "mini-batches         2,199 gradients, 12,800 losses",
@@ -208,7 +208,7 @@ def test_summary_leaves_out_what_there_is_not():
 
 @pytest.mark.parametrize(
     ("agreement", "ideal", "shown"),
-    [(0.666, 5, "0.67 (1.00 first after round 5)"), (0.666, None, "0.67"), (1.0, 0, "1.00, first after round 0")],
+    [(0.666, 5, "0.67 (1.00 first after round 6)"), (0.666, None, "0.67"), (1.0, 0, "1.00, first after round 1")],
 )
 def test_summary_tells_when_the_clusters_were_right(agreement, ideal, shown):
     summary = {**SUMMARY, "adjusted_rand_index": agreement, "first_round_of_ideal_agreement": ideal}
