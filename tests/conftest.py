@@ -72,6 +72,12 @@ def optimisations(request):
         quick.update({} if fully else QUICK)
 
 
+@pytest.fixture(params=["quick", pytest.param("optimized", marks=[pytest.mark.optimized, pytest.mark.slow])])
+def compilation(request):
+    """For tests whose values must hold compiled either way; only the slow pass takes the time to optimise."""
+    return request.param
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Lets go of compiled programs before they are too many, rather between two files than within one."""
     session = item.session

@@ -1,6 +1,9 @@
 """Small federations that tests share."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_cluster import parallel
@@ -32,14 +35,25 @@ def as_lists(federation: Federation):
     return [(x[i, :n].astype(np.float64), y[i, :n]) for i, n in enumerate(count)]
 
 
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _one_step(algorithm, population, state, number, keys):
+    selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
+    cohort = parallel.gather_cohort(population, selection)
+    return algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
+
+
+def one_step(algorithm, population, state, number=0, seed=0):
+    """A round as `simulate` does it, compiled once for all equal methods."""
+    return _one_step(algorithm, population, state, jnp.asarray(number), run_keys(seed))
+
+
 def play(algorithm, federation, rounds, seed=0):
-    """State and reports after rounds with everyone on one device: what `simulate` does, without its evaluation."""
+    """State and reports after rounds on one device: what `simulate` does, without its evaluation."""
     one = parallel.client_mapping("scan", devices=jax.devices()[:1])
     population = parallel.place_population(federation.train, federation.info, one)
-    keys, reports = run_keys(seed), []
-    state, _ = algorithm.init(keys.initialization, population)
-    step = jax.jit(algorithm.step)
+    reports = []
+    state, _ = algorithm.init(run_keys(seed).initialization, population)
     for number in range(rounds):
-        state, info = step(jax.random.fold_in(keys.local, number), state, parallel.whole_population(population))
+        state, info = one_step(algorithm, population, state, number, seed)
         reports.append(jax.device_get(info))
     return jax.device_get(state), reports

@@ -14,7 +14,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation import loop
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from tests.federations import blobs
+from tests.federations import blobs, one_step
 
 METHODS = sorted(REGISTRY)
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -39,17 +39,6 @@ def started(name, participation=1.0):
     """The method at its start on seven clients, on one device."""
     algorithm, population = build(name, participation=participation), place(blobs(clients=CLIENTS))
     return algorithm, population, *algorithm.init(run_keys(0).initialization, population)
-
-
-@functools.partial(jax.jit, static_argnames="algorithm")
-def _step(algorithm, population, state, number):
-    selection = algorithm.select(jax.random.fold_in(run_keys(0).cohorts, number), state)
-    cohort = parallel.gather_cohort(population, selection)
-    return algorithm.step(jax.random.fold_in(run_keys(0).local, number), state, cohort)
-
-
-def one_step(algorithm, population, state, number=0):
-    return _step(algorithm, population, state, jnp.asarray(number))
 
 
 def call(test, name):

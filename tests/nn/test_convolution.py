@@ -82,7 +82,7 @@ def operands(case, batch=3):
     return x, kernel
 
 
-@pytest.mark.optimized
+@pytest.mark.usefixtures("compilation")
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_xla(name):
     case = CASES[name]
@@ -250,7 +250,7 @@ def hessian_times_vector(conv, mode):
     return lambda kernels, v, x: MODES[mode](lambda k: network(conv, k, x))(kernels, v)
 
 
-@pytest.mark.optimized
+@pytest.mark.usefixtures("compilation")
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_times_vector(clients, mode):
     ours, reference = (hessian_times_vector(conv, mode) for conv in (convolution, xla))
@@ -349,6 +349,7 @@ def convolutions(compiled):
     return [line for line in compiled.as_text().splitlines() if " convolution(" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the layout matters on CPU")
 @pytest.mark.optimized
 def test_gradients_keep_to_the_fast_layout(clients):

@@ -166,7 +166,7 @@ class FlaxCnn(linen.Module):
         return linen.Dense(10, name="output")(x)
 
 
-@pytest.mark.optimized
+@pytest.mark.usefixtures("compilation")
 def test_the_cnn_is_that_of_flax_with_its_gradients():
     ours, flax = nn.cnn((4, 6), dense=(9,)), nn.from_flax(FlaxCnn())
     keys = jax.random.split(KEY, 3)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import json, re, sys
 import jax, jax.numpy as jnp

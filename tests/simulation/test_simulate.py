@@ -255,8 +255,9 @@ def test_a_round_whose_updates_are_all_rejected_has_no_loss():
     assert np.isnan(result.history["loss"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, number):
     """Checkpoints after every round; the process dies wherever it happens to be."""
     run = tmp_path / "run"
