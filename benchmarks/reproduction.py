@@ -56,8 +56,8 @@ def merged(record: dict[str, Any], recipe: str, table: Sequence[dict[str, Any]])
             "quantity": ": ".join(filter(None, (new["row"], new["metric"]))),
             "setting": new["column"],
             "ours": new["ours"],
-            "ours_std": _of_sample(new.get("ours_std"), new.get("seeds")),
-            "seeds": new.get("seeds"),
+            "ours_std": new.get("ours_std") if new.get("deviation") == "sample" else _of_sample(new),
+            "seeds": f"{new['valued']} of {new['seeds']} seeds" if new.get("valued") else new.get("seeds"),
             "paper_value": new.get("paper"),
             "paper_std": new.get("paper_std"),
             "dataset": DATASETS.get(dataset, dataset) or None,
@@ -171,8 +171,9 @@ def _seeds(seeds: int | list[int] | str | None) -> str:
     return seeds
 
 
-def _of_sample(spread: float | None, seeds: int | None) -> float | None:
-    """The sample's standard deviation: a table.json divides by the number of seeds, not by one less."""
+def _of_sample(new: dict[str, Any]) -> float | None:
+    """The sample's standard deviation of a table.json that does not name it: it divides by the number of seeds."""
+    spread, seeds = new.get("ours_std"), new.get("seeds")
     return spread * math.sqrt(seeds / (seeds - 1)) if spread is not None and seeds and seeds > 1 else None
 
 

@@ -29,9 +29,13 @@ class Outcome:
         return float(np.mean(values)) if len(values) else float("nan")
 
     def std(self, name: str) -> float:
-        """Standard deviation over the seeds that have a value; NaN for fewer than two."""
+        """Sample standard deviation over the seeds that have a value; NaN for fewer than two."""
         values = self._values(name)
-        return float(np.std(values)) if len(values) > 1 else float("nan")
+        return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+
+    def valued(self, name: str) -> int:
+        """How many seeds have a value."""
+        return len(self._values(name))
 
     def _values(self, name: str) -> np.ndarray:
         values = [summary.get(name) for summary in self.summaries]

@@ -216,7 +216,8 @@ def reproduce(
     shown = report.tables.recipe_table(recipe.title, rows)
     shown.print()
     shown.write(directory / "table.md", directory / "table.csv")
-    write_json(directory / "table.json", [dataclasses.asdict(row) for row in rows])
+    # Before this word a table.json held the population's deviation.
+    write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
     report.style.save(figure, directory / "figure.png")
     print(f"left in {directory}")
     return rows, outcomes
@@ -250,5 +251,7 @@ def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tu
         for name, (heading, factor) in metrics.items():
             ours = factor * outcome.mean(name), factor * outcome.std(name)
             paper = cell.paper.get(name, (NAN, NAN))
-            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, len(outcome.summaries), dataset))
+            seeds, valued = len(outcome.summaries), outcome.valued(name)
+            some = valued if 0 < valued < seeds else None
+            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, seeds, dataset, some))
     return rows

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from fedjax_cluster import report
 from fedjax_cluster.experiments.cells import Cell
 from fedjax_cluster.experiments.recipe import Drawing, Outcomes, measured
+from fedjax_cluster.report.names import over_seeds
 from fedjax_cluster.report.paper_rows import NAN
 
 
@@ -50,6 +51,7 @@ def sweep(
             y_label=y_label,
             log_x=log_x,
             paper={row: values for row, values in paper.items() if np.isfinite(values).any()},
+            band=_deviation(outcomes),
         )
         if zero_line:
             drawn.axes[0].axhline(0, color="black", linewidth=0.6)
@@ -64,9 +66,13 @@ def bars(metric: str, label: str) -> Drawing:
     def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
         names = [f"{row}, {column}" if column else row for row, column in outcomes]
         means, deviations = zip(*((each.mean(metric), each.std(metric)) for each in outcomes.values()), strict=True)
-        return report.bars.bars(names, means, deviations, label)
+        return report.bars.bars(names, means, deviations, label, error=_deviation(outcomes))
 
     return figure
+
+
+def _deviation(outcomes: Outcomes) -> str:
+    return f"± sample std {over_seeds(len(each.summaries) for each in outcomes.values())}"
 
 
 def against_paper(metrics: Mapping[str, tuple[str, float]]) -> Drawing:

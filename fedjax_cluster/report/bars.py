@@ -12,11 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.names import method_name, over_seeds
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 
 
-def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[float], label: str) -> Figure:
+def bars(
+    names: Sequence[str],
+    means: Sequence[float],
+    deviations: Sequence[float],
+    label: str,
+    *,
+    error: str = "± standard deviation",
+) -> Figure:
     """Draws horizontal bars from zero, each with its value and an error bar.
 
     Args:
@@ -24,11 +31,13 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
       means: [n], NaN where there is no result.
       deviations: [n] standard deviations, NaN where there is none.
       label: what the bars show, with its unit.
+      error: what the deviations are called in the legend.
 
     Raises:
       ValueError: no bars, or lists of different lengths.
     """
     heights, errors = np.asarray(means, np.float64), np.nan_to_num(np.asarray(deviations, np.float64))
+    heights[~np.isfinite(heights)] = np.nan
     if not len(names) or heights.shape != (len(names),) or errors.shape != heights.shape:
         raise ValueError(
             f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
@@ -39,8 +48,8 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
         axes.barh(rows, heights, height=0.62, color=style.COLORS[0])
         known = errors > 0
         axes.errorbar(heights[known], rows[known], xerr=errors[known], fmt="none", ecolor="black", elinewidth=0.9)
-        for row, height, error in zip(rows, heights, errors, strict=True):
-            end = max(0.0, height + error) if is_known(height) else 0.0
+        for row, height, deviation in zip(rows, heights, errors, strict=True):
+            end = max(0.0, height + deviation) if is_known(height) else 0.0
             axes.annotate(_three_digits(height), (end, row), (3, 0), textcoords="offset points", va="center_baseline")
         axes.margins(x=0.14)
         axes.set_yticks(rows, [style.wrapped(method_name(name), 22) for name in names])
@@ -48,11 +57,13 @@ def bars(names: Sequence[str], means: Sequence[float], deviations: Sequence[floa
         axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=label)
         axes.grid(False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
+        if known.any():
+            style.legend_above(figure, [Line2D([], [], color="black", linewidth=0.9, marker="|")], [error])
     return figure
 
 
 def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
-    """Draws ours next to the paper's values: filled and hollow markers with error bars of one standard deviation.
+    """Draws ours next to the paper's values: filled and hollow markers with their standard deviations as error bars.
 
     Markers rather than bars from zero: what matters are tenths of a point at 87 %. Two columns wide for more metrics.
 
@@ -104,10 +115,12 @@ def _row_legend(figure: Figure, rows: Sequence[PaperRow], methods: Sequence[str]
     named = methods if len(methods) > 1 else ()
     handles = [Line2D([], [], **{**style.line_look(index), "linestyle": "none"}) for index in range(len(named))]
     labels = [method_name(method) for method in named]
-    for label, face in (("ours", style.NEUTRAL), ("paper", "white")):
-        if any(is_known(getattr(row, label)) for row in rows):
+    over = over_seeds(row.seeds for row in rows if is_known(row.ours_std))
+    ours = f"ours ± sample std {over}" if over else "ours"
+    for part, text, face in (("ours", ours, style.NEUTRAL), ("paper", "paper", "white")):
+        if any(is_known(getattr(row, part)) for row in rows):
             handles.append(style.plain_marker(face))
-            labels.append(label)
+            labels.append(text)
     style.legend_above(figure, handles, labels, lines=False)
 
 

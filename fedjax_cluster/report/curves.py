@@ -9,14 +9,29 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.histories import ARI, History, by_seed, chosen_metric, column_label, evaluated, has_values
-from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.histories import (
+    ARI,
+    History,
+    by_seed,
+    chosen_metric,
+    column_label,
+    evaluated,
+    has_values,
+    not_finite_from,
+    with_gaps,
+)
+from fedjax_cluster.report.names import method_name, over_seeds
 
 BOUNDED = ("purity", ARI, "accuracy", "balanced_accuracy")  # at most 1
 MARKED_POINTS = 8
+BAND = 0.15  # opacity
+NO_VALUE = " (no finite value)"
+ENDED: dict[str, Any] = {"color": style.NEUTRAL, "linestyle": "none", "markersize": 6, "markeredgewidth": 1.2}
 
 
 def learning_curves(histories: Mapping[str, History | Sequence[History]], metric: str | None = None) -> Figure:
@@ -44,8 +59,9 @@ def curves(
 ) -> Figure:
     """Draws columns of histories against communication rounds, a panel each, one beneath the other.
 
-    Several seeds of a method become their mean and a band of ± one standard deviation, over the rounds that all of
-    them evaluated. Rounds count from 1; those without a value (NaN) are skipped.
+    Several seeds of a method become their mean and a band of ± one sample standard deviation, over the rounds that all
+    of them evaluated. Rounds count from 1; those without a value (NaN) are skipped. Where a run was not finite the
+    curve is broken, and a cross stands at its end where it did not become finite again.
 
     Args:
       histories: method -> history of a run, or the histories of its seeds; columns as `SimulationResult.history`.
@@ -55,26 +71,37 @@ def curves(
       bands: False leaves the bands out, for many methods.
 
     Raises:
-      ValueError: no histories, no columns, or a column without any value.
+      ValueError: no histories, no columns, or a column that no history has.
     """
     seeds, levels = by_seed(histories), levels or {}
     if not metrics:
         raise ValueError("metrics is empty; name at least one column")
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
+    values = {name: {method: evaluated(runs, name, method) for method, runs in seeds.items()} for name in metrics}
+    names = {method: _legend_name(method, runs, metrics) for method, runs in seeds.items()}
+    legend: dict[str, Any] = {}
     with style.drawing(style.SINGLE, 0.6 + 1.4 * len(metrics)) as figure:
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, metrics, strict=True):
             label, factor = column_label(chosen_metric(seeds, name))
             for index, (method, runs) in enumerate(seeds.items()):
-                rounds, values = evaluated(runs, name, method)
-                mean, deviation = factor * values.mean(axis=0), factor * values.std(axis=0) * bands
+                rounds, found = values[name][method]
+                deviation = found.std(axis=0, ddof=1) if bands and len(found) > 1 else np.zeros(len(rounds))
+                at, mean, deviation = with_gaps(runs, rounds, found.mean(axis=0), deviation)
                 place = {"index": index, "count": len(seeds), "highest": factor if name in BOUNDED else np.inf}
-                draw_line(axes, rounds + 1, mean, deviation, label=method_name(method), **place)
+                draw_line(axes, at + 1, factor * mean, factor * deviation, label=names[method], **place)
+                if len(rounds) and any(not_finite_from(run) and rounds[-1] < run["round"][-1] for run in runs):
+                    legend["not finite afterwards"] = axes.plot(
+                        rounds[-1] + 1, factor * mean[-1], marker="x", zorder=5, **ENDED
+                    )[0]
             axes.set_ylabel(label)
             axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
-            if name == ARI:
-                lowest = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
-                axes.set_ylim(min(0.0, lowest) - 0.06, 1.06)
+            if not any(len(rounds) for rounds, _ in values[name].values()):
+                axes.set_yticks([])
+                axes.text(0.5, 0.5, "not finite in any round", transform=axes.transAxes, ha="center", va="center")
+            elif name == ARI:
+                lowest = min(float(found.mean(axis=0).min(initial=0.0)) for _, found in values[name].values())
+                axes.set_ylim(lowest - 0.06, 1.06)
             if name in levels:
                 axes.axhline(factor * levels[name], **style.GUIDE)
         round_axis(panels[-1])
@@ -82,8 +109,22 @@ def curves(
         if log_rounds:
             panels[-1].set(xscale="log", xlim=(0.94, 1.06 * last))
             style.ticks_at(panels[-1].xaxis, [tick for tick in style.LOG_TICKS if tick <= last])
-        shared_legend(figure, panels)
+        over = over_seeds(len(found) for of_method in values.values() for _, found in of_method.values() if found.size)
+        if bands and over:
+            legend[f"± sample std {over}"] = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
+        missing = [name for name in names.values() if name.endswith(NO_VALUE)]
+        shared_legend(figure, panels, {**{name: Line2D([], [], linestyle="none") for name in missing}, **legend})
     return figure
+
+
+def _legend_name(method: str, runs: Sequence[History], metrics: Sequence[str]) -> str:
+    """The method's name, and how many of its seeds are drawn where some have no value of a column."""
+    counts = [sum(has_values({method: [run]}, name) for run in runs) for name in metrics]
+    known = [count for count in counts if count]
+    name = method_name(method)
+    if not known:
+        return name + NO_VALUE
+    return name if min(known) == len(runs) else f"{name} ({min(known)} of {len(runs)} seeds)"
 
 
 def round_curves(series: Mapping[str, tuple[Any, Any]], y_label: str, *, log_y: bool = False) -> Figure:
@@ -121,6 +162,7 @@ def sweep(
     y_label: str,
     log_x: bool = False,
     paper: Mapping[str, Sequence[float]] | None = None,
+    band: str = "± standard deviation",
 ) -> Figure:
     """Draws results against a parameter: accuracy over the number of clients, ARI over the compression ratio.
 
@@ -130,6 +172,7 @@ def sweep(
       x_label, y_label: axis labels with their units.
       log_x: logarithmic axis.
       paper: name of a series -> the paper's values [n]: hollow markers of the same colour and shape.
+      band: what the deviations are called in the legend.
 
     Raises:
       ValueError: no series, other lengths than x's, x ≤ 0 on a logarithmic axis, or a paper's name that is no series.
@@ -145,7 +188,9 @@ def sweep(
     with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
-            draw_line(axes, positions, mean, deviation, label=method_name(name), index=index, count=len(lines))
+            known, place = np.isfinite(mean), {"index": index, "count": len(lines)}
+            label = method_name(name) if known.any() else method_name(name) + NO_VALUE
+            draw_line(axes, positions[known], mean[known], deviation[known], label=label, **place)
             if name in published:
                 known = np.isfinite(published[name])
                 look = {**style.line_look(index), "linestyle": "none", "markerfacecolor": "white", "markersize": 5}
@@ -156,6 +201,9 @@ def sweep(
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
         axes.set(xlabel=x_label, ylabel=y_label)
         handles, labels = axes.get_legend_handles_labels()
+        if any(deviation.any() for _, deviation in lines.values()):
+            handles.append(Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0))
+            labels.append(band)
         if published:
             handles.append(style.plain_marker("white"))
             labels.append("paper")
@@ -174,19 +222,20 @@ def draw_line(
     count: int,
     highest: float = np.inf,
 ) -> None:
-    """Draws line `index` of `count` with sparse, staggered markers, and a band of ± `deviation` up to `highest`."""
-    known = np.isfinite(mean)
-    if not known.any():
+    """Draws line `index` of `count` with sparse, staggered markers, and a band of ± `deviation` up to `highest`.
+
+    NaN breaks the line; one without a value is not drawn.
+    """
+    if not np.isfinite(mean).any():
         return
-    x, mean, deviation = x[known], mean[known], deviation[known]
     every = max(1, len(x) // MARKED_POINTS)
     look = style.line_look(index)
     # Earlier lines lie above later ones: the first is the one that the picture is about.
     order = 3 + (count - index) / (count + 1)
     axes.plot(x, mean, label=label, markevery=(index * every // count, every), zorder=order, **look)
-    if deviation.any():
+    if np.nan_to_num(deviation).any():
         upper = np.minimum(mean + deviation, highest)
-        axes.fill_between(x, mean - deviation, upper, color=look["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(x, mean - deviation, upper, color=look["color"], alpha=BAND, linewidth=0)
 
 
 def round_axis(axes: Axes) -> None:
@@ -195,10 +244,10 @@ def round_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=True, min_n_ticks=1))
 
 
-def shared_legend(figure: Figure, panels: Iterable[Axes]) -> None:
-    """One legend over all panels; what occurs in several is named once."""
+def shared_legend(figure: Figure, panels: Iterable[Axes], further: Mapping[str, Any] | None = None) -> None:
+    """One legend over all panels; what occurs in several is named once. `further` entries follow: label -> handle."""
     named = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
-    entries = {str(label): handle for handle, label in named}
+    entries = {**{str(label): handle for handle, label in named}, **(further or {})}
     style.legend_above(figure, list(entries.values()), list(entries))
 
 

@@ -59,10 +59,15 @@ def has_values(seeds: Seeds, name: str) -> bool:
 
 
 def chosen_metric(seeds: Seeds, metric: str | None) -> str:
-    """`metric`, or the first of accuracy, test loss and training loss that has values; ValueError without any."""
-    for name in ("accuracy", "test_loss", "loss") if metric is None else (metric,):
-        if has_values(seeds, name):
-            return name
+    """`metric`, or the first of accuracy, test loss and training loss that has values; ValueError for no such column.
+
+    A column without a value is taken where no other has one: nothing of a run was finite.
+    """
+    wanted = ("accuracy", "test_loss", "loss") if metric is None else (metric,)
+    columns = {name for runs in seeds.values() for history in runs for name in history}
+    known = [name for name in wanted if has_values(seeds, name)] or [name for name in wanted if name in columns]
+    if known:
+        return known[0]
     if metric is None:
         raise ValueError("no history has an accuracy, a test loss or a training loss; name a column as `metric`")
     names = sorted({name for runs in seeds.values() for history in runs for name in history} - {"round"})
@@ -91,3 +96,36 @@ def evaluated(runs: Sequence[History], name: str, method: str) -> tuple[np.ndarr
     if not len(rounds):
         raise ValueError(f"the seeds of {method} have '{name}' in no common round; run them with the same `eval_every`")
     return rounds, np.stack([values[np.isin(at, rounds)] for at, values in known])
+
+
+def not_finite(history: History) -> np.ndarray:
+    """bool[rounds]: whose training loss was not finite, other than because nobody took part."""
+    lost = ~np.isfinite(np.asarray(history.get("loss", np.zeros(len(history["round"]))), np.float64))
+    if "num_clients" in history and "num_rejected" in history:
+        lost &= np.asarray(history["num_clients"]) + np.asarray(history["num_rejected"]) > 0
+    return lost
+
+
+def not_finite_from(history: History) -> int | None:
+    """The round, counted from 1, from which on a run was not finite to its end; None where it ended well.
+
+    >>> history = {"round": np.arange(4.0), "loss": np.asarray([2.0, np.nan, 3.0, np.nan])}
+    >>> not_finite_from(history)
+    4
+    """
+    lost = not_finite(history)
+    return None if not lost[-1] else len(lost) - int(np.argmin(lost[::-1])) + 1 if not lost.all() else 1
+
+
+def with_gaps(runs: Sequence[History], rounds: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Rounds [n] and columns [n], with a NaN in the columns where rounds without a value were not finite.
+
+    Evaluations are some rounds apart: only between neighbours further apart than usual is one missing.
+    """
+    steps = np.diff(rounds)
+    if len(steps) < 2:
+        return rounds, *columns
+    lost = np.unique(np.concatenate([np.asarray(run["round"])[not_finite(run)] for run in runs]))
+    between = np.searchsorted(lost, rounds[1:]) > np.searchsorted(lost, rounds[:-1], side="right")
+    wide = 1 + np.flatnonzero(between & (steps > 1.5 * np.median(steps)))
+    return np.insert(rounds, wide, rounds[wide] - 0.5), *(np.insert(column, wide, np.nan) for column in columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 PRINTED = (
     *("CFL", "CFL-GP", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedProx", "FedSoft", "FeSEM", "FLAG"),
@@ -19,6 +19,16 @@ def method_name(name: str) -> str:
     ('CFL-GP', 'CFL-GP', 'ours, P=1')
     """
     return METHOD_NAMES.get(name.replace("-", "_"), name)
+
+
+def over_seeds(counts: Iterable[int]) -> str:
+    """Over how many seeds results vary; "" where there are no several.
+
+    >>> over_seeds([3, 3]), over_seeds([3, 1, 2]), over_seeds([1])
+    ('over 3 seeds', 'over 2 or 3 seeds', '')
+    """
+    several = sorted({count for count in counts if count > 1})
+    return f"over {' or '.join(map(str, several))} seeds" if several else ""
 
 
 def group_name(group: int, names: Sequence[str]) -> str:

@@ -17,17 +17,18 @@ class PaperRow:
     row: str  # usually the method
     column: str  # usually what varies
     metric: str  # with its unit
-    ours: float  # mean over seeds
-    ours_std: float = NAN
+    ours: float  # mean over the seeds that have a value
+    ours_std: float = NAN  # the sample's, over the seeds
     paper: float = NAN
     paper_std: float = NAN
     seeds: int = 1  # runs or draws behind ours
     dataset: str = ""  # that ours had
+    valued: int | None = None  # of the seeds, those that have a value; None where all have
 
 
 def is_known(value: float | None) -> TypeGuard[float]:
-    """Whether a value is there: neither None nor NaN."""
-    return value is not None and not math.isnan(value)
+    """Whether a value is there: neither None nor NaN nor infinite."""
+    return value is not None and math.isfinite(value)
 
 
 def check_rows(rows: Sequence[PaperRow]) -> None:

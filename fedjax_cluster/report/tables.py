@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
+import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -16,10 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fedjax_cluster.files import atomic_file
-from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.names import method_name, over_seeds
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 
 NOTHING = "–"
+NOT_FINITE = "not finite"
+SAMPLE = "sample std"
 
 
 class Runs(Protocol):
@@ -33,18 +37,18 @@ class Runs(Protocol):
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation over seeds; `std` is None for a single seed."""
+    """Mean and sample standard deviation over seeds; `std` is None for a single seed."""
 
     mean: float
     std: float | None = None
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and standard deviation (of the population, as in the papers' tables) over seeds; None without values.
+    """Mean and sample standard deviation (divided by n − 1) over seeds; None without values.
 
-    Seeds with None or NaN are left out.
+    Seeds with None, NaN or an infinity are left out.
 
-    >>> spread([1.0, 3.0, None])
+    >>> spread([1.0, 2.0, 3.0, None])
     Spread(mean=2.0, std=1.0)
     >>> spread([2.0])
     Spread(mean=2.0, std=None)
@@ -52,14 +56,18 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     known = [float(value) for value in values if is_known(value)]
     if not known:
         return None
-    return Spread(float(np.mean(known)), float(np.std(known)) if len(known) > 1 else None)
+    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)
 
 
 class Number(NamedTuple):
     """A number with its standard deviation, if it has one, and how it is shown.
 
+    `seeds` tells how many of the seeds it is of where some have no value, such as "2 of 3".
+
     >>> Number(87.249, 0.21, decimals=1).text(), Number(0.5, decimals=1, signed=True).text()
     ('87.2 ± 0.2', '+0.5')
+    >>> Number(87.249, 0.21, decimals=1, seeds="2 of 3").text(), Number(float("nan")).text()
+    ('87.2 ± 0.2 (2 of 3)', 'not finite')
     >>> Number(3.6e-7, decimals=3).text()
     '4e-07'
     """
@@ -68,22 +76,26 @@ class Number(NamedTuple):
     std: float | None = None
     decimals: int = 0
     signed: bool = False
+    seeds: str = ""
 
     def text(self) -> str:
+        if not math.isfinite(self.mean):
+            return NOT_FINITE
         sign = "+" if self.signed else ""
         shown = f"{self.mean:{sign},.{self.decimals}f}"
         if self.decimals >= 3 and self.std is None and 0 < abs(self.mean) < 0.5 * 0.1**self.decimals:
             shown = f"{self.mean:{sign}.0e}"
         if not float(shown.replace(",", "")):
             shown = shown.lstrip("+-")
-        return shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
+        shown = shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
+        return f"{shown} ({self.seeds})" if self.seeds else shown
 
 
 class Column(NamedTuple):
-    """A heading; whether its numbers have a standard deviation, which then stands apart in CSV."""
+    """A heading; what its numbers' standard deviations are called in CSV, where they stand apart; "" for none."""
 
     name: str
-    deviation: bool = False
+    deviation: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +108,7 @@ class Table:
       rows: a cell per column: text, a Number, or None, which is shown as "–".
       note: beneath it; "" for none.
 
-    >>> print(Table("", (Column("method"), Column("ARI", True)), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
+    >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
     | method | ARI |
     | :-- | --: |
     | IFCA | 0.90 ± 0.10 |
@@ -134,13 +146,20 @@ class Table:
         return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
-        """The table as comma-separated values: numbers unrounded, deviations in separate columns, None empty."""
+        """The table as comma-separated values: numbers unrounded, None empty.
+
+        Deviations, and of how many seeds a number is where some have none, stand in columns of their own.
+        """
         names: list[str] = []
         rows: list[list[str]] = [[] for _ in self.rows]
         for index, column in enumerate(self.columns):
-            names += [column.name, f"{column.name} std"] if column.deviation else [column.name]
-            for row, cells in zip(rows, self.rows, strict=True):
-                row += _unrounded(cells[index], column.deviation)
+            cells = [row[index] for row in self.rows]
+            apart = {f"{column.name} {column.deviation}": "std"} if column.deviation else {}
+            if any(isinstance(cell, Number) and cell.seeds for cell in cells):
+                apart[f"{column.name} seeds"] = "seeds"
+            names += [column.name, *apart]
+            for row, cell in zip(rows, cells, strict=True):
+                row += _unrounded(cell, list(apart.values()))
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
         return buffer.getvalue()
@@ -185,42 +204,55 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
 
     Args:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
-        test loss takes its place.
+        test loss takes its place. A method whose runs have all diverged has "not finite" there.
 
     Raises:
-      ValueError: no runs, or a method without a summary.
+      ValueError: no runs, a method without a summary, or a figure that is no number.
     """
     if not runs:
         raise ValueError("there are no runs to compare; give those of one method at least")
     if empty := [method.label for method in runs if not method.summaries]:
         raise ValueError(f"{empty[0]} has no summaries; give one for each seed")
     every = [summary for method in runs for summary in method.summaries]
+    counts = [len(method.summaries) for method in runs]
 
     def column(read: Callable[[Mapping[str, Any]], float | None], decimals: int, deviation: bool = False):
-        found = [spread([read(_counted_from_1(summary)) for summary in method.summaries]) for method in runs]
+        values = [[read(summary) for summary in method.summaries] for method in runs]
+        found = [spread(of_seeds) for of_seeds in values]
         if not deviation:
             found = [value and Spread(value.mean) for value in found]
             # Whole numbers in all rows need no point.
             decimals = decimals if any(value and value.mean % 1 for value in found) else 0
-        return [value and Number(*value, decimals=decimals) for value in found]
+        pairs = zip(found, values, strict=True)
+        return [value and Number(*value, decimals=decimals, seeds=_share(of_seeds)) for value, of_seeds in pairs]
 
-    if any(is_known(summary.get("accuracy")) for summary in every):
-        quality = {Column("test accuracy (%)", True): column(lambda s: _scaled(s.get("accuracy"), 100), 1, True)}
+    if any(figure(summary, "accuracy") is not None for summary in every):
+        quality, best = "test accuracy (%)", column(lambda s: figure(s, "accuracy", 100), 1, True)
     else:
-        quality = {Column("test loss", True): column(lambda s: s.get("test_loss"), 4, True)}
+        quality, best = "test loss", column(lambda s: figure(s, "test_loss"), 4, True)
+    lost = [sum(map(diverged, method.summaries)) for method in runs]
+    best = [number or (Number(math.nan) if count else None) for number, count in zip(best, lost, strict=True)]
+    seeds = {} if len(set(counts)) == 1 else {Column("seeds"): [Number(count) for count in counts]}
     columns = {
-        **quality,
-        Column("ARI", True): column(lambda s: s.get("adjusted_rand_index"), 2, True),
-        Column("clusters"): column(lambda s: s.get("num_clusters"), 1),
-        Column("clusters final after round"): column(lambda s: s.get("first_round_of_final_clustering"), 1),
+        **seeds,
+        Column(quality, SAMPLE): best,
+        Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
+        Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
+        Column("clusters final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
         Column("models down per client"): column(lambda s: _per_client(s, "models_down"), 1),
         Column("models up per client"): column(lambda s: _per_client(s, "models_up"), 1),
-        Column("client rounds per second"): column(lambda s: round(s.get("client_rounds_per_second") or 0) or None, 0),
+        Column("client rounds per second"): column(_speed, 0),
     }
     names = [method_name(method.label) for method in runs]
-    seeds = {len(method.summaries) for method in runs}
-    note = "" if seeds == {1} else f"mean ± standard deviation over {' or '.join(map(str, sorted(seeds)))} seeds"
-    return Table("", (Column("method"), *columns), tuple(zip(names, *columns.values(), strict=True)), note)
+    ended = ", ".join(f"{name} {n} of {all_}" for name, n, all_ in zip(names, lost, counts, strict=True) if n)
+    partly = any(number and number.seeds for cells in columns.values() for number in cells)
+    notes = [
+        f"mean ± sample standard deviation {over_seeds(counts)}" if max(counts) > 1 else "",
+        "in brackets how many seeds have the figure" if partly else "",
+        f"runs that ended not finite: {ended}" if ended else "",
+    ]
+    rows = tuple(zip(names, *columns.values(), strict=True))
+    return Table("", (Column("method"), *columns), rows, "; ".join(filter(None, notes)))
 
 
 def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
@@ -239,29 +271,41 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
         alike = [row for row in rows if row.metric == metric]
         decimals = _decimals(alike)
         for row in alike:
-            ours, paper = _number(row.ours, row.ours_std, decimals), _number(row.paper, row.paper_std, decimals)
+            share = "" if row.valued is None else f"{row.valued} of {row.seeds}"
+            ours = _number(row.ours, row.ours_std, decimals, share)
+            paper = _number(row.paper, row.paper_std, decimals)
             difference = Number(row.ours - row.paper, None, decimals, True) if ours and paper else None
             lines.append((metric, row.column, method_name(row.row), ours, paper, difference))
+    deviations = {"ours": SAMPLE, "paper": "std"}
     names = ("metric", "setting", "method", "ours", "paper", "difference")
-    return Table(title, tuple(Column(name, name in ("ours", "paper")) for name in names), tuple(lines))
+    over = over_seeds(row.seeds for row in rows if is_known(row.ours_std))
+    notes = [f"ours: mean ± sample standard deviation {over}; the paper's as printed" if over else ""]
+    notes += ["in brackets how many seeds have a value"] * any(row.valued is not None for row in rows)
+    columns = tuple(Column(name, deviations.get(name, "")) for name in names)
+    return Table(title, columns, tuple(lines), "; ".join(filter(None, notes)))
 
 
 def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | None = None) -> Table:
     """One run in some ten lines of two columns without headings; what it has no figure of is left out.
 
+    A run that ended with a loss that is not finite says so.
+
     Args:
       summary: what summary.json holds.
       directory: where the run was left.
+
+    Raises:
+      ValueError: a figure that is no number.
     """
 
     def line(template: str, *names: str, factor: float = 1.0) -> str | None:
         """The template filled with figures; None where one is missing."""
-        values = [_scaled(_counted_from_1(summary).get(name), factor) for name in names]
+        values = [figure(summary, name, factor) for name in names]
         return None if None in values else template.format(*values)
 
     accuracy = line("{:.1f} %", "accuracy", factor=100)
     names = "accuracy_std", "accuracy_worst_decile"
-    deviation = line("± {:.1f} over clients, worst decile {:.1f} %", *names, factor=100)
+    clients = line("std over clients {:.1f}, worst decile {:.1f} %", *names, factor=100)
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
@@ -270,43 +314,65 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         clustering += f", {each}"
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
     lines = {
-        "test accuracy": accuracy and " ".join(filter(None, (accuracy, deviation))),
+        "test accuracy": accuracy and "; ".join(filter(None, (accuracy, clients))),
         "balanced accuracy": line("{:.1f} %", "balanced_accuracy", factor=100),
         "test loss": line("{:.4g}", "test_loss"),
+        "training loss": "not finite at the end: the run has diverged" if diverged(summary) else None,
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
-        "rejected updates": line("{:,.0f}", "num_rejected") if summary.get("num_rejected") else None,
+        "rejected updates": line("{:,.0f}", "num_rejected") if figure(summary, "num_rejected") else None,
         "models per client": f"{sent[0]:,.1f} down, {sent[1]:,.1f} up" if None not in sent else None,
         "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "bytes_down", "bytes_up", factor=1e-6),
         "mini-batches": line("{:,.0f} gradients, {:,.0f} losses", "gradient_evaluations", "loss_evaluations"),
-        "server's clustering": clustering if summary.get("clusterings") else None,
+        "server's clustering": clustering if figure(summary, "clusterings") else None,
         "speed": line("{:,.0f} client-rounds per second", "client_rounds_per_second"),
         "time": line("{:.1f} s compiling, {:.1f} s running", "compile_seconds", "run_seconds"),
         "left in": None if directory is None else str(directory),
     }
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
-    if clients := line("{:.0f} clients", "clients"):
-        title += f": {clients}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
+    if count := line("{:.0f} clients", "clients"):
+        title += f": {count}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
 
 
-def _counted_from_1(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Rounds as the pictures number them; files count from 0."""
-    return {k: v + 1 if k.startswith("first_round") and is_known(v) else v for k, v in summary.items()}
+def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float | None:
+    """A figure of a summary times `factor`; None where there is no finite one. Rounds count from 1, as in pictures.
+
+    Raises:
+      ValueError: what stands there is no number.
+    """
+    value = summary.get(name)
+    if value is not None and not isinstance(value, numbers.Real):
+        raise ValueError(f"a summary's {name} is {value!r}, which is no number; is its summary.json damaged?")
+    return factor * (value + name.startswith("first_round")) if is_known(value) else None
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return factor * value if is_known(value) else None
+def diverged(summary: Mapping[str, Any]) -> bool:
+    """Whether a run ended with a loss that is not finite, which summary.json holds as null."""
+    trained = "train_loss" not in summary or figure(summary, "train_loss") is not None
+    evaluated = figure(summary, "accuracy") is None or figure(summary, "test_loss") is not None
+    return not trained or ("test_loss" in summary and not evaluated)
+
+
+def _share(values: Sequence[float | None]) -> str:
+    """How many of the seeds have a value, where some have one and others none."""
+    known = sum(map(is_known, values))
+    return f"{known} of {len(values)}" if 0 < known < len(values) else ""
 
 
 def _per_client(summary: Mapping[str, Any], name: str) -> float | None:
-    return _scaled(summary.get(name), 1 / summary["clients"]) if summary.get("clients") else None
+    clients = figure(summary, "clients")
+    return figure(summary, name, 1 / clients) if clients else None
 
 
-def _number(mean: float, std: float, decimals: int) -> Number | None:
-    return Number(mean, std if is_known(std) else None, decimals) if is_known(mean) else None
+def _speed(summary: Mapping[str, Any]) -> float | None:
+    return round(figure(summary, "client_rounds_per_second") or 0) or None
+
+
+def _number(mean: float, std: float, decimals: int, seeds: str = "") -> Number | None:
+    return Number(mean, std if is_known(std) else None, decimals, seeds=seeds) if is_known(mean) else None
 
 
 def _decimals(rows: Sequence[PaperRow]) -> int:
@@ -318,8 +384,9 @@ def _decimals(rows: Sequence[PaperRow]) -> int:
     return 3 if largest < 0.9 else 2 if largest < 1000 else 1
 
 
-def _unrounded(cell: str | Number | None, deviation: bool) -> list[str]:
-    if isinstance(cell, Number):
-        mean = f"{cell.mean:.9g}"
-        return [mean, "" if cell.std is None else f"{cell.std:.9g}"] if deviation else [mean]
-    return [cell or "", ""] if deviation else [cell or ""]
+def _unrounded(cell: str | Number | None, apart: Sequence[str]) -> list[str]:
+    """A cell, and the parts of it that stand apart."""
+    if not isinstance(cell, Number):
+        return [cell or "", *("" for _ in apart)]
+    parts = {"std": "" if cell.std is None else f"{cell.std:.9g}", "seeds": cell.seeds}
+    return [f"{cell.mean:.9g}", *(parts[name] for name in apart)]

@@ -1,11 +1,12 @@
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.legend import Legend
 from matplotlib.text import Text
+
+from fedjax_cluster.report.paper_rows import PaperRow
 
 
 @pytest.fixture
@@ -32,10 +33,8 @@ def make_history():
 def make_row():
     """A number of a paper's table beside ours."""
 
-    def make(row, column, ours, paper=np.nan, *, metric="accuracy (%)", ours_std=np.nan, paper_std=np.nan):
-        return SimpleNamespace(
-            row=row, column=column, metric=metric, ours=ours, ours_std=ours_std, paper=paper, paper_std=paper_std
-        )
+    def make(row, column, ours, paper=np.nan, *, metric="accuracy (%)", **others):
+        return PaperRow(row, column, metric, ours, paper=paper, **others)
 
     return make
 

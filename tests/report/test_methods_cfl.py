@@ -51,10 +51,10 @@ def test_without_gaps_there_is_one_panel(make_history, check_layout):
     figure = pictures.split_history(make_history())
     assert len(figure.axes) == 1
     check_layout(figure)
+    lost = dict.fromkeys(("accuracy", "test_loss", "loss"), np.full(20, np.nan))
+    check_layout(pictures.split_history(make_history(columns=lost)))
     with pytest.raises(ValueError, match="no history has an accuracy"):
-        pictures.split_history(
-            make_history(columns=dict.fromkeys(("accuracy", "test_loss", "loss"), np.full(20, np.nan)))
-        )
+        pictures.split_history({"round": np.arange(20.0), "num_clusters": np.ones(20)})
 
 
 def finished(federation, rounds=8, **options):

@@ -69,10 +69,10 @@ def test_comparison_shows_means_over_the_seeds():
         "| method | test accuracy (%) | ARI | clusters | clusters final after round | models down per client "
         "| models up per client | client rounds per second |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: |",
-        "| CFL-GP | 88.0 ± 1.0 | 1.00 ± 0.00 | 4.0 | 8 | 137.5 | 100 | 3,505 |",
-        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.25 | 3.5 | 8 | 400.0 | 100 | 3,505 |",
+        "| CFL-GP | 88.0 ± 1.4 | 1.00 ± 0.00 | 4.0 | 8 | 137.5 | 100 | 3,505 |",
+        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.35 | 3.5 | 8 | 400.0 | 100 | 3,505 |",
         "",
-        "mean ± standard deviation over 2 seeds",
+        "mean ± sample standard deviation over 2 seeds",
     ]
 
 
@@ -96,18 +96,56 @@ def test_what_is_missing_is_a_dash_and_an_empty_cell(missing):
     line = next(line for line in table.markdown().splitlines() if "Local only" in line)
     assert line == "| Local only | – | – | 4 | 8 | 137.5 | – | 3,505 |"
     row = read_csv(table)[1]
-    assert row["test accuracy (%)"] == row["test accuracy (%) std"] == row["ARI"] == row["models up per client"] == ""
+    assert row["test accuracy (%)"] == row["test accuracy (%) sample std"] == row["ARI"] == row["models up per client"] == ""
 
 
-def test_seed_without_a_figure_is_left_out_of_the_mean():
+def test_a_mean_of_fewer_seeds_says_so():
     table = tables.comparison_table([runs("ifca", {"accuracy": 0.8}, {"accuracy": None}, {"accuracy": 0.9})])
-    assert "85.0 ± 5.0" in table.markdown()
+    assert "| IFCA | 85.0 ± 7.1 (2 of 3) | 1.00 ± 0.00 |" in table.markdown()
+    assert table.note.endswith("over 3 seeds; in brackets how many seeds have the figure")
+    assert read_csv(table)[0]["test accuracy (%) seeds"] == "2 of 3"
+
+
+def test_a_run_that_ended_not_finite_is_named_and_no_mean_hides_it():
+    lost = {"accuracy": None, "test_loss": None, "train_loss": None, "adjusted_rand_index": None}
+    table = tables.comparison_table([runs("fedavg", lost, lost), runs("ifca", {}, lost), runs("cfl", {}, {})])
+    lines = table.markdown().splitlines()
+    assert lines[2].startswith("| FedAvg | not finite | – | 4 |")
+    assert lines[3].startswith("| IFCA | 89.2 (1 of 2) | 1.00 (1 of 2) | 4 |")
+    assert "; runs that ended not finite: FedAvg 2 of 2, IFCA 1 of 2" in table.note
+    assert [row["test accuracy (%)"] for row in read_csv(table)] == ["nan", "89.16", "89.16"]
+    assert "not finite" in printed(tables.comparison_table([runs("fedavg", lost)]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None])
+def test_figures_that_are_not_finite_are_dashes(value):
+    names = [name for name in SUMMARY if isinstance(SUMMARY[name], float)]
+    summary = {**SUMMARY, **dict.fromkeys(names, value), "train_loss": value}
+    lines = tables.summary_table(summary).markdown().splitlines()
+    assert "| training loss | not finite at the end: the run has diverged |" in lines
+    assert not any(name in line for line in lines for name in ("accuracy", "nan", "inf ", "None"))
+    compared = tables.comparison_table([SimpleNamespace(label="fedavg", summaries=[summary])])
+    assert "| FedAvg | not finite | – | 4 | 8 | – | – | – |" in compared.markdown()
+
+
+def test_methods_of_different_numbers_of_seeds_show_them():
+    table = tables.comparison_table([runs("ifca", {}, {}, {}), runs("cfl", {})])
+    assert [line.split(" | ")[1] for line in table.markdown().splitlines()[2:4]] == ["3", "1"]
+    assert table.note == "mean ± sample standard deviation over 3 seeds"
+
+
+@pytest.mark.parametrize("value", ["high", [1.0], {}])
+@pytest.mark.parametrize("name", ["accuracy", "clients", "first_round_of_final_clustering", "train_loss"])
+def test_a_figure_that_is_no_number_is_refused(name, value):
+    for make in (tables.summary_table, lambda summary: tables.comparison_table([runs("ifca", summary)])):
+        with pytest.raises(ValueError, match=f"a summary's {name} is "):
+            make({**SUMMARY, name: value})
 
 
 def test_comparison_as_csv_holds_unrounded_numbers():
     (row,) = read_csv(tables.comparison_table([runs("cfl_gp", {"accuracy": 0.871234}, {"accuracy": 0.891234})]))
     np.testing.assert_allclose(float(row["test accuracy (%)"]), 88.1234)
-    np.testing.assert_allclose(float(row["test accuracy (%) std"]), 1.0)
+    np.testing.assert_allclose(float(row["test accuracy (%) sample std"]), 2**0.5)
     assert row["method"] == "CFL-GP"
 
 
@@ -159,7 +197,7 @@ def test_recipe_puts_ours_beside_the_paper(make_row):
         "| first round | C=16 | IFCA | 3 | 5 | -2 |",
     ]
     first = read_csv(table)[0]
-    assert (first["ours"], first["ours std"], first["paper"], first["paper std"]) == ("87.034", "0.3", "86.8", "0.35")
+    assert (first["ours"], first["ours sample std"], first["paper"], first["paper std"]) == ("87.034", "0.3", "86.8", "0.35")
     np.testing.assert_allclose(float(first["difference"]), 0.234)
     assert max(map(len, printed(table).splitlines())) <= 80
 
@@ -181,7 +219,7 @@ def test_summary_is_short_and_complete():
     lines = [line.rstrip() for line in printed(tables.summary_table(SUMMARY, "runs/cfl-gp")).splitlines()]
     assert lines == [
         "CFL-GP on digits: 16 clients, 100 rounds, seed 3",
-        "test accuracy        89.2 % ± 5.2 over clients, worst decile 80.9 %",
+        "test accuracy        89.2 %; std over clients 5.2, worst decile 80.9 %",
         "balanced accuracy    89.5 %",
         "test loss            0.8595",
         "adjusted Rand index  1.00, first after round 2",
@@ -249,7 +287,7 @@ def test_markup_and_bars_in_names_are_only_text():
 
 
 def test_table_is_written_in_both_forms(tmp_path):
-    table = Table("", (Column("method"), Column("ARI", True)), (("β, first", Number(0.5, 0.1, 2)),))
+    table = Table("", (Column("method"), Column("ARI", "std")), (("β, first", Number(0.5, 0.1, 2)),))
     table.write(tmp_path / "new" / "table.md", str(tmp_path / "new" / "table.csv"))
     assert (tmp_path / "new" / "table.md").read_text(encoding="utf-8") == table.markdown()
     assert (tmp_path / "new" / "table.csv").read_bytes().decode() == 'method,ARI,ARI std\n"β, first",0.5,0.1\n'
