@@ -30,8 +30,11 @@ from fedjax_cluster.report.names import method_name, over_seeds
 BOUNDED = ("purity", ARI, "accuracy", "balanced_accuracy")  # at most 1
 MARKED_POINTS = 8
 BAND = 0.15  # opacity
-NO_VALUE = " (no finite value)"
-ENDED: dict[str, Any] = {"color": style.NEUTRAL, "linestyle": "none", "markersize": 6, "markeredgewidth": 1.2}
+NO_VALUE, NO_LINE = " (no finite value)", Line2D([], [], linestyle="none")
+ENDED: dict[str, Any] = {
+    **{"color": style.NEUTRAL, "linestyle": "none", "zorder": 5},
+    **{"marker": "x", "markersize": 6, "markeredgewidth": 1.2},
+}
 
 
 def learning_curves(histories: Mapping[str, History | Sequence[History]], metric: str | None = None) -> Figure:
@@ -86,14 +89,12 @@ def curves(
             label, factor = column_label(chosen_metric(seeds, name))
             for index, (method, runs) in enumerate(seeds.items()):
                 rounds, found = values[name][method]
-                deviation = found.std(axis=0, ddof=1) if bands and len(found) > 1 else np.zeros(len(rounds))
-                at, mean, deviation = with_gaps(runs, rounds, found.mean(axis=0), deviation)
+                mean = factor * found.mean(axis=0)
+                deviation = factor * found.std(axis=0, ddof=1) if bands and len(found) > 1 else np.zeros(len(rounds))
                 place = {"index": index, "count": len(seeds), "highest": factor if name in BOUNDED else np.inf}
-                draw_line(axes, at + 1, factor * mean, factor * deviation, label=names[method], **place)
+                draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=names[method], **place)
                 if len(rounds) and any(not_finite_from(run) and rounds[-1] < run["round"][-1] for run in runs):
-                    legend["not finite afterwards"] = axes.plot(
-                        rounds[-1] + 1, factor * mean[-1], marker="x", zorder=5, **ENDED
-                    )[0]
+                    legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             axes.set_ylabel(label)
             axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
             if not any(len(rounds) for rounds, _ in values[name].values()):
@@ -113,7 +114,7 @@ def curves(
         if bands and over:
             legend[f"± sample std {over}"] = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
         missing = [name for name in names.values() if name.endswith(NO_VALUE)]
-        shared_legend(figure, panels, {**{name: Line2D([], [], linestyle="none") for name in missing}, **legend})
+        shared_legend(figure, panels, {**dict.fromkeys(missing, NO_LINE), **legend})
     return figure
 
 
@@ -189,8 +190,7 @@ def sweep(
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
             known, place = np.isfinite(mean), {"index": index, "count": len(lines)}
-            label = method_name(name) if known.any() else method_name(name) + NO_VALUE
-            draw_line(axes, positions[known], mean[known], deviation[known], label=label, **place)
+            draw_line(axes, positions[known], mean[known], deviation[known], label=method_name(name), **place)
             if name in published:
                 known = np.isfinite(published[name])
                 look = {**style.line_look(index), "linestyle": "none", "markerfacecolor": "white", "markersize": 5}
@@ -201,6 +201,9 @@ def sweep(
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
         axes.set(xlabel=x_label, ylabel=y_label)
         handles, labels = axes.get_legend_handles_labels()
+        missing = [method_name(name) + NO_VALUE for name, (mean, _) in lines.items() if not np.isfinite(mean).any()]
+        handles += [NO_LINE] * len(missing)
+        labels += missing
         if any(deviation.any() for _, deviation in lines.values()):
             handles.append(Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0))
             labels.append(band)

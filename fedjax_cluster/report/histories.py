@@ -117,15 +117,12 @@ def not_finite_from(history: History) -> int | None:
     return None if not lost[-1] else len(lost) - int(np.argmin(lost[::-1])) + 1 if not lost.all() else 1
 
 
-def with_gaps(runs: Sequence[History], rounds: np.ndarray, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Rounds [n] and columns [n], with a NaN in the columns where rounds without a value were not finite.
-
-    Evaluations are some rounds apart: only between neighbours further apart than usual is one missing.
-    """
-    steps = np.diff(rounds)
-    if len(steps) < 2:
-        return rounds, *columns
-    lost = np.unique(np.concatenate([np.asarray(run["round"])[not_finite(run)] for run in runs]))
+def with_gaps(
+    runs: Sequence[History], rounds: np.ndarray, mean: np.ndarray, deviation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds, counted from 1, and their values [n] with a NaN between neighbours where a run was not finite."""
+    lost = 1 + np.unique(np.concatenate([np.asarray(run["round"])[not_finite(run)] for run in runs]))
     between = np.searchsorted(lost, rounds[1:]) > np.searchsorted(lost, rounds[:-1], side="right")
-    wide = 1 + np.flatnonzero(between & (steps > 1.5 * np.median(steps)))
-    return np.insert(rounds, wide, rounds[wide] - 0.5), *(np.insert(column, wide, np.nan) for column in columns)
+    after = 1 + np.flatnonzero(between)
+    at = np.insert(rounds, after, rounds[after] - 0.5)
+    return at, np.insert(mean, after, np.nan), np.insert(deviation, after, np.nan)

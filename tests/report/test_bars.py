@@ -18,6 +18,7 @@ def test_bars_start_at_zero_and_state_their_values(check_layout):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CFL-GP", "IFCA", "FeSEM"]
     assert axes.yaxis_inverted(), "the first is on top"
     assert len(axes.collections[0].get_segments()) == 1
+    assert legend_texts(figure) == ["± standard deviation"]
     check_layout(figure)
 
 
@@ -35,7 +36,7 @@ def test_bars_refuse_other_lengths(names, means):
 
 def test_ours_stands_beside_the_papers_value(make_row, check_layout):
     rows = [
-        make_row("CFL-GP", "C=8", 87.0, 86.8, ours_std=0.3, paper_std=0.35),
+        make_row("CFL-GP", "C=8", 87.0, 86.8, ours_std=0.3, paper_std=0.35, seeds=5),
         make_row("IFCA", "C=8", 80.0, 79.3, ours_std=2.0, paper_std=2.6),
         make_row("CFL-GP", "C=16", 87.3, 87.2),
         make_row("IFCA", "C=16", 83.0),
@@ -45,7 +46,7 @@ def test_ours_stands_beside_the_papers_value(make_row, check_layout):
     assert axes.get_xlabel() == "accuracy (%)"
     assert axes.yaxis_inverted(), "the first is on top"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["C=8", "C=16"]
-    assert legend_texts(figure) == ["CFL-GP", "IFCA", "ours", "paper"]
+    assert sorted(legend_texts(figure)) == ["CFL-GP", "IFCA", "ours ± sample std over 5 seeds", "paper"]
     points = [container.lines[0] for container in axes.containers]
     assert [line.get_xdata()[0] for line in points] == [87.0, 86.8, 80.0, 79.3, 87.3, 87.2, 83.0]
     filled = [to_hex(line.get_markerfacecolor()) != "#ffffff" for line in points]

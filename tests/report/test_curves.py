@@ -74,16 +74,18 @@ def test_seeds_become_their_mean_and_a_band_of_one_deviation(make_history):
     np.testing.assert_allclose(y, values.mean(0))
     x, low, high = band(upper)
     np.testing.assert_array_equal(x, [5, 10, 15, 20])
-    np.testing.assert_allclose(low, values.mean(0) - values.std(0))
-    np.testing.assert_allclose(high, values.mean(0) + values.std(0))
+    np.testing.assert_allclose(low, values.mean(0) - values.std(0, ddof=1))
+    np.testing.assert_allclose(high, values.mean(0) + values.std(0, ddof=1))
+    assert legend_texts(upper.figure) == ["IFCA", "± sample std over 3 seeds"]
 
 
 def test_band_of_the_ari_stays_at_most_one(make_history):
     figure = curves.learning_curves({"ifca": [make_history(agreement=end) for end in (1.0, 1.0, 0.4)]})
     _, low, high = band(figure.axes[1])
-    assert 0.8 + np.std([1.0, 1.0, 0.4]) > 1
+    deviation = np.std([1.0, 1.0, 0.4], ddof=1)
+    assert 0.8 + deviation > 1
     np.testing.assert_allclose(high.max(), 1.0)
-    np.testing.assert_allclose(low.max(), 0.8 - np.std([1.0, 1.0, 0.4]))
+    np.testing.assert_allclose(low.max(), 0.8 - deviation)
 
 
 def test_seeds_of_different_length_are_compared_where_both_have_values(make_history):
@@ -95,9 +97,74 @@ def test_seeds_of_different_length_are_compared_where_both_have_values(make_hist
 
 def test_seed_without_values_is_left_out(make_history):
     empty = make_history(columns={"accuracy": np.full(20, np.nan)})
-    x, y = lines(curves.learning_curves({"ifca": [make_history(best=0.9), empty]}).axes[0])["IFCA"]
+    figure = curves.learning_curves({"ifca": [make_history(best=0.9), empty]})
+    x, y = lines(figure.axes[0])["IFCA (1 of 2 seeds)"]
     assert len(x) == 4
     np.testing.assert_allclose(y[-1], 90)
+
+
+# ----------------------------------------------------------------------------------- runs not finite
+
+
+@pytest.fixture
+def diverging(make_history):
+    """A run of 20 rounds that is finite in the first `good` rounds, and from round `again` on."""
+
+    def make(good, again=20, **options):
+        history = make_history(20, **options)
+        for name in ("loss", "accuracy", "test_loss"):
+            history[name] = np.where(np.arange(20) < good, history[name], np.nan)
+            history[name][again:] = make_history(20)[name][again:]
+        return history
+
+    return make
+
+
+def crosses(axes):
+    return [tuple(line.get_xydata()[0]) for line in axes.get_lines() if line.get_marker() == "x"]
+
+
+def test_the_curve_of_a_run_that_diverged_ends_there_with_a_cross(diverging, make_history, check_layout):
+    figure = curves.learning_curves({"fedavg": diverging(12), "ifca": make_history()})
+    upper, lower = figure.axes
+    np.testing.assert_array_equal(lines(upper)["FedAvg"][0], [5, 10])
+    assert crosses(upper) == [(10, pytest.approx(45.0))]
+    assert not crosses(lower), "its clusters are known to the end"
+    assert legend_texts(figure) == ["FedAvg", "IFCA", "not finite afterwards"]
+    check_layout(figure)
+
+
+def test_one_seed_that_diverged_ends_the_mean(diverging):
+    figure = curves.learning_curves({"fedavg": [diverging(20), diverging(12), diverging(20)]})
+    np.testing.assert_array_equal(lines(figure.axes[0])["FedAvg"][0], [5, 10])
+    assert len(crosses(figure.axes[0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "x"), [("loss", [*range(1, 6), 13.5, *range(14, 21)]), ("accuracy", [5, 14.5, 15, 20])]
+)
+def test_a_curve_is_broken_where_the_run_was_not_finite(diverging, metric, x):
+    axes = curves.learning_curves({"fedavg": diverging(5, 13)}, metric).axes[0]
+    drawn, y = lines(axes)["FedAvg"]
+    np.testing.assert_array_equal(drawn, x)
+    np.testing.assert_array_equal(np.isnan(y), drawn % 1 > 0)
+    assert not crosses(axes)
+
+
+def test_rounds_in_which_nobody_took_part_break_nothing(diverging):
+    history = {**diverging(9, 11), "num_clients": np.zeros(20), "num_rejected": np.zeros(20)}
+    assert not np.isnan(lines(curves.learning_curves({"ifca": history}, "loss").axes[0])["IFCA"][1]).any()
+
+
+def test_a_run_that_was_never_finite_is_named_and_drawn_without_a_line(diverging, make_history, check_layout):
+    lost = {**diverging(0), "adjusted_rand_index": np.full(20, np.nan)}
+    alone = curves.learning_curves({"fedavg": lost})
+    assert [text.get_text() for text in alone.axes[0].texts] == ["not finite in any round"]
+    assert legend_texts(alone) == ["FedAvg (no finite value)"]
+    check_layout(alone)
+    beside = curves.learning_curves({"fedavg": lost, "ifca": make_history()})
+    assert legend_texts(beside) == ["IFCA", "FedAvg (no finite value)"]
+    check_layout(beside)
 
 
 @pytest.mark.parametrize("column", [np.full(20, np.nan), None])
@@ -211,9 +278,15 @@ def test_sweep_draws_means_bands_and_the_papers_values(check_layout):
     np.testing.assert_array_equal(x, [8, 16, 32])
     np.testing.assert_allclose(high - low, [0.4, 0.6, 0.2])
     assert len(axes.collections) == 1
-    assert legend_texts(figure) == ["CFL-GP", "IFCA", "paper"]
+    assert sorted(legend_texts(figure)) == ["CFL-GP", "IFCA", "paper", "± standard deviation"]
     check_layout(figure)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "16", "32"]
+
+
+def test_a_series_without_a_value_is_named(check_layout):
+    figure = curves.sweep([1, 2], {"ifca": ([1.0, 2.0], None), "cfl": ([np.nan, np.nan], None)}, "x", "y")
+    assert legend_texts(figure) == ["IFCA", "CFL (no finite value)"]
+    check_layout(figure)
 
 
 def test_sweep_over_powers_of_ten_keeps_their_labels(check_layout):
@@ -267,7 +340,7 @@ def test_seeds_become_their_mean_and_a_band_within_what_is_possible(make_history
     (axes,) = figure.axes
     np.testing.assert_allclose(lines(axes)["a"][1], 0.85)
     _, low, high = band(axes)
-    np.testing.assert_allclose(low, 0.7)
+    np.testing.assert_allclose(low, 0.85 - np.std([0.7, 1.0], ddof=1))
     np.testing.assert_allclose(high, 1.0)
     assert axes.get_xscale() == "log"
     assert axes.get_xticks().tolist() == [1, 2, 5, 10, 20]

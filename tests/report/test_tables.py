@@ -96,7 +96,13 @@ def test_what_is_missing_is_a_dash_and_an_empty_cell(missing):
     line = next(line for line in table.markdown().splitlines() if "Local only" in line)
     assert line == "| Local only | – | – | 4 | 8 | 137.5 | – | 3,505 |"
     row = read_csv(table)[1]
-    assert row["test accuracy (%)"] == row["test accuracy (%) sample std"] == row["ARI"] == row["models up per client"] == ""
+    assert (
+        row["test accuracy (%)"]
+        == row["test accuracy (%) sample std"]
+        == row["ARI"]
+        == row["models up per client"]
+        == ""
+    )
 
 
 def test_a_mean_of_fewer_seeds_says_so():
@@ -197,7 +203,12 @@ def test_recipe_puts_ours_beside_the_paper(make_row):
         "| first round | C=16 | IFCA | 3 | 5 | -2 |",
     ]
     first = read_csv(table)[0]
-    assert (first["ours"], first["ours sample std"], first["paper"], first["paper std"]) == ("87.034", "0.3", "86.8", "0.35")
+    assert (first["ours"], first["ours sample std"], first["paper"], first["paper std"]) == (
+        "87.034",
+        "0.3",
+        "86.8",
+        "0.35",
+    )
     np.testing.assert_allclose(float(first["difference"]), 0.234)
     assert max(map(len, printed(table).splitlines())) <= 80
 
