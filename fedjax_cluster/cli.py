@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,23 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0 done, 2 a user's mistake, 130 interrupted, 1 anything else."""
+    """Runs a command.
+
+    Returns:
+      The exit status: 0 done, 2 a user's mistake, 130 interrupted, 141 nobody reads on, 1 anything else.
+    """
+    try:
+        status = _main(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # As other programs do under `| head`; what is still buffered goes nowhere.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -43,6 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command(arguments[1:])
     except ValueError as error:
         return _mistake(str(error))
+    except SystemExit as stop:
+        if stop.code:  # what rich makes of a broken pipe; --help ends with 0
+            raise BrokenPipeError from None
+        sys.stdout.flush()
+        raise
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _failure(error)
     except KeyboardInterrupt as interrupt:
         # `simulate` says which directory it has left.
         hint = f"; go on with: {PROG} resume {interrupt}" if interrupt.args else ""
@@ -54,6 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _mistake(message: str) -> int:
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _failure(error: OSError) -> int:
+    """A full disk, a directory that cannot be written and the like; its notes tell what is kept."""
+    named = f" {error.filename}" if error.filename else ""
+    message = "; ".join([f"cannot write or read{named} ({error.strerror or error})", *getattr(error, "__notes__", ())])
+    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def _keeping(kept: str) -> Iterator[None]:
+    """Adds to an error of the file system what is kept nevertheless."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(kept)
+        raise
 
 
 @contextlib.contextmanager
@@ -105,16 +149,18 @@ def _compare(arguments: list[str]) -> None:
     if own["seeds"] < 1:
         raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
     directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
+    fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
     outcomes = fc.experiments.comparison.compare(
         configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True
     )
     table = fc.report.tables.comparison_table(outcomes)
+    with _keeping(f"the runs are kept; {PROG} report {directory} leaves their table and picture"):
+        table.write(directory / "comparison.md", directory / "comparison.csv")
+        figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
+        fc.report.style.save(figure, directory / "learning_curves.png")
     table.print()
-    table.write(directory / "comparison.md", directory / "comparison.csv")
-    figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
-    fc.report.style.save(figure, directory / "learning_curves.png")
     print(f"left in {directory}")
 
 
@@ -123,10 +169,9 @@ def _report(arguments: list[str]) -> None:
     own = _flags(ReportFlags, rest, "report RUN_DIR...", "Tables and pictures of runs, anew.")
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
-    directory = pathlib.Path(own.out or names[0])
-    fc.files.check_writable(directory)
-    for path in fc.experiments.saved_runs.write_report(names, directory):
-        print(f"left {path}")
+    with _keeping("the runs are as they were; --out DIR leaves the pictures elsewhere"):
+        for path in fc.experiments.saved_runs.write_report(names, own.out):
+            print(f"left {path}")
 
 
 def _reproduce(arguments: list[str]) -> None:
@@ -135,7 +180,8 @@ def _reproduce(arguments: list[str]) -> None:
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
     directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
-    fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
+    with _keeping(f"what was done is kept in {directory}"):
+        fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
 
 def _bench(arguments: list[str]) -> None:
@@ -170,7 +216,7 @@ class ResumeFlags:
 @dataclasses.dataclass(frozen=True)
 class ReportFlags:
     out: str | None = None
-    """where to leave the table and figure of several runs (default: the first directory)"""
+    """where to leave the pictures and, of several runs, the table (default: the first directory)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,14 +262,30 @@ def _new_directory(name: str) -> pathlib.Path:
 
 
 def _show(result: Any, run_dir: pathlib.Path) -> None:
-    fc.report.pages.write_plots(run_dir, result)
-    fc.report.tables.summary_table(result.summary, run_dir).print()
+    _warn_if_diverged(result)
+    try:
+        with _keeping(f"the run is kept in {run_dir}; {PROG} report {run_dir} draws its pictures"):
+            fc.report.pages.write_plots(run_dir, result)
+    finally:
+        fc.report.tables.summary_table(result.summary, run_dir).print()
 
 
 def _announce(label: str, seed: int, result: Any) -> None:
-    accuracy, agreement = result.summary["accuracy"], result.summary["adjusted_rand_index"]
-    figure = f"test loss {result.summary['test_loss']:.4f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
-    print(f"{label} seed {seed}: {figure}, ARI {agreement:.2f}", file=sys.stderr)
+    _warn_if_diverged(result, f"{label} seed {seed}")
+    kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
+    found = ((text, fc.report.tables.figure(result.summary, name, factor)) for text, name, factor in kinds)
+    quality = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
+    agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
+    clusters = "" if agreement is None else f", ARI {agreement:.2f}"
+    print(f"{label} seed {seed}: {quality}{clusters}", file=sys.stderr)
+
+
+def _warn_if_diverged(result: Any, name: str = "the run") -> None:
+    since = fc.report.histories.not_finite_from(result.history)
+    if since is not None:
+        logging.getLogger("fedjax_cluster").warning(
+            f"{name} has diverged: its training loss is not finite from round {since} on; try a lower learning rate"
+        )
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ def check_writable(directory: pathlib.Path) -> None:
 
     Leaves nothing behind: a directory that was not there is not there afterwards.
     """
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    missing: list[pathlib.Path] = []
     try:
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass

@@ -14,7 +14,7 @@ from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
 from fedjax_cluster.experiments.comparison import Outcome, compare
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
-from fedjax_cluster.files import write_json
+from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
@@ -204,6 +204,7 @@ def reproduce(
     count = seeds if seeds is not None else (least if quick else recipe.seeds)
     if count < 1:
         raise ValueError(f"seeds is {count}; at least one run is needed")
+    check_writable(directory)
     print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
     if not quick:
         print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)

@@ -3,88 +3,220 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.experiments.comparison import Outcome
-from fedjax_cluster.experiments.runs import load_run
+from fedjax_cluster.experiments.runs import load_run, read_settings, reading
+from fedjax_cluster.files import check_writable
+from fedjax_cluster.report.names import method_name
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import read_config, read_history
+from fedjax_cluster.simulation.run_directory import read_history
+
+OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
+THE_METHOD = ("identity.algorithm", "method")
+ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
+MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
+COUNTED = ("rounds", "clients")
+
+logger = logging.getLogger(__name__)
+
+
+class SavedRun(NamedTuple):
+    """What a run left, without its state."""
+
+    path: pathlib.Path
+    method: str
+    seed: int
+    identity: Mapping[str, Any]
+    experiment: Mapping[str, Any]  # empty for a run of `simulate` without a configuration
+    summary: Mapping[str, Any]
+    history: dict[str, np.ndarray]
+
+    @property
+    def rounds(self) -> int:
+        """Those done: a run may have been interrupted, or extended."""
+        return len(self.history["round"])
+
+    def settings(self, *, identity: bool) -> dict[str, Any]:
+        """What seeds of one experiment share, by name; with or without what the identity adds to a configuration."""
+        flat = _flat(self.experiment, but=("seed", "rounds"))
+        if identity or not self.experiment:
+            flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
+        return {**flat, "rounds": self.rounds}
 
 
 def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     """The run directories among and below `paths`, in their order, each once; a ValueError where a path holds none."""
-    found: dict[pathlib.Path, None] = {}
+    found: dict[pathlib.Path, pathlib.Path] = {}
     for path in map(pathlib.Path, paths):
-        runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
+        with reading(path):
+            runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
         if not runs:
             raise ValueError(f"{path} is not a run directory and holds none; give a directory that a run left")
-        found.update(dict.fromkeys(runs))
-    return list(found)
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
     """The runs among and below `paths`, grouped where they differ in their seed alone.
 
-    Each is labelled with its method, and with its directory where a method has several configurations.
+    Each group is labelled with its method and whatever else tells it from the others. Of several runs of one experiment
+    and one seed the first counts; the log names the others.
 
     Raises:
-      ValueError: no run there, or one that has not ended.
+      ValueError: no run there, one that has not ended, or one with a damaged file.
     """
-    groups: dict[str, list[tuple[pathlib.Path, dict[str, Any], dict[str, np.ndarray]]]] = {}
-    for path in find_runs(paths):
-        groups.setdefault(_without_seed(path), []).append((path, _summary(path), read_history(path)))
-    names = [runs[0][1]["algorithm"] for runs in groups.values()]
-    outcomes = []
-    for name, runs in zip(names, groups.values(), strict=True):
-        directories, summaries, histories = zip(*runs, strict=True)
-        label = name if names.count(name) == 1 else f"{name} ({directories[0].name})"
-        outcomes.append(Outcome(label, summaries, histories))
-    return outcomes
+    groups: dict[str, dict[int, SavedRun]] = {}
+    for run in map(read_run, find_runs(paths)):
+        seeds = groups.setdefault(json.dumps(run.settings(identity=True), sort_keys=True), {})
+        first = seeds.setdefault(run.seed, run)
+        if first is not run:
+            logger.warning(
+                f"{run.path} is not counted: {first.path} is a run of the same experiment and seed {run.seed}"
+            )
+    runs = [tuple(seeds.values()) for seeds in groups.values()]
+    labels = _labels([of_group[0] for of_group in runs])
+    return [
+        Outcome(label, tuple(dict(run.summary) for run in of_group), tuple(run.history for run in of_group))
+        for label, of_group in zip(labels, runs, strict=True)
+    ]
 
 
-def write_report(paths: Sequence[str | pathlib.Path], directory: pathlib.Path) -> list[pathlib.Path]:
+def read_run(path: pathlib.Path) -> SavedRun:
+    """What the run of a directory left.
+
+    Raises:
+      ValueError: it has not ended, or a file is damaged; says which.
+    """
+    with reading(path):
+        identity, experiment = read_settings(path)
+        summary, history = _read_summary(path / "summary.json"), read_history(path)
+    if "round" not in history:
+        raise ValueError(f"{path / 'metrics.csv'} is damaged: it has no column round; resume the run to write it anew")
+    run = SavedRun(path, identity["algorithm"], identity["seed"], identity, experiment or {}, summary, history)
+    if summary.get("rounds", run.rounds) != run.rounds:
+        raise ValueError(
+            f"{path} has a summary of {summary['rounds']} rounds and metrics of {run.rounds}: it was ended on the way; "
+            "continue the run with resume"
+        )
+    return run
+
+
+def write_report(paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> list[pathlib.Path]:
     """Prints the runs' table, and writes it and their learning curves; returns the files written.
 
-    Of a single run it prints the summary and draws the pictures again, in the run's directory; of several it leaves
-    comparison.md, comparison.csv and learning_curves.png in `directory`.
+    Of a single run it prints the summary and draws the pictures again, in the folder plots; of several it leaves
+    comparison.md, comparison.csv and learning_curves.png.
+
+    Args:
+      paths: run directories, or directories that hold some.
+      out: where to leave them. None takes the run's own directory, and of several the first path; where that cannot be
+        written, nothing is left, and the log says so.
 
     Raises:
-      ValueError: no run there, or one that has not ended.
+      ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
     """
     runs = find_runs(paths)
+    directory = pathlib.Path(out) if out is not None else runs[0] if len(runs) == 1 else pathlib.Path(paths[0])
+    try:
+        check_writable(directory)
+        writable = True
+    except ValueError:
+        if out is not None:
+            raise
+        writable = False
+        logger.warning(f"{directory} cannot be written: pictures are left nowhere; --out DIR leaves them elsewhere")
     if len(runs) == 1:
-        report.tables.summary_table(_summary(runs[0]), runs[0]).print()
-        return report.pages.write_plots(runs[0], _drawable(runs[0]))
+        run = read_run(runs[0])
+        report.tables.summary_table(run.summary, run.path).print()
+        return report.pages.write_plots(directory, _drawable(run)) if writable else []
     groups = read_runs(runs)
     table = report.tables.comparison_table(groups)
     table.print()
+    if not writable:
+        return []
     written = [directory / "comparison.md", directory / "comparison.csv"]
     table.write(*written)
     figure = report.curves.learning_curves({group.label: group.histories for group in groups})
     return [*written, report.style.save(figure, directory / "learning_curves.png")]
 
 
-def _drawable(path: pathlib.Path) -> SimulationResult | dict[str, dict[str, np.ndarray]]:
+def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarray]]:
     """The run with its state where its configuration can rebuild it; else its history alone."""
-    config = read_config(path) or {}
-    return {config["identity"]["algorithm"]: read_history(path)} if config["experiment"] is None else load_run(path)
+    if run.experiment:
+        try:
+            return load_run(run.path)
+        except (ValueError, OSError) as error:
+            logger.warning(f"only the curves of {run.path} are drawn, as its state cannot be read: {error}")
+    return {run.method: run.history}
 
 
-def _summary(path: pathlib.Path) -> dict[str, Any]:
+def _labels(runs: Sequence[SavedRun]) -> list[str]:
+    """A label for each group's first run, no two alike: its method, and the settings in which it differs from others.
+
+    Options of a method are named only beside the same method's. Where too many differ, the directory tells.
+    """
+    names = [method_name(run.method) for run in runs]
+    placed = [f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
+    for identity in (False, True):
+        settings = [run.settings(identity=identity) for run in runs]
+        labels = []
+        for name, own, by_place in zip(names, settings, placed, strict=True):
+            alike = [others for others, of in zip(settings, names, strict=True) if of == name]
+            parts = [
+                _in_words(key, value)
+                for key, value in own.items()
+                if key not in THE_METHOD and _varies(key, alike if key.startswith(ITS_OPTIONS) else settings)
+            ]
+            brief = len(parts) <= MOST_NAMED and all(len(part) <= LONGEST for part in parts)
+            labels.append(", ".join([name, *parts]) if brief else by_place)
+        if len(set(labels)) == len(labels):
+            return labels
+    return placed
+
+
+def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    return any(others.get(key) != settings[0].get(key) for others in settings)
+
+
+def _in_words(key: str, value: Any) -> str:
+    """A setting as a label has it.
+
+    >>> _in_words("method_options.beta", 0.5), _in_words("rounds", 150), _in_words("local_steps", None)
+    ('beta 0.5', '150 rounds', 'no local steps')
+    """
+    name = key.rpartition(".")[2].replace("_", " ")
+    if value is None:
+        return f"no {name}"
+    text = value.replace("_", "-") if isinstance(value, str) else json.dumps(value)
+    return f"{text} {name}" if name in COUNTED else f"{name} {text}"
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "", *, but: Sequence[str] = ()) -> dict[str, Any]:
+    """Nested settings by their names joined with dots, but for some of the outermost."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif name not in but:
+            flat[prefix + name] = value
+    return flat
+
+
+def _read_summary(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "summary.json").read_text())
+        summary = json.loads(path.read_text())
     except FileNotFoundError:
-        raise ValueError(f"{path} has no summary.json yet; continue the run with resume") from None
-
-
-def _without_seed(path: pathlib.Path) -> str:
-    """What a run shares with those of other seeds."""
-    config = read_config(path) or {}
-    identity = {name: value for name, value in config["identity"].items() if name not in ("seed", "data")}
-    experiment = {name: value for name, value in (config["experiment"] or {}).items() if name != "seed"}
-    return json.dumps([identity, experiment], sort_keys=True)
+        raise ValueError(f"{path.parent} has no summary.json yet; continue the run with resume") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it and continue the run with resume") from None
+    if not isinstance(summary, dict) or not isinstance(summary.get("algorithm", ""), str):
+        raise ValueError(f"{path} is damaged: it is no summary; delete it and continue the run with resume")
+    return summary

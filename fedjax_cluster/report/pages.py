@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from collections.abc import Mapping
 
@@ -13,6 +14,8 @@ from fedjax_cluster.report.methods import cfl, cfl_gp, fedgwc, flag
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
 from fedjax_cluster.types import FinishedRun
+
+logger = logging.getLogger(__name__)
 
 # What draws the pictures of each method alone.
 METHOD_FIGURES = {"cfl": cfl, "cfl_gp": cfl_gp, "fedgwc": fedgwc, "flag": flag, "pacfl": flag}
@@ -38,4 +41,9 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     if group is not None:
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
     drawing = METHOD_FIGURES.get(run.algorithm.name)
-    return figures if drawing is None else {**figures, **drawing.figures(run)}
+    try:
+        return figures if drawing is None else {**figures, **drawing.figures(run)}
+    except ValueError as error:
+        # Such as clients' features that are not finite: the other pictures are none the worse.
+        logger.warning(f"the pictures of {run.algorithm.name} alone are left out: {error}")
+        return figures

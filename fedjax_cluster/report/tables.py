@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import math
-import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,6 +23,7 @@ from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 NOTHING = "–"
 NOT_FINITE = "not finite"
 SAMPLE = "sample std"
+FEWEST_CHARACTERS = 12  # of a column of texts that are longer
 
 
 class Runs(Protocol):
@@ -189,7 +189,9 @@ class Table:
             whole = [column.name, *cells]
             parts = column.name.split() + (cells if self._side(index) == "right" else " ".join(cells).split())
             widest.append(max(map(len, whole)))
-            narrowest.append(max(map(len, parts), default=0))
+            narrowest.append(
+                max([*map(len, parts), min(FEWEST_CHARACTERS, widest[-1]) * (self._side(index) == "left")])
+            )
         while sum(widest) > limit and widest != narrowest:
             spare = [most - least for most, least in zip(widest, narrowest, strict=True)]
             widest[spare.index(max(spare))] -= 1
@@ -232,18 +234,19 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         quality, best = "test loss", column(lambda s: figure(s, "test_loss"), 4, True)
     lost = [sum(map(diverged, method.summaries)) for method in runs]
     best = [number or (Number(math.nan) if count else None) for number, count in zip(best, lost, strict=True)]
-    seeds = {} if len(set(counts)) == 1 else {Column("seeds"): [Number(count) for count in counts]}
     columns = {
-        **seeds,
         Column(quality, SAMPLE): best,
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
         Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
-        Column("clusters final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
+        Column("final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
         Column("models down per client"): column(lambda s: _per_client(s, "models_down"), 1),
         Column("models up per client"): column(lambda s: _per_client(s, "models_up"), 1),
         Column("client rounds per second"): column(_speed, 0),
     }
     names = [method_name(method.label) for method in runs]
+    shown = names
+    if len(set(counts)) > 1:
+        shown = [f"{name} ({n} seed{'s' * (n > 1)})" for name, n in zip(names, counts, strict=True)]
     ended = ", ".join(f"{name} {n} of {all_}" for name, n, all_ in zip(names, lost, counts, strict=True) if n)
     partly = any(number and number.seeds for cells in columns.values() for number in cells)
     notes = [
@@ -251,7 +254,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         "in brackets how many seeds have the figure" if partly else "",
         f"runs that ended not finite: {ended}" if ended else "",
     ]
-    rows = tuple(zip(names, *columns.values(), strict=True))
+    rows = tuple(zip(shown, *columns.values(), strict=True))
     return Table("", (Column("method"), *columns), rows, "; ".join(filter(None, notes)))
 
 
@@ -344,9 +347,10 @@ def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float 
       ValueError: what stands there is no number.
     """
     value = summary.get(name)
-    if value is not None and not isinstance(value, numbers.Real):
+    if not isinstance(value, int | float | np.floating | np.integer | None):
         raise ValueError(f"a summary's {name} is {value!r}, which is no number; is its summary.json damaged?")
-    return factor * (value + name.startswith("first_round")) if is_known(value) else None
+    known = None if value is None else float(value)
+    return factor * (known + name.startswith("first_round")) if is_known(known) else None
 
 
 def diverged(summary: Mapping[str, Any]) -> bool:
