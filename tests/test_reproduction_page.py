@@ -115,6 +115,9 @@ def test_a_table_replaces_a_row_adds_others_and_leaves_the_rest(tmp_path, monkey
         ("CFL: splits", "C=8"),
     ]
     assert rows[0]["ours_std"] == pytest.approx(0.3 * 2**0.5)
+    table = [left(deviation="sample", valued=2, seeds=3)]
+    (named, *_) = reproduction.merged({**record(), "rows": rows}, "cfl-gp-table10", table)["rows"]
+    assert (named["ours_std"], named["seeds"]) == (0.3, "2 of 3 seeds")
     assert "note" not in rows[0]
     assert rows[2] == other
     page = reproduction.PAGE.read_text()

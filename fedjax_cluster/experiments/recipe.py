@@ -239,8 +239,13 @@ def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -
     seeds = range(recipe.first_seed, recipe.first_seed + count)
     (outcome,) = compare({label: cell.config}, seeds=seeds, done=note, watch=recipe.watch)
     for seed, summary in zip(seeds, outcome.summaries, strict=True):
-        write_json(directory / f"{label.replace(' ', '-').replace('/', '-')}-seed{seed}.json", summary)
+        write_json(directory / f"{file_name(cell)}-seed{seed}.json", summary)
     return outcome
+
+
+def file_name(cell: Cell) -> str:
+    """What the files of a cell are called, before the seed."""
+    return f"{cell.row} {cell.column}".strip().replace(" ", "-").replace("/", "-")
 
 
 def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[PaperRow]:

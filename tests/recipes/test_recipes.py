@@ -9,8 +9,8 @@ from fedjax_cluster.experiments import recipe as recipes
 from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, printed, shortened
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Study, measured, of_cells, table
-from fedjax_cluster.recipes import figures
+from fedjax_cluster.experiments.recipe import Recipe, Study, measured, of_cells, table
+from fedjax_cluster.recipes import RECIPES, figures
 from fedjax_cluster.report.paper_rows import PaperRow
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=2, eval_every=1, examples_per_client=20)
@@ -60,10 +60,24 @@ def test_a_light_recipe_keeps_the_whole_table_for_full(cells):
 
 def test_rows_hold_both_results_the_seeds_and_the_data_set(cells, outcomes):
     rows = measured(cells, outcomes, METRICS)
-    assert rows[0] == PaperRow("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(10.0), 80.0, 1.0, 2, "digits")
+    assert rows[0] == PaperRow("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(200**0.5), 80.0, 1.0, 2, "digits")
     assert np.isnan([rows[1].paper, rows[2].paper]).all()
     synthetic = Cell("IFCA", "C=4", changed(BASE, scenario="linear_regression", model="linear"))
     assert measured([synthetic], outcomes, METRICS)[0].dataset == "synthetic"
+
+
+def test_a_row_says_of_how_many_seeds_it_is(cells):
+    some = {(cell.row, cell.column): Outcome(cell.row, ({"accuracy": 0.7}, {"accuracy": None}), ()) for cell in cells}
+    assert [(row.valued, row.seeds) for row in measured(cells, some, METRICS)] == [(1, 2)] * 4
+    none = {place: Outcome(each.label, ({}, {}), ()) for place, each in some.items()}
+    assert [row.valued for row in measured(cells, none, METRICS)] == [None] * 4
+
+
+def test_no_two_cells_leave_files_of_one_name():
+    for recipe in RECIPES.values():
+        for cells in (recipe.cells, recipe.full, recipe.quick) if isinstance(recipe, Recipe) else ():
+            names = [recipes.file_name(cell) for cell in cells]
+            assert len(set(names)) == len(names), recipe.name
 
 
 def test_a_sweep_shows_the_papers_values_where_there_are_any(cells, outcomes):
@@ -86,6 +100,7 @@ def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert row["ours"] == pytest.approx(rows[0].ours)
     assert (row["paper"], row["paper_std"], row["seeds"], row["dataset"]) == (50.0, None, 2, "digits")
+    assert row["deviation"] == "sample"
     assert "last" in outcomes["Global", "C=4"].summaries[0]
     assert "Tiny" in capsys.readouterr().err
 
