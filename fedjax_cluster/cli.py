@@ -84,8 +84,8 @@ def _mistake(message: str) -> int:
 
 def _failure(error: OSError) -> int:
     """A full disk, a directory that cannot be written and the like; its notes tell what is kept."""
-    named = f" {error.filename}" if error.filename else ""
-    message = "; ".join([f"cannot write or read{named} ({error.strerror or error})", *getattr(error, "__notes__", ())])
+    reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    message = "; ".join([reason, *getattr(error, "__notes__", ())])
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
     return 1
 
@@ -156,11 +156,13 @@ def _compare(arguments: list[str]) -> None:
         configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True
     )
     table = fc.report.tables.comparison_table(outcomes)
-    with _keeping(f"the runs are kept; {PROG} report {directory} leaves their table and picture"):
-        table.write(directory / "comparison.md", directory / "comparison.csv")
-        figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
-        fc.report.style.save(figure, directory / "learning_curves.png")
-    table.print()
+    try:
+        with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
+            table.write(directory / "comparison.md", directory / "comparison.csv")
+            figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
+            fc.report.style.save(figure, directory / "learning_curves.png")
+    finally:
+        table.print()
     print(f"left in {directory}")
 
 
@@ -169,7 +171,7 @@ def _report(arguments: list[str]) -> None:
     own = _flags(ReportFlags, rest, "report RUN_DIR...", "Tables and pictures of runs, anew.")
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
-    with _keeping("the runs are as they were; --out DIR leaves the pictures elsewhere"):
+    with _keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
         for path in fc.experiments.saved_runs.write_report(names, own.out):
             print(f"left {path}")
 
@@ -180,7 +182,7 @@ def _reproduce(arguments: list[str]) -> None:
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
     directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
-    with _keeping(f"what was done is kept in {directory}"):
+    with _keeping(f"not all was written; what was done is kept in {directory}"):
         fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
 
@@ -264,7 +266,7 @@ def _new_directory(name: str) -> pathlib.Path:
 def _show(result: Any, run_dir: pathlib.Path) -> None:
     _warn_if_diverged(result)
     try:
-        with _keeping(f"the run is kept in {run_dir}; {PROG} report {run_dir} draws its pictures"):
+        with _keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
             fc.report.pages.write_plots(run_dir, result)
     finally:
         fc.report.tables.summary_table(result.summary, run_dir).print()
@@ -282,10 +284,9 @@ def _announce(label: str, seed: int, result: Any) -> None:
 
 def _warn_if_diverged(result: Any, name: str = "the run") -> None:
     since = fc.report.histories.not_finite_from(result.history)
-    if since is not None:
-        logging.getLogger("fedjax_cluster").warning(
-            f"{name} has diverged: its training loss is not finite from round {since} on; try a lower learning rate"
-        )
+    if since is not None or fc.report.tables.diverged(result.summary):
+        what = "test loss is not finite" if since is None else f"training loss is not finite from round {since} on"
+        logging.getLogger("fedjax_cluster").warning(f"{name} has diverged: its {what}; try a lower learning rate")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from fedjax_cluster.report.histories import (
     chosen_metric,
     column_label,
     evaluated,
+    finite_part,
     has_values,
     not_finite_from,
     with_gaps,
@@ -63,8 +64,9 @@ def curves(
     """Draws columns of histories against communication rounds, a panel each, one beneath the other.
 
     Several seeds of a method become their mean and a band of ± one sample standard deviation, over the rounds that all
-    of them evaluated. Rounds count from 1; those without a value (NaN) are skipped. Where a run was not finite the
-    curve is broken, and a cross stands at its end where it did not become finite again.
+    of them evaluated. Rounds count from 1; those without a value (NaN) are skipped. Where a run was not finite its
+    curve is broken; where it did not become finite again it ends, with a cross: later figures are of a model left
+    behind.
 
     Args:
       histories: method -> history of a run, or the histories of its seeds; columns as `SimulationResult.history`.
@@ -80,6 +82,8 @@ def curves(
     if not metrics:
         raise ValueError("metrics is empty; name at least one column")
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
+    ended = {method for method, runs in seeds.items() if any(not_finite_from(run) for run in runs)}
+    seeds = {method: [finite_part(run) for run in runs] for method, runs in seeds.items()}
     values = {name: {method: evaluated(runs, name, method) for method, runs in seeds.items()} for name in metrics}
     names = {method: _legend_name(method, runs, metrics) for method, runs in seeds.items()}
     legend: dict[str, Any] = {}
@@ -93,13 +97,13 @@ def curves(
                 deviation = factor * found.std(axis=0, ddof=1) if bands and len(found) > 1 else np.zeros(len(rounds))
                 place = {"index": index, "count": len(seeds), "highest": factor if name in BOUNDED else np.inf}
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=names[method], **place)
-                if len(rounds) and any(not_finite_from(run) and rounds[-1] < run["round"][-1] for run in runs):
+                if len(rounds) and method in ended:
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             axes.set_ylabel(label)
             axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
             if not any(len(rounds) for rounds, _ in values[name].values()):
                 axes.set_yticks([])
-                axes.text(0.5, 0.5, "not finite in any round", transform=axes.transAxes, ha="center", va="center")
+                axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center")
             elif name == ARI:
                 lowest = min(float(found.mean(axis=0).min(initial=0.0)) for _, found in values[name].values())
                 axes.set_ylim(lowest - 0.06, 1.06)

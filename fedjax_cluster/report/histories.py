@@ -117,6 +117,12 @@ def not_finite_from(history: History) -> int | None:
     return None if not lost[-1] else len(lost) - int(np.argmin(lost[::-1])) + 1 if not lost.all() else 1
 
 
+def finite_part(history: History) -> History:
+    """A history up to where the run was not finite any more."""
+    since = not_finite_from(history)
+    return history if since is None else {name: column[: since - 1] for name, column in history.items()}
+
+
 def with_gaps(
     runs: Sequence[History], rounds: np.ndarray, mean: np.ndarray, deviation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -129,9 +129,14 @@ def test_the_curve_of_a_run_that_diverged_ends_there_with_a_cross(diverging, mak
     upper, lower = figure.axes
     np.testing.assert_array_equal(lines(upper)["FedAvg"][0], [5, 10])
     assert crosses(upper) == [(10, pytest.approx(45.0))]
-    assert not crosses(lower), "its clusters are known to the end"
+    assert crosses(lower) == [(12, 1.0)]
     assert legend_texts(figure) == ["FedAvg", "IFCA", "not finite afterwards"]
     check_layout(figure)
+
+
+def test_figures_of_a_model_that_was_left_behind_are_not_drawn(diverging, make_history):
+    history = {**diverging(12), "accuracy": make_history()["accuracy"]}
+    np.testing.assert_array_equal(lines(curves.learning_curves({"fedavg": history}).axes[0])["FedAvg"][0], [5, 10])
 
 
 def test_one_seed_that_diverged_ends_the_mean(diverging):
@@ -159,7 +164,7 @@ def test_rounds_in_which_nobody_took_part_break_nothing(diverging):
 def test_a_run_that_was_never_finite_is_named_and_drawn_without_a_line(diverging, make_history, check_layout):
     lost = {**diverging(0), "adjusted_rand_index": np.full(20, np.nan)}
     alone = curves.learning_curves({"fedavg": lost})
-    assert [text.get_text() for text in alone.axes[0].texts] == ["not finite in any round"]
+    assert [text.get_text() for text in alone.axes[0].texts] == ["no finite value"]
     assert legend_texts(alone) == ["FedAvg (no finite value)"]
     check_layout(alone)
     beside = curves.learning_curves({"fedavg": lost, "ifca": make_history()})
