@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import fedjax_cluster as fc
 from fedjax_cluster import cli
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
@@ -65,6 +67,12 @@ def test_the_main_job_reaches_its_figures():
         (["run", "nothing"], "unknown method 'nothing'"),
         (["report"], "report needs a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
+        (["report", "x" * 300], "cannot read xxx"),
+        (["run", "--run-dir", "x" * 300], "File name too long"),
+        (["resume", "x" * 300], "File name too long"),
+        (["compare", "ifca", "--run-dir", "x" * 300], "File name too long"),
+        (["reproduce", "cfl-fig3", "--run-dir", "x" * 300], "File name too long"),
+        (["run", "--decimals", "400"], "decimals is 400"),
         (["run", "--model", "transformer"], "unknown model"),
         (["run", "--dataset", "cifar10"], "TFDS_DATA_DIR"),
         (["run", "--dataset", "no_such_set"], "no_such_set"),
@@ -143,6 +151,84 @@ def test_resume_extends(capsys):
     assert "rounds is 1" in mistake(capsys, "resume", "own", "--rounds", "1")
     with open("own/summary.json") as file:
         assert json.load(file)["rounds"] == 3
+    with open("own/config.json") as file:
+        assert json.load(file)["experiment"]["rounds"] == 3
+
+
+def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_what_is_missing(capsys, monkeypatch):
+    def full(figure, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fc.report.pages, "save", full)
+        assert cli.main(["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]) == 1
+        shown = capsys.readouterr()
+        assert shown.err.count("\n") == 1
+        assert "No space left on device; not all pictures were written; the run is kept, and" in shown.err
+        assert "test accuracy" in shown.out
+        assert cli.main(["report", "own"]) == 1
+        assert "not all was written; the runs are as they were" in capsys.readouterr().err
+    assert not os.path.exists("own/plots")
+    assert cli.main(["resume", "own"]) == 0
+    assert set(os.listdir("own/plots")) == {"group_by_cluster.png", "learning_curves.png"}
+
+
+@pytest.mark.parametrize("end", [BrokenPipeError(), SystemExit(1)], ids=["print", "rich"])
+def test_a_closed_pipe_ends_quietly(capsys, monkeypatch, end):
+    def unread(arguments):
+        raise end
+
+    monkeypatch.setitem(cli.COMMANDS, "list", unread)
+    assert cli.main(["list"]) == 141
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["list"], ["run", "--help"], ["report", "nowhere"]])
+def test_nobody_reads(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*MAIN, *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100)
+    os.close(writing)
+    told = "nowhere is not a run directory" if words == ["report", "nowhere"] else ""
+    assert (done.returncode, done.stderr == "" or told in done.stderr) == (2 if told else 141, True)
+    assert "Traceback" not in done.stderr
+
+
+def finished(loss, **summary):
+    history = {"round": np.arange(len(loss), dtype=float), "loss": np.asarray(loss)}
+    known = {"accuracy": 0.5, "test_loss": 1.0, "train_loss": history["loss"][-1], "adjusted_rand_index": None}
+    return SimpleNamespace(history=history, summary={**known, **summary})
+
+
+def test_a_diverged_run_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(fc.report.pages, "write_plots", lambda *what: [])
+    nothing = {"accuracy": None, "test_loss": np.nan}
+    with cli._notices_on_stderr():
+        cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")
+        cli._announce("fedavg", 3, finished([np.nan], **nothing))
+        cli._show(finished([2.0, 1.0], test_loss=None), "own")
+        cli._announce("fedavg", 4, finished([1.0]))
+    shown, advice = capsys.readouterr(), "try a lower learning rate"
+    assert shown.err.splitlines() == [
+        f"fedjax-cluster: the run has diverged: its training loss is not finite from round 4 on; {advice}",
+        f"fedjax-cluster: fedavg seed 3 has diverged: its training loss is not finite from round 1 on; {advice}",
+        "fedavg seed 3: not finite",
+        f"fedjax-cluster: the run has diverged: its test loss is not finite; {advice}",
+        "fedavg seed 4: accuracy 50.0 %",
+    ]
+    assert shown.out.count("not finite at the end: the run has diverged") == 2
+
+
+@pytest.mark.slow
+def test_a_rate_too_high_ends_with_a_warning_and_no_old_figure(capsys):
+    words = (
+        "run fedavg --weight-decay 1000 --learning-rate 1 --local-steps 1 --rounds 30 --eval-every 10 --model linear"
+    )
+    assert cli.main([*words.split(), "--clients", "8", "--run-dir", "own"]) == 0
+    shown = capsys.readouterr()
+    assert "has diverged: its training loss is not finite from round 14 on" in shown.err
+    assert "training loss        not finite at the end: the run has diverged" in shown.out
 
 
 def test_clients_join_and_leave_and_resume_knows_it(capsys):

@@ -50,6 +50,7 @@ from fedjax_cluster.types import (
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
 SHARE_OF_UPDATE = Bound(lambda value: 0 < value <= 1, "above 0 and up to 1")
+DECIMALS = Bound(lambda value: 0 <= value <= 30, "from 0 to 30")  # float32 ends at 1e38
 
 
 class Server(NamedTuple):
@@ -97,7 +98,7 @@ class cfl_gp(AveragingMethod):
         'parameter paths that the profile is made of, such as `["output"]` (App. E.2); () is all', default=()
     )
     decimals: int | None = option(
-        "digits after the decimal point that a client sends (App. E.1, Table 7)", default=None, bound=at_least(0)
+        "digits after the decimal point that a client sends (App. E.1, Table 7)", default=None, bound=DECIMALS
     )
     rounding: Rounding = option('to the "nearest" number with so many decimals, or towards "zero"', default="nearest")
     shared_layers: tuple[str, ...] = option(
