@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -15,6 +17,7 @@ from fedjax_cluster.files import digest, sealed, unsealed
 from fedjax_cluster.types import State
 
 KEPT = 2
+JSON_ITEM = "metadata"  # as orbax calls the file of a JSON item
 LOG = logging.getLogger(__name__)
 
 
@@ -74,11 +77,7 @@ class Checkpoints:
                 reasons.append(f"{number}: {' '.join(str(error).split())[:150]}")
                 continue
             for text in reasons:
-                warnings.warn(
-                    f"the checkpoint of round {text}; going on from that of round {number}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                LOG.warning(f"damaged checkpoint of round {text}; going on from that of round {number}")
                 self._set_aside(int(text.partition(":")[0]))
             return found
         if reasons:
@@ -103,16 +102,25 @@ class Checkpoints:
         seal = unsealed(found["seal"])
         if seal["round"] != number or not _digests(arrays, found["history"]).items() <= seal.items():
             raise Damaged("its data are not those that were saved")
-        state = [
-            self._padded(arrays[name], leaf) if leaf.size else leaf for name, leaf in zip(names, leaves, strict=True)
-        ]
+        state = []
+        cuts: list[Any] = jax.tree.leaves(self._cut(like))
+        for name, leaf, cut in zip(names, leaves, cuts, strict=True):
+            array: Any = arrays.get(name, cut)
+            if (array.shape, array.dtype) != (cut.shape, cut.dtype):
+                raise Damaged(f"{name} is {array.dtype}{array.shape}, where the method has {cut.dtype}{cut.shape}")
+            if array.shape != leaf.shape:  # the rows that fill up these devices
+                whole = np.array(leaf)
+                whole[tuple(map(slice, array.shape))] = array
+                array = whole
+            state.append(jax.device_put(array, leaf.sharding))
         history = _columns(found["history"])
         return Saved(jax.tree.structure(like).unflatten(state), history, seal["evaluated"], seal["events"])
 
     def _read_unsealed(self, number: int, like: State) -> Saved:
         """A checkpoint of a version that kept no digests, and the rows that its devices added."""
         names = _names(like)
-        saved = orbax.StandardCheckpointHandler().metadata(self._directory / str(number) / "state").tree
+        folder: Any = self._directory / str(number) / "state"
+        saved = orbax.StandardCheckpointHandler().metadata(folder).tree
         if all(str(name).isdigit() for name in saved):
             names = _places_in_version_0_1(like)
         target = jax.tree.map(_abstract, _without_empty(names, jax.tree.leaves(like)))
@@ -146,15 +154,19 @@ class Checkpoints:
             clients=jax.tree.map(lambda leaf: leaf[:count], state.clients), server=jax.tree.map(between, state.server)
         )
 
-    def _padded(self, array: np.ndarray, like: jax.Array) -> jax.Array:
-        """An array of M clients with the further rows of `like`, and on its devices."""
-        if array.shape != like.shape:
-            if array.ndim != like.ndim or any(have > want for have, want in zip(array.shape, like.shape, strict=True)):
-                raise Damaged(f"an array of {array.shape} stands where the method has {like.shape}")
-            whole = np.array(like)
-            whole[tuple(slice(side) for side in array.shape)] = array
-            array = whole
-        return jax.device_put(array.astype(like.dtype, copy=False), like.sharding)
+
+def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
+    """The history of the newest checkpoint whose history is whole, without its state; None where there is none."""
+    steps = [path for path in directory.glob("*") if path.name.isdigit()]
+    for path in sorted(steps, key=lambda step: int(step.name), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
+            columns = json.loads((path / "history" / JSON_ITEM).read_text())
+            if (path / "seal").exists():
+                seal = unsealed(json.loads((path / "seal" / JSON_ITEM).read_text()))
+                if (seal["round"], seal["history"]) != (int(path.name), digest(columns)):
+                    continue
+            return _columns(columns)
+    return None
 
 
 def _digests(leaves: dict[str, np.ndarray], columns: dict[str, list[float]]) -> dict[str, Any]:

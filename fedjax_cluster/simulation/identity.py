@@ -81,24 +81,22 @@ def described(value: Any) -> tuple[Any, bool]:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value, True
     if isinstance(value, Mapping):
-        names, value = [str(name) for name in value], tuple(value.values())
-        items, known = described(value)
-        return dict(zip(names, items, strict=True)), known
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        items, known = described(list(value.values()))
+        return dict(zip(map(str, value), items, strict=True)), known
+    names, to_json, called = (getattr(value, name, None) for name in ("_fields", "to_json", "__qualname__"))
+    if isinstance(value, (list, tuple)) and names is None:
         items = [described(item) for item in value]
         return [item for item, _ in items], all(known for _, known in items)
     if isinstance(value, functools.partial):
         return described((value.func, value.args, value.keywords))
-    if isinstance(value, type) or (hasattr(value, "__qualname__") and not hasattr(value, "__self__")):
-        known = _is_known(value) and "<" not in value.__qualname__
-        return value.__qualname__ if known else f"{value.__module__}.{value.__qualname__}", known
-    if hasattr(value, "to_json") and not isinstance(value, Options):
-        return value.to_json(), _is_known(type(value))
+    if called and not hasattr(value, "__self__"):
+        known = _is_known(value) and "<" not in called
+        return called if known else f"{value.__module__}.{called}", known
+    if to_json and not isinstance(value, Options):
+        return to_json(), _is_known(type(value))
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
-    elif hasattr(value, "_fields"):
-        names = value._fields  # pyright: ignore[reportAttributeAccessIssue]
-    else:
+    elif names is None:
         return ADDRESS.sub("", repr(value)), False
     of, named = described(type(value))
     items, known = described({name: getattr(value, name) for name in names})

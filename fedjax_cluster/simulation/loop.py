@@ -172,7 +172,7 @@ def simulate(
             if run.evaluated:
                 done = run.done
                 run.apply_churn()
-                due = int(min(rounds, (done // eval_every + 1) * eval_every))
+                due = min(rounds, (done // eval_every + 1) * eval_every)
                 elapsed, speed = run.rounds_until(min(due, done + length, schedule.next_after(done)))
                 length = max(1, min(LONGEST_SEGMENT, int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
                 run.evaluated = run.done < due
@@ -229,7 +229,7 @@ class _Run:
         )
         return reports
 
-    def rounds_until(self, stop: int) -> tuple[float, float]:
+    def rounds_until(self, stop: float) -> tuple[float, float]:
         """Rounds up to `stop` or an event into the history; their seconds, and client-rounds per second."""
         start, started = self.done, time.perf_counter()
         reports = self.segment(int(stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.metadata
+import io
 import pathlib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
-from fedjax_cluster.simulation.checkpoints import Damaged, Saved
+from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
 from fedjax_cluster.types import Event, State
 
 VERSION = 3
@@ -164,8 +165,7 @@ class RunDirectory:
         """summary.json, and metrics.csv where it is not that of the history."""
         if self._refusal is not None:
             return
-        if not _same_history(self.path, history):
-            write_history(self.path / METRICS, history)
+        write_history(self.path / METRICS, history)
         if not only_missing:
             write_json(self.path / SUMMARY, sealed(summary))
 
@@ -198,39 +198,24 @@ def read_config(path: pathlib.Path, *, missing_ok: bool = False) -> dict[str, An
 
 
 def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The metrics.csv of a run directory as columns; an empty cell is NaN."""
-    try:
-        with (path / METRICS).open(newline="") as file:
-            rows = list(csv.reader(file))
-    except FileNotFoundError:
-        raise ValueError(f"{path} has no metrics.csv yet; the run has not reached its first checkpoint") from None
-    if len(rows) < 2:
-        raise ValueError(f"{path / METRICS} holds no round yet")
-    try:
-        columns = zip(*rows[1:], strict=True)
-        return {
-            name: np.asarray([float(cell) if cell else np.nan for cell in column])
-            for name, column in zip(rows[0], columns, strict=True)
-        }
-    except ValueError as error:
-        raise ValueError(f"{path / METRICS} is damaged ({error}); resume the run to write it anew") from None
+    """The history of a run directory as columns: the newest checkpoint's, of which metrics.csv is a copy to look at."""
+    history = newest_history(path / "checkpoints")
+    if history is None:
+        raise ValueError(f"{path} has no checkpoint that is whole; resume the run, or run it anew")
+    return history
 
 
 def write_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> None:
     """Writes one row a round; whole numbers without a point, NaN as an empty cell."""
-    with atomic_file(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(history)
-        for row in zip(*history.values(), strict=True):
-            writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
-
-
-def _same_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> bool:
-    try:
-        known = read_history(path)
-    except ValueError:
-        return False
-    return list(known) == list(history) and len(known["round"]) == len(history["round"])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(history)
+    for row in zip(*history.values(), strict=True):
+        writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
+    content = text.getvalue().encode()
+    if not path.is_file() or path.read_bytes() != content:
+        with atomic_file(path) as beside:
+            beside.write_bytes(content)
 
 
 def _listed(path: pathlib.Path) -> list[pathlib.Path]:
@@ -264,7 +249,7 @@ def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: st
     for name in names:
         old, new = known[name], wanted.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, "" if name == "algorithm_config" else f"{name}.")
+            yield from _differences(old, new, "" if name == "algorithm_config" else f"{inside}{name}.")
         elif old != new and inside == "programs.":
             yield f"{name} is another program"
         elif old != new:
