@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
+from fedjax_cluster.interruption import Interrupt, Terminated
 
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.2  # seconds
@@ -29,7 +30,10 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0 done, 2 a user's mistake, 130 interrupted, 1 anything else."""
+    """Runs a command; returns the exit status.
+
+    0 done, 2 a user's mistake, 130 interrupted by Ctrl-C, 143 ended by SIGTERM, 1 anything else.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -37,18 +41,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(arguments[0])
     if command is None:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
-    try:
-        _prepare_jax()
-        with _notices_on_stderr():
-            command(arguments[1:])
-    except ValueError as error:
-        return _mistake(str(error))
-    except KeyboardInterrupt as interrupt:
-        # `simulate` says which directory it has left.
-        hint = f"; go on with: {PROG} resume {interrupt}" if interrupt.args else ""
-        print(f"interrupted{hint}", file=sys.stderr)
-        return 130
+    with Interrupt(command=True) as interrupt:
+        try:
+            _prepare_jax()
+            with _notices_on_stderr():
+                command(arguments[1:])
+            interrupt.stop_if_wanted()
+        except BaseException as error:
+            # Raised inside an import or a library's callback, an interruption can come out as anything.
+            if interrupt.wanted:
+                return _interrupted(error, interrupt.number or 0)
+            if not isinstance(error, ValueError):
+                raise
+            return _mistake(str(error))
     return 0
+
+
+def _interrupted(error: BaseException, number: int) -> int:
+    # `simulate` says which directory it has left.
+    left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
+    hint = f"; go on with: {PROG} resume {left[0]}" if left else ""
+    print(f"interrupted{hint}", file=sys.stderr)
+    return 128 + number
 
 
 def _mistake(message: str) -> int:

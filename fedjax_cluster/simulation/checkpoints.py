@@ -13,11 +13,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as orbax
 
-from fedjax_cluster.files import digest, sealed, unsealed
+from fedjax_cluster.files import digest, read_json, sealed, write_json
 from fedjax_cluster.types import State
 
 KEPT = 2
-JSON_ITEM = "metadata"  # as orbax calls the file of a JSON item
+HISTORY = "history/metadata"  # as orbax calls the file of a JSON item
+SEAL = "seal.json"  # digests of the other files
 LOG = logging.getLogger(__name__)
 
 
@@ -52,14 +53,12 @@ class Checkpoints:
             return
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
         leaves = _without_empty(_names(saved.state), jax.tree.leaves(self._cut(saved.state)))
-        content = {"round": number, "evaluated": saved.evaluated, "events": saved.events, **_digests(leaves, columns)}
-        args = orbax.args.Composite(
-            state=orbax.args.StandardSave(leaves),
-            history=orbax.args.JsonSave(columns),
-            seal=orbax.args.JsonSave(sealed(content)),
-        )
+        args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
         self._manager.save(number, args=args)
         self._manager.wait_until_finished()
+        step = self._directory / str(number)
+        about = {"round": number, "evaluated": saved.evaluated, "events": saved.events, "files": _digests(step)}
+        write_json(step / SEAL, sealed(about))
 
     def restore(self, like: State, *, must_be_sealed: bool) -> Saved | None:
         """The newest checkpoint that is whole, on the devices of `like`; None where there is none.
@@ -88,20 +87,19 @@ class Checkpoints:
         self._manager.close()
 
     def _read(self, number: int, like: State, must_be_sealed: bool) -> Saved:
-        folder = self._directory / str(number)
-        if not (folder / "seal").is_dir():
+        step = self._directory / str(number)
+        if not (step / SEAL).is_file():
             if must_be_sealed:
                 raise Damaged("it has lost its seal")
             return self._read_unsealed(number, like)
+        # Before orbax reads anything: what its threads meet in a damaged file, they print.
+        seal = _checked_seal(step)
+        if seal["files"] != _digests(step):
+            raise Damaged("its files are not those that were saved")
         names, leaves = _names(like), jax.tree.leaves(like)
-        wanted = orbax.args.Composite(
-            state=orbax.args.StandardRestore(), history=orbax.args.JsonRestore(), seal=orbax.args.JsonRestore()
-        )
+        wanted = orbax.args.Composite(state=orbax.args.StandardRestore(), history=orbax.args.JsonRestore())
         found = self._manager.restore(number, args=wanted)
         arrays = {name: np.asarray(leaf) for name, leaf in found["state"].items()}
-        seal = unsealed(found["seal"])
-        if seal["round"] != number or not _digests(arrays, found["history"]).items() <= seal.items():
-            raise Damaged("its data are not those that were saved")
         state = []
         cuts: list[Any] = jax.tree.leaves(self._cut(like))
         for name, leaf, cut in zip(names, leaves, cuts, strict=True):
@@ -160,18 +158,23 @@ def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     steps = [path for path in directory.glob("*") if path.name.isdigit()]
     for path in sorted(steps, key=lambda step: int(step.name), reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-            columns = json.loads((path / "history" / JSON_ITEM).read_text())
-            if (path / "seal").exists():
-                seal = unsealed(json.loads((path / "seal" / JSON_ITEM).read_text()))
-                if (seal["round"], seal["history"]) != (int(path.name), digest(columns)):
-                    continue
-            return _columns(columns)
+            content = (path / HISTORY).read_bytes()
+            if not (path / SEAL).exists() or _checked_seal(path)["files"][HISTORY] == digest(content):
+                return _columns(json.loads(content))
     return None
 
 
-def _digests(leaves: dict[str, np.ndarray], columns: dict[str, list[float]]) -> dict[str, Any]:
-    described = {name: [digest(leaf), str(leaf.dtype), list(leaf.shape)] for name, leaf in sorted(leaves.items())}
-    return {"leaves": described, "history": digest(columns)}
+def _checked_seal(step: pathlib.Path) -> dict[str, Any]:
+    seal = read_json(step / SEAL)
+    if seal["round"] != int(step.name):
+        raise Damaged(f"it is that of round {seal['round']}")
+    return seal
+
+
+def _digests(step: pathlib.Path) -> dict[str, str]:
+    """Of a checkpoint's files, by name."""
+    found = sorted(path for path in step.rglob("*") if path.is_file() and path.name != SEAL)
+    return {path.relative_to(step).as_posix(): digest(path.read_bytes()) for path in found}
 
 
 def _columns(history: dict[str, list[float]]) -> dict[str, np.ndarray]:
