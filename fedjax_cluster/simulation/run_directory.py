@@ -61,7 +61,7 @@ class RunDirectory:
 
     def _check(self) -> dict[str, Any] | None:
         """What is known of the run, if it is this one."""
-        known = read_config(self.path, missing_ok=True)
+        known = read_config(self.path) if (self.path / CONFIG).exists() else None
         if known is not None:
             # The settings first: they are what a person has given.
             _check_same_settings(self.path, known.get("experiment"), self._config)
@@ -77,7 +77,6 @@ class RunDirectory:
         Raises:
           Taken: another process has it, and no checkpoint yet.
         """
-        known = None
         if self._refusal is None:
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -87,20 +86,20 @@ class RunDirectory:
                     raise
                 self._refusal = error
             else:
-                known = self._check()  # once more: it may have been made in the meantime
                 remove_strays(self.path)
                 remove_strays(self.path / "events")
-                self._write_config(known)
-        self._must_be_sealed = (known or read_config(self.path, missing_ok=True) or {}).get("version", VERSION) >= 3
+                self._write_config(self._check())  # once more: it may have been made in the meantime
+        self._must_be_sealed = read_config(self.path).get("version", 1) >= 3
         self._checkpoints = simulation.checkpoints.Checkpoints(
             self.path / "checkpoints", self._num_clients, read_only=self._refusal is not None
         )
 
     def _write_config(self, known: Mapping[str, Any] | None) -> None:
+        """A new run's config.json, or that of one that is to have more rounds now."""
         if known is None:
             versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
-            known = {"version": VERSION, "versions": versions, "identity": self._identity, "experiment": None}
-        elif not self._config or known.get("experiment") == plain(dict(self._config)):
+            known = {"version": VERSION, "versions": versions, "identity": self._identity}
+        elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
             return
         write_json(self.path / CONFIG, sealed({**known, "experiment": self._config}))
 
@@ -180,7 +179,7 @@ class RunDirectory:
         self._lock.close()
 
 
-def read_config(path: pathlib.Path, *, missing_ok: bool = False) -> dict[str, Any] | None:
+def read_config(path: pathlib.Path) -> dict[str, Any]:
     """The config.json of a run directory.
 
     Raises:
@@ -189,8 +188,6 @@ def read_config(path: pathlib.Path, *, missing_ok: bool = False) -> dict[str, An
     try:
         content = read_json(path / CONFIG)
     except FileNotFoundError:
-        if missing_ok:
-            return None
         raise ValueError(f"{path} is not a run directory: it has no config.json") from None
     if not isinstance(content.get("identity"), dict) or not isinstance(content.get("experiment"), dict | None):
         raise ValueError(f"{path / CONFIG} is not the configuration of a run; choose another directory")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import fedjax_cluster as fc
-from fedjax_cluster import local, nn
+from fedjax_cluster import files, local, nn
 from fedjax_cluster.algorithms import cfl_gp, fedavg
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.simulation.run_directory import read_history
+from fedjax_cluster.simulation.run_directory import read_config, read_history
 from tests.federations import blobs
 
 
@@ -216,6 +216,13 @@ def test_runs_of_a_configuration_can_be_loaded_and_resumed(tmp_path):
     assert len(longer.history["round"]) == 5
     with pytest.raises(ValueError, match="has done 5 already"):
         fc.resume(tmp_path / "run", 2)
+    # Extended to 8 and killed: it is still one of 8 rounds, also once it has been looked at.
+    kept = read_config(tmp_path / "run")
+    files.write_json(
+        tmp_path / "run" / "config.json", files.sealed({**kept, "experiment": {**kept["experiment"], "rounds": 8}})
+    )
+    assert len(fc.load_run(tmp_path / "run").history["round"]) == 5
+    assert len(fc.resume(tmp_path / "run").history["round"]) == 8
     with pytest.raises(ValueError, match="not a run directory"):
         fc.load_run(tmp_path / "nowhere")
     simulate(
