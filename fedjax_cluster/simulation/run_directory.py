@@ -6,6 +6,7 @@ import contextlib
 import csv
 import importlib.metadata
 import io
+import logging
 import pathlib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ from fedjax_cluster.files import (
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
 from fedjax_cluster.types import Event, State
 
+LOG = logging.getLogger(__name__)
 VERSION = 3
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
 MOST_NAMED = 4  # differences that a refusal names
@@ -96,8 +98,11 @@ class RunDirectory:
 
     def _write_config(self, known: Mapping[str, Any] | None) -> None:
         """A new run's config.json, or that of one that is to have more rounds now."""
+        versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
+        if known is not None and known.get("versions", versions) != versions:
+            text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
+            LOG.warning(f"{self.path} was begun with {text}; with other versions the last digits may differ")
         if known is None:
-            versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
             known = {"version": VERSION, "versions": versions, "identity": self._identity}
         elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
             return
