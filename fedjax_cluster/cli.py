@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
+from fedjax_cluster.interruption import Interrupt, Terminated
 
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.2  # seconds
@@ -30,10 +31,9 @@ commands:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Runs a command; returns the exit status.
 
-    Returns:
-      The exit status: 0 done, 2 a user's mistake, 130 interrupted, 141 nobody reads on, 1 anything else.
+    0 done, 2 a user's mistake, 130 interrupted by Ctrl-C, 141 nobody reads the output, 143 ended by SIGTERM, 1 else.
     """
     try:
         status = _main(arguments)
@@ -54,27 +54,33 @@ def _main(arguments: Sequence[str] | None) -> int:
     command = COMMANDS.get(arguments[0])
     if command is None:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
-    try:
-        _prepare_jax()
-        with _notices_on_stderr():
-            command(arguments[1:])
-    except ValueError as error:
-        return _mistake(str(error))
-    except SystemExit as stop:
-        if stop.code:  # what rich makes of a broken pipe; --help ends with 0
-            raise BrokenPipeError from None
-        sys.stdout.flush()
-        raise
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        return _failure(error)
-    except KeyboardInterrupt as interrupt:
-        # `simulate` says which directory it has left.
-        hint = f"; go on with: {PROG} resume {interrupt}" if interrupt.args else ""
-        print(f"interrupted{hint}", file=sys.stderr)
-        return 130
+    with Interrupt(command=True) as interrupt:
+        try:
+            _prepare_jax()
+            with _notices_on_stderr():
+                command(arguments[1:])
+            interrupt.stop_if_wanted()
+        except BaseException as error:
+            # Raised inside an import or a library's callback, an interruption can come out as anything.
+            if interrupt.wanted:
+                return _interrupted(error, interrupt.number or 0)
+            if isinstance(error, ValueError):
+                return _mistake(str(error))
+            if isinstance(error, SystemExit) and error.code:  # what rich makes of a broken pipe; --help ends with 0
+                raise BrokenPipeError from None
+            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+                return _failure(error)
+            sys.stdout.flush()
+            raise
     return 0
+
+
+def _interrupted(error: BaseException, number: int) -> int:
+    # `simulate` says which directory it has left.
+    left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
+    hint = f"; go on with: {PROG} resume {left[0]}" if left else ""
+    print(f"interrupted{hint}", file=sys.stderr)
+    return 128 + number
 
 
 def _mistake(message: str) -> int:

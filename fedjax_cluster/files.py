@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import re
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # elsewhere than on Unix nothing is locked
+    fcntl = None
+
+
+LOCK = ".lock"
+STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
 
 
 @contextlib.contextmanager
@@ -47,6 +59,98 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A sealed JSON file, without its seal; one of a version that knew no seals is taken as it is.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it cannot be read, or is not what was written.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object; put back what was written there")
+    try:
+        return unsealed(content)
+    except ValueError:
+        raise ValueError(f"{path} is not what was written there: edited or damaged; put it back as it was") from None
+
+
+def digest(value: Any) -> str:
+    """Of bytes, of an array's, or of a value's JSON.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.ascontiguousarray(value).tobytes()
+    elif not isinstance(value, bytes):
+        value = json.dumps(value, sort_keys=True).encode()
+    return hashlib.blake2b(value, digest_size=16).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with a digest of the rest of it."""
+    content = plain(dict(content))
+    return {**content, "seal": digest(content)}
+
+
+def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The object that was sealed.
+
+    Raises:
+      ValueError: it is another one. Where there is no seal nothing is checked.
+    """
+    rest = {name: value for name, value in content.items() if name != "seal"}
+    if "seal" in content and content["seal"] != digest(rest):
+        raise ValueError("the seal is that of other content")
+    return rest
+
+
+class Taken(ValueError):
+    """A directory that another process works in."""
+
+
+@contextlib.contextmanager
+def taken(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes out of a directory, as long as this one lives.
+
+    The operating system lets go of the lock of a process that dies, however it does.
+
+    Raises:
+      Taken: another process has it; says which.
+    """
+    path = directory / LOCK
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                raise FileNotFoundError(path)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise Taken(f"{directory} is in use by {owner}; wait for its end, or choose another directory") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def remove_strays(directory: pathlib.Path) -> None:
+    """Removes what `atomic_file` leaves in a directory where its process was killed."""
+    for path in directory.glob(".*.*") if directory.is_dir() else ():
+        if STRAY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def check_writable(directory: pathlib.Path) -> None:

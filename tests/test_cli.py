@@ -356,18 +356,21 @@ def test_list_names_everything(capsys):
     assert all(word in shown for word in ("cfl-gp", "mixed-datasets", "lenet5", "digits", *RECIPES))
 
 
-def test_ctrl_c_ends_with_130():
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
     words = [*MAIN, *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not os.path.exists("own/checkpoints") and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, error = process.communicate(timeout=100)
-    assert process.returncode == 130
-    # Before the first rounds there is nothing to go on from.
-    assert error.strip() in ("interrupted", "interrupted; go on with: fedjax-cluster resume own")
+    assert process.returncode == status
+    said, left = error.splitlines()
+    assert said == "stopping after what is under way; again to stop at once"
+    assert left == "interrupted; go on with: fedjax-cluster resume own"
+    assert not os.path.exists("own/.lock")
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

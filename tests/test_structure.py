@@ -21,7 +21,7 @@ FLOORS = (
     {"parallel"},
     {"nn", "data", "optimizers"},
     {"clustering"},
-    {"options", "types", "tree", "files"},
+    {"options", "types", "tree", "files", "interruption"},
 )
 OPTIONAL = {"pandas", "tensorflow_datasets", "torch"}
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE, MOST_LINES = 420, 90, 80, 20_500

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.experiments.comparison import Outcome
-from fedjax_cluster.experiments.runs import load_run, read_settings, reading
-from fedjax_cluster.files import check_writable
+from fedjax_cluster.experiments.runs import load_run
+from fedjax_cluster.files import check_writable, read_json
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import read_history
+from fedjax_cluster.simulation.run_directory import read_config, read_history
 
 OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
 THE_METHOD = ("identity.algorithm", "method")
@@ -55,8 +55,10 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     """The run directories among and below `paths`, in their order, each once; a ValueError where a path holds none."""
     found: dict[pathlib.Path, pathlib.Path] = {}
     for path in map(pathlib.Path, paths):
-        with reading(path):
+        try:
             runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}") from error
         if not runs:
             raise ValueError(f"{path} is not a run directory and holds none; give a directory that a run left")
         for run in runs:
@@ -95,16 +97,18 @@ def read_run(path: pathlib.Path) -> SavedRun:
     Raises:
       ValueError: it has not ended, or a file is damaged; says which.
     """
-    with reading(path):
-        identity, experiment = read_settings(path)
-        summary, history = _read_summary(path / "summary.json"), read_history(path)
-    if "round" not in history:
-        raise ValueError(f"{path / 'metrics.csv'} is damaged: it has no column round; resume the run to write it anew")
-    run = SavedRun(path, identity["algorithm"], identity["seed"], identity, experiment or {}, summary, history)
+    config, summary, history = read_config(path), _read_summary(path / "summary.json"), read_history(path)
+    identity = config["identity"]
+    method, seed = identity.get("algorithm"), identity.get("seed")
+    if not isinstance(method, str) or not isinstance(seed, int):
+        raise ValueError(f"{path / 'config.json'} is damaged, or no run's: it does not hold a method and a seed")
+    if not np.shape(history.get("round", 0)):
+        raise ValueError(f"the history of {path} is damaged: it has no rounds; run it anew")
+    run = SavedRun(path, method, seed, identity, config["experiment"] or {}, summary, history)
     if summary.get("rounds", run.rounds) != run.rounds:
         raise ValueError(
-            f"{path} has a summary of {summary['rounds']} rounds and metrics of {run.rounds}: it was ended on the way; "
-            "continue the run with resume"
+            f"{path} has a summary of {summary['rounds']} rounds and a history of {run.rounds}; "
+            "it was ended on the way: continue it with resume"
         )
     return run
 
@@ -212,11 +216,11 @@ def _flat(settings: Mapping[str, Any], prefix: str = "", *, but: Sequence[str] =
 
 def _read_summary(path: pathlib.Path) -> dict[str, Any]:
     try:
-        summary = json.loads(path.read_text())
+        summary = read_json(path)
     except FileNotFoundError:
         raise ValueError(f"{path.parent} has no summary.json yet; continue the run with resume") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it and continue the run with resume") from None
-    if not isinstance(summary, dict) or not isinstance(summary.get("algorithm", ""), str):
-        raise ValueError(f"{path} is damaged: it is no summary; delete it and continue the run with resume")
+    except ValueError as error:
+        raise ValueError(f"{error}; or delete it, and resume writes it anew") from None
+    if not isinstance(summary.get("algorithm", ""), str):
+        raise ValueError(f"{path} is damaged: its algorithm is no name; delete it, and resume writes it anew")
     return summary

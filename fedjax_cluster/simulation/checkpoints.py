@@ -1,61 +1,184 @@
-"""The one place that knows orbax: the checkpoints of a run."""
+"""The one place that knows orbax: the checkpoints of a run, each sealed with digests of all that it holds."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as orbax
 
+from fedjax_cluster.files import digest, read_json, sealed, write_json
 from fedjax_cluster.types import State
 
 KEPT = 2
+HISTORY = "history/metadata"  # as orbax calls the file of a JSON item
+SEAL = "seal.json"  # digests of the other files
+LOG = logging.getLogger(__name__)
+
+
+class Damaged(ValueError):
+    """A checkpoint that does not hold what was saved."""
+
+
+class Saved(NamedTuple):
+    """What a checkpoint gives back."""
+
+    state: State
+    history: dict[str, np.ndarray]
+    evaluated: bool = True  # whether the last row has its evaluation, where one was due
+    events: Mapping[str, str] | None = None  # digests of the files of events up to here; None where none were kept
 
 
 class Checkpoints:
-    """The checkpoints of one run: the state and the history up to it, saved as one."""
+    """The checkpoints of one run: the state of its M clients and the history up to it, saved as one."""
 
-    def __init__(self, directory: pathlib.Path):
+    def __init__(self, directory: pathlib.Path, num_clients: int, *, read_only: bool = False):
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._directory = directory.absolute()
-        options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        self._num_clients, self._read_only = num_clients, read_only
+        options = orbax.CheckpointManagerOptions(
+            max_to_keep=None if read_only else KEPT, enable_async_checkpointing=False, read_only=read_only
+        )
         self._manager = orbax.CheckpointManager(self._directory, options=options)
 
-    def latest(self) -> int | None:
-        """The round of the newest complete checkpoint."""
-        return self._manager.latest_step()
-
-    def save(self, number: int, state: State, history: dict[str, np.ndarray]) -> None:
-        """Saves the state after `number` rounds; a checkpoint of that round that is there already stays."""
+    def save(self, number: int, saved: Saved) -> None:
+        """Saves what `number` rounds led to; a checkpoint of that round that is there already stays."""
         if number in self._manager.all_steps():
             return
-        columns = {name: np.asarray(column, np.float64).tolist() for name, column in history.items()}
-        leaves = _without_empty(_names(state), state)
+        columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
+        leaves = _without_empty(_names(saved.state), jax.tree.leaves(self._cut(saved.state)))
         args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
         self._manager.save(number, args=args)
         self._manager.wait_until_finished()
+        step = self._directory / str(number)
+        about = {"round": number, "evaluated": saved.evaluated, "events": saved.events, "files": _digests(step)}
+        write_json(step / SEAL, sealed(about))
 
-    def restore(self, number: int, like: State) -> tuple[State, dict[str, np.ndarray]]:
-        """The state and history after `number` rounds; `like` gives treedef, dtypes and shardings."""
+    def restore(self, like: State, *, must_be_sealed: bool) -> Saved | None:
+        """The newest checkpoint that is whole, on the devices of `like`; None where there is none.
+
+        Damaged ones are moved aside, with a warning.
+
+        Raises:
+          Damaged: there are checkpoints, and none is whole.
+        """
+        reasons = []
+        for number in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                found = self._read(number, like, must_be_sealed)
+            except Exception as error:  # orbax and tensorstore raise what they like
+                reasons.append(f"{number}: {' '.join(str(error).split())[:150]}")
+                continue
+            for text in reasons:
+                LOG.warning(f"damaged checkpoint of round {text}; going on from that of round {number}")
+                self._set_aside(int(text.partition(":")[0]))
+            return found
+        if reasons:
+            raise Damaged("; ".join(reasons))
+        return None
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _read(self, number: int, like: State, must_be_sealed: bool) -> Saved:
+        step = self._directory / str(number)
+        if not (step / SEAL).is_file():
+            if must_be_sealed:
+                raise Damaged("it has lost its seal")
+            return self._read_unsealed(number, like)
+        # Before orbax reads anything: what its threads meet in a damaged file, they print.
+        seal = _checked_seal(step)
+        if seal["files"] != _digests(step):
+            raise Damaged("its files are not those that were saved")
+        names, leaves = _names(like), jax.tree.leaves(like)
+        wanted = orbax.args.Composite(state=orbax.args.StandardRestore(), history=orbax.args.JsonRestore())
+        found = self._manager.restore(number, args=wanted)
+        arrays = {name: np.asarray(leaf) for name, leaf in found["state"].items()}
+        state = []
+        cuts: list[Any] = jax.tree.leaves(self._cut(like))
+        for name, leaf, cut in zip(names, leaves, cuts, strict=True):
+            array: Any = arrays.get(name, cut)
+            if (array.shape, array.dtype) != (cut.shape, cut.dtype):
+                raise Damaged(f"{name} is {array.dtype}{array.shape}, where the method has {cut.dtype}{cut.shape}")
+            if array.shape != leaf.shape:  # the rows that fill up these devices
+                whole = np.array(leaf)
+                whole[tuple(map(slice, array.shape))] = array
+                array = whole
+            state.append(jax.device_put(array, leaf.sharding))
+        history = _columns(found["history"])
+        return Saved(jax.tree.structure(like).unflatten(state), history, seal["evaluated"], seal["events"])
+
+    def _read_unsealed(self, number: int, like: State) -> Saved:
+        """A checkpoint of a version that kept no digests, and the rows that its devices added."""
         names = _names(like)
         folder: Any = self._directory / str(number) / "state"
         saved = orbax.StandardCheckpointHandler().metadata(folder).tree
         if all(str(name).isdigit() for name in saved):
             names = _places_in_version_0_1(like)
-        target = jax.tree.map(_abstract, _without_empty(names, like))
+        target = jax.tree.map(_abstract, _without_empty(names, jax.tree.leaves(like)))
         wanted = orbax.args.Composite(state=orbax.args.StandardRestore(target), history=orbax.args.JsonRestore())
         restored = self._manager.restore(number, args=wanted)
         leaves, treedef = jax.tree.flatten(like)
         state = [restored["state"].get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-        history = {name: np.asarray(column, np.float64) for name, column in restored["history"].items()}
-        return treedef.unflatten(state), history
+        return Saved(treedef.unflatten(state), _columns(restored["history"]))
 
-    def close(self) -> None:
-        self._manager.close()
+    def _set_aside(self, number: int) -> None:
+        """Keeps a damaged checkpoint beside the others, where it is none of them."""
+        if self._read_only:
+            return
+        aside = self._directory.parent / "damaged"
+        aside.mkdir(exist_ok=True)
+        place = next(path for i in range(1000) if not (path := aside / f"{number}-{i}").exists())
+        (self._directory / str(number)).rename(place)
+        self._manager.reload()
+
+    def _cut(self, state: State) -> State:
+        """On the host, without the rows that fill up the devices: any number of devices can take it up."""
+        state = jax.device_get(state)
+        padded, count = len(state.clients.present), self._num_clients
+        if padded == count:
+            return state
+
+        def between(leaf: np.ndarray) -> np.ndarray:
+            return leaf[..., :count, :count] if leaf.shape[-2:] == (padded, padded) else leaf
+
+        return state._replace(
+            clients=jax.tree.map(lambda leaf: leaf[:count], state.clients), server=jax.tree.map(between, state.server)
+        )
+
+
+def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
+    """The history of the newest checkpoint whose history is whole, without its state; None where there is none."""
+    steps = [path for path in directory.glob("*") if path.name.isdigit()]
+    for path in sorted(steps, key=lambda step: int(step.name), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
+            content = (path / HISTORY).read_bytes()
+            if not (path / SEAL).exists() or _checked_seal(path)["files"][HISTORY] == digest(content):
+                return _columns(json.loads(content))
+    return None
+
+
+def _checked_seal(step: pathlib.Path) -> dict[str, Any]:
+    seal = read_json(step / SEAL)
+    if seal["round"] != int(step.name):
+        raise Damaged(f"it is that of round {seal['round']}")
+    return seal
+
+
+def _digests(step: pathlib.Path) -> dict[str, str]:
+    """Of a checkpoint's files, by name."""
+    found = sorted(path for path in step.rglob("*") if path.is_file() and path.name != SEAL)
+    return {path.relative_to(step).as_posix(): digest(path.read_bytes()) for path in found}
+
+
+def _columns(history: dict[str, list[float]]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(column, np.float64) for name, column in history.items()}
 
 
 def _names(state: State) -> list[str]:
@@ -74,9 +197,9 @@ def _places_in_version_0_1(state: State) -> list[str]:
     return [places[leaf] for leaf in range(len(leaves))]
 
 
-def _without_empty(names: Iterable[str], state: State) -> dict[str, jax.Array]:
+def _without_empty(names: Iterable[str], leaves: Iterable[Any]) -> dict[str, Any]:
     """The leaves by name, but for empty ones, which orbax refuses."""
-    return {name: leaf for name, leaf in zip(names, jax.tree.leaves(state), strict=True) if leaf.size}
+    return {name: leaf for name, leaf in zip(names, leaves, strict=True) if leaf.size}
 
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:

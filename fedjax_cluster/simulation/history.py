@@ -76,12 +76,12 @@ def rows_of_rounds(
     return rows
 
 
-def add_figures(rows: History, figures: Mapping[str, float]) -> History:
-    """Puts an evaluation's figures on the last row; the rows before it have none."""
+def with_figures(history: History, figures: Mapping[str, float]) -> History:
+    """The history with an evaluation's figures in its last row; the rows before it have none."""
+    history, count = dict(history), len(history["round"])
     for name, value in figures.items():
-        rows[name] = np.full(len(rows["round"]), np.nan)
-        rows[name][-1] = value
-    return rows
+        history[name] = np.append(history.get(name, np.full(count, np.nan))[:-1], value)
+    return history
 
 
 def append(history: History, rows: History) -> History:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +18,22 @@ from jax import Array, lax
 
 from fedjax_cluster import parallel
 from fedjax_cluster.data import check_federation
+from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
 from fedjax_cluster.simulation.history import (
     History,
-    add_figures,
     append,
     last_report,
     report_round,
     rows_of_rounds,
     summarize,
+    with_figures,
 )
+from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
-from fedjax_cluster.simulation.progress import Interrupt, Progress, undisturbed
+from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import (
@@ -44,10 +49,13 @@ from fedjax_cluster.types import (
     State,
 )
 
+LOG = logging.getLogger(__name__)
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
 SEGMENT_SECONDS = 1.0
-CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SECONDS = 30.0
+SAVING_SHARE = 0.02  # of the time, at most
+FIRST_SAVING = 0.1  # seconds, before one was measured
 
 
 class RunKeys(NamedTuple):
@@ -65,6 +73,9 @@ class Evaluation(NamedTuple):
     round: int  # rounds done
     state: State
     figures: Mapping[str, float]  # the federation's metrics and the last round's report
+
+
+Callback = Callable[[Evaluation], Mapping[str, float] | None]
 
 
 def run_keys(seed: int) -> RunKeys:
@@ -85,12 +96,13 @@ def simulate(
     eval_every: int = 10,
     eval_clients: int | None = None,
     metrics: Sequence[Measure] = (),
-    callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
+    callbacks: Sequence[Callback] = (),
     churn: Sequence[Churn] = (),
     run_dir: str | pathlib.Path | None = None,
     mapping: ClientMapping | None = None,
     time_clustering: bool = False,
     progress: bool | None = None,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
     config: Mapping[str, Any] | None = None,
 ) -> SimulationResult:
     """Runs a method on a federation.
@@ -112,6 +124,8 @@ def simulate(
       time_clustering: times the server's clustering after the last round, for a column `clustering_seconds` and the
         summary; see `ledger.with_clustering_seconds`. A resumed run takes the time anew.
       progress: shows a progress bar; None shows it on a terminal.
+      checkpoint_every: seconds between checkpoints, or 50 times what the last one took where that is longer; 0 saves
+        after every segment of rounds, whatever that takes.
       config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
 
     Returns:
@@ -119,7 +133,8 @@ def simulate(
 
     Raises:
       ValueError: the federation cannot be used, a number is out of range, or run_dir holds another experiment.
-      KeyboardInterrupt: after a checkpoint, where there is a run_dir and a round has been done.
+      KeyboardInterrupt: on Ctrl-C, after a checkpoint where there is a run_dir and a round has been done.
+      Terminated: on SIGTERM, likewise; a SystemExit with status 143.
     """
     _check_numbers(rounds=rounds, eval_every=eval_every, eval_clients=eval_clients)
     clusters = getattr(algorithm, "clusters", None)
@@ -127,51 +142,51 @@ def simulate(
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     directory = None
     if run_dir is not None:
-        directory = RunDirectory(run_dir, algorithm, federation, seed, eval_every, config, schedule.changes)
+        identity = identity_of(
+            algorithm, federation, seed=seed, eval_every=eval_every, eval_clients=eval_clients, churn=schedule.changes
+        )
+        directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
     mapping = parallel.client_mapping() if mapping is None else mapping
-    run = _start(algorithm, federation, seed, mapping, directory, schedule)
-    run.config = config
-    if run.done > rounds:
-        run.close()
-        raise ValueError(f"{run_dir} has {run.done} rounds already, but rounds is {rounds}; give at least {run.done}")
-    if run.done == rounds:
-        assert directory is not None
-        summary = directory.read_summary() or run.summarize(0.0)
-        run.close()
-        return run.result(summary)
-
-    test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping).data
-    evaluate = functools.partial(evaluate_clients, model=with_metrics(algorithm.model, metrics), algorithm=algorithm)
-    saved_at, length, figures = time.monotonic(), 1, {}
-    # A Ctrl-C during compilation is noted as well: raised inside the compiler, it can be swallowed there.
-    with Progress(algorithm.name, rounds, run.done, enabled=progress) as bar, Interrupt() as interrupt:
-        started = time.perf_counter()
+    with Interrupt() as interrupt, contextlib.ExitStack() as stack:
+        run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
+        run.config, run.pause = config, checkpoint_every
+        if run.done > rounds:
+            raise ValueError(
+                f"{run_dir} has {run.done} rounds already, but rounds is {rounds}; give at least {run.done}"
+            )
+        if run.done == rounds and run.evaluated:
+            return run.read_back()
+        if directory is not None:
+            directory.check_open_for_more()
+        test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping).data
+        model = with_metrics(algorithm.model, metrics)
+        evaluate = functools.partial(evaluate_clients, model=model, algorithm=algorithm)
+        bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=progress))
+        stack.enter_context(interrupt.patiently())
+        started, length, figures, speed = time.perf_counter(), 1, {}, 0.0
         run.segment(0)  # compiles, runs no round
         if not interrupt.wanted:
             jax.block_until_ready(evaluate(run.keys.evaluation, run.state, run.train, test))
         compile_seconds = time.perf_counter() - started
-        while run.done < rounds and not interrupt.wanted:
-            done = run.done
-            run.apply_churn()
-            stop = int(min(rounds, done + length, (done // eval_every + 1) * eval_every, schedule.next_after(done)))
-            rows, elapsed = run.rounds_until(stop)
-            length = max(1, min(LONGEST_SEGMENT, int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
-            if run.done % eval_every == 0 or run.done == rounds:
+        while (run.done < rounds or not run.evaluated) and not interrupt.wanted:
+            if run.evaluated:
+                done = run.done
+                run.apply_churn()
+                due = min(rounds, (done // eval_every + 1) * eval_every)
+                elapsed, speed = run.rounds_until(min(due, done + length, schedule.next_after(done)))
+                length = max(1, min(LONGEST_SEGMENT, int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
+                run.evaluated = run.done < due
+            if run.done < rounds or not run.evaluated:
+                run.save_in_time()
+            if not run.evaluated and not interrupt.wanted:
                 found = evaluate(run.keys.evaluation, run.state, run.train, test)
-                figures = federation_figures(jax.device_get(found))
-                latest = {**figures, **last_report(rows)}
-                for callback in callbacks:
-                    figures = {**figures, **(callback(Evaluation(run.done, run.state, latest)) or {})}
-                rows = add_figures(rows, figures)
-            run.history = append(run.history, rows)
-            speed = float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
+                figures = run.add_figures(federation_figures(jax.device_get(found)), callbacks)
             bar.update(run.done, {**figures, **last_report(run.history)}, speed)
-            if run.done < rounds and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                run.save()
-                saved_at = time.monotonic()
         if time_clustering and not interrupt.wanted:
             run.time_clustering()
-    return run.finish(compile_seconds, interrupted=interrupt.wanted)
+        result = run.finish(compile_seconds)
+        interrupt.stop_if_wanted(*([] if directory is None else [str(directory.path)]))
+    return result
 
 
 @dataclasses.dataclass
@@ -192,6 +207,10 @@ class _Run:
     history: History = dataclasses.field(default_factory=dict)
     events: tuple[Event, ...] = ()
     config: Mapping[str, Any] | None = None
+    evaluated: bool = True  # no evaluation is due that has not been done
+    pause: float = CHECKPOINT_SECONDS
+    saving: float = FIRST_SAVING  # seconds that the last checkpoint took
+    saved_at: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def done(self) -> int:
@@ -210,16 +229,25 @@ class _Run:
         )
         return reports
 
-    def rounds_until(self, stop: int) -> tuple[History, float]:
-        """The rows of the rounds up to `stop` or an event, and their seconds."""
+    def rounds_until(self, stop: float) -> tuple[float, float]:
+        """Rounds up to `stop` or an event into the history; their seconds, and client-rounds per second."""
         start, started = self.done, time.perf_counter()
-        reports = self.segment(stop)
+        reports = self.segment(int(stop))
         reached = self.done
         elapsed = time.perf_counter() - started
         rows = rows_of_rounds(reports, start, reached, elapsed, self.info.costs if start == 0 else None)
         if rows["event"][-1]:
             self.take_snapshot(reached - 1)
-        return rows, elapsed
+        self.history = append(self.history, rows)
+        return elapsed, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
+
+    def add_figures(self, figures: dict[str, float], callbacks: Sequence[Callback]) -> dict[str, float]:
+        """An evaluation's figures, and those of callbacks, into the history's last row."""
+        latest = {**figures, **last_report(self.history)}
+        for callback in callbacks:
+            figures = {**figures, **(callback(Evaluation(self.done, self.state, latest)) or {})}
+        self.history, self.evaluated = with_figures(self.history, figures), True
+        return figures
 
     def apply_churn(self) -> None:
         """Clients join and leave before the next round."""
@@ -248,32 +276,50 @@ class _Run:
             self.save()
             raise
 
-    def save(self) -> None:
-        if self.directory is not None:
-            self.directory.save(self.state, self.history)
+    def save_in_time(self) -> None:
+        """A checkpoint where one is due, or an evaluation, and it takes a small share of the time."""
+        waited = time.monotonic() - self.saved_at
+        share = self.saving / SAVING_SHARE if self.pause else 0.0
+        if waited >= max(share, self.pause if self.evaluated else 0.0):
+            self.save()
 
-    def close(self) -> None:
+    def save(self) -> bool:
+        """A checkpoint, and whether it could be written; on a full disk the run goes on in memory."""
+        if self.directory is None:
+            return True
+        started = time.monotonic()
+        try:
+            self.directory.save(Saved(self.state, self.history, self.evaluated))
+        except (OSError, ValueError, RuntimeError) as error:
+            LOG.warning(
+                f"cannot save round {self.done} in {self.directory.path} ({' '.join(str(error).split())[:150]}); "
+                "the checkpoint before it stays, and the run goes on in memory"
+            )
+            return False
+        finally:
+            self.saved_at = time.monotonic()
+            self.saving = self.saved_at - started
+        return True
+
+    def read_back(self) -> SimulationResult:
+        """The result of a run that has ended before; files that were lost are written again."""
+        summary = None if self.directory is None else self.directory.read_summary()
+        known = summary is not None and summary.get("rounds") == self.done
+        summary = summary if summary is not None and known else self.summarize(0.0)
         if self.directory is not None:
-            self.directory.close()
+            self.directory.leave(summary, self.history, only_missing=known)
+        return self.result(summary)
 
     def summarize(self, compile_seconds: float) -> dict[str, Any]:
         return summarize(
             self.algorithm, self.federation, self.state, self.history, self.seed, compile_seconds, self.config
         )
 
-    def finish(self, compile_seconds: float, *, interrupted: bool) -> SimulationResult:
-        """Leaves what is to be left; an interrupted run ends with a KeyboardInterrupt that names its directory."""
-        if interrupted and not self.history:
-            self.close()
-            raise KeyboardInterrupt
-        summary = self.summarize(compile_seconds)
-        if self.directory is not None:
-            with undisturbed():
-                self.save()
-                self.directory.write_summary(summary)
-                self.close()
-        if interrupted:
-            raise KeyboardInterrupt(*([] if self.directory is None else [str(self.directory.path)]))
+    def finish(self, compile_seconds: float) -> SimulationResult:
+        """Leaves what is to be left, as far as a run was interrupted."""
+        summary = self.summarize(compile_seconds) if self.history else {}
+        if self.directory is not None and self.history and self.save():
+            self.directory.leave(summary, self.history)
         return self.result(summary)
 
     def result(self, summary: dict[str, Any]) -> SimulationResult:
@@ -296,6 +342,7 @@ def _start(
     mapping: ClientMapping,
     directory: RunDirectory | None,
     schedule: Schedule,
+    stack: contextlib.ExitStack,
 ) -> _Run:
     """A run before its next round: fresh, or as the run directory's newest checkpoint left it."""
     keys = run_keys(seed)
@@ -313,10 +360,11 @@ def _start(
     group = _groups(federation, train)
     run = _Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
+        stack.callback(directory.close)
         directory.open()
         if (restored := directory.restore(state)) is not None:
-            run.state, run.history = restored
-            run.events = directory.read_events(run.done)
+            run.state, run.history, run.evaluated = restored[:3]
+            run.events = directory.read_events(restored)
         elif saved:  # a checkpoint that is none after all
             run.state, run.info = initial(template=False)
     if run.done == 0 and bool(run.info.event):

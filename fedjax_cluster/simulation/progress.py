@@ -1,12 +1,10 @@
-"""What a person sees and does while a run goes on: the progress bar, and Ctrl-C."""
+"""What a person sees while a run goes on: the progress bar."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -50,38 +48,3 @@ class Progress(contextlib.AbstractContextManager):
         ]
         shown.append(f"{client_rounds_per_second:,.0f} client-rounds/s")
         self._bar.update(self._task, completed=done, figures="  ".join(shown))
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignores Ctrl-C, so that what is being saved is saved."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-class Interrupt(contextlib.AbstractContextManager):
-    """Turns the first Ctrl-C into a wish to stop after the rounds under way; a second one stops at once."""
-
-    def __init__(self):
-        self.wanted = False
-        self._previous = None
-
-    def __enter__(self):
-        # Signals reach the main thread only; elsewhere Ctrl-C is somebody else's business.
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *error):
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _note(self, number, frame):
-        self.wanted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)

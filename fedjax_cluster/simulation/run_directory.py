@@ -2,172 +2,226 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import json
+import importlib.metadata
+import io
+import logging
 import pathlib
-import zlib
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_cluster import simulation
-from fedjax_cluster.files import atomic_file, check_writable, plain, write_json
-from fedjax_cluster.types import Churn, ClusteredAlgorithm, Event, Federation, State
+from fedjax_cluster.files import (
+    LOCK,
+    STRAY,
+    Taken,
+    atomic_file,
+    check_writable,
+    digest,
+    plain,
+    read_json,
+    remove_strays,
+    sealed,
+    taken,
+    write_json,
+)
+from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
+from fedjax_cluster.types import Event, State
 
-VERSION = 2
+LOG = logging.getLogger(__name__)
+VERSION = 3
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
+MOST_NAMED = 4  # differences that a refusal names
 
 
 class RunDirectory:
     """One run's directory; refuses that of another experiment before anything is computed."""
 
     def __init__(
-        self,
-        path: str | pathlib.Path,
-        algorithm: ClusteredAlgorithm,
-        federation: Federation,
-        seed: int,
-        eval_every: int,
-        config: Mapping[str, Any] | None,
-        churn: Sequence[Churn] = (),
+        self, path: str | pathlib.Path, identity: Mapping[str, Any], config: Mapping[str, Any] | None, num_clients: int
     ):
         self.path = pathlib.Path(path)
-        check_writable(self.path)
+        self._identity, self._config, self._num_clients = dict(identity), config, num_clients
+        self._lock = contextlib.ExitStack()
+        self._refusal: ValueError | None = None  # of everything but reading
+        self._events: dict[str, str] = {}  # their files' digests
+        try:
+            check_writable(self.path)
+        except ValueError as error:
+            if not (self.path / CONFIG).is_file():
+                raise
+            self._refusal = error
         for name in ("checkpoints", "events", "plots"):
             if (self.path / name).exists() and not (self.path / name).is_dir():
                 raise ValueError(f"{self.path / name} is a file, where the run leaves a directory; move it away")
-        self._identity = {
-            "algorithm": algorithm.name,
-            "algorithm_config": dict(algorithm.config),
-            "scenario": federation.info.name,
-            "clients": len(federation.train.num_examples),
-            "seed": seed,
-            "eval_every": eval_every,
-            "data": fingerprint(federation),
-        }
-        if churn:
-            self._identity["churn"] = [change._asdict() for change in churn]
-        known = read_config(self.path, missing_ok=True)
+        self._check()
+
+    def _check(self) -> dict[str, Any] | None:
+        """What is known of the run, if it is this one."""
+        known = read_config(self.path) if (self.path / CONFIG).exists() else None
         if known is not None:
             # The settings first: they are what a person has given.
-            _check_same_settings(self.path, known.get("experiment"), config)
+            _check_same_settings(self.path, known.get("experiment"), self._config)
             identity = known["identity"] if "version" in known else _of_version_0_1(known["identity"])
-            _check_same(self.path, identity, plain(self._identity))
-        elif self.path.exists() and any(self.path.iterdir()):
+            _check_same(self.path, identity, self._identity)
+        elif any(not (path.name == LOCK or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
-        self._config = config
+        return known
 
     def open(self) -> None:
-        """Makes the directory; called once nothing can be refused any more."""
-        if not (self.path / "config.json").exists():
-            write_json(
-                self.path / "config.json", {"version": VERSION, "identity": self._identity, "experiment": self._config}
-            )
-        self._checkpoints = simulation.checkpoints.Checkpoints(self.path / "checkpoints")
+        """Makes and takes the directory; called once nothing can be refused any more.
+
+        Raises:
+          Taken: another process has it, and no checkpoint yet.
+        """
+        if self._refusal is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.enter_context(taken(self.path))
+            except Taken as error:
+                if not self.has_checkpoint():
+                    raise
+                self._refusal = error
+            else:
+                remove_strays(self.path)
+                remove_strays(self.path / "events")
+                self._write_config(self._check())  # once more: it may have been made in the meantime
+        self._must_be_sealed = read_config(self.path).get("version", 1) >= 3
+        self._checkpoints = simulation.checkpoints.Checkpoints(
+            self.path / "checkpoints", self._num_clients, read_only=self._refusal is not None
+        )
+
+    def _write_config(self, known: Mapping[str, Any] | None) -> None:
+        """A new run's config.json, or that of one that is to have more rounds now."""
+        versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
+        if known is not None and known.get("versions", versions) != versions:
+            text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
+            LOG.warning(f"{self.path} was begun with {text}; with other versions the last digits may differ")
+        if known is None:
+            known = {"version": VERSION, "versions": versions, "identity": self._identity}
+        elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
+            return
+        write_json(self.path / CONFIG, sealed({**known, "experiment": self._config}))
+
+    def check_open_for_more(self) -> None:
+        """Raises a ValueError where the run can be read but not be continued."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def has_checkpoint(self) -> bool:
         """Whether there is a state to read back, as far as can be told before `open`."""
         folder = self.path / "checkpoints"
         return folder.is_dir() and any(child.name.isdigit() for child in folder.iterdir())
 
-    def restore(self, like: State) -> tuple[State, dict[str, np.ndarray]] | None:
-        """The newest checkpoint's state and history; None for a fresh run."""
-        latest = self._checkpoints.latest()
-        if latest is None:
-            return None
+    def restore(self, like: State) -> Saved | None:
+        """What the newest checkpoint that is whole holds; None for a fresh run."""
         try:
-            return self._checkpoints.restore(latest, like)
-        except (ValueError, KeyError, OSError, TypeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            return self._checkpoints.restore(like, must_be_sealed=self._must_be_sealed)
+        except Damaged as error:
             raise ValueError(
-                f"the checkpoint {self.path / 'checkpoints' / str(latest)} cannot be taken up: it is damaged or of a "
-                f"model of another size ({reason}); delete it to go on from the one before, or choose another directory"
+                f"no checkpoint in {self.path / 'checkpoints'} can be taken up: damaged, or of a model of another size "
+                f"({error}); choose another directory"
             ) from error
 
-    def save(self, state: State, history: dict[str, np.ndarray]) -> None:
-        self._checkpoints.save(int(state.round), state, history)
-        write_history(self.path / "metrics.csv", history)
+    def save(self, saved: Saved) -> None:
+        if self._refusal is None:
+            self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
+            write_history(self.path / METRICS, saved.history)
 
     def write_event(self, event: Event) -> None:
         """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
-        with atomic_file(self.path / "events" / f"round{event.round:+08d}.npz") as beside:
+        path = self.path / "events" / f"round{event.round:+08d}.npz"
+        with atomic_file(path) as beside:
             np.savez_compressed(beside, **event.content)
+        self._events[path.name] = digest(path.read_bytes())
 
-    def read_events(self, done: int) -> tuple[Event, ...]:
-        """The events of the first `done` rounds, in their order."""
-        events = []
-        for path in (self.path / "events").glob("round*.npz"):
-            number = int(path.stem.removeprefix("round"))
-            if number < done:
-                with np.load(path) as content:
-                    events.append(Event(number, dict(content)))
-        return tuple(sorted(events, key=lambda event: event.round))
+    def read_events(self, saved: Saved) -> tuple[Event, ...]:
+        """The events up to a checkpoint, in their order.
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.path / "summary.json", dict(summary))
+        Raises:
+          ValueError: one is missing or damaged.
+        """
+        folder, done = self.path / "events", int(saved.state.round)
+        names = [path.name for path in folder.glob("round*.npz")] if saved.events is None else list(saved.events)
+        events = [self._read_event(folder / name, (saved.events or {}).get(name)) for name in names]
+        self._events = dict(saved.events or {})
+        return tuple(sorted((event for event in events if event.round < done), key=lambda event: event.round))
+
+    def _read_event(self, path: pathlib.Path, expected: str | None) -> Event:
+        try:
+            if expected not in (None, digest(path.read_bytes())):
+                raise ValueError("it is not what was written")
+            with np.load(path) as content:
+                return Event(int(path.stem.removeprefix("round")), dict(content))
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"the event {path} is damaged or missing ({error}); put it back, or choose another directory"
+            ) from None
+
+    def leave(
+        self, summary: Mapping[str, Any], history: Mapping[str, np.ndarray], *, only_missing: bool = False
+    ) -> None:
+        """summary.json, and metrics.csv where it is not that of the history."""
+        if self._refusal is not None:
+            return
+        write_history(self.path / METRICS, history)
+        if not only_missing:
+            write_json(self.path / SUMMARY, sealed(summary))
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary.json of a run that has ended before; None where there is none."""
-        try:
-            return json.loads((self.path / "summary.json").read_text())
-        except FileNotFoundError:
-            return None
+        """The summary.json of a run that has ended before; None where there is none that is whole."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return read_json(self.path / SUMMARY)
+        return None
 
     def close(self) -> None:
         self._checkpoints.close()
+        self._lock.close()
 
 
-def read_config(path: pathlib.Path, *, missing_ok: bool = False) -> dict[str, Any] | None:
+def read_config(path: pathlib.Path) -> dict[str, Any]:
     """The config.json of a run directory.
 
     Raises:
-      ValueError: there is none, or it cannot be read.
+      ValueError: there is none, it cannot be read, or it has been edited.
     """
     try:
-        return json.loads((path / "config.json").read_text())
+        content = read_json(path / CONFIG)
     except FileNotFoundError:
-        if missing_ok:
-            return None
         raise ValueError(f"{path} is not a run directory: it has no config.json") from None
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path / 'config.json'}: {error}") from error
+    if not isinstance(content.get("identity"), dict) or not isinstance(content.get("experiment"), dict | None):
+        raise ValueError(f"{path / CONFIG} is not the configuration of a run; choose another directory")
+    return content
 
 
 def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The metrics.csv of a run directory as columns; an empty cell is NaN."""
-    try:
-        with (path / "metrics.csv").open(newline="") as file:
-            rows = list(csv.reader(file))
-    except FileNotFoundError:
-        raise ValueError(f"{path} has no metrics.csv yet; the run has not reached its first checkpoint") from None
-    if len(rows) < 2:
-        raise ValueError(f"{path / 'metrics.csv'} holds no round yet")
-    try:
-        columns = zip(*rows[1:], strict=True)
-        return {
-            name: np.asarray([float(cell) if cell else np.nan for cell in column])
-            for name, column in zip(rows[0], columns, strict=True)
-        }
-    except ValueError as error:
-        raise ValueError(f"{path / 'metrics.csv'} is damaged ({error}); resume the run to write it anew") from None
+    """The history of a run directory as columns: the newest checkpoint's, of which metrics.csv is a copy to look at."""
+    history = newest_history(path / "checkpoints")
+    if history is None:
+        raise ValueError(f"{path} has no checkpoint that is whole; resume the run, or run it anew")
+    return history
 
 
-def write_history(path: pathlib.Path, history: dict[str, np.ndarray]) -> None:
+def write_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> None:
     """Writes one row a round; whole numbers without a point, NaN as an empty cell."""
-    with atomic_file(path) as beside, beside.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(history)
-        for row in zip(*history.values(), strict=True):
-            writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(history)
+    for row in zip(*history.values(), strict=True):
+        writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
+    content = text.getvalue().encode()
+    if not path.is_file() or path.read_bytes() != content:
+        with atomic_file(path) as beside:
+            beside.write_bytes(content)
 
 
-def fingerprint(federation: Federation) -> int:
-    """A checksum of all arrays of a federation."""
-    total = 0
-    for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
-        total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
-    return total
+def _listed(path: pathlib.Path) -> list[pathlib.Path]:
+    return list(path.iterdir()) if path.is_dir() else []
 
 
 def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:
@@ -180,26 +234,28 @@ def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    different = [
-        f"{key} is {known.get(key)} there and {wanted.get(key)} here"
-        for key in (*wanted, *(key for key in known if key not in wanted))
-        if known.get(key) != wanted.get(key) and key != "algorithm_config"
-    ]
-    old, new = known.get("algorithm_config", {}), wanted["algorithm_config"]
-    if known.get("algorithm") == wanted["algorithm"]:
-        # What an older version did not keep cannot be compared.
-        different += [
-            f"{key} is {value} there and {new.get(key)} here"
-            for key, value in sorted(old.items())
-            if not _same_option(value, new.get(key))
+    """What an older version did not keep cannot be compared."""
+    programs = [part.get("programs", {}).get("jax") for part in (known, wanted)]
+    different = list(_differences(known, {"churn": [], **wanted}))
+    if None not in programs and programs[0] != programs[1]:
+        different = [
+            f"parts of it are known by their compiled programs alone, and these were made by JAX {programs[0]}, "
+            f"while this is {programs[1]}"
         ]
     _refuse(path, different)
 
 
-def _same_option(known: Any, wanted: Any) -> bool:
-    if isinstance(known, dict) and isinstance(wanted, dict):
-        return all(_same_option(value, wanted.get(name)) for name, value in known.items())
-    return known == wanted
+def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+    """What is otherwise there than here; below a method's name only where the names are the same."""
+    names = [name for name in known if name != "algorithm_config" or known["algorithm"] == wanted.get("algorithm")]
+    for name in names:
+        old, new = known[name], wanted.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, "" if name == "algorithm_config" else f"{inside}{name}.")
+        elif old != new and inside == "programs.":
+            yield f"{name} is another program"
+        elif old != new:
+            yield f"{inside}{name} is {old} there and {new} here"
 
 
 def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wanted: Mapping[str, Any] | None) -> None:
@@ -216,6 +272,8 @@ def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wante
 
 def _refuse(path: pathlib.Path, different: list[str]) -> None:
     if different:
+        more = f" and {len(different) - MOST_NAMED} more" if len(different) > MOST_NAMED else ""
         raise ValueError(
-            f"the run directory {path} belongs to another experiment: {'; '.join(different)}; choose another directory"
+            f"the run directory {path} belongs to another experiment: {'; '.join(different[:MOST_NAMED])}{more}; "
+            "choose another directory"
         )

@@ -1,0 +1,128 @@
+"""Ctrl-C and SIGTERM: noted where they come, obeyed where nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, after a SIGTERM
+SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+
+
+class Terminated(SystemExit):
+    """A run ended by SIGTERM after a checkpoint; an uncaught one ends the process with status 143."""
+
+    def __init__(self, *directory: str):
+        super().__init__(128 + signal.SIGTERM)
+        self.directory = directory
+
+
+class Interrupt(contextlib.AbstractContextManager):
+    """Notes Ctrl-C and SIGTERM in place of raising wherever the program is, such as inside the compiler.
+
+    Only the main thread hears signals; elsewhere this does nothing. Inside another, it is that one.
+
+    Args:
+      command: True on the command line: outside `patiently` the first signal raises, and where that is not heard, or
+        at a second one, the process ends. False leaves both to Python, for notebooks and scripts.
+    """
+
+    active: Interrupt | None = None
+
+    def __init__(self, *, command: bool = False):
+        self.number: int | None = None
+        self._command, self._patient, self._ended = command, 0, threading.Event()
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to stop at the next occasion."""
+        return self.number is not None
+
+    def __enter__(self) -> Interrupt:
+        if Interrupt.active is not None or threading.current_thread() is not threading.main_thread():
+            return Interrupt.active or self
+        Interrupt.active = self
+        self._stack.callback(setattr, Interrupt, "active", None)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
+        self._listen()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if Interrupt.active is self:
+            self._stack.close()
+
+    @contextlib.contextmanager
+    def patiently(self) -> Iterator[None]:
+        """Where a signal is only noted, as `wanted` is looked at."""
+        self.stop_if_wanted()
+        self._patient += 1
+        try:
+            yield
+        finally:
+            self._patient -= 1
+
+    def stop_if_wanted(self, *directory: str) -> None:
+        """Ends what was to be ended."""
+        if self.number == signal.SIGTERM:
+            raise Terminated(*directory)
+        if self.number is not None:
+            raise KeyboardInterrupt(*directory)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again, self.number = self.wanted, self.number or number
+        if again and not self._command:
+            signal.default_int_handler(number, frame)
+        elif not self._patient:
+            self.stop_if_wanted()
+
+    def _listen(self) -> None:
+        """A thread hears the signals while the main one compiles."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if previous != -1:  # somebody else listens
+            signal.set_wakeup_fd(previous)
+            os.close(reading)
+            os.close(writing)
+            return
+        listener = threading.Thread(target=self._hear, args=(reading,), daemon=True)
+        listener.start()
+
+        def end() -> None:
+            signal.set_wakeup_fd(-1)
+            self._ended.set()
+            os.close(writing)
+            listener.join()
+            os.close(reading)
+
+        self._stack.callback(end)
+
+    def _hear(self, reading: int) -> None:
+        first = None
+        while heard := os.read(reading, 1):
+            if heard[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            if first is not None and self._command:
+                self._end(heard[0])
+            if first is None and self._command and self._patient:
+                print("stopping after what is under way; again to stop at once", file=sys.stderr)
+            if first is None and (heard[0] == signal.SIGTERM or (self._command and not self._patient)):
+                timer = threading.Timer(GRACE, self._end, args=heard)
+                timer.daemon = True
+                timer.start()
+            first = heard[0]
+
+    def _end(self, number: int) -> None:
+        """At once, as no file is ever half written; nothing where the end has come."""
+        if not self._ended.is_set():
+            with contextlib.suppress(OSError):
+                os.write(2, (SHOW_CURSOR if sys.stderr.isatty() else "").encode() + b"stopped at once\n")
+            os._exit(128 + number)

@@ -1,0 +1,152 @@
+"""What makes a run this run: options by value, and what has no value by the program that it is traced to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_cluster import parallel
+from fedjax_cluster.files import plain
+from fedjax_cluster.options import Options
+from fedjax_cluster.types import (
+    Churn,
+    ClusteredAlgorithm,
+    Federation,
+    LocalResult,
+    LocalUpdate,
+    Population,
+    PyTree,
+    RoundInfo,
+    State,
+    Variables,
+)
+
+# Their functions and classes are known by name; those of others may be edited between two runs.
+KNOWN_PACKAGES = ("fedjax_cluster", "flax", "optax", "jax", "builtins", "numpy", "ml_dtypes")
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def identity_of(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    *,
+    seed: int,
+    eval_every: int,
+    eval_clients: int | None,
+    churn: Sequence[Churn],
+) -> dict[str, Any]:
+    """All that decides a run's result, as JSON; `programs` where some of it has no value, such as a closure."""
+    model, known = described(algorithm.model)
+    identity = {
+        "algorithm": algorithm.name,
+        "algorithm_config": dict(algorithm.config),
+        "model": model,
+        "scenario": federation.info.name,
+        "clients": len(federation.train.num_examples),
+        "seed": seed,
+        "eval_every": eval_every,
+        "eval_clients": eval_clients,
+        "data": fingerprint(federation),
+        "churn": [change._asdict() for change in churn],
+    }
+    if not (known and described(algorithm)[1]):
+        identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation)}
+    return plain(identity)
+
+
+def fingerprint(federation: Federation) -> int:
+    """A checksum of all arrays of a federation."""
+    total = 0
+    for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
+        total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
+    return total
+
+
+def described(value: Any) -> tuple[Any, bool]:
+    """A value as JSON, and whether that tells all: not of closures, or of functions and classes of the user's own.
+
+    >>> described((1, [None, "a"])), described(lambda x: x)[1]
+    (([1, [None, 'a']], True), False)
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value, True
+    if isinstance(value, Mapping):
+        items, known = described(list(value.values()))
+        return dict(zip(map(str, value), items, strict=True)), known
+    names, to_json, called = (getattr(value, name, None) for name in ("_fields", "to_json", "__qualname__"))
+    if isinstance(value, (list, tuple)) and names is None:
+        items = [described(item) for item in value]
+        return [item for item, _ in items], all(known for _, known in items)
+    if isinstance(value, functools.partial):
+        return described((value.func, value.args, value.keywords))
+    if called and not hasattr(value, "__self__"):
+        known = _is_known(value) and "<" not in called
+        return called if known else f"{value.__module__}.{called}", known
+    if to_json and not isinstance(value, Options):
+        return to_json(), _is_known(type(value))
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
+    elif names is None:
+        return ADDRESS.sub("", repr(value)), False
+    of, named = described(type(value))
+    items, known = described({name: getattr(value, name) for name in names})
+    return {"type": of, **items}, named and known
+
+
+def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str, str]:
+    """Digests of what a run's parts are traced to; the same on any number of devices."""
+    model, info = algorithm.model, federation.info
+    data = jax.tree.map(jnp.asarray, federation.train)
+    client = jax.tree.map(lambda leaf: leaf[0], data)
+    key = jax.random.key(0)
+    variables = jax.eval_shape(lambda: model.init(key, info))
+
+    def prediction(variables: Variables) -> PyTree:
+        return model.predict(model.apply(variables, client.x, train=False)[0])
+
+    def training(variables: Variables) -> LocalResult:
+        return local.run(key, model, variables, client)
+
+    local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
+    found = {
+        "the model's initialisation": _digest(lambda: model.init(key, info)),
+        "the model": _digest(prediction, variables),
+        "the local update": _digest(training, variables),
+    }
+    server = getattr(algorithm, "server", None)
+    if isinstance(server, optax.GradientTransformation):
+        found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)
+    if not _is_known(type(algorithm)):
+        start = algorithm.init if algorithm.template is None else algorithm.template
+        population = Population(data, info)
+        state, _ = start(key, population)
+
+        def one_round(state: State) -> tuple[State, RoundInfo]:
+            return algorithm.step(key, state, parallel.gather_cohort(population, algorithm.select(key, state)))
+
+        found["the method"] = _digest(one_round, state)
+    return found
+
+
+def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
+    """Of the program that a function is traced to, and of the arrays that it holds."""
+    traced = jax.make_jaxpr(function)(*arguments)
+    digest = hashlib.blake2b(ADDRESS.sub("", str(traced.jaxpr)).encode(), digest_size=8)
+    for constant in traced.consts:
+        value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
+
+
+def _is_known(value: Any) -> bool:
+    return (value.__module__ or "").partition(".")[0] in KNOWN_PACKAGES

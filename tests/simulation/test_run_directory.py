@@ -1,0 +1,445 @@
+"""Run directories: whose run they hold, what is damaged in them, who works in them."""
+
+import csv
+import functools
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+
+import chex
+import flax.linen as linen
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import files, local, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY, cfl, cfl_gp, fedavg
+from fedjax_cluster.optimizers import named
+from fedjax_cluster.simulation import run_directory
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.run_directory import read_config, read_history
+from fedjax_cluster.types import Churn
+from tests.federations import blobs
+
+ROOT = pathlib.Path(__file__).parents[2]
+TRAINING = local.sgd(0.3, batch_size=5, steps=2)
+
+
+@functools.cache
+def method(**options):
+    return cfl_gp(nn.linear(), **{"clusters": 2, "local": TRAINING, **options})
+
+
+def test_a_run_leaves_its_directory(tmp_path):
+    simulate(method(), blobs(), rounds=3, run_dir=tmp_path / "run")
+    assert {"config.json", "metrics.csv", "summary.json", "checkpoints"} <= set(os.listdir(tmp_path / "run"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    promised = """algorithm scenario rounds seed accuracy accuracy_std accuracy_worst_decile balanced_accuracy
+        adjusted_rand_index num_clusters first_round_of_final_clustering client_rounds_per_second compile_seconds
+        run_seconds models_down models_up"""
+    assert set(promised.split()) <= set(summary)
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3
+    assert len(read_history(tmp_path / "run")["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"algorithm": "other"}, "every is 2 there and 3 here"),
+        ({"federation": blobs(seed=5)}, "data is"),
+    ],
+)
+def test_a_directory_of_another_experiment_is_refused(tmp_path, change, message):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    algorithm = method(every=3) if change.pop("algorithm", None) else method()
+    with pytest.raises(ValueError, match=message):
+        simulate(algorithm, change.pop("federation", blobs()), rounds=2, run_dir=tmp_path, **change)
+
+
+def test_a_directory_with_other_files_or_without_permission_is_refused(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty"):
+        simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to the run directory"):
+        simulate(method(), blobs(), rounds=2, run_dir=tmp_path / "file" / "run")
+
+
+# ----------------------------------------------------------------------------------------- whose run it is
+
+
+class Net(linen.Module):
+    """A network of the user's own, which may be edited between two runs."""
+
+    width: int = 3
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.relu(linen.Dense(self.width)(x)))
+
+
+class Edited(linen.Module):
+    width: int = 3
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.tanh(linen.Dense(self.width)(x)))
+
+
+Edited.__qualname__ = "Net"
+
+
+def shaken(**options):
+    """A dense layer started otherwise."""
+    return nn.from_flax(linen.Dense(3, **options))
+
+
+def clipped(most):
+    return optax.chain(optax.clip(most), optax.sgd(0.3))
+
+
+def training(optimizer):
+    return local.sgd(optimizer, batch_size=5, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named_difference"),
+    [
+        ({}, {"model": nn.mlp(hidden=(3,))}, "model.init.network"),
+        ({"model": nn.linear()}, {"model": nn.linear(init_scale=0.1)}, "kernel_init"),
+        ({"model": nn.from_flax(Net())}, {"model": nn.from_flax(Net(width=4))}, "width is 3 there and 4 here"),
+        ({"model": nn.from_flax(Net())}, {"model": nn.from_flax(Edited())}, "the model is another program"),
+        (
+            {"model": shaken(kernel_init=linen.initializers.normal(0.1))},
+            {"model": shaken(kernel_init=linen.initializers.normal(0.2))},
+            "the model's initialisation is another program",
+        ),
+        ({}, {"server": optax.sgd(3.0)}, "server is None there and custom here"),
+        ({"server": optax.sgd(1.0)}, {"server": optax.sgd(3.0)}, "the server's optimiser is another program"),
+        ({"server": clipped(0.1)}, {"server": clipped(0.2)}, "the server's optimiser is another program"),
+        ({"server": named("sgd", learning_rate=1.0)}, {"server": named("sgd", learning_rate=3.0)}, "1.0 there and 3.0"),
+        (
+            {"local": training(optax.sgd(0.01))},
+            {"local": training(optax.sgd(0.01, momentum=0.5))},
+            "the local update is another",
+        ),
+        ({"local": training(optax.sgd(0.01))}, {"local": training(optax.sgd(0.02))}, "the local update is another"),
+        ({"local": training(0.01)}, {"local": training(0.02)}, "learning_rate is 0.01 there and 0.02 here"),
+    ],
+)
+def test_another_model_start_or_optimiser_is_refused(tmp_path, first, second, named_difference):
+    taken, other = (fedavg(**{"model": nn.linear(), "local": TRAINING, **options}) for options in (first, second))
+    identity = functools.partial(run_directory_of, tmp_path)
+    identity(taken).open()
+    with pytest.raises(ValueError, match="belongs to another experiment") as refused:
+        identity(other)
+    assert named_difference in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def run_directory_of(path, algorithm, config=None, **options):
+    from fedjax_cluster.simulation.identity import identity_of
+
+    options = {"seed": 0, "eval_every": 10, "eval_clients": None, "churn": (), **options}
+    return run_directory.RunDirectory(path, identity_of(algorithm, blobs(), **options), config, 8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"server": clipped(0.1)},
+        {"model": nn.from_flax(Net())},
+        {"model": shaken(kernel_init=linen.initializers.normal(0.1))},
+        {"local": training(optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.5)))},
+    ],
+)
+def test_what_is_known_by_its_program_alone_is_taken_up_again(tmp_path, options):
+    options = {"model": nn.linear(), "local": TRAINING, **options}
+    run_directory_of(tmp_path, fedavg(**options)).open()
+    run_directory_of(tmp_path, fedavg(**options))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["identity"]["programs"]["jax"] = "0.1.0"
+    files.write_json(tmp_path / "config.json", files.sealed({k: v for k, v in config.items() if k != "seal"}))
+    with pytest.raises(ValueError, match=r"made by JAX 0\.1\.0"):
+        run_directory_of(tmp_path, fedavg(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_clients": 3}, "eval_clients is None there and 3 here"),
+        ({"eval_every": 3}, "eval_every is 10 there and 3 here"),
+        ({"churn": (Churn(2, leave=(1,)),)}, r"churn is \[\] there"),
+    ],
+)
+def test_other_evaluations_or_members_are_refused(tmp_path, options, message):
+    run_directory_of(tmp_path, method()).open()
+    with pytest.raises(ValueError, match=message):
+        run_directory_of(tmp_path, method(), **options)
+
+
+def test_an_edited_configuration_is_refused(tmp_path):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path, config={"rounds": 2})
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(ValueError, match="edited or damaged"):
+        simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    simulate(method(), blobs(), rounds=3, run_dir=tmp_path, config={"rounds": 3})
+    kept = read_config(tmp_path)
+    assert kept["experiment"] == {"rounds": 3}
+    assert set(kept["versions"]) == {"fedjax_cluster", "jax"}
+
+
+# ------------------------------------------------------------------------------------------- what is damaged
+
+
+def events_of(result):
+    return [(event.round, jax.tree.map(np.asarray, dict(event.content))) for event in result.events]
+
+
+def run_of_two_checkpoints(path):
+    """With events, in rounds of which both checkpoints know."""
+    algorithm = cfl(nn.linear(), clusters=2, local=TRAINING, epsilon_1=9.0, epsilon_2=0.0, gamma_max=0.0, first_round=1)
+    for rounds in (2, 4):
+        result = simulate(algorithm, blobs(), rounds=rounds, eval_every=2, run_dir=path)
+    return algorithm, result
+
+
+def check_the_same_or_refused(algorithm, path, whole):
+    """Resumed, the run has the same final result; or it is refused in one line."""
+    try:
+        found = simulate(algorithm, blobs(), rounds=4, eval_every=2, run_dir=path)
+    except ValueError as error:
+        if "\n" in str(error):
+            raise
+        return False
+    chex.assert_trees_all_equal(found.state, whole.state)
+    chex.assert_trees_all_equal(events_of(found), events_of(whole))
+    for name, column in whole.history.items():
+        if name != "seconds":
+            np.testing.assert_array_equal(found.history[name], column)
+    timed = {"compile_seconds", "run_seconds", "client_rounds_per_second"}
+    assert {n: v for n, v in found.summary.items() if n not in timed} == {
+        n: v for n, v in json.loads(json.dumps(files.plain(whole.summary))).items() if n not in timed
+    }
+    return True
+
+
+def damages(path, count):
+    """Flips of one bit, truncations, deletions, and exchanges of two files."""
+    draw = random.Random(0)
+    every = sorted(file for file in path.rglob("*") if file.is_file())
+    flips = [("flip", file, draw.randrange(max(1, 8 * file.stat().st_size))) for file in every for _ in range(3)]
+    cuts = [("cut", file, draw.randrange(file.stat().st_size or 1)) for file in every]
+    swaps = [("swap", *draw.sample(every, 2)) for _ in range(2 * len(every))]
+    found = [*flips, *cuts, *swaps, *(("delete", file, None) for file in every)]
+    draw.shuffle(found)
+    return found[:count]
+
+
+def damage(kind, file, more):
+    data = bytearray(file.read_bytes())
+    if kind == "delete":
+        file.unlink()
+    elif kind == "swap":
+        other = more.read_bytes()
+        more.write_bytes(data)
+        file.write_bytes(other)
+    elif kind == "cut":
+        file.write_bytes(data[:more])
+    elif data:
+        data[more // 8] ^= 1 << more % 8
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_damaged_directory_gives_the_same_result_or_one_line(tmp_path, count):
+    algorithm, whole = run_of_two_checkpoints(tmp_path / "run")
+    assert len(whole.events) > 0
+    taken_up = 0
+    for kind, file, more in damages(tmp_path / "run", count):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "run", copy)
+        moved = copy / more.relative_to(tmp_path / "run") if kind == "swap" else more
+        damage(kind, copy / file.relative_to(tmp_path / "run"), moved)
+        taken_up += check_the_same_or_refused(algorithm, copy, whole)
+        shutil.rmtree(copy)
+    assert taken_up >= count / 3
+
+
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, caplog):
+    algorithm, whole = run_of_two_checkpoints(tmp_path)
+    for file in (tmp_path / "checkpoints" / "4" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"damaged")
+    assert check_the_same_or_refused(algorithm, tmp_path, whole)
+    assert "damaged checkpoint of round 4" in caplog.text
+    assert "going on from that of round 2" in caplog.text
+    assert [path.name for path in (tmp_path / "damaged").iterdir()] == ["4-0"]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"}
+
+
+@pytest.mark.parametrize("part", ["state", "history", "seal.json", "."])
+def test_an_older_state_or_history_in_the_newest_ones_place_is_noticed(tmp_path, part):
+    algorithm, whole = run_of_two_checkpoints(tmp_path)
+    steps = tmp_path / "checkpoints"
+    if (steps / "2" / part).is_dir():
+        shutil.rmtree(steps / "4" / part)
+        shutil.copytree(steps / "2" / part, steps / "4" / part)
+    else:
+        shutil.copy(steps / "2" / part, steps / "4" / part)
+    assert check_the_same_or_refused(algorithm, tmp_path, whole)
+    assert (tmp_path / "damaged" / "4-0").exists()
+
+
+def test_without_a_whole_checkpoint_the_run_is_refused(tmp_path):
+    algorithm, _ = run_of_two_checkpoints(tmp_path)
+    for step in ("2", "4"):
+        (tmp_path / "checkpoints" / step / "seal.json").unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint in .* can be taken up: damaged"):
+        simulate(algorithm, blobs(), rounds=5, eval_every=2, run_dir=tmp_path)
+
+
+def test_a_model_of_another_size_is_no_damage_that_is_passed_over(tmp_path, monkeypatch):
+    simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+    monkeypatch.setattr(run_directory, "_check_same", lambda *arguments: None)
+    with pytest.raises(ValueError, match="of a model of another size"):
+        simulate(method(clusters=3), blobs(), rounds=5, run_dir=tmp_path)
+
+
+def test_metrics_and_summary_are_written_again_and_never_read_as_results(tmp_path):
+    algorithm, whole = run_of_two_checkpoints(tmp_path)
+    metrics = (tmp_path / "metrics.csv").read_bytes()
+    (tmp_path / "metrics.csv").write_text("round,loss\n0,x\n")
+    (tmp_path / "summary.json").write_text("[1]")
+    assert read_history(tmp_path)["loss"].tolist() == whole.history["loss"].tolist()
+    assert check_the_same_or_refused(algorithm, tmp_path, whole)
+    assert (tmp_path / "metrics.csv").read_bytes() == metrics
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 4
+
+
+def test_a_file_in_a_directorys_place_is_said(tmp_path):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    (tmp_path / "plots").write_text("")
+    with pytest.raises(ValueError, match=r"plots is a file"):
+        simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+
+
+# --------------------------------------------------------------------------------- who works in it, and where
+
+
+def test_a_second_process_is_refused_in_one_line(tmp_path):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    code = f"""
+import pathlib, sys
+from fedjax_cluster.files import taken
+with taken(pathlib.Path({str(tmp_path)!r})):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert other.stdout.readline() == "taken\n"
+    with pytest.raises(ValueError, match=f"in use by process {other.pid} on "):
+        simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+    # It may be read all the same.
+    assert len(simulate(method(), blobs(), rounds=2, run_dir=tmp_path).history["round"]) == 2
+    other.kill()
+    other.communicate()
+    assert len(simulate(method(), blobs(), rounds=3, run_dir=tmp_path).history["round"]) == 3
+    assert not (tmp_path / files.LOCK).exists()
+
+
+def test_two_names_of_one_lock_are_not_two_locks(tmp_path):
+    with files.taken(tmp_path), pytest.raises(files.Taken, match="in use"), files.taken(tmp_path):
+        pass
+    with files.taken(tmp_path):
+        pass
+
+
+def test_what_a_killed_process_left_beside_its_files_is_no_run_of_others(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".config.json.abcd_123.json", ".lock"):
+        (run / name).write_text("")
+    simulate(method(), blobs(), rounds=2, run_dir=run)
+    (run / ".metrics.csv.0bcd_123.csv").write_text("")
+    simulate(method(), blobs(), rounds=3, run_dir=run)
+    assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_run_can_be_read(tmp_path):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    tmp_path.chmod(0o555)
+    assert len(simulate(method(), blobs(), rounds=2, run_dir=tmp_path).history["round"]) == 2
+
+
+def test_a_run_that_cannot_be_written_can_be_read_and_not_continued(tmp_path, monkeypatch):
+    def refuse(directory):
+        raise ValueError(f"cannot write to the run directory {directory}")
+
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    monkeypatch.setattr(run_directory, "check_writable", refuse)
+    assert len(simulate(method(), blobs(), rounds=2, run_dir=tmp_path).history["round"]) == 2
+    with pytest.raises(ValueError, match="cannot write"):
+        simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_directory.RunDirectory, "save", full)
+    result = simulate(method(), blobs(), rounds=5, run_dir=tmp_path)
+    assert len(result.history["round"]) == 5
+    assert "No space left on device" in caplog.text
+    assert len(read_history(tmp_path)["round"]) == 2
+
+
+def test_an_evaluation_that_was_due_is_made_up_for(tmp_path):
+    def fail(evaluation):
+        raise ArithmeticError
+
+    whole = simulate(method(), blobs(), rounds=6, eval_every=3)
+    with pytest.raises(ArithmeticError):
+        simulate(method(), blobs(), rounds=6, eval_every=3, run_dir=tmp_path, callbacks=[fail], checkpoint_every=0)
+    assert len(read_history(tmp_path)["round"]) == 3
+    resumed = simulate(method(), blobs(), rounds=6, eval_every=3, run_dir=tmp_path)
+    np.testing.assert_array_equal(resumed.history["accuracy"], whole.history["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "name", ["cfl_gp", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY) if name != "cfl_gp")]
+)
+def test_a_run_moves_to_another_number_of_devices(tmp_path, name):
+    """Seven clients, with a padded row on two devices, and without on one."""
+    from tests.algorithms.test_protocol import build
+
+    algorithm, federation = build(name, participation=0.4), blobs(clients=7)
+    one, two = (parallel.client_mapping("scan", devices=jax.devices()[:count]) for count in (1, 2))
+    whole = simulate(algorithm, federation, rounds=4, eval_every=4, mapping=one)
+    for first, second in ((one, two), (two, one)):
+        run = tmp_path / first.strategy / str(first.mesh is None)
+        simulate(algorithm, federation, rounds=2, eval_every=4, mapping=first, run_dir=run)
+        found = simulate(algorithm, federation, rounds=4, eval_every=4, mapping=second, run_dir=run)
+        assert found.labels.tolist() == whole.labels.tolist()
+        chex.assert_trees_all_close(
+            jax.device_get(found.state.clusters.params),
+            jax.device_get(whole.state.clusters.params),
+            rtol=1e-4,
+            atol=1e-5,
+        )

@@ -1,0 +1,102 @@
+"""Signals: noted, obeyed where nothing is lost, and within the time that others give."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from fedjax_cluster.interruption import Interrupt, Terminated
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C is heard, also where pytest is a shell's background job."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_is_noted_where_one_is_patient_and_raised_where_it_is_looked_at(number, raised):
+    before = signal.getsignal(number)
+    with Interrupt() as interrupt:
+        with interrupt.patiently():
+            send(number)
+            assert interrupt.wanted
+        with pytest.raises(raised):
+            interrupt.stop_if_wanted("runs/one")
+    assert signal.getsignal(number) is before
+    assert Interrupt.active is None
+    assert Terminated("runs/one").code == 143
+
+
+def test_one_inside_another_is_that_one():
+    with Interrupt() as outer:
+        with Interrupt() as inner, inner.patiently():
+            send(signal.SIGINT)
+        assert inner is outer
+        assert Interrupt.active is outer
+        assert outer.wanted
+
+
+def test_elsewhere_than_in_a_patient_part_it_raises_at_once():
+    with Interrupt(), pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_raises_in_a_notebook():
+    with Interrupt() as interrupt, interrupt.patiently():
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_other_threads_hear_nothing():
+    before, found = signal.getsignal(signal.SIGINT), []
+
+    def run():
+        with Interrupt() as interrupt:
+            found.append((interrupt.wanted, signal.getsignal(signal.SIGINT) is before))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [(False, True)]
+
+
+DEAF = """
+    import ctypes
+    from fedjax_cluster import interruption
+    interruption.GRACE = 0.5
+    with interruption.Interrupt(command={command}) as interrupt, interrupt.patiently():
+        print("deaf", flush=True)
+        for _ in range(100):
+            ctypes.CDLL(None).usleep(900_000)  # like a compilation: no bytecode is run, and the lock is let go
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "signals", "status"),
+    [(True, [signal.SIGTERM], 143), (False, [signal.SIGTERM], 143), (True, [signal.SIGINT, signal.SIGINT], 130)],
+)
+def test_what_cannot_be_interrupted_is_ended(command, signals, status):
+    code = textwrap.dedent(DEAF).format(command=command)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "deaf\n"
+    for left, number in enumerate(signals, 1 - len(signals)):
+        process.send_signal(number)
+        if left < 0:  # two at once would be one
+            assert "again to stop at once" in process.stderr.readline()
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == status
+    assert "Traceback" not in error
