@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,7 +32,7 @@ def run(
       run_dir, progress, callbacks, time_clustering: see `simulate`.
     """
     # A run that has ended can be read where nothing can be written.
-    if run_dir is not None and not (pathlib.Path(run_dir) / "config.json").is_file():
+    if run_dir is not None and not os.path.isfile(os.path.join(run_dir, "config.json")):
         check_writable(pathlib.Path(run_dir))
     return simulate(
         build_algorithm(config),
