@@ -122,3 +122,13 @@ def test_curves_are_drawn_from_a_history_alone(make_history, tmp_path, given):
     assert path == tmp_path / "plots" / "learning_curves.png"
     (histories,), _ = given["learning_curves"]
     assert histories == {"ifca": history}
+
+
+def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, tmp_path, caplog):
+    result = make_result()
+    lost = jnp.full_like(result.state.server.grams, jnp.nan)
+    result.state = result.state._replace(server=result.state.server._replace(grams=lost))
+    result.history = {**result.history, **dict.fromkeys(("loss", "accuracy", "test_loss"), np.full(20, np.nan))}
+    written = pages.write_plots(tmp_path, result)
+    assert sorted(path.name for path in written) == ["group_by_cluster.png", "learning_curves.png"]
+    assert "the pictures of cfl_gp alone are left out: " in caplog.text
