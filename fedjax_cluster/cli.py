@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
+from fedjax_cluster.options import as_path, checked
 
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.2  # seconds
@@ -83,7 +84,7 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
-    run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
+    run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True)
     _show(result, run_dir)
 
@@ -102,9 +103,8 @@ def _compare(arguments: list[str]) -> None:
     if "--help" in rest or "-h" in rest:
         methods = methods or ["cfl-gp"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
-    if own["seeds"] < 1:
-        raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
-    directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
+    checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
+    directory = _directory(own["run_dir"]) or _new_directory("compare")
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
     outcomes = fc.experiments.comparison.compare(
@@ -123,7 +123,8 @@ def _report(arguments: list[str]) -> None:
     own = _flags(ReportFlags, rest, "report RUN_DIR...", "Tables and pictures of runs, anew.")
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
-    directory = pathlib.Path(own.out or names[0])
+    names = [str(as_path("RUN_DIR", name)) for name in names]
+    directory = _directory(own.out, "out") or pathlib.Path(names[0])
     fc.files.check_writable(directory)
     for path in fc.experiments.saved_runs.write_report(names, directory):
         print(f"left {path}")
@@ -134,7 +135,7 @@ def _reproduce(arguments: list[str]) -> None:
     own = _flags(ReproduceFlags, rest, "reproduce RECIPE", fc.recipes.catalogue.overview())
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
-    directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
+    directory = _directory(own.run_dir) or pathlib.Path("runs") / names[0]
     fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
 
@@ -203,6 +204,10 @@ def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[li
     if at_most is not None and count > at_most:
         raise ValueError(f"unexpected {arguments[at_most]!r}; flags start with --")
     return arguments[:count], arguments[count:]
+
+
+def _directory(given: str | None, flag: str = "run_dir") -> pathlib.Path | None:
+    return None if given is None else as_path(flag, given)
 
 
 def _new_directory(name: str) -> pathlib.Path:

@@ -119,6 +119,7 @@ def estimate_num_clusters(
     >>> estimate_num_clusters(jax.random.key(0), features, 4, method="silhouette")
     2
     """
+    checks.key(rng_key)
     checks.choice(method, "method", get_args(Method))
     values = checks.floats(values, "values", 1, 2)
     if not checks.is_concrete(values):

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_cluster.data.partition import Rows, client_sizes
 
 ClientSizes = Literal["free", "equal"]
+FEWEST_EXAMPLES = 10  # of a client, where sizes are free and none is given
 
 LOG = logging.getLogger(__name__)
 
@@ -21,15 +22,18 @@ def divide(
     alpha: float,
     sizes: ClientSizes,
     examples_per_client: int | None,
-    min_examples: int,
+    min_examples: int | None,
 ) -> Rows:
     """Rows of every client, by `by_class` where sizes are "free" and by `by_client` where they are "equal"."""
     check_alpha(alpha)
     counts = client_sizes(len(labels), clients, examples_per_client)
     if sizes == "equal":
+        if min_examples is not None:
+            raise ValueError(
+                f"min_examples={min_examples}, but client_sizes are 'equal': leave it out, or choose 'free'."
+            )
         return by_client(rng, labels, counts, alpha)
-    if sizes != "free":
-        raise ValueError(f"client_sizes={sizes!r} is unknown: choose 'free' or 'equal'.")
+    min_examples = FEWEST_EXAMPLES if min_examples is None else min_examples
     check_minimum(min_examples)
     used = rng.permutation(len(labels))[: counts.sum()]
     return [used[part] for part in by_class(rng, labels[used], clients, alpha, min_examples)]

@@ -11,8 +11,11 @@ import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.experiments.runs import run
+from fedjax_cluster.options import SEED, Bound, checked
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
+
+RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,9 @@ def compare(
       done: called after each run.
       watch: the callbacks of `simulate` for a federation.
     """
-    for config in configs.values():
-        build_algorithm(config)  # what cannot be is refused before the first run
+    seeds = checked("seeds", seeds, Sequence[int], SEED)
+    for label, config in configs.items():
+        build_algorithm(checked(f"the configuration of {label}", config, RunConfig))  # refused before the first run
     outcomes = []
     federations: dict[Any, Federation] = {}
     for label, config in configs.items():

@@ -225,7 +225,7 @@ def _argument_notes(documented: Any) -> dict[str, str]:
     for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
         note = " ".join((found.description or "").split())
         referred = re.match(r"as in `(\w+)`", note)
-        other = referred and (documented.__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
+        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
         elsewhere = _argument_notes(other) if other else {}
         notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes

@@ -23,7 +23,7 @@ def dirichlet(
     clients: int,
     alpha: float = 0.5,
     client_sizes: ClientSizes = "free",
-    min_examples: int = 10,
+    min_examples: int | None = None,
     seed: int = 0,
     test_fraction: float = 0.3,
     examples_per_client: int | None = None,
@@ -41,6 +41,7 @@ def dirichlet(
         class has one client (free sizes); at infinity all clients are alike.
       client_sizes: `free` or `equal`.
       min_examples: with free sizes, least examples of a client, from 2 on; with fewer it takes some from the largest.
+        Default is 10.
       examples_per_client: training and test examples together, on average where sizes are free; default is all.
 
     Returns:
@@ -188,8 +189,6 @@ def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_g
     """bool[groups, classes]: which labels each group owns."""
     if not 0 < rho <= 1:
         raise ValueError(f"rho={rho!r} is not a share of the labels: choose a number above 0, at most 1.")
-    if overlap not in ("auto", "never", "random"):
-        raise ValueError(f"overlap={overlap!r} is unknown: choose 'auto', 'never' or 'random'.")
     count = max(round(rho * num_classes), 1)
     apart = count * num_groups <= num_classes
     if overlap == "never" and not apart:

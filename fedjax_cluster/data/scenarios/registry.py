@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
+from fedjax_cluster.options import COUNT, with_checks
 from fedjax_cluster.types import Federation
 
 SCENARIOS: dict[str, Callable[..., Federation]] = {}
@@ -20,14 +21,15 @@ Scenario = TypeVar("Scenario", bound=Callable[..., Federation])
 
 
 def scenario(build: Scenario) -> Scenario:
-    """Registers a scenario under its name, and documents the arguments that all scenarios take.
+    """Registers a scenario under its name, checks its arguments, and documents those that all scenarios take.
 
     It takes `examples` and, by keyword, `clients`, `seed`, `test_fraction` and `examples_per_client`. The usual meaning
     of the last three is added to the section `Args:` of its docstring where they are left out.
     """
-    SCENARIOS[build.__name__] = build
     documentation = inspect.getdoc(build) or ""
     missing = [(name, note) for name, note in _COMMON_ARGUMENTS.items() if f"\n  {name}: " not in documentation]
     notes = "".join(f"\n  {name}: {note}" for name, note in missing)
     build.__doc__ = documentation.replace("\n\nReturns:", f"{notes}\n\nReturns:", 1)
-    return build
+    # Every scenario has more to say of its examples than their type.
+    SCENARIOS[build.__name__] = checked = with_checks(but=("examples", "seed"), num_groups=COUNT)(build)
+    return checked

@@ -63,6 +63,10 @@ def domains(
     for name, strength in (("noise", noise), ("blur", blur)):
         if not 0 <= strength < np.inf:
             raise ValueError(f"{name}={strength!r} is not a standard deviation: choose a number from 0 on.")
+    if blur > max(np.shape(examples.x)[1:3]):
+        raise ValueError(
+            f"blur={blur!r} pixels is more than the images' side: choose at most {max(np.shape(examples.x)[1:3])}."
+        )
     counts = partition.share_clients(clients, shares, "domains")
     domain = np.repeat(np.arange(3), counts)
     deal, part, chance = partition.generators(seed, 3)
