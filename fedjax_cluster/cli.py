@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command(arguments[1:])
     except ValueError as error:
         return _mistake(str(error))
+    except MemoryError as error:
+        return _mistake(f"this does not fit into memory: {error}; ask for fewer clients, examples or parameters")
     except KeyboardInterrupt as interrupt:
         # `simulate` says which directory it has left.
         hint = f"; go on with: {PROG} resume {interrupt}" if interrupt.args else ""

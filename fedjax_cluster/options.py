@@ -64,10 +64,10 @@ FINITE = Bound(lambda value: -LARGEST <= value <= LARGEST, "finite")
 COUNT = at_least(1)
 # JAX's random keys are made of 32 bits: a larger seed would be that of its remainder.
 SEED = Bound(lambda value: 0 <= value < 2**32, "0 or more")
-SHARE = Bound(lambda value: 0 < value <= 1, "above 0 and up to 1")
+SHARE = Bound(lambda value: SMALLEST <= value <= 1, "above 0 and up to 1")
 UNIT = Bound(lambda value: 0 <= value <= 1, "between 0 and 1")
 BELOW_ONE = Bound(lambda value: 0 <= value < 1, "at least 0 and below 1")
-INSIDE_UNIT = Bound(lambda value: 0 < value < 1, "above 0 and below 1")
+INSIDE_UNIT = Bound(lambda value: SMALLEST <= value < 1, "above 0 and below 1")
 
 
 def option(
@@ -271,10 +271,14 @@ def _brought_to(value: Any, kind: Any, bound: Bound | None) -> tuple[bool, Any]:
     if origin in (tuple, collections.abc.Sequence):
         items = value.tolist() if getattr(value, "ndim", 0) else value
         kinds = inner if origin is tuple and Ellipsis not in inner else None
-        if isinstance(items, (str, bytes)) or not isinstance(items, Sequence) or (kinds and len(kinds) != len(items)):
+        # A value of several named parts is no list of them.
+        listed = isinstance(items, Sequence) and not isinstance(items, (str, bytes)) and not hasattr(items, "_fields")
+        if not listed or (kinds and len(kinds) != len(items)):
             return False, value
         found = [_brought_to(item, kinds[place] if kinds else inner[0], bound) for place, item in enumerate(items)]
         return all(fits for fits, _ in found), tuple(item for _, item in found)
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, inner[0]), value
     return _is_a(value, origin or kind), value
 
 
@@ -282,7 +286,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is collections.abc.Callable:
         return callable(value)
     # A class has the attributes of its values, and so may look like one.
-    return not isinstance(kind, type) or (isinstance(value, kind) and (kind is type or not isinstance(value, type)))
+    return not isinstance(kind, type) or (isinstance(value, kind) and not isinstance(value, type))
 
 
 def _number(value: Any, kind: type) -> int | float | None:

@@ -39,6 +39,8 @@ def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Arr
     [2, 4]
     """
     values = checks.floats(singular_values, "singular_values", 1)
+    if values.shape[0] < 2:
+        raise ValueError(f"singular_values holds {values.shape[0]} values; a gap needs two: give more.")
     count = checks.count(count, "count", maximum=values.shape[0] - 1, there_are="gaps exist")
     checks.finite(values, "singular_values")
     if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_cluster.data import cache, partition
 from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
-from fedjax_cluster.options import COUNT, as_path, with_checks
+from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task
 
 _RECORDS_AT_ONCE = 4096
@@ -98,7 +98,7 @@ def tfds(
     return Examples(x, y, DatasetInfo(builder.info.full_name.rpartition("/")[0], x.shape[1:], num_classes))
 
 
-@with_checks(but=("x", "y", "client_ids", "seed"), num_classes=COUNT)
+@with_checks(but=("x", "y", "client_ids"), num_classes=COUNT, test_fraction=INSIDE_UNIT, seed=at_least(0))
 def from_arrays(
     x: Any,
     y: Any,

@@ -26,6 +26,7 @@ from fedjax_cluster.options import (
     Options,
     described_options,
     option,
+    shown,
 )
 from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
@@ -157,7 +158,7 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
         return spelled
     close = difflib.get_close_matches(spelled, registry, 1)
     hint = f"did you mean {close[0]}? ".replace("_", "-") if close else ""
-    raise ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
+    raise ValueError(f"unknown {kind} {shown(name)}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
 
 
 def needed_options(kind: str, name: str) -> dict[str, bool]:

@@ -111,8 +111,6 @@ def mixture(
     array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], dtype=int32)
     """
     check_examples(examples)
-    if not 0.0 <= kappa <= 1.0:
-        raise ValueError(f"kappa={kappa!r} is not a probability: choose a number from 0 to 1.")
     group = partition.assign_groups(clients, 3)
     deal, part, chance = partition.generators(seed, 3)
     rows = partition.deal(deal, len(examples.y), clients, examples_per_client)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.data.dirichlet import ClientSizes, by_class, by_client, check_alpha, check_minimum, divide
+from fedjax_cluster.data.dirichlet import ClientSizes, by_class, by_client, divide
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
@@ -97,8 +97,6 @@ def heterogeneity_levels(
         raise ValueError(
             f"{len(shares)} shares and {len(alphas)} alphas do not fit levels {', '.join(_LEVELS)}: give three each."
         )
-    for alpha in alphas:
-        check_alpha(alpha)
     # NOTE: text and captions of the paper disagree on the middle level, 0.5 or 0.05; this is 0.05.
     counts = partition.share_clients(clients, shares, "levels")
     if examples_per_client is None:
@@ -154,8 +152,6 @@ def label_groups(
     ('labels 4 9', 'labels 7 8', 'labels 3 5', 'labels 0 1', 'labels 2 6')
     """
     check_examples(examples)
-    check_alpha(alpha)
-    check_minimum(min_examples)
     group = partition.assign_groups(clients, num_groups)
     choose, deal, part = partition.generators(seed, 3)
     owned = _choose_labels(choose, examples.info.num_classes, rho, num_groups, overlap)
@@ -187,8 +183,6 @@ def _same_of_each_label(
 
 def _choose_labels(rng: np.random.Generator, num_classes: int, rho: float, num_groups: int, overlap: str) -> np.ndarray:
     """bool[groups, classes]: which labels each group owns."""
-    if not 0 < rho <= 1:
-        raise ValueError(f"rho={rho!r} is not a share of the labels: choose a number above 0, at most 1.")
     count = max(round(rho * num_classes), 1)
     apart = count * num_groups <= num_classes
     if overlap == "never" and not apart:

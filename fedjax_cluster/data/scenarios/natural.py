@@ -45,14 +45,10 @@ def users(
     """
     check_examples(examples, labelled=False)
     _, user, counts = partition.sorted_ids("user_ids", user_ids, len(examples.y))
-    for name, count in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
-        if count is not None and not count >= 2:
-            raise ValueError(f"{name}={count!r}, but training and test need one each: choose 2 or more.")
     choose, deal, part = partition.generators(seed, 3)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)
     eligible = np.flatnonzero(counts >= min_examples)
     if clients is not None:
-        partition.check_clients(clients)
         if clients > len(eligible):
             raise ValueError(
                 f"There are {len(eligible)} users with {min_examples} examples or more, too few for {clients} clients: "
