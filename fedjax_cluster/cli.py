@@ -13,6 +13,7 @@ from typing import Any
 
 import fedjax_cluster as fc
 from fedjax_cluster.interruption import Interrupt, Terminated
+from fedjax_cluster.options import as_path, checked
 
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.2  # seconds
@@ -66,6 +67,10 @@ def _main(arguments: Sequence[str] | None) -> int:
                 return _interrupted(error, interrupt.number or 0)
             if isinstance(error, ValueError):
                 return _mistake(str(error))
+            if isinstance(error, MemoryError):
+                return _mistake(
+                    f"this does not fit into memory: {error}; ask for fewer clients, examples or parameters"
+                )
             if isinstance(error, SystemExit) and error.code:  # what rich makes of a broken pipe; --help ends with 0
                 raise BrokenPipeError from None
             if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
@@ -133,7 +138,7 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
-    run_dir = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory(f"{config.method}-{config.scenario}")
+    run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True)
     _show(result, run_dir)
 
@@ -152,9 +157,8 @@ def _compare(arguments: list[str]) -> None:
     if "--help" in rest or "-h" in rest:
         methods = methods or ["cfl-gp"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
-    if own["seeds"] < 1:
-        raise ValueError(f"seeds is {own['seeds']}; at least one run is needed")
-    directory = pathlib.Path(own["run_dir"]) if own["run_dir"] else _new_directory("compare")
+    checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
+    directory = _directory(own["run_dir"]) or _new_directory("compare")
     fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
@@ -177,8 +181,9 @@ def _report(arguments: list[str]) -> None:
     own = _flags(ReportFlags, rest, "report RUN_DIR...", "Tables and pictures of runs, anew.")
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
+    names = [str(as_path("RUN_DIR", name)) for name in names]
     with _keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
-        for path in fc.experiments.saved_runs.write_report(names, own.out):
+        for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out")):
             print(f"left {path}")
 
 
@@ -187,7 +192,7 @@ def _reproduce(arguments: list[str]) -> None:
     own = _flags(ReproduceFlags, rest, "reproduce RECIPE", fc.recipes.catalogue.overview())
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
-    directory = pathlib.Path(own.run_dir) if own.run_dir else pathlib.Path("runs") / names[0]
+    directory = _directory(own.run_dir) or pathlib.Path("runs") / names[0]
     with _keeping(f"not all was written; what was done is kept in {directory}"):
         fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
 
@@ -257,6 +262,10 @@ def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[li
     if at_most is not None and count > at_most:
         raise ValueError(f"unexpected {arguments[at_most]!r}; flags start with --")
     return arguments[:count], arguments[count:]
+
+
+def _directory(given: str | None, flag: str = "run_dir") -> pathlib.Path | None:
+    return None if given is None else as_path(flag, given)
 
 
 def _new_directory(name: str) -> pathlib.Path:

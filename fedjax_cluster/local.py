@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,7 @@ class BatchGradientOf(Protocol):
         ...
 
 
+@runtime_checkable
 class StepGradient(Protocol):
     def __call__(
         self,

@@ -6,6 +6,8 @@ from typing import Any
 
 import optax
 
+from fedjax_cluster.options import POSITIVE, checked, shown
+
 
 class NamedOptimizer(optax.GradientTransformation):
     """An optax transformation that remembers how it was made; `named` makes them."""
@@ -43,14 +45,23 @@ def named(optimizer: str, **numbers: Any) -> NamedOptimizer:
       **numbers: its arguments.
 
     Raises:
-      ValueError: optax has no such optimiser.
+      ValueError: optax has no such optimiser, it takes other arguments, or a rate that is not positive.
 
     >>> named("sgd", learning_rate=0.1) == named("sgd", learning_rate=0.1)
     True
     """
-    make = getattr(optax, optimizer, None)
-    if make is None:
-        raise ValueError(f"optimizer is {optimizer!r}, which optax does not have; give a name such as 'sgd' or 'adam'")
-    made = NamedOptimizer(*make(**numbers))
+    make = getattr(optax, optimizer, None) if isinstance(optimizer, str) else None
+    if not callable(make):
+        raise ValueError(
+            f"optimizer is {shown(optimizer)}, which optax does not have; give a name such as 'sgd' or 'adam'"
+        )
+    rate = numbers.get("learning_rate")
+    if rate is not None and not callable(rate):
+        numbers["learning_rate"] = checked("learning_rate", rate, float, POSITIVE)
+    try:
+        transformation = make(**numbers)
+    except TypeError as error:
+        raise ValueError(f"optimizer is {optimizer!r}, but optax's takes other arguments: {error}") from error
+    made = NamedOptimizer(*checked("optimizer", transformation, optax.GradientTransformation))
     made.optimizer, made.numbers = optimizer, tuple(sorted(numbers.items()))
     return made

@@ -6,20 +6,38 @@ command line makes its flags of them.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
 import inspect
-import math
 import operator
+import os
+import pathlib
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
 LINE = 118  # characters of help() and of an argument's documentation
+SHOWN = 80  # characters of a value in a message
+LONGEST_NAME, LONGEST_PATH = 255, 4000  # bytes; a run leaves files of its own below its directory
+# What devices compute with: beyond these a whole number is cut off, and a number infinite or zero.
+LARGEST_WHOLE = 2**31 - 1
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+_UNIONS = (typing.Union, types.UnionType)
+_NUMBERS: dict[Any, Callable[[Any], int | float]] = {int: operator.index, float: float}
+_WORDS: dict[Any, tuple[str, str]] = {  # of one and of several
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("True or False", "True or False"),
+    str: ("text", "text"),
+    type(None): ("None", "None"),
+}
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Bound(NamedTuple):
@@ -30,20 +48,26 @@ class Bound(NamedTuple):
 
 
 def at_least(least: float) -> Bound:
-    """Finite numbers from `least` on.
+    """Numbers from `least` on that 32 bits hold.
 
-    >>> at_least(2).holds(1), at_least(2).text
-    (False, 'at least 2')
+    >>> at_least(2).holds(1), at_least(2).holds(2**31), at_least(2).text
+    (False, False, 'at least 2')
     """
-    return Bound(lambda value: least <= value < math.inf, f"at least {least}")
+    return Bound(
+        lambda value: least <= value <= (LARGEST_WHOLE if isinstance(value, int) else LARGEST), f"at least {least}"
+    )
 
 
-POSITIVE = Bound(lambda value: 0 < value < math.inf, "positive and finite")
-NOT_NEGATIVE = Bound(lambda value: 0 <= value < math.inf, "finite and 0 or more")
-SHARE = Bound(lambda value: 0 < value <= 1, "above 0 and up to 1")
+POSITIVE = Bound(lambda value: SMALLEST <= value <= LARGEST, "positive and finite")
+NOT_NEGATIVE = Bound(lambda value: 0 <= value <= LARGEST, "finite and 0 or more")
+FINITE = Bound(lambda value: -LARGEST <= value <= LARGEST, "finite")
+COUNT = at_least(1)
+# JAX's random keys are made of 32 bits: a larger seed would be that of its remainder.
+SEED = Bound(lambda value: 0 <= value < 2**32, "0 or more")
+SHARE = Bound(lambda value: SMALLEST <= value <= 1, "above 0 and up to 1")
 UNIT = Bound(lambda value: 0 <= value <= 1, "between 0 and 1")
 BELOW_ONE = Bound(lambda value: 0 <= value < 1, "at least 0 and below 1")
-INSIDE_UNIT = Bound(lambda value: 0 < value < 1, "above 0 and below 1")
+INSIDE_UNIT = Bound(lambda value: SMALLEST <= value < 1, "above 0 and below 1")
 
 
 def option(
@@ -100,7 +124,8 @@ class Options:
         hints = _hints(type(self))
         for field in dataclasses.fields(typing.cast(Any, self)):
             value = getattr(self, field.name)
-            object.__setattr__(self, field.name, _checked(field.name, value, hints[field.name], field.metadata))
+            bound = field.metadata.get("bound")
+            object.__setattr__(self, field.name, checked(field.name, value, hints[field.name], bound))
         self.check()
 
     def check(self) -> None:
@@ -152,56 +177,174 @@ def as_json(value: Any) -> Any:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _hints(owner: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(owner)
 
 
-def _checked(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> Any:
-    bound = metadata.get("bound")
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for kind in kinds:
-        fits, brought = _brought_to(value, kind)
-        if fits and (bound is None or not isinstance(brought, (int, float)) or bound.holds(brought)):
-            return brought
-    raise ValueError(f"{name} is {value!r}; it must be {_kinds_text(kinds, bound)}")
+def checked(name: str, value: Any, hint: Any, bound: Bound | None = None) -> Any:
+    """The value of an argument in its hint's type, as Python has it: NumPy's numbers and lists are brought along.
+
+    Raises:
+      ValueError: a value of another type or out of the bound; says what was given, and what it may be.
+
+    >>> checked("sizes", np.arange(1, 3), Sequence[int], COUNT)
+    (1, 2)
+    """
+    fits, brought = _brought_to(value, hint, bound)
+    if not fits:
+        raise ValueError(f"{name} is {shown(value)}; it must be {_kinds_text(hint, bound, value)}")
+    return brought
 
 
-def _brought_to(value: Any, kind: Any) -> tuple[bool, Any]:
-    """Whether a value is of a kind, and the value as Python has it: NumPy's numbers and lists are brought along."""
-    if kind is type(None):
-        return value is None, None
-    if typing.get_origin(kind) is typing.Literal:
-        return isinstance(value, str) and value in typing.get_args(kind), value
+def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Function], Function]:
+    """Has a function's arguments `checked` by their annotations before each call.
+
+    Args:
+      but: arguments that the function checks itself.
+      **bounds: of the numbers among the arguments.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            given = signature.bind(*args, **keywords)
+            for name, value in given.arguments.items():
+                if name not in but:
+                    given.arguments[name] = checked(name, value, _hints(function)[name], bounds.get(name))
+            return function(*given.args, **given.kwargs)
+
+        return typing.cast(Function, call)
+
+    return decorate
+
+
+def as_path(name: str, value: Any) -> pathlib.Path:
+    """The path that an argument gives; a ValueError where no file system has it."""
+    path = pathlib.Path(checked(name, value, str | os.PathLike))
+    if not str(value) or "\0" in str(path):
+        raise ValueError(f"{name} is {shown(value)}; give the path of a file or folder")
+    length = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if length > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
+        raise ValueError(
+            f"{name} is {shown(str(path))}, too long for a file system; names have at most {LONGEST_NAME} bytes, paths "
+            f"{LONGEST_PATH}"
+        )
+    return path
+
+
+def shown(value: Any) -> str:
+    """A value within a message of one line.
+
+    >>> shown(np.zeros((2, 3))), shown(at_least), shown("a" * 99)[:9]
+    ('an array of shape [2, 3]', 'the uncalled at_least', "'aaaaaaaa")
+    """
+    if isinstance(value, type) or inspect.isroutine(value):
+        return f"the uncalled {value.__name__}"
+    if getattr(value, "ndim", 0):
+        return f"an array of shape {list(value.shape)}"
+    if hasattr(value, "_fields"):
+        return _with_article(type(value).__name__)
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:
+        text = f"{_with_article(type(value).__name__)} of very many digits"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def _brought_to(value: Any, kind: Any, bound: Bound | None) -> tuple[bool, Any]:
+    """Whether a value is of a kind and within the bound, and the value as Python has it."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True, value
+    if origin in _UNIONS:
+        tried = (_brought_to(value, part, bound) for part in inner)
+        return next((found for found in tried if found[0]), (False, value))
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in inner, value
+    if kind in _NUMBERS:
+        number = _number(value, kind)
+        return number is not None and (bound is None or bound.holds(number)), number
     if kind is bool:
         return isinstance(value, (bool, np.bool_)), bool(value) if isinstance(value, np.bool_) else value
-    truth = isinstance(value, (bool, np.bool_))
-    if kind is int:
-        whole = hasattr(value, "__index__") and not truth and np.ndim(value) == 0
-        return whole, operator.index(typing.cast(Any, value)) if whole else value
-    if kind is float:
-        real = hasattr(value, "__float__") and not truth and np.ndim(value) == 0
-        return real, float(value) if real else value
-    if kind is str:
-        return isinstance(value, str), value
-    if typing.get_origin(kind) in (tuple, Sequence):
-        if isinstance(value, str) or not isinstance(value, Sequence):
+    if origin in (tuple, collections.abc.Sequence):
+        items = value.tolist() if getattr(value, "ndim", 0) else value
+        kinds = inner if origin is tuple and Ellipsis not in inner else None
+        # A value of several named parts is no list of them.
+        listed = isinstance(items, Sequence) and not isinstance(items, (str, bytes)) and not hasattr(items, "_fields")
+        if not listed or (kinds and len(kinds) != len(items)):
             return False, value
-        items = [_brought_to(item, typing.get_args(kind)[0]) for item in value]
-        return all(fits for fits, _ in items), tuple(item for _, item in items)
-    return True, value
+        found = [_brought_to(item, kinds[place] if kinds else inner[0], bound) for place, item in enumerate(items)]
+        return all(fits for fits, _ in found), tuple(item for _, item in found)
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, inner[0]), value
+    return _is_a(value, origin or kind), value
 
 
-def _kinds_text(kinds: Sequence[Any], bound: Bound | None) -> str:
-    """What an option may be, in words."""
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
-    choices = [repr(choice) for kind in kinds for choice in typing.get_args(kind) if isinstance(choice, str)]
-    plain = [words[kind] for kind in kinds if kind in words]
-    listed = [f"a list of {words[typing.get_args(kind)[0]]}" for kind in kinds if typing.get_origin(kind) is tuple]
-    limited = [f"{text}, {bound.text}" if bound and "number" in text else text for text in plain]
-    *others, last = [*choices, *limited, *listed] or ["of another type"]
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is collections.abc.Callable:
+        return callable(value)
+    # A class has the attributes of its values, and so may look like one.
+    return not isinstance(kind, type) or (isinstance(value, kind) and not isinstance(value, type))
+
+
+def _number(value: Any, kind: type) -> int | float | None:
+    """A whole or a floating-point number; None for what is none: truth values, text, complex numbers, arrays."""
+    if getattr(value, "ndim", 0) or getattr(getattr(value, "dtype", None), "kind", "f") in "bcmMOSU":
+        return None
+    try:
+        return None if isinstance(value, (bool, str, bytes)) else _NUMBERS[kind](value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _kinds_text(hint: Any, bound: Bound | None, value: Any) -> str:
+    """What an argument may be, in words."""
+    kinds = _alternatives(hint)
+    texts = [_words(kind, bound, value) for kind in kinds if kind is not type(None)]
+    *others, last = [*texts, *(["None"] if type(None) in kinds else [])]
     if not others:
         return last
-    return f"{', '.join(others)}{'' if not limited and not listed else ','} or {last}"
+    return f"{', '.join(others)}{',' if any(', ' in text or ' list' in text for text in texts) else ''} or {last}"
+
+
+def _words(kind: Any, bound: Bound | None, value: Any, plural: bool = False) -> str:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if len(_alternatives(kind)) > 1:
+        return _either([_words(part, bound, value, plural) for part in inner])
+    if origin is typing.Literal:
+        return _either([repr(choice) for choice in inner])
+    if origin in (tuple, collections.abc.Sequence):
+        count = f"{len(inner)} " if origin is tuple and Ellipsis not in inner else ""
+        return f"{'lists' if plural else 'a list'} of {count}{_words(inner[0], bound, value, True)}"
+    if kind in _WORDS:
+        limit = f"{_room(value)}, {bound.text}" if bound and kind in _NUMBERS else ""
+        return f"{_WORDS[kind][plural]}{limit}"
+    name = "function" if origin is collections.abc.Callable else getattr(origin or kind, "__name__", "value")
+    return name if plural else _with_article(name)
+
+
+def _either(texts: Sequence[str]) -> str:
+    *others, last = texts
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _room(value: Any) -> str:
+    """What a message adds where a number is too large, or too small, to be computed with."""
+    whole, number = _number(value, int), _number(value, float)
+    if whole is not None:
+        return " of 32 bits" if abs(whole) > LARGEST_WHOLE else ""
+    small_or_large = number is not None and (0 < abs(number) < SMALLEST or LARGEST < abs(number) < float("inf"))
+    return " that float32 holds" if small_or_large else ""
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def _with_arguments(text: str, cls: type) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jax import Array
@@ -86,6 +86,7 @@ class Predict(Protocol):
         ...
 
 
+@runtime_checkable
 class Measure(Protocol):
     def __call__(self, predictions: Any, y: Array, mask: Array, /) -> dict[str, Array]:
         """Metrics f32[] of predictions [N, ...] for targets y [N, ...], over the rows of mask bool[N]."""
@@ -225,6 +226,7 @@ class BatchGradient(NamedTuple):
     stats: PyTree  # batch-norm statistics after the pass
 
 
+@runtime_checkable
 class LocalUpdate(Protocol):
     """What one client does in a round: a hashable value, such as `local.sgd(0.1, batch_size=64, epochs=1)`."""
 
@@ -272,6 +274,7 @@ class LocalUpdate(Protocol):
         ...
 
 
+@runtime_checkable
 class ClusteredAlgorithm(Protocol):
     """A method: a hashable value with pure functions; those that a method may lack are None.
 

@@ -101,7 +101,7 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--weight-decay", "nan"], "weight_decay is nan"),
         (["run", "--seed", "-1"], "seed is -1"),
         (["run", "--num-outputs", "3"], "digits has 10 classes"),
-        (["run", "--model", "linear", "--init-scale", "inf"], "bound is inf"),
+        (["run", "--model", "linear", "--init-scale", "inf"], "init_scale is inf"),
         (["run", "ifca", "--clusters", "auto"], "needs a number"),
         (["run", "--clients", "5000"], "1797 examples are too few"),
         (["run", "--eval-every", "0"], "eval_every is 0"),

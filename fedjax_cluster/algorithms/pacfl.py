@@ -76,8 +76,7 @@ class pacfl(OneShotMethod):
     def measure(self, data: ClientData, num_classes: int) -> Array:
         """The principal vectors of one client's classes, f32[L, f, p]."""
         flat = data.x.reshape(data.x.shape[0], -1).astype(jnp.float32)
-        rank = min(self.num_vectors, flat.shape[1])
-        return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, rank)
+        return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
 
     @functools.partial(jax.jit, static_argnames="self")
     def measure_all(self, population: Population) -> Mapped:
@@ -91,6 +90,11 @@ class pacfl(OneShotMethod):
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("pacfl", population.info, population.data)
         present = np.asarray(there)
+        features = int(np.prod(population.info.input_shape))
+        if self.num_vectors > features:
+            raise ValueError(
+                f"num_vectors is {self.num_vectors}, but an example has {features} features; give at most {features}"
+            )
 
         with progress_note("PACFL: principal vectors of every client") as note:
             mapped = jax.device_get(self.measure_all(population))

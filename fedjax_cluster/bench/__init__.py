@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from fedjax_cluster.bench import tables
 from fedjax_cluster.bench.measure import Bench
-from fedjax_cluster.files import write_json
+from fedjax_cluster.files import check_writable, write_json
+from fedjax_cluster.options import as_path
 
 # Name of a module in this folder -> what its `run` measures.
 SUITES = {
@@ -57,6 +58,8 @@ def run_suites(
     for name in names:
         if name not in suites:
             raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites)}")
+    if output is not None:
+        check_writable(as_path("output", output))
     for name in names or suites:
         bench = Bench(smoke=smoke)
         # Imported here: processes whose memory and start are measured must not load the libraries of other suites.

@@ -34,7 +34,7 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
       mask: clients that count, at least two unless it is traced; None means all.
 
     Raises:
-      ValueError: wrong shapes, fewer than two clients that count, or non-finite similarities.
+      ValueError: wrong shapes, fewer than two clients that count, or similarities not finite or not symmetric.
 
     >>> similarity = jnp.array([[1.0, 0.9, -0.5], [0.9, 1.0, -0.2], [-0.5, -0.2, 1.0]])
     >>> labels, max_cross = optimal_bipartition(similarity)
@@ -42,6 +42,7 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
     ([0, 0, 1], -0.2)
     """
     similarity, mask = checks.client_matrix(similarity, "similarity", mask)
+    checks.symmetric_matrix(similarity, "similarity", mask)
     if checks.is_concrete(mask) and (count := int(np.asarray(mask).sum())) < 2:
         raise ValueError(f"{count} clients count; a split needs at least two: do not split this cluster.")
     return _optimal_bipartition(similarity, mask)
@@ -88,7 +89,7 @@ def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mas
       The gap. Where every group is a single client, its similarity 1 to itself is the minimum.
 
     Raises:
-      ValueError: wrong shapes, fewer than two clients that count, or non-finite similarities.
+      ValueError: wrong shapes, fewer than two clients that count, or similarities not finite or not symmetric.
 
     >>> similarity = jnp.array([[1.0, 0.9, -0.5], [0.9, 1.0, -0.2], [-0.5, -0.2, 1.0]])
     >>> round(float(separation_gap(similarity, jnp.array([0, 0, 1]))), 4)
@@ -121,7 +122,7 @@ def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: 
     >>> round(float(cross_similarity_bound(jnp.float32(0.8), 2)), 4)
     -0.8
     """
-    alignment = jnp.asarray(alignment, jnp.float32)
+    alignment = checks.floats(alignment, "alignment")
     k = checks.count(num_distributions, "num_distributions", minimum=2)
     if not checks.holds(lambda cosine: (abs(cosine) <= 1.0 + 1e-6).all(), alignment):
         raise ValueError("alignment holds values outside [-1, 1]; it is a cosine: clip it.")
@@ -141,7 +142,13 @@ def largest_safe_noise(max_cross: Float[ArrayLike, ...]) -> Float[Array, ...]:
     Returns:
       In [0, 1]: keep the split if γ_max is smaller. NaN where there is no split (`max_cross` infinite).
 
+    Raises:
+      ValueError: similarities outside [-1, 1].
+
     >>> float(largest_safe_noise(-1.0)), float(largest_safe_noise(1.0))
     (1.0, 0.0)
     """
-    return jnp.sqrt(0.5 * (1.0 - jnp.asarray(max_cross, jnp.float32)))
+    max_cross = checks.floats(max_cross, "max_cross")
+    if not checks.holds(lambda cosine: ((abs(cosine) <= 1.0 + 1e-6) | (cosine == math.inf)).all(), max_cross):
+        raise ValueError("max_cross holds values outside [-1, 1]; it is a cosine: clip it.")
+    return jnp.sqrt(0.5 * (1.0 - max_cross))

@@ -13,6 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from fedjax_cluster.options import LARGEST_WHOLE, shown
+
 Labels = Int[ArrayLike, " M"]  # -1 stands for a client without one
 Mask = Bool[ArrayLike, " M"] | None  # clients that count; None means all
 Scalar = Float[ArrayLike, ""]
@@ -25,15 +27,35 @@ def is_concrete(*arrays: Any) -> bool:
     return all(not isinstance(array, Tracer) and getattr(array, "is_fully_addressable", True) for array in arrays)
 
 
+def as_array(values: Any, name: str) -> Array | np.ndarray:
+    """`values` as an array, of NumPy unless they are one of JAX."""
+    if isinstance(values, jax.Array):
+        return values
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} is {shown(values)}, which is no array: give rows of equal length.") from error
+
+
+def key(rng_key: Any) -> Any:
+    """`rng_key`, if it is a random key of JAX, typed or of the older kind."""
+    dtype, shape = getattr(rng_key, "dtype", None), getattr(rng_key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (typed and shape == ()) and not (dtype == np.uint32 and shape in ((2,), (4,))):
+        raise ValueError(f"rng_key is {shown(rng_key)}; it must be a single key: give jax.random.key(0), say.")
+    return rng_key
+
+
 def floats(array: ArrayLike, name: str, *ndims: int) -> Array:
-    """`array` as float32 with one of the given ranks."""
-    array = array if isinstance(array, jax.Array) else np.asarray(array)
-    if array.ndim not in ndims:
+    """`array` as float32 with one of the given ranks, or of any."""
+    array = as_array(array, name)
+    if ndims and array.ndim not in ndims:
         wanted = " or ".join(str(ndim) for ndim in ndims)
         raise ValueError(f"{name} has shape {array.shape}; it must have {wanted} axes: reshape it.")
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise ValueError(f"{name} has dtype {array.dtype}; it must hold real numbers: convert it to float32.")
-    return jnp.asarray(array.astype(np.float32))
+    with np.errstate(over="ignore"):  # what becomes infinite is found by `finite`
+        return jnp.asarray(array.astype(np.float32))
 
 
 def square(array: ArrayLike, name: str) -> Array:
@@ -46,13 +68,17 @@ def square(array: ArrayLike, name: str) -> Array:
     return array
 
 
-def labels(array: ArrayLike, name: str, length: int | None = None) -> Array:
-    """`array` as i32[M] labels; -1 stands for a client without one."""
-    array = array if isinstance(array, jax.Array) else np.asarray(array)
+def labels(array: ArrayLike, name: str, length: int | None = None, least: int = -1) -> Array:
+    """`array` as i32[M] labels from `least` on; -1 stands for a client without one."""
+    array = as_array(array, name)
     if array.ndim != 1 or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} is {array.dtype} {array.shape}; labels are integers [M]: give one label per client.")
     if length is not None and array.shape[0] != length:
         raise ValueError(f"{name} has {array.shape[0]} labels for {length} clients: give one per client.")
+    if not holds(lambda labels: ((labels >= least) & (labels <= LARGEST_WHOLE)).all(), array):
+        raise ValueError(
+            f"{name} holds {array.min()} to {array.max()}; labels are numbers from {least} on: renumber them."
+        )
     return jnp.asarray(array.astype(np.int32))
 
 
@@ -60,7 +86,7 @@ def client_mask(mask: ArrayLike | None, length: int) -> Array:
     """`mask` as bool[M]; None means every client."""
     if mask is None:
         return jnp.asarray(np.ones(length, bool))
-    mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    mask = as_array(mask, "mask")
     if mask.shape != (length,) or mask.dtype != bool:
         raise ValueError(
             f"mask has shape {mask.shape}, {mask.dtype}; it must be bool ({length},): give one per client."
@@ -121,14 +147,16 @@ def _is_symmetric(matrix: Any, mask: Any) -> Any:
 def count(value: Any, name: str, minimum: int = 1, maximum: int | None = None, there_are: str = "") -> int:
     """`value` as a Python int within bounds; it decides a shape, so it cannot be traced."""
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError(name)
         number = operator.index(value)
     except (TypeError, jax.errors.ConcretizationTypeError) as error:
-        message = f"{name} is {value!r}; it decides a shape, so it must be a Python int: under jit make it static."
+        message = f"{name} is {shown(value)}; it decides a shape, so it must be a Python int: under jit make it static."
         raise ValueError(message) from error
     if number < minimum:
-        raise ValueError(f"{name} is {number}; it must be at least {minimum}: choose a larger one.")
+        raise ValueError(f"{name} is {shown(number)}; it must be at least {minimum}: choose a larger one.")
     if maximum is not None and number > maximum:
-        raise ValueError(f"{name} is {number}, but only {maximum} {there_are}: ask for at most {maximum}.")
+        raise ValueError(f"{name} is {shown(number)}, but only {maximum} {there_are}: ask for at most {maximum}.")
     return number
 
 
@@ -140,5 +168,5 @@ def num_clusters(k: Any, mask: Array, name: str = "k") -> int:
 
 def choice(value: Any, name: str, allowed: tuple[str, ...]) -> None:
     """Raises where `value` is none of the allowed names."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, which is unknown: choose {', '.join(map(repr, allowed))}.")
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} is {shown(value)}, which is unknown: choose {', '.join(map(repr, allowed))}.")

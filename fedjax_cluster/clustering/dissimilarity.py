@@ -237,7 +237,7 @@ def proximity(
       In [0, 1], symmetric; 0 on the diagonal, for masked-out clients, and for a matrix whose pairs are all equal.
 
     Raises:
-      ValueError: shapes that do not fit, β outside [0, 1], or values not finite.
+      ValueError: shapes that do not fit, β outside [0, 1], or values not finite or not symmetric.
 
     >>> data = jnp.array([[0.0, 10.0, 30.0], [10.0, 0.0, 20.0], [30.0, 20.0, 0.0]])
     >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
@@ -247,6 +247,8 @@ def proximity(
     gradient, _ = checks.client_matrix(gradient, "gradient", mask)
     if data.shape != gradient.shape:
         raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}: give both of the same clients.")
+    checks.symmetric_matrix(data, "data", known)
+    checks.symmetric_matrix(gradient, "gradient", known)
     beta = checks.floats(beta, "beta", 0)
     if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
         raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
@@ -266,7 +268,9 @@ def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
 
 
 def _class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
-    counts = jnp.asarray(counts)
+    counts = checks.as_array(counts, "counts")
     if counts.shape != shape or not jnp.issubdtype(counts.dtype, jnp.integer):
         raise ValueError(f"counts has shape {counts.shape}, {counts.dtype}: give integers {shape}, one per class.")
-    return counts
+    if not checks.holds(lambda counts: (counts >= 0).all(), counts):
+        raise ValueError("counts holds negative numbers, which count no examples: correct them.")
+    return jnp.asarray(counts)

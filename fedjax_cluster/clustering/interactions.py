@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
 from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.options import LARGEST_WHOLE
 
 
 def gaussian_rewards(
@@ -35,14 +38,14 @@ def gaussian_rewards(
     [0.6065, 1.0, 0.6065]
     """
     losses = checks.floats(losses, "losses", 2)
-    mask = jnp.asarray(np.ones(losses.shape, bool) if mask is None else mask)
+    mask = np.ones(losses.shape, bool) if mask is None else checks.as_array(mask, "mask")
     if mask.shape == losses.shape[:1]:
         mask = jnp.broadcast_to(mask[:, None], losses.shape)
     if mask.shape != losses.shape or mask.dtype != bool:
         raise ValueError(f"mask has shape {mask.shape}, {mask.dtype}, losses {losses.shape}: give bools [C] or [C, S].")
     if not checks.holds(lambda losses, mask: ((abs(losses) < float("inf")) | ~mask).all(), losses, mask):
         raise ValueError("losses that count are NaN or infinite: leave those clients out with mask.")
-    return _gaussian_rewards(losses, mask)
+    return _gaussian_rewards(losses, jnp.asarray(mask))
 
 
 @jax.jit
@@ -81,7 +84,7 @@ def update_interactions(
       rate: α in [0, 1], one for all or one per pair.
 
     Raises:
-      ValueError: shapes that do not fit, a rate outside [0, 1], or non-finite rewards that count.
+      ValueError: shapes that do not fit, a rate outside [0, 1], a client twice, or values not finite.
 
     >>> rewards, index = jnp.array([1.0, 0.5]), jnp.array([2, 0])
     >>> update_interactions(jnp.zeros((3, 3)), rewards, index, None, 0.5).tolist()
@@ -89,8 +92,11 @@ def update_interactions(
     """
     interactions = checks.square(interactions, "interactions")
     rewards = checks.floats(rewards, "rewards", 1)
-    index = checks.labels(index, "index", rewards.shape[0])
+    index = checks.labels(index, "index", rewards.shape[0], least=-LARGEST_WHOLE)
     mask = checks.client_mask(mask, rewards.shape[0])
+    if not checks.holds(functools.partial(_are_distinct, len(interactions)), index, mask):
+        raise ValueError("index names a client twice: give each client of the cohort once.")
+    checks.finite(interactions, "interactions")
     rate = checks.floats(rate, "rate", 0, 2)
     if rate.ndim == 2 and rate.shape != 2 * rewards.shape:
         raise ValueError(f"rate has shape {rate.shape}: give a scalar or a square matrix {2 * rewards.shape}.")
@@ -98,6 +104,11 @@ def update_interactions(
         raise ValueError("rate holds values outside [0, 1]; the new P would leave the range of rewards: clip it.")
     checks.finite(rewards, "rewards", mask)
     return _update_interactions(interactions, rewards, index, mask, rate)
+
+
+def _are_distinct(num_clients: int, index: np.ndarray, mask: np.ndarray) -> bool:
+    known = index[mask & (index >= 0) & (index < num_clients)]
+    return len(np.unique(known)) == len(known)
 
 
 @jax.jit
@@ -135,8 +146,8 @@ def interaction_affinity(interactions: Float[ArrayLike, "M M"], beta: Scalar, ma
     """
     interactions, mask = checks.client_matrix(interactions, "interactions", mask)
     beta = checks.floats(beta, "beta", 0)
-    if not checks.holds(lambda beta: beta > 0.0, beta):
-        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive: choose it above 0.")
+    if not checks.holds(lambda beta: (beta > 0.0) & (beta < float("inf")), beta):
+        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive and finite: choose another.")
     return _interaction_affinity(interactions, beta, mask)
 
 

@@ -54,6 +54,7 @@ def kmeans(
     >>> bool(labels[0] == labels[1] != labels[2]), round(float(inertia), 3)
     (True, 0.01)
     """
+    checks.key(rng_key)
     points = checks.floats(points, "points", 2)
     mask = checks.client_mask(mask, points.shape[0])
     k = checks.num_clusters(k, mask)

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
+from fedjax_cluster.options import checked
 
 Linkage = Literal["average", "single", "complete"]
 LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
@@ -108,6 +109,7 @@ def cut_dendrogram(
     >>> [cut_dendrogram(tree, threshold).tolist() for threshold in (0.5, 1.0, 4.5)]
     [[0, 1, 2], [0, 0, 1], [0, 0, 0]]
     """
+    checked("tree", tree, Dendrogram)
     if (threshold is None) == (num_clusters is None):
         raise ValueError(f"{threshold=} and {num_clusters=} decide where merging stops: give exactly one of them.")
     if threshold is not None:

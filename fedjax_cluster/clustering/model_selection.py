@@ -39,6 +39,8 @@ def largest_gaps(singular_values: Float[ArrayLike, " n"], count: int) -> Int[Arr
     [2, 4]
     """
     values = checks.floats(singular_values, "singular_values", 1)
+    if values.shape[0] < 2:
+        raise ValueError(f"singular_values holds {values.shape[0]} values; a gap needs two: give more.")
     count = checks.count(count, "count", maximum=values.shape[0] - 1, there_are="gaps exist")
     checks.finite(values, "singular_values")
     if not checks.holds(lambda values: (values[1:] <= values[:-1]).all(), values):
@@ -119,6 +121,7 @@ def estimate_num_clusters(
     >>> estimate_num_clusters(jax.random.key(0), features, 4, method="silhouette")
     2
     """
+    checks.key(rng_key)
     checks.choice(method, "method", get_args(Method))
     values = checks.floats(values, "values", 1, 2)
     if not checks.is_concrete(values):

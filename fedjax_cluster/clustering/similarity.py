@@ -40,10 +40,10 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
     >>> block_gram(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    block = jnp.asarray(block)
+    block = checks.as_array(block, "block")
     if block.ndim != 2 or not jnp.issubdtype(block.dtype, jnp.floating):
         block = checks.floats(block, "block", 2)
-    return _gram(block, None)
+    return _gram(jnp.asarray(block), None)
 
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:

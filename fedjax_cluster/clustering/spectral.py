@@ -81,6 +81,7 @@ def embed_gram(gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, meth
     [3.0, 2.0]
     """
     gram, mask = checks.client_matrix(gram, "gram", mask)
+    checks.symmetric_matrix(gram, "gram", mask)
     rank = checks.count(rank, "rank", maximum=gram.shape[0], there_are="singular values exist")
     checks.choice(method, "method", get_args(Method))
     return _embed_gram(gram, mask, rank, method)
@@ -124,6 +125,7 @@ def subspace_embedding(
     >>> subspace_embedding(jax.random.key(0), jnp.diag(jnp.array([3.0, 2.0, 1.0])), 2).singular_values.round(4).tolist()
     [3.0, 2.0]
     """
+    checks.key(rng_key)
     profile = checks.floats(profile, "profile", 2)
     mask = checks.client_mask(mask, profile.shape[0])
     rank = checks.count(rank, "rank", maximum=min(profile.shape), there_are="singular values exist")
@@ -178,12 +180,18 @@ def spectral_clustering(
     >>> bool(labels[0] == labels[1] != labels[2])
     True
     """
-    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
+    checks.key(rng_key)
+    affinity, mask = _checked_affinity(affinity, mask)
     k = checks.num_clusters(k, mask)
+    return _spectral_clustering(rng_key, affinity, mask, k)
+
+
+def _checked_affinity(affinity: ArrayLike, mask: Mask) -> tuple[Array, Array]:
+    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
     checks.symmetric_matrix(affinity, "affinity", mask)
     if not checks.holds(lambda w, mask: ((w >= 0.0) | ~mask[:, None] | ~mask[None, :]).all(), affinity, mask):
         raise ValueError("affinity holds negative values; degrees need weights >= 0: shift or clip it first.")
-    return _spectral_clustering(rng_key, affinity, mask, k)
+    return affinity, mask
 
 
 @partial(jax.jit, static_argnames="k")
@@ -207,12 +215,13 @@ def spectral_partitions(
       Row n - 2 holds labels in 0..n-1, -1 where masked out; beyond the clients that count, clusters are empty.
 
     Raises:
-      ValueError: max_k below 2, or an affinity that is not square or not finite.
+      ValueError: max_k below 2, or an affinity not square, finite, symmetric or non-negative.
 
     >>> spectral_partitions(jax.random.key(0), 1.0 - jnp.eye(3), 3).shape
     (2, 3)
     """
-    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
+    checks.key(rng_key)
+    affinity, mask = _checked_affinity(affinity, mask)
     checks.count(max_k, "max_k", 2)
     return _spectral_partitions(rng_key, affinity, mask, max_k)
 
@@ -268,14 +277,13 @@ def qr_partition(affinity: Float[ArrayLike, "M M"], k: int, mask: Mask = None) -
       mask: clients that count; None means all.
 
     Raises:
-      ValueError: wrong shapes, or k not less than the number of clients.
+      ValueError: k not less than the number of clients, or an affinity not square, finite, symmetric or non-negative.
 
     >>> labels, _ = qr_partition(jnp.array([[0.0, 1.0, 0.1], [1.0, 0.0, 0.1], [0.1, 0.1, 0.0]]), 2)
     >>> bool(labels[0] == labels[1] != labels[2])
     True
     """
-    affinity = checks.square(affinity, "affinity")
-    mask = checks.client_mask(mask, affinity.shape[0])
+    affinity, mask = _checked_affinity(affinity, mask)
     checks.count(k, "k", maximum=affinity.shape[0] - 1, there_are="eigenvectors follow the first")
     return _qr_partition(affinity, mask, k)
 

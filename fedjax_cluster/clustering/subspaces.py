@@ -12,6 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.options import SHARE, checked, shown
 
 # Subspace iteration: vectors beyond those wanted, and iterations. Spectra of data fall fast.
 _OVERSAMPLING = 8
@@ -58,11 +59,13 @@ def principal_vectors(
     """
     x = checks.floats(x, "x", 2)
     y = checks.labels(y, "y", x.shape[0])
+    num_examples = checks.as_array(num_examples, "num_examples")
+    if num_examples.shape != () or not jnp.issubdtype(num_examples.dtype, jnp.integer):
+        raise ValueError(f"num_examples is {shown(num_examples)}; it must be the whole number of rows that count.")
     num_examples = jnp.asarray(num_examples, jnp.int32)
     num_classes = checks.count(num_classes, "num_classes")
     rank = checks.count(rank, "rank", maximum=x.shape[1], there_are="features exist")
-    if share is not None and not 0.0 < share <= 1.0:
-        raise ValueError(f"share is {share}; it is a share of the class's examples: choose it in (0, 1].")
+    share = checked("share", share, float | None, SHARE)
     valid = jnp.arange(x.shape[0], dtype=jnp.int32) < num_examples
     checks.finite(x, "x", valid)
     if not checks.holds(lambda y, valid: ((y >= 0) & (y < num_classes) | ~valid).all(), y, valid):

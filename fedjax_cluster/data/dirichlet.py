@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_cluster.data.partition import Rows, client_sizes
 
 ClientSizes = Literal["free", "equal"]
+FEWEST_EXAMPLES = 10  # of a client, where sizes are free and none is given
 
 LOG = logging.getLogger(__name__)
 
@@ -21,18 +22,18 @@ def divide(
     alpha: float,
     sizes: ClientSizes,
     examples_per_client: int | None,
-    min_examples: int,
+    min_examples: int | None,
 ) -> Rows:
     """Rows of every client, by `by_class` where sizes are "free" and by `by_client` where they are "equal"."""
-    check_alpha(alpha)
     counts = client_sizes(len(labels), clients, examples_per_client)
     if sizes == "equal":
+        if min_examples is not None:
+            raise ValueError(
+                f"min_examples={min_examples}, but client_sizes are 'equal': leave it out, or choose 'free'."
+            )
         return by_client(rng, labels, counts, alpha)
-    if sizes != "free":
-        raise ValueError(f"client_sizes={sizes!r} is unknown: choose 'free' or 'equal'.")
-    check_minimum(min_examples)
     used = rng.permutation(len(labels))[: counts.sum()]
-    return [used[part] for part in by_class(rng, labels[used], clients, alpha, min_examples)]
+    return [used[part] for part in by_class(rng, labels[used], clients, alpha, min_examples or FEWEST_EXAMPLES)]
 
 
 def by_class(
@@ -116,18 +117,6 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
             f"class with {sizes[single].max()} examples. Ask for fewer examples per client"
         )
     return rows
-
-
-def check_alpha(alpha: float) -> None:
-    """Raises ValueError unless the Dirichlet concentration is from 0 to infinity."""
-    if not alpha >= 0:
-        raise ValueError(f"alpha={alpha!r} is no concentration: choose 0 (one class) to infinity (all clients alike).")
-
-
-def check_minimum(min_examples: int) -> None:
-    """Raises ValueError unless `min_examples` leaves a client an example to train on and one to test on."""
-    if not min_examples >= 2:
-        raise ValueError(f"min_examples={min_examples!r}, but training and test need one each: choose 2 or more.")
 
 
 def _draw_counts(rng: np.random.Generator, shares: np.ndarray, size: int, left: np.ndarray) -> np.ndarray:

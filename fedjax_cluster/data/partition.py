@@ -6,6 +6,7 @@ The rows of a client are an integer array; a division is a list of M of them, in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -187,6 +188,29 @@ def join(federations: Sequence[Federation], *, group: np.ndarray | None, info: D
 
     train, test = stacked([f.train for f in federations]), stacked([f.test for f in federations])
     return Federation(train, test, None, group, info)
+
+
+def sorted_ids(name: str, ids: Any, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct ids in their order, for each row the place of its id among them, and the rows of each.
+
+    Raises:
+      ValueError: not one id for each row, a missing one, or ids that cannot be sorted.
+    """
+    # As objects, since NaN among text would become text.
+    given = ids if hasattr(ids, "dtype") else np.asarray(ids, object)
+    if given.shape != (num_rows,):
+        raise ValueError(f"{name} has the shape {list(given.shape)} for {num_rows} examples: give one id for each.")
+    missing = np.array([one is None or one != one for one in given.tolist()], bool)
+    if missing.any():
+        raise ValueError(
+            f"{name} holds NaN or None, first for example {np.argmax(missing)}: give an id, or leave the example out."
+        )
+    try:
+        return np.unique(np.asarray(ids), return_inverse=True, return_counts=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} cannot be sorted, as it holds values of several kinds: give numbers, or text."
+        ) from error
 
 
 def check_clients(clients: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_cluster.data import cache, partition
 from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
+from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task
 
 _RECORDS_AT_ONCE = 4096
@@ -48,6 +49,7 @@ def digits() -> Examples:
     return Examples(x, table[:, -1].astype(np.int32), DatasetInfo("digits", (8, 8), 10))
 
 
+@with_checks()
 def tfds(
     name: str, split: str = "all", *, data_dir: str | os.PathLike | None = None, download: bool = False
 ) -> Examples:
@@ -78,7 +80,7 @@ def tfds(
     with _quiet():
         # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
         chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-        folder = os.path.expanduser(os.fspath(chosen))
+        folder = os.path.expanduser(as_path("data_dir", chosen))
         builder = _builder(name, folder)
         image_feature, label_feature = _image_and_label(name, builder.info)
         builder = _prepared(name, builder, folder, download)
@@ -96,6 +98,7 @@ def tfds(
     return Examples(x, y, DatasetInfo(builder.info.full_name.rpartition("/")[0], x.shape[1:], num_classes))
 
 
+@with_checks(but=("x", "y", "client_ids"), num_classes=COUNT, test_fraction=INSIDE_UNIT, seed=at_least(0))
 def from_arrays(
     x: Any,
     y: Any,
@@ -134,6 +137,11 @@ def from_arrays(
     check_finite("x", x)
     if task is None:
         task = "regression" if np.issubdtype(y.dtype, np.floating) and num_classes is None else "classification"
+        if task == "regression" and (y % 1 == 0).all():
+            raise ValueError(
+                "y holds whole numbers as floats, which could be classes or values: convert them to integers, or give "
+                "task='regression'."
+            )
     if task == "classification":
         if num_classes is None:
             num_classes = int(y.max()) + 1 if np.issubdtype(y.dtype, np.integer) else 0
@@ -145,10 +153,7 @@ def from_arrays(
     info = DatasetInfo(name, x.shape[1:], num_classes or 0, task)
     if client_ids is None:
         return Examples(x, y, info)
-    ids = np.asarray(client_ids)
-    if ids.shape != (len(x),):
-        raise ValueError(f"client_ids has the shape {list(ids.shape)} for {len(x)} examples: give one id for each.")
-    distinct, client, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    distinct, client, counts = partition.sorted_ids("client_ids", client_ids, len(x))
     if counts.min() < 2:
         raise ValueError(
             f"The client '{distinct[np.argmin(counts)]}' has a single example, but training and test need one each: "
@@ -161,8 +166,13 @@ def from_arrays(
 
 def _narrow(name: str, values: Any) -> np.ndarray:
     """The array in the dtype that it will have on the device."""
-    values = np.asarray(values)
+    try:
+        values = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} is no array, its rows differ in shape: give rows of one shape.") from error
     if values.dtype == np.float64:
+        if values.ndim:
+            check_finite(name, values)
         return values.astype(np.float32)
     if values.dtype == bool:
         return values.astype(np.float32 if name == "x" else np.int32)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import typing
 
 import numpy as np
 
+from fedjax_cluster.options import LARGEST, checked, shown
 from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +30,12 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
     ...
     ValueError: 8 clients cannot fill 9 clusters: ask for at most 8 clusters, or for more clients.
     """
+    if not isinstance(federation, Federation):
+        raise ValueError(
+            f"federation is {shown(federation)}: give a Federation, such as fc.data.scenarios.rotated makes."
+        )
+    _check_info(federation.info)
+    checked("num_clusters", num_clusters, int | None)
     parts = {"train": federation.train, "test": federation.test, "validation": federation.validation}
     clients = None
     for name, data in parts.items():
@@ -66,6 +74,7 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
             f"A scenario starts from examples, but was given a {type(examples).__name__}: pass fc.data.digits(), "
             "fc.data.tfds(name) or fc.data.from_arrays(x, y) without client ids."
         )
+    _check_info(examples.info)
     x, y = np.asarray(examples.x), np.asarray(examples.y)
     check_lengths(x, y)
     check_finite("x", x)
@@ -73,6 +82,12 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
         check_labels(y, examples.info.num_classes)
     else:
         check_finite("y", y)
+
+
+def _check_info(info: DatasetInfo) -> None:
+    checked("info", info, DatasetInfo)
+    for name, hint in typing.get_type_hints(DatasetInfo).items():
+        checked(f"info.{name}", getattr(info, name), hint)
 
 
 def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
@@ -86,21 +101,18 @@ def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
-    """Raises ValueError where floating-point values hold NaN or infinity; the message names the first place."""
-    if not np.issubdtype(values.dtype, np.number) and values.dtype != bool:
-        raise ValueError(f"{name} has the dtype {values.dtype}, but models take numbers: convert it.")
-    # A sum is not finite as soon as one value is not, and needs no array of booleans.
-    if not np.issubdtype(values.dtype, np.inexact):
+    """Raises ValueError where values are not finite as float32, which models take; names the first place."""
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{name} has the dtype {values.dtype}, but models take real numbers: convert it.")
+    if not np.issubdtype(values.dtype, np.inexact) or values.size == 0:
         return
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum(dtype=np.float64)):
-            return
-    bad = ~np.isfinite(values)
-    if bad.any():
-        first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
-        raise ValueError(
-            f"{name} holds NaN or infinity, first in {owner} {first} ({bad.sum()} such values): drop or mend them."
-        )
+    # Neither bound holds as soon as one value is not finite, and no array of booleans is needed.
+    if float(values.min()) >= -LARGEST and float(values.max()) <= LARGEST:
+        return
+    bad = ~(np.abs(values.astype(np.float64)) <= LARGEST)
+    first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
+    what = "values beyond float32" if np.isfinite(values).all() else "NaN or infinity"
+    raise ValueError(f"{name} holds {what}, first in {owner} {first} ({bad.sum()} such values): drop or mend them.")
 
 
 def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> None:
@@ -157,6 +169,12 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         check_labels(y[np.arange(rows) < counts[:, None]], info.num_classes, repr(name))
     else:
         check_finite(f"y of {name!r}", y, "client")
+    for which, tokens in (("x", x), ("y", y)) if info.task == "language" else ():
+        if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= (info.num_classes or np.inf):
+            raise ValueError(
+                f"{which} of {name!r} holds {tokens.dtype} from {tokens.min()} to {tokens.max()}, but tokens are "
+                f"integers from 0 on, below the {info.num_classes} classes: correct them, or the number of classes."
+            )
 
 
 def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> None:

@@ -11,8 +11,11 @@ import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.experiments.runs import run
+from fedjax_cluster.options import SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
+
+RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Outcome:
         return np.asarray([value for value in values if value is not None and np.isfinite(value)], np.float64)
 
 
+@with_checks(seeds=SEED)
 def compare(
     configs: dict[str, RunConfig],
     *,
@@ -62,8 +66,8 @@ def compare(
       done: called after each run.
       watch: the callbacks of `simulate` for a federation.
     """
-    for config in configs.values():
-        build_algorithm(config)  # what cannot be is refused before the first run
+    for label, config in configs.items():
+        build_algorithm(checked(f"the configuration of {label}", config, RunConfig))  # refused before the first run
     outcomes = []
     federations: dict[Any, Federation] = {}
     for label, config in configs.items():
@@ -73,7 +77,7 @@ def compare(
             federation = _federation(seeded, federations)
             result = run(
                 seeded,
-                run_dir=None if run_dir is None else pathlib.Path(run_dir) / f"{label}-seed{seed}",
+                run_dir=None if run_dir is None else as_path("run_dir", run_dir) / f"{label}-seed{seed}",
                 progress=progress,
                 federation=federation,
                 callbacks=watch(federation),

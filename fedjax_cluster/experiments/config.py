@@ -17,15 +17,18 @@ from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named
 from fedjax_cluster.options import (
     BELOW_ONE,
+    COUNT,
     INSIDE_UNIT,
     NOT_NEGATIVE,
     POSITIVE,
+    SEED,
     SHARE,
     Options,
-    at_least,
     described_options,
     option,
+    shown,
 )
+from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -47,7 +50,6 @@ KINDS = {
 }
 # Their clients' models count, not only the mean of what these send: they have no gradient averaging.
 MODEL_AVERAGING_ONLY = ("fesem", "fedsoft", "flag")
-FEWEST = at_least(1)
 
 
 class RunConfig(Options):
@@ -60,14 +62,14 @@ class RunConfig(Options):
         default="digits",
     )
     model: str = option("mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2", default="mlp")
-    clients: int = option("M, number of clients", default=16, bound=FEWEST)
+    clients: int = option("M, number of clients", default=16, bound=COUNT)
     clusters: int | Literal["auto"] = option(
         "K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP)",
         default=4,
-        bound=FEWEST,
+        bound=COUNT,
     )
-    rounds: int = option("communication rounds", default=100, bound=FEWEST)
-    batch_size: int = option("examples of a mini-batch", default=64, bound=FEWEST)
+    rounds: int = option("communication rounds", default=100, bound=COUNT)
+    batch_size: int = option("examples of a mini-batch", default=64, bound=COUNT)
     learning_rate: float = option(
         "of the server under gradient averaging, of the clients under model averaging; with local-only it is always "
         "the clients'",
@@ -79,10 +81,10 @@ class RunConfig(Options):
         "mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' models "
         "matter, then average models after one step",
         default=None,
-        bound=FEWEST,
+        bound=COUNT,
     )
     local_epochs: int | None = option(
-        "passes over a client's data per round: model averaging", default=None, bound=FEWEST
+        "passes over a client's data per round: model averaging", default=None, bound=COUNT
     )
     optimizer: Literal["sgd", "adam"] = option("the clients' optimiser under model averaging", default="sgd")
     momentum: float = option("of sgd; under gradient averaging the server's", default=0.0, bound=BELOW_ONE)
@@ -96,13 +98,13 @@ class RunConfig(Options):
         bound=POSITIVE,
     )
     participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
-    seed: int = option("of data, initial models, cohorts and local training", default=0, bound=at_least(0))
+    seed: int = option("of data, initial models, cohorts and local training", default=0, bound=SEED)
     churn: Sequence[Churn] = option("clients who join or leave before given rounds, see `simulate`", default=())
-    eval_every: int = option("rounds between evaluations", default=10, bound=FEWEST)
-    eval_clients: int | None = option("evaluate only that many random clients", default=None, bound=FEWEST)
+    eval_every: int = option("rounds between evaluations", default=10, bound=COUNT)
+    eval_clients: int | None = option("evaluate only that many random clients", default=None, bound=COUNT)
     test_fraction: float = option("share of each client's examples kept for testing", default=0.3, bound=INSIDE_UNIT)
     examples_per_client: int | None = option(
-        "at most that many examples per client, training and test together", default=None, bound=FEWEST
+        "at most that many examples per client, training and test together", default=None, bound=COUNT
     )
     model_options: Mapping[str, Any] = option("further arguments of the model's factory", default_factory=dict)
     method_options: Mapping[str, Any] = option("further options of the method", default_factory=dict)
@@ -111,9 +113,7 @@ class RunConfig(Options):
     def __post_init__(self):
         for kind, (registry, _) in KINDS.items():
             object.__setattr__(self, kind, known_name(kind, getattr(self, kind), registry))
-        # JSON knows lists only.
-        changes = tuple(Churn(before, tuple(join), tuple(leave)) for before, join, leave in self.churn)
-        object.__setattr__(self, "churn", changes)
+        object.__setattr__(self, "churn", checked_churn(self.churn))
         super().__post_init__()
 
     def check(self) -> None:
@@ -158,7 +158,7 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
         return spelled
     close = difflib.get_close_matches(spelled, registry, 1)
     hint = f"did you mean {close[0]}? ".replace("_", "-") if close else ""
-    raise ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
+    raise ValueError(f"unknown {kind} {shown(name)}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
 
 
 def needed_options(kind: str, name: str) -> dict[str, bool]:

@@ -225,7 +225,7 @@ def _argument_notes(documented: Any) -> dict[str, str]:
     for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
         note = " ".join((found.description or "").split())
         referred = re.match(r"as in `(\w+)`", note)
-        other = referred and (documented.__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
+        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
         elsewhere = _argument_notes(other) if other else {}
         notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes
@@ -235,4 +235,6 @@ def _one_line(message: str) -> str:
     """tyro's boxed error as one line, without its title and its help text."""
     lines = [line.strip(" │╭╮╰╯─-") for line in message.splitlines()]
     text = " ".join(line for line in lines[1:] if line)
-    return re.split(r"Argument helptext:|For full helptext", text)[0].strip()
+    text = re.split(r"Argument helptext:|For full helptext", text)[0].strip()
+    several = r"Error parsing (\S+): no type matching (.*?) could be instantiated from \[(.*?)\]\. Got errors: .*"
+    return re.sub(several, r"\1 is \3; it must be \2", text)

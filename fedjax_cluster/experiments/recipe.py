@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fedjax_cluster import algorithms, report
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
-from fedjax_cluster.experiments.comparison import Outcome, compare
+from fedjax_cluster.experiments.comparison import RUNS, Outcome, compare
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
 from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.nn.flops import gradient_flops
+from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
@@ -178,7 +179,7 @@ def reproduce(
     quick: bool = False,
     full: bool = False,
     seeds: int | None = None,
-    directory: pathlib.Path,
+    directory: str | pathlib.Path,
 ) -> tuple[list[PaperRow], dict[tuple[str, str], Outcome]]:
     """Carries a recipe out: runs, a table of our values and the paper's, a figure.
 
@@ -201,9 +202,8 @@ def reproduce(
             raise ValueError(f"recipe {recipe.name} cannot be carried out in full: {why}")
         recipe = dataclasses.replace(recipe, cells=recipe.full)
     least = recipe.quick if isinstance(recipe, Study) else 1
-    count = seeds if seeds is not None else (least if quick else recipe.seeds)
-    if count < 1:
-        raise ValueError(f"seeds is {count}; at least one run is needed")
+    count = checked("seeds", seeds, int | None, RUNS) or (least if quick else recipe.seeds)
+    directory = as_path("directory", directory)
     check_writable(directory)
     print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
     if not quick:

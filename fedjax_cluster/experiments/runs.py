@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.files import check_writable
+from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.simulation.loop import Evaluation, simulate
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
 from fedjax_cluster.types import Federation
 
 
+@with_checks()
 def run(
     config: RunConfig,
     *,
@@ -32,8 +34,9 @@ def run(
       run_dir, progress, callbacks, time_clustering: see `simulate`.
     """
     # A run that has ended can be read where nothing can be written.
-    if run_dir is not None and not os.path.isfile(os.path.join(run_dir, "config.json")):
-        check_writable(pathlib.Path(run_dir))
+    run_dir = None if run_dir is None else as_path("run_dir", run_dir)
+    if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
+        check_writable(run_dir)
     return simulate(
         build_algorithm(config),
         build_federation(config) if federation is None else federation,
@@ -50,6 +53,7 @@ def run(
     )
 
 
+@with_checks(rounds=COUNT)
 def resume(
     run_dir: str | pathlib.Path,
     rounds: int | None = None,
@@ -62,7 +66,7 @@ def resume(
     Raises:
       ValueError: not a run directory, one of `simulate` without a configuration, or fewer rounds than were done.
     """
-    path = pathlib.Path(run_dir)
+    path = as_path("run_dir", run_dir)
     config, done = _left(path)
     if rounds is not None and rounds < done:
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
@@ -76,7 +80,7 @@ def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
     Raises:
       ValueError: not a run directory, or one that has no checkpoint yet.
     """
-    path = pathlib.Path(run_dir)
+    path = as_path("run_dir", run_dir)
     config, done = _left(path)
     if done == 0:
         raise ValueError(f"{path} has no checkpoint yet; continue it with resume")

@@ -8,9 +8,10 @@ import flax.linen as linen
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster.nn.layers import Conv, batch_norm, check_sizes, flat
+from fedjax_cluster.nn.layers import Conv, batch_norm, flat
 from fedjax_cluster.nn.losses import regression_metrics
 from fedjax_cluster.nn.wrapping import from_flax
+from fedjax_cluster.options import COUNT, with_checks
 from fedjax_cluster.types import Model
 
 WIDTHS = (9, 7, 5)  # N_dc of the decoder's three residual blocks
@@ -18,6 +19,7 @@ leaky_relu = partial(linen.leaky_relu, negative_slope=0.3)
 xavier = linen.initializers.xavier_uniform()
 
 
+@with_checks(latent=COUNT)
 def csi_autoencoder(latent: int = 1024) -> Model:
     """An autoencoder of complex channel matrices with Inception-like blocks: `encoder`, `decoder`.
 
@@ -41,7 +43,6 @@ def csi_autoencoder(latent: int = 1024) -> Model:
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     72407
     """
-    (latent,) = check_sizes("latent", (latent,))
     return from_flax(CsiAutoencoder(latent), loss="mse")._replace(metrics=_with_nmse)
 
 

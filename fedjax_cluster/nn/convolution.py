@@ -18,6 +18,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -26,6 +27,7 @@ from jaxtyping import Float
 from fedjax_cluster.nn import windows
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
+from fedjax_cluster.options import COUNT, checked
 
 
 def convolution(
@@ -66,13 +68,14 @@ def convolution(
     >>> convolution(x, kernel, strides=2, padding="VALID").shape
     (1, 1, 1, 2)
     """
-    if x.ndim != 4 or kernel.ndim != 4:
+    if np.ndim(x) != 4 or np.ndim(kernel) != 4:
         raise ValueError(
-            f"x has shape {x.shape} and kernel {kernel.shape}; a convolution takes x [N, H, W, C] and"
+            f"x has shape {np.shape(x)} and kernel {np.shape(kernel)}; a convolution takes x [N, H, W, C] and"
             " kernel [kh, kw, C / feature_group_count, features]"
         )
-    groups, channels, features = feature_group_count, x.shape[-1], kernel.shape[-1]
-    if groups < 1 or channels != groups * kernel.shape[2] or features % groups:
+    groups = checked("feature_group_count", feature_group_count, int, COUNT)
+    channels, features = x.shape[-1], kernel.shape[-1]
+    if channels != groups * kernel.shape[2] or features % groups:
         raise ValueError(
             f"x has {channels} channels and kernel shape {kernel.shape} with feature_group_count={groups}:"
             " kernel.shape[2] × groups must be the channels, and the features a multiple of the groups"

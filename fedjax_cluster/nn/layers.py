@@ -95,22 +95,9 @@ def floats(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
 
 
-def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes as a tuple; ValueError if one is below 1."""
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{name} is {tuple(sizes)}; sizes must be at least 1")
-    return tuple(sizes)
-
-
-def check_sizes_per_layer(name: str, sizes: int | Sequence[int], layers: int) -> tuple[int, ...]:
-    """One size per layer, from a common one or a list; ValueError for a size below 1 or a list of another length."""
+def sizes_per_layer(name: str, sizes: int | Sequence[int], layers: int) -> tuple[int, ...]:
+    """One size per layer, from a common one or a list; ValueError for a list of another length."""
     given = (sizes,) * layers if isinstance(sizes, int) else tuple(sizes)
     if len(given) != layers:
         raise ValueError(f"{name} has {len(given)} entries for {layers} layers; give one for all, or one for each")
-    return check_sizes(name, given)
-
-
-def check_rate(name: str, rate: float) -> None:
-    """Raise ValueError unless the rate lies in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"{name} is {rate}; a rate lies in [0, 1)")
+    return given

@@ -6,19 +6,21 @@ Layers are named `hidden_0`, `conv_0`, ..., `output`, so that a path such as "ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as linen
 from jax import Array
 
-from fedjax_cluster.nn.initializers import Scheme, Uniform, check_scheme, layer_init
-from fedjax_cluster.nn.layers import check_sizes, check_sizes_per_layer, conv, dense, flat, images
+from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
+from fedjax_cluster.nn.layers import conv, dense, flat, images, sizes_per_layer
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
+from fedjax_cluster.options import COUNT, NOT_NEGATIVE, with_checks
 from fedjax_cluster.types import Model
 
 
+@with_checks(init_scale=NOT_NEGATIVE, num_outputs=COUNT)
 def linear(
     *,
     init: Scheme = "torch",
@@ -55,10 +57,11 @@ def linear(
     if init_scale is not None and kernel_init is not None:
         raise ValueError("init_scale and kernel_init both determine the initial kernel; give one of them")
     kernel_init = kernel_init if init_scale is None else Uniform(init_scale)
-    network = Sized(Linear, scheme=check_scheme(init), kernel_init=kernel_init, use_bias=use_bias, zero_bias=zero_bias)
+    network = Sized(Linear, scheme=init, kernel_init=kernel_init, use_bias=use_bias, zero_bias=zero_bias)
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
+@with_checks(hidden=COUNT, num_outputs=COUNT)
 def mlp(
     hidden: Sequence[int] = (200,),
     *,
@@ -84,17 +87,18 @@ def mlp(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     159010
     """
-    network = Sized(Mlp, scheme=check_scheme(init), hidden=check_sizes("hidden", hidden))
+    network = Sized(Mlp, scheme=init, hidden=hidden)
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
+@with_checks(channels=COUNT, kernel_size=COUNT, pool=COUNT, dense=COUNT, num_outputs=COUNT)
 def cnn(
     channels: Sequence[int] = (32, 64),
     *,
     kernel_size: int | Sequence[int] = 5,
     pool: int | Sequence[int] = 2,
     dense: Sequence[int] = (512,),
-    padding: str = "SAME",
+    padding: Literal["SAME", "VALID"] = "SAME",
     init: Scheme = "torch",
     loss: LossName = "auto",
     normalize: Normalize | None = None,
@@ -123,22 +127,22 @@ def cnn(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     1663370
     """
-    convolutions = check_sizes("channels", channels)
     network = Sized(
         Cnn,
-        scheme=check_scheme(init),
-        channels=convolutions,
-        kernel_sizes=check_sizes_per_layer("kernel_size", kernel_size, len(convolutions)),
-        pools=check_sizes_per_layer("pool", pool, len(convolutions)),
+        scheme=init,
+        channels=channels,
+        kernel_sizes=sizes_per_layer("kernel_size", kernel_size, len(channels)),
+        pools=sizes_per_layer("pool", pool, len(channels)),
         padding=padding,
-        hidden=check_sizes("dense", dense),
+        hidden=dense,
     )
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
+@with_checks(num_outputs=COUNT)
 def lenet5(
     *,
-    padding: str = "VALID",
+    padding: Literal["SAME", "VALID"] = "VALID",
     init: Scheme = "torch",
     loss: LossName = "auto",
     normalize: Normalize | None = None,
@@ -214,6 +218,11 @@ class Cnn(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         x = images(x)
+        if (largest := max(self.kernel_sizes, default=0)) > max(x.shape[1:3]):
+            raise ValueError(
+                f"kernel_size is {largest}, but images are {x.shape[1]} × {x.shape[2]}: most of its weights would meet "
+                f"no pixel; choose at most {max(x.shape[1:3])}"
+            )
         for i, (features, size, side) in enumerate(zip(self.channels, self.kernel_sizes, self.pools, strict=True)):
             x = conv(x, features, (size, size), self.scheme, f"conv_{i}", padding=self.padding)
             # ReLU and maximum commute; in this order ReLU is applied to a quarter of the values.

@@ -10,6 +10,7 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
@@ -107,8 +108,8 @@ def _tiled(x: Array, shape: Pair) -> Array:
 
 
 def _window(x: Array, window_shape, strides, padding: Padding) -> tuple[Pair, Window]:
-    if x.ndim != 4:
-        raise ValueError(f"x has shape {x.shape}; pooling takes [N, H, W, C]")
+    if np.ndim(x) != 4:
+        raise ValueError(f"x has shape {np.shape(x)}; pooling takes [N, H, W, C]")
     shape = pair(window_shape, "window_shape")
     steps = pair(1 if strides is None else strides, "strides")
     pads = explicit_padding(padding, x.shape[1:3], shape, steps)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster.nn.losses import scale
+from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import Model, PyTree, Variables
 
 Precision = Literal["float32", "bfloat16"]
 
 
+@with_checks()
 def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     """The same model computed in another format: parameters and scaled inputs are cast, outputs returned in float32.
 
@@ -38,8 +40,6 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     >>> variables.params["output"]["kernel"].dtype, outputs.dtype
     (dtype('float32'), dtype('float32'))
     """
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is {precision!r}; choose {' or '.join(get_args(Precision))}")
     return model if precision == "float32" else model._replace(apply=_Narrow(model.apply, precision))
 
 

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_cluster.nn.initializers import Scheme, Uniform, check_scheme
-from fedjax_cluster.nn.layers import check_rate, check_sizes, dense
+from fedjax_cluster.nn.initializers import Scheme, Uniform
+from fedjax_cluster.nn.layers import dense
 from fedjax_cluster.nn.losses import classification_metrics
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.wrapping import Sized, from_flax
+from fedjax_cluster.options import BELOW_ONE, COUNT, with_checks
 from fedjax_cluster.types import Model
 
 
+@with_checks(hidden=COUNT, embedding=COUNT, dropout=BELOW_ONE, num_outputs=COUNT)
 def lstm(
     hidden: Sequence[int] = (200, 200),
     *,
@@ -51,10 +53,7 @@ def lstm(
     >>> model.apply(variables, jnp.zeros((2, 12), jnp.int32), train=False)[0].shape
     (2, 12, 50)
     """
-    (embedding,) = check_sizes("embedding", (embedding,))
-    check_rate("dropout", dropout)
-    sizes = check_sizes("hidden", hidden)
-    network = Sized(LanguageModel, scheme=check_scheme(init), hidden=sizes, embedding=embedding, dropout=dropout)
+    network = Sized(LanguageModel, scheme=init, hidden=hidden, embedding=embedding, dropout=dropout)
     return from_flax(network, loss="cross_entropy", num_outputs=num_outputs)._replace(metrics=_with_perplexity)
 
 

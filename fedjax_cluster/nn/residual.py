@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import flax.linen as linen
 from jax import Array
 
-from fedjax_cluster.nn.initializers import Scheme, check_scheme
-from fedjax_cluster.nn.layers import batch_norm, check_rate, check_sizes, conv, dense, images
+from fedjax_cluster.nn.initializers import Scheme
+from fedjax_cluster.nn.layers import batch_norm, conv, dense, images
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
+from fedjax_cluster.options import BELOW_ONE, COUNT, POSITIVE, with_checks
 from fedjax_cluster.types import Model
 
 
+@with_checks(width=COUNT, blocks=COUNT, num_outputs=COUNT)
 def resnet18(
     width: int = 64,
     *,
@@ -42,11 +44,11 @@ def resnet18(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     11173962
     """
-    (width,), blocks = check_sizes("width", (width,)), check_sizes("blocks", blocks)
-    network = Sized(ResNet, scheme=check_scheme(init), width=width, blocks=blocks)
+    network = Sized(ResNet, scheme=init, width=width, blocks=blocks)
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 
+@with_checks(width=POSITIVE, dropout=BELOW_ONE, num_outputs=COUNT)
 def mobilenet_v2(
     width: float = 1.0,
     *,
@@ -75,10 +77,7 @@ def mobilenet_v2(
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
     3504872
     """
-    if width <= 0:
-        raise ValueError(f"width is {width}; the factor on the channels must be positive")
-    check_rate("dropout", dropout)
-    network = Sized(MobileNetV2, scheme=check_scheme(init), width=width, small_images=small_images, dropout=dropout)
+    network = Sized(MobileNetV2, scheme=init, width=width, small_images=small_images, dropout=dropout)
     return from_flax(network, loss=loss, normalize=normalize, num_outputs=num_outputs)
 
 

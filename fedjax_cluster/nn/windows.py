@@ -8,6 +8,8 @@ from typing import NamedTuple, cast
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedjax_cluster.options import COUNT, checked
+
 Pair = tuple[int, int]
 Sides = int | Sequence[int]  # one of a square, or (height, width)
 Padding = str | int | Sequence[int | Sequence[int]]
@@ -25,15 +27,13 @@ class Window(NamedTuple):
 
 def pair(value: Sides, name: str) -> Pair:
     """A positive integer or two of them, as a pair; ValueError for anything else."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) != 2 or any(not isinstance(v, int) or v < 1 for v in both):
-        raise ValueError(f"{name} is {value!r}; it must be a positive integer or two of them")
-    return both
+    return checked(name, (value, value) if isinstance(value, int) else value, tuple[int, int], COUNT)
 
 
 def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides: Pair) -> tuple[Pair, Pair]:
     """Rows and columns to add, as ((top, bottom), (left, right)); ValueError for an unknown padding."""
     choices = "'SAME', 'VALID', an integer, or an integer or (low, high) per dimension"
+    padding = checked("padding", padding, Padding)
     if isinstance(padding, str):
         if padding.upper() not in ("SAME", "VALID"):
             raise ValueError(f"padding is {padding!r}; choose {choices}")

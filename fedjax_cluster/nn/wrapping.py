@@ -14,12 +14,14 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster.nn.losses import LossName, objective, scale
+from fedjax_cluster.options import COUNT, FINITE, POSITIVE, checked, with_checks
 from fedjax_cluster.types import DatasetInfo, Model, PyTree, Variables
 
 Normalize = tuple[float | Sequence[float], float | Sequence[float]]  # mean and standard deviation
 Network = linen.Module | Callable[[int], linen.Module]
 
 
+@with_checks(num_outputs=COUNT)
 def from_flax(
     module: Network, *, loss: LossName = "auto", normalize: Normalize | None = None, num_outputs: int | None = None
 ) -> Model:
@@ -52,6 +54,8 @@ def from_flax(
     (True, False)
     """
     task, network = objective(loss), _hashable(module)
+    for name, part, bound in zip(("mean", "deviation"), normalize or (), (FINITE, POSITIVE), strict=False):
+        checked(f"the {name} of normalize", part, float | Sequence[float], bound)
     parts = None if normalize is None else tuple(_as_tuple(np.asarray(part).tolist()) for part in normalize)
     return Model(_Init(network, loss, num_outputs), _Apply(network, parts), task.loss, task.predict, task.metrics)
 
@@ -71,6 +75,7 @@ class Sized:
     fields: tuple[tuple[str, Hashable], ...]  # lists as tuples
 
     def __init__(self, module: type[linen.Module], **fields: Any):
+        checked("module", module, type[linen.Module])
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "fields", tuple((name, _as_tuple(value)) for name, value in sorted(fields.items())))
 

@@ -19,6 +19,7 @@ from jax import Array, lax
 from fedjax_cluster import parallel
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
@@ -136,7 +137,23 @@ def simulate(
       KeyboardInterrupt: on Ctrl-C, after a checkpoint where there is a run_dir and a round has been done.
       Terminated: on SIGTERM, likewise; a SystemExit with status 143.
     """
-    _check_numbers(rounds=rounds, eval_every=eval_every, eval_clients=eval_clients)
+    churn = check_arguments(
+        algorithm,
+        federation,
+        rounds=rounds,
+        seed=seed,
+        eval_every=eval_every,
+        eval_clients=eval_clients,
+        metrics=metrics,
+        callbacks=callbacks,
+        churn=churn,
+        run_dir=run_dir,
+        mapping=mapping,
+        time_clustering=time_clustering,
+        progress=progress,
+        checkpoint_every=checkpoint_every,
+        config=config,
+    )
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
@@ -245,7 +262,8 @@ class _Run:
         """An evaluation's figures, and those of callbacks, into the history's last row."""
         latest = {**figures, **last_report(self.history)}
         for callback in callbacks:
-            figures = {**figures, **(callback(Evaluation(self.done, self.state, latest)) or {})}
+            found = callback(Evaluation(self.done, self.state, latest))
+            figures = figures if found is None else further_figures(figures, found, "a callback")
         self.history, self.evaluated = with_figures(self.history, figures), True
         return figures
 
@@ -434,9 +452,3 @@ def _evaluated(test: ClientData, eval_clients: int | None, seed: int) -> ClientD
     chosen = np.random.default_rng(seed).choice(count, eval_clients, replace=False)
     keep = np.isin(np.arange(count), chosen)
     return test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
-
-
-def _check_numbers(*, rounds: int, eval_every: int, eval_clients: int | None) -> None:
-    for name, value in (("rounds", rounds), ("eval_every", eval_every), ("eval_clients", eval_clients)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")

@@ -129,9 +129,3 @@ def test_by_class_keeps_to_the_owners():
 def test_by_class_refuses_what_cannot_be_shared():
     with pytest.raises(ValueError, match="3 clients share 10 examples, too few for 4 each"):
         dirichlet.by_class(_rng(), _labels(10, 2), 3, 1.0, 4)
-
-
-@pytest.mark.parametrize("alpha", [-0.1, float("nan")])
-def test_alpha_must_be_a_concentration(alpha):
-    with pytest.raises(ValueError, match="alpha="):
-        dirichlet.check_alpha(alpha)

@@ -144,10 +144,10 @@ def test_the_test_fraction_does_not_move_rows_between_clients(name, numbered):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": 0}, "clients=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"test_fraction": 1.5}, "test_fraction=1.5"),
-        ({"examples_per_client": 1}, "examples_per_client=1"),
+        ({"clients": 0}, "clients is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"test_fraction": 1.5}, "test_fraction is 1.5"),
+        ({"examples_per_client": 1}, "examples_per_client is 1;"),
     ],
 )
 def test_common_arguments_are_checked(name, arguments, message, numbered):

@@ -206,7 +206,7 @@ def test_from_arrays_makes_examples():
     assert (x.dtype, y.dtype) == (np.float32, np.int32)
     assert info == ("mine", (3,), 3, "classification", ())
     assert isinstance(from_arrays(np.zeros((6, 3)), [0] * 6, num_classes=5), Examples)
-    assert from_arrays(np.zeros((6, 3)), np.zeros(6)).info.task == "regression"
+    assert from_arrays(np.zeros((6, 3)), np.linspace(0, 1, 6)).info.task == "regression"
     assert from_arrays(np.zeros((6, 4, 4), np.uint8), np.zeros(6, int)).x.dtype == np.uint8
     images = np.zeros((6, 4, 4), np.uint8)
     assert from_arrays(images, images, task="reconstruction").info.task == "reconstruction"
@@ -251,7 +251,7 @@ def test_from_arrays_split_follows_the_seed():
         ({"x": [[1], [2**40]], "y": [0, 1]}, "32 bits"),
         ({"x": [[1.0], [2.0]], "y": [0, 1], "client_ids": [0]}, "one id for each"),
         ({"x": [[1.0], [2.0], [3.0]], "y": [0, 1, 1], "client_ids": ["a", "a", "b"]}, "client 'b' has a single"),
-        ({"x": [[1.0], [2.0]], "y": [0, 1], "client_ids": [0, 0], "test_fraction": 1.0}, "test_fraction=1.0"),
+        ({"x": [[1.0], [2.0]], "y": [0, 1], "client_ids": [0, 0], "test_fraction": 1.0}, "test_fraction is 1.0"),
     ],
 )
 def test_from_arrays_refuses(arguments, message):

@@ -30,11 +30,11 @@ def test_linear_regression_without_noise_is_exact():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"phi": 0}, "phi=0"),
-        ({"phi": 90}, "phi=90"),
+        ({"phi": 0}, "phi is 0"),
+        ({"phi": 90}, "phi is 90"),
         ({"angles": (0, 90)}, "between −90 and 90"),
         ({"angles": ()}, "between −90 and 90"),
-        ({"noise": -1}, "noise=-1"),
+        ({"noise": -1}, "noise is -1"),
         ({"clients": 2}, "2 clients are too few for 3"),
         ({"examples": digits()}, "draws its examples"),
     ],
@@ -61,7 +61,7 @@ def test_xor_is_easy_for_each_group_and_hard_for_both():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"examples": digits()}, "draws its examples"), ({"noise": -1}, "noise=-1"), ({"clients": 1}, "too few for 2")],
+    [({"examples": digits()}, "draws its examples"), ({"noise": -1}, "noise is -1"), ({"clients": 1}, "too few for 2")],
 )
 def test_xor_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):

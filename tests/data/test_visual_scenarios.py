@@ -64,8 +64,8 @@ def test_noise_and_blur_of_colour_images():
     [
         ({"examples": digits()._replace(x=digits().x.astype(np.float32))}, "uint8 images"),
         ({"shares": (1, 1)}, "three domains"),
-        ({"noise": -1}, "noise=-1"),
-        ({"blur": float("nan")}, "blur=nan"),
+        ({"noise": -1}, "noise is -1"),
+        ({"blur": float("nan")}, "blur is nan"),
     ],
 )
 def test_domains_refuse(arguments, message):
@@ -100,11 +100,11 @@ def test_users_can_be_a_sample(numbered):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"user_ids": [1, 2]}, "one for each"),
+        ({"user_ids": [1, 2]}, "one id for each"),
         ({"clients": 200}, "There are 100 users with 2 examples or more"),
-        ({"min_examples": 1}, "min_examples=1"),
+        ({"min_examples": 1}, "min_examples is 1"),
         ({"min_examples": 1000}, "No user has 1000"),
-        ({"examples_per_client": 1}, "examples_per_client=1"),
+        ({"examples_per_client": 1}, "examples_per_client is 1"),
     ],
 )
 def test_users_refuse(arguments, message):

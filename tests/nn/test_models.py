@@ -313,7 +313,7 @@ def apply_to_digits(model):
         (lambda: nn.cnn(pool=(0, 2)), "pool"),
         (lambda: nn.lenet5(loss="hinge"), "hinge"),
         (lambda: nn.linear(init_scale=0.8, kernel_init=linen.initializers.ones), "kernel_init"),
-        (lambda: nn.linear(init_scale=-1.0), "bound"),
+        (lambda: nn.linear(init_scale=-1.0), "init_scale is -1"),
         (lambda: nn.mlp().init(KEY, DatasetInfo("none", (4,), 1)), "num_classes"),
         (lambda: nn.mlp().init(KEY, DatasetInfo("pictures", (4, 4), 0, "reconstruction")), "loss='mse'"),
         (lambda: nn.lenet5().init(KEY, DIGITS), "does not fit"),

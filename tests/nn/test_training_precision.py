@@ -86,7 +86,7 @@ def test_evaluation_stays_in_float32():
 
 
 def test_another_precision_is_refused():
-    with pytest.raises(ValueError, match="precision is 'float16'; choose float32 or bfloat16"):
+    with pytest.raises(ValueError, match="precision is 'float16'; it must be 'float32' or 'bfloat16'"):
         mixed_precision(nn.linear(), "float16")
     with pytest.raises(ValueError, match="precision is 'float16'"):
         local.sgd(0.1, batch_size=None, steps=1, precision="float16")

@@ -41,7 +41,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.inference import full_gradient, score_rows
 from fedjax_cluster.local import client_key, num_batches, server_key
-from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
+from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Reduced
 from fedjax_cluster.server import Weighting, client_weight, update_clusters
 from fedjax_cluster.types import (
@@ -114,7 +114,7 @@ class cfl(AveragingMethod):
     transform: Scheme | None = option(
         '"permutation", "hadamard" or "householder": what clients apply to all they send (Sec. V-B)', default=None
     )
-    transform_seed: int = option("the clients' secret", default=0)
+    transform_seed: int = option("the clients' secret", default=0, bound=SEED)
     edge_coordinates: int | None = option(
         "r, random coordinates of the updates on the edges of the parameter tree; None keeps all",
         default=10_000,

@@ -29,7 +29,7 @@ from fedjax_cluster.algorithms.round import (
     train_client,
 )
 from fedjax_cluster.local import server_key
-from fedjax_cluster.options import Bound, at_least, option
+from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Rounding, Weighting, keep_decimals, shared_part
 from fedjax_cluster.types import (
@@ -49,8 +49,7 @@ from fedjax_cluster.types import (
 
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
-SHARE_OF_UPDATE = Bound(lambda value: 0 < value <= 1, "above 0 and up to 1")
-DECIMALS = Bound(lambda value: 0 <= value <= 30, "from 0 to 30")  # float32 ends at 1e38
+DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
 
 
 class Server(NamedTuple):
@@ -83,7 +82,7 @@ class cfl_gp(AveragingMethod):
         '"mean" for the cumulative mean, β = 1/(earlier updates of the block + 1); or a constant (1.0 is the ablation '
         "of F.1)",
         default="mean",
-        bound=SHARE_OF_UPDATE,
+        bound=SHARE,
     )
     cluster_until: int | None = option("T_cl; no clustering from this round on", default=None, bound=at_least(0))
     stop_after: int | None = option(
@@ -164,6 +163,10 @@ class cfl_gp(AveragingMethod):
 
     def draw_coordinates(self, rng_key: Array, stacked_params: PyTree) -> Array:
         size = self.profile_size(stacked_params)
+        if self.compression > size:
+            raise ValueError(
+                f"compression is {self.compression:g}, but a profile has {size} coordinates; give at most {size}"
+            )
         kept = max(1, round(size / self.compression))
         if kept >= size:
             return jnp.zeros(0, jnp.int32)

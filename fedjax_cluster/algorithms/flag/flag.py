@@ -55,8 +55,8 @@ LOG = logging.getLogger(__name__)
 
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
 STEP = Bound(
-    lambda value: 0 < value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
-    "an equal step in which α falls from 1 to 0, such as 0.1 or 0.01",
+    lambda value: 1e-4 <= value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
+    "an equal step in which α falls from 1 to 0, such as 0.1 or 0.01, and at least 0.0001",
 )
 
 

@@ -6,6 +6,7 @@ counted as runs of a sorted list, in O(M log M).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -115,7 +116,7 @@ def purity(labels: Labels, groups: Labels, *, mask: Mask = None) -> Float[Array,
     >>> float(purity(jnp.array([0, 0, 0, 1]), jnp.array([0, 0, 1, 1])))
     0.75
     """
-    return _purity(*_two_labels(labels, groups, mask))
+    return _purity(*_two_labels(labels, groups, mask, ("labels", "groups")))
 
 
 @jax.jit
@@ -133,9 +134,11 @@ def run_index(*columns: Shaped[Array, " M"]) -> Int[Array, " M"]:
     return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(starts, dtype=jnp.int32)])
 
 
-def _two_labels(labels_a: ArrayLike, labels_b: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array, Array]:
-    labels_a = checks.labels(labels_a, "the first clustering")
-    labels_b = checks.labels(labels_b, "the second clustering", labels_a.shape[0])
+def _two_labels(
+    labels_a: ArrayLike, labels_b: ArrayLike, mask: ArrayLike | None, names: Sequence[str] = ("labels_a", "labels_b")
+) -> tuple[Array, Array, Array]:
+    labels_a = checks.labels(labels_a, names[0])
+    labels_b = checks.labels(labels_b, names[1], labels_a.shape[0])
     mask = checks.client_mask(mask, labels_a.shape[0])
     return labels_a, labels_b, checks.labelled(checks.labelled(mask, labels_a), labels_b)
 

@@ -164,12 +164,12 @@ def wasserstein_adjusted_davies_bouldin(
 
 
 def _features_and_labels(
-    features: ArrayLike, labels: ArrayLike, mask: ArrayLike | None, num_labels: int | None
+    features: ArrayLike, labels: ArrayLike, mask: ArrayLike | None, num_labels: int | None, name: str = "features"
 ) -> tuple[Array, Array, Array, int]:
-    features = checks.floats(features, "features", 2)
+    features = checks.floats(features, name, 2)
     labels = checks.labels(labels, "labels", features.shape[0])
     mask = checks.labelled(checks.client_mask(mask, features.shape[0]), labels)
-    checks.finite(features, "features", mask)
+    checks.finite(features, name, mask)
     if num_labels is None:
         return features, labels, mask, features.shape[0]
     bound = checks.count(num_labels, "num_labels")
@@ -181,7 +181,7 @@ def _features_and_labels(
 def _counts_and_labels(
     class_counts: ArrayLike, labels: ArrayLike, mask: ArrayLike | None, num_labels: int | None
 ) -> tuple[Array, Array, Array, int]:
-    counts, labels, mask, bound = _features_and_labels(class_counts, labels, mask, num_labels)
+    counts, labels, mask, bound = _features_and_labels(class_counts, labels, mask, num_labels, "class_counts")
     if not checks.holds(lambda counts, mask: ((counts >= 0.0) | ~mask[:, None]).all(), counts, mask):
         raise ValueError("class_counts holds negative values, which count no examples: give counts or frequencies.")
     return counts, labels, mask, bound

@@ -44,18 +44,11 @@ def users(
     (7, 13, 8, 8)
     """
     check_examples(examples, labelled=False)
-    ids = np.asarray(user_ids)
-    if ids.shape != (len(examples.y),):
-        raise ValueError(f"user_ids has the shape {ids.shape} for {len(examples.y)} examples: give one for each.")
-    for name, count in (("min_examples", min_examples), ("examples_per_client", examples_per_client)):
-        if count is not None and not count >= 2:
-            raise ValueError(f"{name}={count!r}, but training and test need one each: choose 2 or more.")
+    _, user, counts = partition.sorted_ids("user_ids", user_ids, len(examples.y))
     choose, deal, part = partition.generators(seed, 3)
-    _, user, counts = np.unique(ids, return_inverse=True, return_counts=True)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)
     eligible = np.flatnonzero(counts >= min_examples)
     if clients is not None:
-        partition.check_clients(clients)
         if clients > len(eligible):
             raise ValueError(
                 f"There are {len(eligible)} users with {min_examples} examples or more, too few for {clients} clients: "

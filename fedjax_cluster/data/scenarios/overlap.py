@@ -113,6 +113,8 @@ def _table(
         if table not in TABLES:
             raise ValueError(f"There is no table {table!r}: choose {', '.join(TABLES)}, or give the amounts.")
         table = TABLES[table]
+    if len({len(row) for row in table}) != 1:
+        raise ValueError("The rows of the table differ in length: give one amount for each class, in every row.")
     weights = np.asarray(table, float)
     if weights.ndim != 2 or weights.shape[1] != classes:
         raise ValueError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from fedjax_cluster.options import COUNT, INSIDE_UNIT, SHARE, SMALLEST, UNIT, Bound, at_least, with_checks
 from fedjax_cluster.types import Federation
 
 SCENARIOS: dict[str, Callable[..., Federation]] = {}
@@ -16,18 +18,36 @@ _COMMON_ARGUMENTS = {
     "examples_per_client": "training and test examples together; default is all there are, in equal shares.",
 }
 
+_BOUNDS = {
+    "clients": COUNT,
+    "num_groups": COUNT,
+    "classes_per_group": COUNT,
+    "tests_per_label": COUNT,
+    "examples_per_client": at_least(2),
+    "min_examples": at_least(2),
+    "test_fraction": INSIDE_UNIT,
+    "kappa": UNIT,
+    "rho": SHARE,
+    "phi": Bound(lambda value: SMALLEST <= value < 90, "above 0 and below 90 degrees"),
+    # One class a client or one client a class, to all clients alike; NumPy's draws overflow between the two.
+    **dict.fromkeys(("alpha", "alphas"), Bound(lambda value: 0 <= value <= 1e100 or value == math.inf, "0 or more")),
+    **dict.fromkeys(("noise", "blur"), Bound(lambda value: 0 <= value <= 1e6, "0 or more, and no more than a million")),
+    "seed": Bound(lambda value: value >= 0, "0 or more"),  # NumPy's, which take any number of digits
+}
+
 Scenario = TypeVar("Scenario", bound=Callable[..., Federation])
 
 
 def scenario(build: Scenario) -> Scenario:
-    """Registers a scenario under its name, and documents the arguments that all scenarios take.
+    """Registers a scenario under its name, checks its arguments, and documents those that all scenarios take.
 
     It takes `examples` and, by keyword, `clients`, `seed`, `test_fraction` and `examples_per_client`. The usual meaning
     of the last three is added to the section `Args:` of its docstring where they are left out.
     """
-    SCENARIOS[build.__name__] = build
     documentation = inspect.getdoc(build) or ""
     missing = [(name, note) for name, note in _COMMON_ARGUMENTS.items() if f"\n  {name}: " not in documentation]
     notes = "".join(f"\n  {name}: {note}" for name, note in missing)
     build.__doc__ = documentation.replace("\n\nReturns:", f"{notes}\n\nReturns:", 1)
-    return build
+    # Every scenario has more to say of its examples than their type.
+    SCENARIOS[build.__name__] = checked = with_checks(but=("examples",), **_BOUNDS)(build)
+    return checked

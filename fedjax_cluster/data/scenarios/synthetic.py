@@ -46,10 +46,8 @@ def linear_regression(
     >>> federation.train.x.shape, federation.info.group_names
     ((12, 700, 1), ('-10', '0', '10'))
     """
-    _check_drawn("linear_regression", examples, noise)
+    _check_drawn("linear_regression", examples)
     slopes = np.asarray((-phi, 0.0, phi) if angles is None else angles, float)
-    if angles is None and not 0 < phi < 90:
-        raise ValueError(f"phi={phi!r} degrees do not make three lines: choose a number between 0 and 90.")
     if slopes.ndim != 1 or not len(slopes) or not (np.abs(slopes) < 90).all():
         raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees: correct them.")
     group = partition.assign_groups(clients, len(slopes))
@@ -95,7 +93,7 @@ def xor(
     >>> xor(clients=4).info.group_names
     ('upper', 'lower')
     """
-    _check_drawn("xor", examples, noise)
+    _check_drawn("xor", examples)
     group = partition.assign_groups(clients, 2)
     sizes = _sizes(clients, 200 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)
@@ -111,8 +109,6 @@ def _sizes(clients: int, count: int) -> np.ndarray:
     return partition.client_sizes(clients * max(count, 2), clients, count)
 
 
-def _check_drawn(name: str, examples: object, noise: float) -> None:
+def _check_drawn(name: str, examples: object) -> None:
     if examples is not None:
         raise ValueError(f"{name} draws its examples, but some were given: leave them out.")
-    if not 0 <= noise < np.inf:
-        raise ValueError(f"noise={noise!r} is not a standard deviation: choose a number from 0 on.")

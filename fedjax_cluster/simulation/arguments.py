@@ -1,0 +1,95 @@
+"""What a run is given, checked before anything is computed: `simulate`'s arguments, and figures beside its own."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
+from fedjax_cluster.simulation.history import REPORTED
+from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
+from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
+
+# Columns of the history that no metric and no callback may write.
+TAKEN = frozenset(REPORTED) | {"round", "seconds", CLUSTERING_SECONDS}
+TAKEN |= {"test_loss", "accuracy_std", "accuracy_worst_decile"}
+INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
+
+
+@with_checks(rounds=COUNT, seed=SEED, eval_every=COUNT, eval_clients=COUNT, checkpoint_every=NOT_NEGATIVE)
+def check_arguments(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    seed: int = 0,
+    eval_every: int = 1,
+    eval_clients: int | None = None,
+    metrics: Sequence[Measure] = (),
+    callbacks: Sequence[Callable[..., Any]] = (),
+    churn: Any = (),
+    run_dir: str | os.PathLike | None = None,
+    mapping: ClientMapping | None = None,
+    time_clustering: bool = False,
+    progress: bool | None = None,
+    checkpoint_every: float = 0.0,
+    config: Mapping[str, Any] | None = None,
+) -> tuple[Churn, ...]:
+    """The churn that `simulate` is given, as values of Python.
+
+    Raises:
+      ValueError: an argument of another kind or out of its range, or a client who joins and leaves at once.
+    """
+    if run_dir is not None:
+        as_path("run_dir", run_dir)
+    return checked_churn(churn)
+
+
+def checked_churn(changes: Any) -> tuple[Churn, ...]:
+    """Changes given as `Churn`, or as JSON has them, as values of Python.
+
+    Raises:
+      ValueError: something else, or a client who joins and leaves before the same round.
+
+    >>> checked_churn([[30, [18], []]])
+    (Churn(round=30, join=(18,), leave=()),)
+    """
+    found = []
+    for change in checked("churn", changes, Sequence[Any]):
+        if not isinstance(change, Sequence) or isinstance(change, str) or not 1 <= len(change) <= 3:
+            raise ValueError(f"churn holds {shown(change)}; it must hold Churn(round, join, leave)")
+        before, join, leave = Churn(*change)
+        found.append(
+            Churn(
+                checked("the round of a churn", before, int, INT32),
+                checked("join of a churn", join, Sequence[int], INT32),
+                checked("leave of a churn", leave, Sequence[int], INT32),
+            )
+        )
+    joining, leaving = ({(change[0], client) for change in found for client in change[side]} for side in (1, 2))
+    for before, client in sorted(joining & leaving):
+        raise ValueError(f"churn has client {client} join and leave before round {before}; let it do one of the two")
+    return tuple(found)
+
+
+def further_figures(figures: Mapping[str, Any], further: Any, source: str) -> dict[str, Any]:
+    """Figures with those of a metric or callback, `source`.
+
+    Raises:
+      ValueError: no mapping of names to numbers, or a name that the run has already.
+
+    >>> further_figures({"accuracy": 0.5}, {"accuracy": 1.0}, "a metric")
+    Traceback (most recent call last):
+    ...
+    ValueError: a metric gives 'accuracy', which a run has already; give it another name
+    """
+    if not isinstance(further, Mapping) or not all(isinstance(name, str) for name in further):
+        raise ValueError(f"{source} gives {shown(further)}; it must give a dictionary of names and numbers")
+    for name, value in further.items():
+        if name in figures or name in TAKEN:
+            raise ValueError(f"{source} gives {name!r}, which a run has already; give it another name")
+        if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+            raise ValueError(f"{source} gives {name!r} as {shown(value)}; it must be a number")
+    return {**figures, **further}
