@@ -24,7 +24,9 @@ FLOORS = (
     {"options", "types", "tree", "files", "interruption"},
 )
 OPTIONAL = {"pandas", "tensorflow_datasets", "torch"}
-LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE, MOST_LINES = 420, 90, 80, 20_500
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
+# 20 500 when the house was redrawn; 2 000 more for checks of arguments, seals, locks, signals and rescued rounds.
+MOST_LINES = 22_500
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from jax import Array
 
 from fedjax_cluster import local, parallel
 from fedjax_cluster.algorithms.round import cluster_variables, init_clusters
-from fedjax_cluster.simulation.loop import _run_segment, run_keys
+from fedjax_cluster.simulation.loop import run_keys, run_segment
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Clusters, DatasetInfo, Model, Variables
 
 # The two sides sum in another order; after some steps of training the losses agree to so much.
@@ -36,7 +36,7 @@ class Run:
     def advance(self, rounds: int = 1) -> Any:
         """The state after so many rounds more, or after an event."""
         stop = jnp.asarray(int(self.state.round) + rounds, jnp.int32)
-        self.state, self.last = _run_segment(
+        self.state, self.last = run_segment(
             self.keys, self.state, self.population, None, self.info, stop, algorithm=self.algorithm
         )
         return self.state

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fedjax_cluster.data import check_federation
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
 from fedjax_cluster.simulation.history import REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
@@ -40,10 +41,13 @@ def check_arguments(
     """The churn that `simulate` is given, as values of Python.
 
     Raises:
-      ValueError: an argument of another kind or out of its range, or a client who joins and leaves at once.
+      ValueError: an argument of another kind or out of its range, a federation that cannot be used, or a client who
+        joins and leaves at once.
     """
     if run_dir is not None:
         as_path("run_dir", run_dir)
+    clusters = getattr(algorithm, "clusters", None)
+    check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     return checked_churn(churn)
 
 

@@ -14,6 +14,7 @@ from jax import Array
 from fedjax_cluster import parallel
 from fedjax_cluster.inference import mixed_predictions
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Measure, Model, Population, State
 
 
@@ -26,7 +27,7 @@ class MoreMetrics(NamedTuple):
     def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
         found = self.first(predictions, y, mask)
         for measure in self.others:
-            found = {**found, **measure(predictions, y, mask)}
+            found = further_figures(found, measure(predictions, y, mask), "a metric")
         return found
 
 

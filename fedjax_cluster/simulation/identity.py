@@ -39,7 +39,6 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")
 def identity_of(
     algorithm: ClusteredAlgorithm,
     federation: Federation,
-    *,
     seed: int,
     eval_every: int,
     eval_clients: int | None,

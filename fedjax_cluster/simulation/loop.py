@@ -14,29 +14,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from fedjax_cluster import parallel
-from fedjax_cluster.data import check_federation
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
-from fedjax_cluster.simulation.history import (
-    History,
-    append,
-    last_report,
-    report_round,
-    rows_of_rounds,
-    summarize,
-    with_figures,
-)
+from fedjax_cluster.simulation.history import History, append, last_report, rows_of_rounds, summarize, with_figures
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory
+from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, RunKeys, run_keys, run_segment
 from fedjax_cluster.types import (
     Churn,
     ClientData,
@@ -51,21 +43,10 @@ from fedjax_cluster.types import (
 )
 
 LOG = logging.getLogger(__name__)
-# A segment's length follows the clock; this bounds the buffer of its reports.
-LONGEST_SEGMENT = 1024
 SEGMENT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 30.0
 SAVING_SHARE = 0.02  # of the time, at most
 FIRST_SAVING = 0.1  # seconds, before one was measured
-
-
-class RunKeys(NamedTuple):
-    """Separate randomness for each purpose, all from one seed; the data have the scenario's."""
-
-    initialization: Array
-    cohorts: Array
-    local: Array
-    evaluation: Array
 
 
 class Evaluation(NamedTuple):
@@ -77,15 +58,6 @@ class Evaluation(NamedTuple):
 
 
 Callback = Callable[[Evaluation], Mapping[str, float] | None]
-
-
-def run_keys(seed: int) -> RunKeys:
-    """The keys of one seed.
-
-    >>> len(run_keys(0))
-    4
-    """
-    return RunKeys(*jax.random.split(jax.random.key(seed), 4))
 
 
 def simulate(
@@ -154,14 +126,10 @@ def simulate(
         checkpoint_every=checkpoint_every,
         config=config,
     )
-    clusters = getattr(algorithm, "clusters", None)
-    check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     directory = None
     if run_dir is not None:
-        identity = identity_of(
-            algorithm, federation, seed=seed, eval_every=eval_every, eval_clients=eval_clients, churn=schedule.changes
-        )
+        identity = identity_of(algorithm, federation, seed, eval_every, eval_clients, schedule.changes)
         directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
     mapping = parallel.client_mapping() if mapping is None else mapping
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
@@ -173,8 +141,7 @@ def simulate(
             )
         if run.done == rounds and run.evaluated:
             return run.read_back()
-        if directory is not None:
-            directory.check_open_for_more()
+        run.begin()
         test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping).data
         model = with_metrics(algorithm.model, metrics)
         evaluate = functools.partial(evaluate_clients, model=model, algorithm=algorithm)
@@ -235,7 +202,7 @@ class _Run:
 
     def segment(self, stop: int) -> dict[str, Array]:
         """Rounds up to `stop` or an event, in one compiled program."""
-        self.state, reports = _run_segment(
+        self.state, reports = run_segment(
             self.keys,
             self.state,
             self.train,
@@ -319,6 +286,11 @@ class _Run:
             self.saving = self.saved_at - started
         return True
 
+    def begin(self) -> None:
+        """Raises a ValueError where the run can be read but not be continued."""
+        if self.directory is not None:
+            self.directory.check_open_for_more()
+
     def read_back(self) -> SimulationResult:
         """The result of a run that has ended before; files that were lost are written again."""
         summary = None if self.directory is None else self.directory.read_summary()
@@ -388,52 +360,6 @@ def _start(
     if run.done == 0 and bool(run.info.event):
         run.take_snapshot(-1)
     return run
-
-
-@functools.partial(jax.jit, static_argnames="algorithm", donate_argnames="state")
-def _run_segment(
-    keys: RunKeys,
-    state: State,
-    train: Population,
-    group: Array | None,
-    initial: RoundInfo,
-    stop: Array,
-    *,
-    algorithm: ClusteredAlgorithm,
-) -> tuple[State, dict[str, Array]]:
-    """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split."""
-    start = state.round
-
-    def one_round(state: State) -> tuple[State, dict[str, Array]]:
-        number = state.round
-        state = with_numbers_everywhere(state)
-        selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
-        cohort = parallel.gather_cohort(train, selection)
-        state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
-        return state, report(info, state)
-
-    def report(info: RoundInfo, state: State) -> dict[str, Array]:
-        return report_round(info, with_numbers_everywhere(state), group)
-
-    def with_numbers_everywhere(state: State) -> State:
-        # Who is drawn, and what is reported, depends on numbers of all clients.
-        return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
-
-    def unfinished(carry):
-        state, _, event = carry
-        return (state.round < stop) & ~event
-
-    def advance(carry):
-        state, buffer, _ = carry
-        position = state.round - start
-        state, row = one_round(state)
-        buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
-        return state, buffer, row["event"]
-
-    row = report(initial, state)
-    buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
-    state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
-    return parallel.constrain_state(state, train.mapping), buffer
 
 
 def _groups(federation: Federation, train: Population) -> Array | None:

@@ -14,7 +14,7 @@ from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
 from fedjax_cluster.algorithms.round import labels as labels_of
-from fedjax_cluster.simulation.loop import _run_segment, run_keys, simulate
+from fedjax_cluster.simulation.loop import run_keys, run_segment, simulate
 from tests.federations import blobs, play
 
 GRADIENT = {"local": local.sgd(1.0, batch_size=None, steps=1), "server": optax.sgd(0.3)}
@@ -219,7 +219,7 @@ def test_a_round_neither_copies_the_profile_nor_divides_k_means_among_devices():
     state, info = algorithm.init(jax.random.key(0), population)
     state = parallel.place_state(state, mapping)
     rows, blocks, width = state.clients.profile.shape
-    segment = functools.partial(_run_segment, algorithm=algorithm)
+    segment = functools.partial(run_segment, algorithm=algorithm)
     stop = jnp.asarray(2, jnp.int32)
     text = jax.jit(segment).lower(run_keys(0), state, population, None, info, stop).compile().as_text()
     assert mapping.mesh is not None

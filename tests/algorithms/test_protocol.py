@@ -12,7 +12,7 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
-from fedjax_cluster.simulation import loop
+from fedjax_cluster.simulation import segment
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs, one_step
 
@@ -127,14 +127,14 @@ def three_rounds(name, participation):
 def test_the_round_loop_chunks_and_devices_change_nothing(name, participation):
     """Scanned in chunks on two devices as step by step on one; equal seeds give equal runs, segments split nothing,
     and the step compiles once."""
-    before = loop._run_segment._cache_size()
+    before = segment.run_segment._cache_size()
     algorithm, federation = build.__wrapped__(name, participation=participation), blobs(clients=CLIENTS)
     run = functools.partial(
         simulate, algorithm, federation, mapping=parallel.client_mapping("chunked", 2, devices=jax.devices()[:2])
     )
     runs = [run(rounds=7, seed=seed, eval_every=every) for seed, every in ((3, 7), (3, 2), (4, 7))]
     short = run(rounds=3, seed=0)
-    assert loop._run_segment._cache_size() == before + 1
+    assert segment.run_segment._cache_size() == before + 1
     (clusters, labels), down = three_rounds(name, participation)
     assert short.labels.tolist() == labels.tolist()
     chex.assert_trees_all_close(short.state.clusters, clusters, rtol=1e-4, atol=1e-5)

@@ -59,7 +59,7 @@ def reported_with_collectives():
     state, info = algorithm.init(jax.random.key(0), population)
     state = parallel.place_state(state, population.mapping)
     group = parallel.replicate(population.mapping, jnp.zeros(64, jnp.int32))
-    segment = jax.jit(loop._run_segment, static_argnames="algorithm")
+    segment = jax.jit(loop.run_segment, static_argnames="algorithm")
     stop = jnp.asarray(1, jnp.int32)
     text = segment.lower(
         loop.run_keys(0), state, population, group, info, stop, algorithm=algorithm
