@@ -13,6 +13,7 @@ from fedjax_cluster.local import mean_loss
 from fedjax_cluster.types import ClientData, Model, PyTree, Variables
 
 GRADIENT_ROWS = 256
+LEAST_SCORE = -1e30  # finite, so that clients' scores can be compared and summed
 
 
 def rows_at_once() -> int:
@@ -95,12 +96,28 @@ def full_gradient(model: Model, variables: Variables, data: ClientData, *, chunk
 
 
 def score_rows(model: Model, variables: Variables, first: Array, data: ClientData) -> Array:
-    """f32[]: accuracy on the rows from `first` on, or minus the loss where there is no accuracy."""
+    """f32[]: accuracy on the rows from `first` on, or minus the loss where there is no accuracy; 0 without rows."""
     place = jnp.arange(data.x.shape[0])
+    rows = (place >= first) & (place < data.num_examples)
     outputs, _ = model.apply(variables, data.x, train=False)
-    figures = model.metrics(model.predict(outputs), data.y, (place >= first) & (place < data.num_examples))
-    score = figures["accuracy"] if "accuracy" in figures else -figures["loss"]
-    return jnp.nan_to_num(score, nan=0.0)
+    figures = measure(model, model.predict(outputs), data.y, rows)
+    score, worst = (figures["accuracy"], 0.0) if "accuracy" in figures else (-figures["loss"], LEAST_SCORE)
+    return jnp.where(rows.any(), jnp.maximum(jnp.where(jnp.isnan(score), worst, score), worst), 0.0)
+
+
+def measure(model: Model, predictions: Any, y: Array, mask: Array) -> dict[str, Array]:
+    """The model's metrics f32[] over the rows of mask bool[N]; NaN where a prediction for one of them is not finite.
+
+    Of NaN the largest is the first: a model that gives nothing else would be right wherever the first class is.
+    """
+    finite = finite_rows(predictions, mask)
+    return {name: jnp.where(finite, value, jnp.nan) for name, value in model.metrics(predictions, y, mask).items()}
+
+
+def finite_rows(predictions: Any, mask: Array) -> Array:
+    """bool[]: no entry of leaves [N, ...] in a row of mask bool[N] is NaN or infinite."""
+    rows = [jnp.isfinite(leaf).reshape(len(mask), -1).all(1) | ~mask for leaf in jax.tree.leaves(predictions)]
+    return jnp.all(jnp.stack(rows))
 
 
 def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,26 +34,41 @@ def with_optimizer(clusters: Clusters, optimizer: optax.GradientTransformation) 
     return clusters._replace(optimizer=jax.vmap(optimizer.init)(clusters.params))
 
 
-def update_clusters(optimizer: optax.GradientTransformation, clusters: Clusters, reduced: Reduced) -> Clusters:
+def update_clusters(
+    optimizer: optax.GradientTransformation, clusters: Clusters, reduced: Reduced
+) -> tuple[Clusters, Array]:
     """Takes one optimiser step per cluster on minus its clients' mean change; clusters without clients stay.
 
-    θ_k ← θ_k + optimizer(−mean_k Δθ); `optax.sgd(1.0)` is plain averaging.
+    θ_k ← θ_k + optimizer(−mean_k Δθ); `optax.sgd(1.0)` is plain averaging. A step after which model or optimiser held
+    NaN or infinity is not taken.
 
     Args:
       optimizer: any optax transformation.
       clusters: the K models, with its states.
       reduced: sums of {"delta": Δθ, "stats": batch-norm statistics} over the cohort.
+
+    Returns:
+      The clusters, and which of them, bool[K], did not take the step that their clients sent.
     """
     mean = weighted_mean(reduced)
     updates, state = jax.vmap(optimizer.update)(
         jax.tree.map(jnp.negative, mean["delta"]), clusters.optimizer, clusters.params
     )
-    occupied = reduced.weight > 0
-    return clusters._replace(
-        params=tree.where(occupied, optax.apply_updates(clusters.params, updates), clusters.params),
-        stats=tree.where(occupied, mean["stats"], clusters.stats),
-        optimizer=tree.where(occupied, state, clusters.optimizer),
-    )
+    old = (clusters.params, clusters.stats, clusters.optimizer)
+    new = (optax.apply_updates(clusters.params, updates), mean["stats"], state)
+    occupied, finite = reduced.weight > 0, _still_finite(new, old)
+    params, stats, state = tree.where(occupied & finite, new, old)
+    return clusters._replace(params=params, stats=stats, optimizer=state), occupied & ~finite
+
+
+def _still_finite(new: PyTree, old: PyTree) -> Array:
+    """bool[K]: rows of leaves [K, ...] in which nothing that was finite is NaN or infinite now."""
+
+    def rows(new: Array, old: Array) -> Array:
+        # An optimiser's state may begin with infinity, such as the best loss so far.
+        return (jnp.isfinite(new) | ~jnp.isfinite(old)).reshape(len(new), -1).all(1)
+
+    return functools.reduce(jnp.logical_and, jax.tree.leaves(jax.tree.map(rows, new, old)))
 
 
 def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> Clusters:

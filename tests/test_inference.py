@@ -48,3 +48,35 @@ def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
     expected = inference.mixed_predictions(*arguments)
     monkeypatch.setattr(inference, "rows_at_once", lambda: 8)
     np.testing.assert_allclose(inference.mixed_predictions(*arguments), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
+def test_predictions_that_are_not_finite_have_no_figures(broken):
+    """The largest of NaNs is the first: such a model would be right wherever the first class is."""
+    model, y = nn.linear(), jnp.zeros(4, jnp.int32)
+    predictions = jnp.full((4, 3), 1 / 3).at[3].set(broken)
+    known, all_rows = (inference.measure(model, predictions, y, jnp.arange(4) < count) for count in (3, 4))
+    assert float(known["accuracy"]) == 1
+    assert {name: float(value) for name, value in known.items()}.keys() == all_rows.keys()
+    assert all(np.isnan(value) for value in all_rows.values())
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("cross_entropy", 3), ("mse", 1)])
+def test_a_model_that_diverged_scores_below_any_other(loss, outputs):
+    """CFL would else never take a part back to its parent's model: minus a loss, 0 is the best there is."""
+    federation, model = blobs(clients=1, groups=1, ragged=False), nn.linear(loss=loss, num_outputs=outputs)
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
+    data = data if loss == "cross_entropy" else data._replace(y=data.y.astype(jnp.float32)[:, None])
+    variables = model.init(jax.random.key(0), INFO)
+    scores = [
+        float(
+            inference.score_rows(
+                model, jax.tree.map(lambda leaf, f=factor: f * leaf, variables), jnp.asarray(first), data
+            )
+        )
+        for factor, first in ((1.0, 5), (jnp.nan, 5), (3e38, 5), (1.0, 20))
+    ]
+    assert scores[1] < scores[0]
+    assert scores[1] == scores[2]
+    assert np.isfinite(scores).all()
+    assert scores[3] == 0

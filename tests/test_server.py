@@ -32,7 +32,9 @@ def reduced(models, weight=(2.0, 0.0, 4.0)):
 
 def test_mean_change_is_added_and_empty_clusters_stay():
     models = clusters()
-    new = server.update_clusters(optax.sgd(1.0), server.with_optimizer(models, optax.sgd(1.0)), reduced(models))
+    start = server.with_optimizer(models, optax.sgd(1.0))
+    new, refused = server.update_clusters(optax.sgd(1.0), start, reduced(models))
+    assert not refused.any()
     for before, after in zip(jax.tree.leaves(models.params), jax.tree.leaves(new.params), strict=True):
         np.testing.assert_allclose(after[0], before[0] + 1, rtol=1e-6)
         np.testing.assert_array_equal(after[1], before[1])
@@ -47,9 +49,34 @@ def test_heavy_ball_momentum_per_cluster():
     models = server.with_optimizer(clusters(), optimizer)
     start = models.params["output"]["bias"]
     for _ in range(3):
-        models = server.update_clusters(optimizer, models, reduced(models))
+        models, _ = server.update_clusters(optimizer, models, reduced(models))
     np.testing.assert_allclose(models.params["output"]["bias"][0], start[0] + 1 + 1.9 + 2.71, rtol=1e-5)
     np.testing.assert_array_equal(models.params["output"]["bias"][1], start[1])
+
+
+def best_so_far():
+    """An optimiser whose state begins with infinity."""
+
+    def update(updates, state, params=None):
+        return updates, jnp.minimum(state, sum(jnp.abs(leaf).max() for leaf in jax.tree.leaves(updates)))
+
+    return optax.GradientTransformation(lambda params: jnp.asarray(jnp.inf), update)
+
+
+def test_a_cluster_whose_step_would_not_be_finite_keeps_all_it_has():
+    """The mean change is finite, its momentum or the model after it is not; neither is the least loss at the start."""
+    optimizer = optax.chain(best_so_far(), optax.trace(0.9))
+    models = server.with_optimizer(clusters(), optimizer)
+    sent = reduced(models)
+    huge = jax.tree.map(lambda leaf: leaf.at[2].set(3e38), sent.total["delta"])
+    sent = sent._replace(total={**sent.total, "delta": huge}, weight=jnp.asarray([2.0, 0.0, 1.0]))
+    once, refused = server.update_clusters(optimizer, models, sent)
+    assert refused.tolist() == [False, False, False]
+    twice, refused = server.update_clusters(optimizer, once, sent)
+    assert refused.tolist() == [False, False, True]
+    for before, after in zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True):
+        np.testing.assert_array_equal(before[1:], after[1:])
+    assert not np.array_equal(once.params["output"]["bias"][0], twice.params["output"]["bias"][0])
 
 
 def test_shared_layers_are_the_mean_over_clients():

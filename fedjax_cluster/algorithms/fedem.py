@@ -84,23 +84,24 @@ class fedem(AveragingMethod):
             mixture, result = output
             # The learners' losses are weighted by q, whose sum over the learners is 1.
             each = jax.vmap(report)(result)
-            return mixture, Report(each.loss.sum(), each.num_steps.sum())
+            return mixture, Report(each.loss.sum(), each.num_steps.sum(), each.size.sum())
 
         old = parallel.gather_rows(cohort, state.clients.membership)
         mapped = parallel.for_each_client(
             train, cohort, old, num_slots=self.clusters, reduce=contribute, collect=collect
         )
         mixture, reports = mapped.collected
-        models = update_clusters(self.optimizer, state.clusters, mapped.reduced)
-        membership = parallel.scatter_rows(cohort, state.clients.membership, mixture, mapped.accepted)
+        models, refused = update_clusters(self.optimizer, state.clusters, mapped.reduced)
+        accepted = mapped.accepted & ~refused.any()
+        membership = parallel.scatter_rows(cohort, state.clients.membership, mixture, accepted)
         slot = labels(mixture)
         info = clients_info(
             slot,
             reports,
             cohort.mask,
-            mapped.accepted,
+            accepted,
             self.clusters,
-            count_changed(cohort, labels(old), slot, mapped.accepted),
+            count_changed(cohort, labels(old), slot, accepted),
             self.costs(cohort, reports),
         )
         clients = state.clients._replace(membership=membership)
@@ -118,9 +119,10 @@ class fedem(AveragingMethod):
         )
 
     def estimate(self, state: State, data: ClientData, prior: Array) -> Array:
-        """A client's mixture π f32[K]."""
+        """A client's mixture π f32[K]; zeros where its losses give none."""
         losses = learner_losses(self.model, state.clusters, data)
-        return expectation(prior, losses, data.num_examples)[1]
+        mixture = expectation(prior, losses, data.num_examples)[1]
+        return jnp.where(jnp.isfinite(mixture).all(), mixture, 0.0)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         known = state.clients.membership[index]

@@ -14,6 +14,7 @@ from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     HardClients,
+    Report,
     Trained,
     cluster_round,
     cluster_variables,
@@ -24,6 +25,7 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
+    report,
     start_models,
     train_client,
 )
@@ -107,21 +109,26 @@ class fesem(AveragingMethod):
         def from_first(result: LocalResult) -> PyTree:
             return jax.tree.map(jnp.add, first.params, result.delta)
 
-        def as_centre(client: Client) -> Contribution:
+        def as_centre(client: Client) -> tuple[Contribution, Report]:
             chosen = drawn == client.index
             result = train(client)
-            return Contribution(
+            own = Contribution(
                 jnp.argmax(chosen).astype(jnp.int32),
                 jnp.any(chosen).astype(jnp.float32),
                 {"params": from_first(result), "stats": result.stats},
             )
+            return own, report(result)
 
         def join(client: Client) -> tuple[Array, Array]:
             result = train(client)
             return nearest_centre(centres, from_first(result), self.layers), result.num_steps
 
         reduced = parallel.for_each_client(
-            as_centre, cohort, num_slots=self.clusters, reduce=lambda output: output
+            as_centre,
+            cohort,
+            num_slots=self.clusters,
+            reduce=lambda output: output[0],
+            collect=lambda output: output[1],
         ).reduced
         mean = weighted_mean(reduced)
         # A client whose training diverged is no centre.

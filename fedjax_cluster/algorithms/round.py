@@ -32,6 +32,9 @@ from fedjax_cluster.types import (
     Variables,
 )
 
+# Squares of what clients send are summed over clients and blocks of profiles, and momentum adds up rounds.
+HEADROOM = 1e6
+
 
 class HardClients(NamedTuple):
     """What a hard-clustered method keeps of its clients."""
@@ -45,6 +48,7 @@ class Report(NamedTuple):
 
     loss: Array  # f32[], mean over its steps
     num_steps: Array  # i32[]
+    size: Array  # f32[], of what it sends, as in `size_of`: where it is infinite, the client is rejected
 
 
 class Trained(NamedTuple):
@@ -61,7 +65,7 @@ class Round(NamedTuple):
     clusters: Clusters  # after the server's step
     slot: Array  # i32[C]
     reports: Report  # leaves [C]
-    accepted: Array  # bool[C]: took part, and sent a finite update
+    accepted: Array  # bool[C]: took part, sent a finite update, and is in its cluster's new model
     extra: PyTree  # leaves [C, ...]
 
     def costs(self, mask: Array) -> Costs:
@@ -172,10 +176,10 @@ def cluster_round(
         collect=lambda output: (output.slot, report(output.result), output.extra),
     )
     slot, reports, extra = mapped.collected
-    clusters = update_clusters(optimizer, clusters, mapped.reduced)
+    clusters, refused = update_clusters(optimizer, clusters, mapped.reduced)
     if shared_layers:
         clusters = share_layers(clusters, shared_layers, mapped.reduced.weight)
-    return Round(clusters, slot, reports, mapped.accepted, extra)
+    return Round(clusters, slot, reports, mapped.accepted & ~refused[slot], extra)
 
 
 def train_in_cluster(
@@ -196,8 +200,20 @@ def train_client(
     return update.run(client_key(rng_key, client.index), model, cluster_variables(clusters, slot), client.data)
 
 
-def report(result: LocalResult) -> Report:
-    return Report(mean_of_steps(result), result.num_steps)
+def report(result: LocalResult, *vectors: PyTree) -> Report:
+    """The report of a client that sends what its training gave, and further vectors."""
+    stats = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(result.stats)), jnp.zeros(()))
+    size = size_of((result.delta, vectors)) + HEADROOM * stats.astype(jnp.float32)
+    return Report(mean_of_steps(result), result.num_steps, size)
+
+
+def size_of(vectors: PyTree) -> Array:
+    """f32[]: `HEADROOM` times the sum of squares, infinite where the norm is above 10¹⁶.
+
+    Such a vector is as unusable as one with NaN: sums, inner products and distances that it has part in would overflow.
+    """
+    squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(vectors))
+    return HEADROOM * sum(squares, jnp.zeros(())).astype(jnp.float32)
 
 
 def training_costs(mask: Array, num_steps: Array) -> Costs:

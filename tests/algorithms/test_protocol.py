@@ -1,5 +1,6 @@
 """Every registered method through the same protocol (design: shapes, one compilation, mishaps, devices)."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -7,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
@@ -162,6 +164,55 @@ def test_a_client_without_finite_update_is_left_out_and_counted(name, participat
     assert np.isfinite(np.asarray(state.clients.membership)).all()
 
 
+def enlarged(population, factor):
+    """Client 2's features times a factor, as far as float32 goes."""
+    x, most = np.asarray(population.data.x, np.float64), np.finfo(np.float32).max
+    x[2] *= factor
+    data = population.data._replace(x=jnp.asarray(np.clip(x, -most, most).astype(np.float32)))
+    return parallel.Population(data, population.info, population.mapping)
+
+
+def not_finite(name, state):
+    """The leaves of a state that hold NaN or infinity, without those that begin with it and only report."""
+    reports = {"cfl": ["server.mean_norm", "server.max_norm"], "fedgwc": ["server.index"]}.get(name, [])
+    leaves, _ = jax.tree.flatten_with_path(jax.device_get(state))
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return [at for at, leaf in named.items() if at not in reports and not np.isfinite(leaf).all()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("model", ["mlp", pytest.param("linear", marks=pytest.mark.slow)])
+def test_one_clients_enormous_features_spoil_no_state(name, model):
+    """Squares of its finite update, and sums with others', leave float32: it is left out like one with NaN."""
+    algorithm, population, *_ = started(name)
+    if model == "linear":  # whose gradient is the features themselves
+        algorithm = dataclasses.replace(algorithm, model=nn.linear(), local=local.sgd(0.2, batch_size=4, steps=1))
+    # The least leaves an update that is just small enough to be taken.
+    for factor in (1e15, 1e36, 1e37, 3e38):
+        one = enlarged(population, factor)
+        state, info = algorithm.init(run_keys(0).initialization, one)
+        rejected = int(info.num_rejected)
+        for number in range(4):
+            state, info = one_step(algorithm, one, state, number)
+            rejected += int(info.num_rejected)
+            assert not_finite(name, state) == []
+        if factor > 1e15:
+            assert rejected >= 1
+            assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(state.clusters.params)) < 10
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedem", pytest.param("cfl", marks=pytest.mark.slow)])
+def test_a_step_of_the_server_that_is_not_finite_is_not_taken_and_its_clients_count_as_rejected(name):
+    _, population, *_ = started(name)
+    algorithm = dataclasses.replace(build(name), model=nn.linear(), server=optax.scale(float("inf")))
+    state, _ = algorithm.init(run_keys(0).initialization, population)
+    new, info = one_step(algorithm, population, state)
+    chex.assert_trees_all_equal(new.clusters, state.clusters)
+    assert int(info.num_rejected) == CLIENTS
+    assert info.num_clients.sum() == 0
+    assert np.isnan(info.loss).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_single_client(name):
@@ -221,6 +272,19 @@ def test_a_newcomer_joins(name):
     assert float(new.clients.membership[5].sum()) == pytest.approx(1.0)
     others = np.arange(CLIENTS) != 5
     np.testing.assert_array_equal(np.asarray(new.clients.membership)[others], np.asarray(absent.membership)[others])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_newcomer_with_enormous_features_spoils_no_state(name):
+    algorithm, population, state, _ = started(name)
+    if algorithm.admit is None:
+        pytest.skip("the method admits nobody during a run")
+    absent = jax.tree.map(lambda leaf: leaf.at[5].set(jnp.zeros_like(leaf[5])), state.clients)
+    client = jax.tree.map(lambda leaf: leaf[5], population.data)
+    for factor in (1e37, jnp.nan):
+        broken = client._replace(x=client.x * factor)
+        new = jax.jit(algorithm.admit)(jax.random.key(1), state._replace(clients=absent), broken, jnp.asarray(5))
+        assert not_finite(name, new) == []
 
 
 @pytest.mark.parametrize("name", METHODS)

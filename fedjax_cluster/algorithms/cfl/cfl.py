@@ -224,13 +224,13 @@ class cfl(AveragingMethod):
         label = labels(state.clients.membership)
         refusing = jnp.any((refused < 0) & (state.server.refused >= 0))
         event = jnp.any(label != old) | refusing | jnp.any(fallen)
-        state = self.train(state, cohort, secret, usable, mapped.accepted)
+        state, accepted = self.train(state, cohort, secret, usable, mapped.accepted)
 
         info = clients_info(
             slot,
             sent.report,
             cohort.mask,
-            mapped.accepted,
+            accepted,
             self.clusters,
             jnp.sum((label != old).astype(jnp.int32)),
             self.costs(cohort, sent.report)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
@@ -261,7 +261,7 @@ class cfl(AveragingMethod):
             weight=client_weight(self.weighting, result.num_examples),
             gain=self.gain(state, start, slot, due, data.num_examples, client.data),
             optimizer=result.optimizer if self.keep_optimizer else (),
-            report=report(result),
+            report=report(result, gradient),
         )
 
     def gain(self, state: State, start: Variables, slot: Array, due: Array, first: Array, data: ClientData) -> Array:
@@ -342,8 +342,13 @@ class cfl(AveragingMethod):
 
     # --------------------------------------------------------------------------------------- the models
 
-    def train(self, state: State, cohort: Cohort, secret: OrthonormalTransform, sent: Sent, accepted: Array) -> State:
-        """θ_k ← θ_k + mean Δθ of its clients in the cohort; after a split these are each part's, from θ*."""
+    def train(
+        self, state: State, cohort: Cohort, secret: OrthonormalTransform, sent: Sent, accepted: Array
+    ) -> tuple[State, Array]:
+        """θ_k ← θ_k + mean Δθ of its clients in the cohort; after a split these are each part's, from θ*.
+
+        Of those accepted, bool[C], the ones whose cluster could not take the step are not any more.
+        """
         slot = cohort_labels(state, cohort)
         learns = accepted & (state.server.fell_back[jnp.maximum(slot, 0)] < 0)
         assignment = one_hot(slot, self.clusters) * jnp.where(learns, sent.weight, 0.0)[:, None]
@@ -357,7 +362,8 @@ class cfl(AveragingMethod):
         total = {"delta": delta, "stats": jax.tree.map(sums, sent.stats)}
         counts = jnp.sum((assignment > 0).astype(jnp.int32), 0)
         reduced = Reduced(total, jnp.sum(assignment, 0), counts, jnp.zeros((), jnp.int32))
-        return state._replace(clusters=update_clusters(self.optimizer, state.clusters, reduced))
+        clusters, refused = update_clusters(self.optimizer, state.clusters, reduced)
+        return state._replace(clusters=clusters), accepted & ~(learns & refused[slot])
 
     def on_probation(self, state: State) -> Array:
         """bool[K]: clusters whose split is to be judged by now."""

@@ -24,6 +24,7 @@ from fedjax_cluster.algorithms.round import (
     nearest_by_loss,
     one_hot,
     present_clients,
+    size_of,
     start_models,
     tie_layers,
     train_client,
@@ -239,10 +240,11 @@ class cfl_gp(AveragingMethod):
             queried = lax.cond(
                 slot == block, lambda: result.delta, lambda: self.train_one(rng_key, state, block, client).delta
             )
-            return Trained(slot, result, self.compress(queried, state.server.coordinates))
+            return Trained(slot, result, (self.compress(queried, state.server.coordinates), size_of(queried)))
 
         done = self.run_round(train, state, cohort, slot)
-        columns = jnp.concatenate(done.extra, axis=1)
+        sent, _ = done.extra
+        columns = jnp.concatenate(sent, axis=1)
         clients = self.fold_in_block(state, cohort, columns, done.accepted)
         old = labels(clients.membership)
         clustered = clients.present

@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_variables, train_client
+from fedjax_cluster.inference import measure
 from fedjax_cluster.local import client_key, shuffled_rows
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import with_optimizer
@@ -190,9 +191,9 @@ def train_in_clusters(
         _, held = hold_out(client_key(split_key, client.index), client.data)
         outputs, _ = model.apply(cluster_variables(clusters, slot), held.x, train=False)
         mask = jnp.arange(held.x.shape[0]) < held.num_examples
-        accuracy = model.metrics(model.predict(outputs), held.y, mask)["accuracy"]
-        some = held.num_examples > 0
-        return jnp.where(some, accuracy, 0.0), some
+        accuracy = measure(model, model.predict(outputs), held.y, mask)["accuracy"]
+        # Without rows there is none, and a model that diverged has predicted nothing right.
+        return jnp.where(jnp.isnan(accuracy), 0.0, accuracy), held.num_examples > 0
 
     accuracy, some = parallel.for_each_client(evaluate, cohort, slot, collect=lambda output: output).collected
     return jnp.sum(accuracy) / jnp.maximum(jnp.sum(some.astype(jnp.float32)), 1.0), steps
