@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 
@@ -172,6 +173,11 @@ class sgd(Options):
     def init_optimizer(self, params: PyTree) -> PyTree:
         """The optimiser's state before any training."""
         return self.optimizer.init(params)
+
+    def work(self, data: ClientData) -> np.ndarray:
+        """What a round costs each of the clients with data [M, N, ...]: its steps, i[M]."""
+        count = np.asarray(data.num_examples)
+        return np.broadcast_to(self._num_steps(ClientData(data.x[0], data.y[0], count))[1], count.shape)
 
     def batch_rows(self, rows: int) -> int:
         """The rows of a full mini-batch of a client with room for `rows`."""

@@ -184,6 +184,13 @@ class ClientMapping(NamedTuple):
 ONE_DEVICE = ClientMapping("scan")
 
 
+class Placement(NamedTuple):
+    """Where clients' x and y lie when they are dealt to the devices by work; all else is in the clients' order."""
+
+    client: Array  # i32[M], whose rows lie at each place
+    place: Array  # i32[M], where each client's rows lie
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cohort:
@@ -195,6 +202,7 @@ class Cohort:
     weights: Array | None = None  # f32[C, K]
     mapping: ClientMapping = dataclasses.field(default=ONE_DEVICE, metadata={"static": True})
     in_place: bool = dataclasses.field(default=False, metadata={"static": True})  # row i is client i
+    placement: Placement | None = None  # of x and y, where row i is client i
 
 
 @jax.tree_util.register_dataclass
@@ -205,6 +213,8 @@ class Population:
     data: ClientData  # [M, N, ...]
     info: DatasetInfo = dataclasses.field(metadata={"static": True})
     mapping: ClientMapping = dataclasses.field(default=ONE_DEVICE, metadata={"static": True})
+    work: Array | None = None  # f32[M], what each client's part of a round costs; None: equal
+    placement: Placement | None = None  # of x and y; None: row i is client i
 
 
 class LocalResult(NamedTuple):

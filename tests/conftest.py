@@ -1,8 +1,5 @@
 """Strict arithmetic in every test, and two CPU devices, so that sharded code is exercised everywhere."""
 
-import gc
-import pathlib
-
 import hypothesis
 import jax
 import pytest
@@ -44,9 +41,7 @@ def compile_quickly():
 
 compile_quickly()
 
-# Linux allows a process 65 530 memory mappings, and a compiled program takes several: beyond, XLA dies.
-MAPPINGS = pathlib.Path("/proc/self/maps")
-MOST_MAPPINGS, MOST_BETWEEN_FILES = 35_000, 20_000
+MOST_MAPPINGS, MOST_BETWEEN_FILES = 35_000, 20_000  # of memory, which compiled programs take
 TESTS_BETWEEN_COUNTS = 10
 
 
@@ -83,9 +78,5 @@ def pytest_runtest_teardown(item, nextitem):
     session = item.session
     session.tests_done = getattr(session, "tests_done", 0) + 1
     leaves_file = nextitem is None or nextitem.path != item.path
-    if MAPPINGS.exists() and (leaves_file or session.tests_done % TESTS_BETWEEN_COUNTS == 0):
-        with MAPPINGS.open("rb") as lines:
-            count = sum(1 for _ in lines)
-        if count > (MOST_BETWEEN_FILES if leaves_file else MOST_MAPPINGS):
-            jax.clear_caches()
-            gc.collect()
+    if leaves_file or session.tests_done % TESTS_BETWEEN_COUNTS == 0:
+        parallel.release_programs(MOST_BETWEEN_FILES if leaves_file else MOST_MAPPINGS)

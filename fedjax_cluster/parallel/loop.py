@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.parallel.mapping import AXIS
+from fedjax_cluster.parallel.rows import rows_in
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, PyTree
 
 
@@ -95,13 +96,23 @@ def for_each_client(
         result = mapped(client_rows, rows)
         return result._replace(reduced=lax.psum(result.reduced, AXIS))
 
-    return jax.shard_map(
+    on_devices = jax.shard_map(
         sharded,
         mesh=mapping.mesh,
         in_specs=(P(AXIS), P(AXIS)),
         out_specs=Mapped(P(), P(AXIS), P(AXIS)),  # pyright: ignore[reportArgumentType]
         check_vma=False,
-    )(client_rows, rows)
+    )
+    if cohort.placement is None:
+        return on_devices(client_rows, rows)
+    # What goes with x and y, which are large and stay where they lie, is brought there, and what comes of it back.
+    x, y, num_examples = cohort.data
+    index, mask, num_examples, weights, rows = rows_in(
+        cohort, cohort.placement.client, (cohort.index, cohort.mask, num_examples, cohort.weights, rows)
+    )
+    result = on_devices(Client(index, mask, ClientData(x, y, num_examples), weights), rows)
+    collected, accepted = rows_in(cohort, cohort.placement.place, (result.collected, result.accepted))
+    return Mapped(result.reduced, collected, accepted)
 
 
 def run_if(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:

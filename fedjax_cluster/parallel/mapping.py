@@ -7,6 +7,7 @@ several devices each strategy inside `shard_map` over a mesh with the single axi
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pathlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import scipy.linalg
 import threadpoolctl
 from jax import lax
@@ -23,7 +25,13 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster.types import ClientMapping, PyTree, State
 
 AXIS = "clients"
-SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
+# Seconds that a device waits for the others before XLA warns, and then ends the process; 20 and 40 if nothing is said.
+# A device whose clients have more rows, or whose core has other work, may well be a minute late.
+FLAGS = {
+    "xla_cpu_multi_thread_eigen": "false",
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": "3600",
+    "xla_cpu_collective_call_terminate_timeout_seconds": "86400",
+}
 Strategy = Literal["auto", "scan", "vmap", "chunked"]
 
 
@@ -31,7 +39,9 @@ def use_all_cores(cores: int | None = None) -> None:
     """Asks for one XLA CPU device per core; to be called before JAX's first computation.
 
     Each device then works on a single thread, as every core has a device of its own. LAPACK, which XLA's eigenvalues
-    and singular values are on a CPU, keeps to one thread too (NumPy's own products do not).
+    and singular values are on a CPU, keeps to one thread too (NumPy's own products do not). Devices wait a day for one
+    another, where XLA would end the process after a minute ("Termination timeout"). Where the environment variable
+    XLA_FLAGS says otherwise, that holds. Whoever makes several CPU devices without this function sets `FLAGS` there.
 
     NOTE: on several CPU devices XLA (seen with jax 0.10) can come to a standstill when a loop of one's own starts more
     than thirty programs that hold collectives without awaiting any. Await some, with `jax.block_until_ready`, as
@@ -46,8 +56,10 @@ def use_all_cores(cores: int | None = None) -> None:
     """
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if SINGLE_THREADED not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SINGLE_THREADED}".strip()
+    given = os.environ.get("XLA_FLAGS", "")
+    missing = [f"--{name}={value}" for name, value in FLAGS.items() if name not in given and _known_to_xla(name)]
+    if missing:
+        os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
     _keep_lapack_to_one_thread()
     try:
         jax.config.update("jax_num_cpu_devices", cores)
@@ -58,6 +70,15 @@ def use_all_cores(cores: int | None = None) -> None:
             f"JAX has already started with {jax.device_count()} device(s), so the number of CPU devices cannot "
             f"become {cores}; call fedjax_cluster.parallel.use_all_cores() before the first computation"
         ) from error
+
+
+def _known_to_xla(flag: str) -> bool:
+    """Whether XLA has a flag: it ends the process over one that it does not know, and has no list of them."""
+    with contextlib.suppress(OSError, ValueError):
+        library = max(pathlib.Path(jaxlib.__file__).parent.iterdir(), key=lambda path: path.stat().st_size)
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b"\0" + flag.encode() + b"\0") >= 0
+    return False
 
 
 def keep_compiled(folder: pathlib.Path, shortest: float) -> None:

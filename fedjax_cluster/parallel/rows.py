@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +16,46 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.parallel import messages
-from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows
-from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population, PyTree, Selection
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, replicate
+from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Placement, Population, PyTree, Selection
 
 SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
 TURN_BYTES = 2**21  # of a cohort's rows, gathered at a time
+LEAST_GAIN = 1.05  # of the longest device's work, for which a population is dealt and every round exchanges rows
 
 
-def place_population(data: ClientData, info, mapping: ClientMapping) -> Population:
-    """Puts the clients' data on the devices, with absent clients (no examples) up to a multiple of them."""
-    missing = -len(data.num_examples) % num_devices(mapping)
+def place_population(data: ClientData, info, mapping: ClientMapping, work: Any = None) -> Population:
+    """Puts the clients' data on the devices, with absent clients (no examples) up to a multiple of them.
+
+    Args:
+      data: [M, N, ...].
+      info: of the data.
+      mapping: the devices.
+      work: f[M], what each client's part of a round costs, in any unit. The devices, which wait for one another at the
+        end of a round, then have clients of about equal work; in what methods see, row i is client i all the same.
+    """
+    devices = num_devices(mapping)
+    missing = -len(data.num_examples) % devices
     if missing:
         data = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros((missing, *leaf.shape[1:]), leaf.dtype)]), data)
-    return Population(place_rows(mapping, jax.tree.map(np.asarray, data)), info, mapping)
+    x, y, num_examples = jax.tree.map(np.asarray, data)
+    placement = None
+    if work is None or devices == 1 or not np.ptp(work):
+        work = None
+    else:
+        work = np.pad(np.asarray(work, np.float32), (0, missing))
+        client = np.asarray(_dealt(work, devices))
+        if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices):
+            x, y = x[client], y[client]
+            placement = Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
+    x, y = place_rows(mapping, (x, y))
+    num_examples, work, placement = replicate(mapping, (num_examples, work, placement))
+    return Population(ClientData(x, y, num_examples), info, mapping, work, placement)
+
+
+def _longest(work: np.ndarray, devices: int) -> float:
+    """The work of the device that has most, when rows are divided among them in their order."""
+    return float(work.reshape(devices, -1).sum(1).max())
 
 
 def whole_population(population: Population) -> Cohort:
@@ -35,30 +63,54 @@ def whole_population(population: Population) -> Cohort:
     size = len(population.data.num_examples)
     mask = population.data.num_examples > 0
     index = jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size)
-    return Cohort(index, mask, population.data, None, population.mapping, in_place=True)
+    return Cohort(index, mask, population.data, None, population.mapping, True, population.placement)
 
 
 def gather_cohort(population: Population, selection: Selection) -> Cohort:
     """Brings the selected clients' data together.
 
     A selection as large as the population stays in place, uncopied. A smaller one is padded to a multiple of the
-    devices and dealt out among them like cards, so that each has as many valid rows as the others.
+    devices and dealt out among them, so that each has as many valid rows as the others, and about as much work.
     """
-    mapping, size = population.mapping, len(population.data.num_examples)
+    mapping, data, size = population.mapping, population.data, len(population.data.num_examples)
     index, mask, weights = selection
     in_place = len(index) == size
     if not in_place:
         devices = num_devices(mapping)
         missing = -len(index) % devices
-        order = np.arange(len(index) + missing).reshape(-1, devices).T.reshape(-1)
-        index = jnp.pad(index, (0, missing), constant_values=size)[order]
-        mask = jnp.pad(mask, (0, missing))[order]
+        index, mask = jnp.pad(index, (0, missing), constant_values=size), jnp.pad(mask, (0, missing))
+        order = np.arange(len(index)).reshape(-1, devices).T.reshape(-1)
+        if population.work is not None:
+            order = _dealt(jnp.where(mask, population.work[index], -1.0), devices)
+        index, mask = index[order], mask[order]
         if weights is not None:
             weights = jnp.pad(weights, ((0, missing), (0, 0)))[order]
-    cohort = Cohort(index, mask, population.data, weights, mapping, in_place)
-    data = gather_rows(cohort, population.data)
+        place = index
+        if population.placement is not None:
+            place = jnp.where(index < size, population.placement.place[index], size)
+        x, y = gather_rows(Cohort(place, mask, data, weights, mapping), (data.x, data.y))
+        data = ClientData(x, y, data.num_examples[index])
     data = data._replace(num_examples=jnp.where(mask, data.num_examples, 0))
-    return Cohort(index, mask, data, weights, mapping, in_place)
+    return Cohort(index, mask, data, weights, mapping, in_place, population.placement if in_place else None)
+
+
+@functools.partial(jax.jit, static_argnames="devices")
+def _dealt(work: Array, devices: int) -> Array:
+    """The order i32[C] of rows that deals them among devices: who has least to do takes the row of most work left.
+
+    Each takes C/devices rows. Where all work is equal, rows are dealt like cards.
+    """
+    most = len(work) // devices
+
+    def deal(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        burden, count, order = carry
+        device = jnp.argmin(jnp.where(count < most, burden, jnp.inf))
+        order = order.at[device * most + count[device]].set(row := ordered[number])
+        return burden.at[device].add(jnp.maximum(work[row], 0.0)), count.at[device].add(1), order
+
+    ordered = jnp.argsort(-work, stable=True).astype(jnp.int32)
+    start = jnp.zeros(devices), jnp.zeros(devices, jnp.int32), jnp.zeros_like(ordered)
+    return lax.fori_loop(0, len(work), deal, start)[2]
 
 
 def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
@@ -85,6 +137,11 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
     return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
         rows, cohort.index
     )
+
+
+def rows_in(cohort: Cohort, order: Array, rows: PyTree) -> PyTree:
+    """Leaves [M, ...] with row order[i] at place i; `order` i32[M] is a permutation."""
+    return gather_rows(dataclasses.replace(cohort, index=order, in_place=False), rows)
 
 
 def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | None = None) -> PyTree:

@@ -1,0 +1,46 @@
+"""Compiled programs: a process may hold only so many."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+
+import jax
+
+MAPPINGS = pathlib.Path("/proc/self/maps")
+MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
+SHARE = 2 / 3  # the rest is for what is compiled before the next count, and for others
+
+
+def release_programs(most: int | None = None) -> bool:
+    """Lets go of all compiled programs where the process has more than `most` memory mappings.
+
+    A method's programs take some 500 to 1 500. Linux allows a process 65 530 unless it is set otherwise; beyond, XLA
+    ends it ("Unable to allocate section memory"). What is called again is compiled again. Nothing is counted, and
+    nothing let go, on systems other than Linux, which have no such limit.
+
+    Args:
+      most: None is two thirds of what the system allows.
+
+    Returns:
+      Whether programs were let go.
+    """
+    try:
+        most = int(SHARE * int(MOST_MAPPINGS.read_bytes())) if most is None else most
+        if memory_mappings() <= most:
+            return False
+    except OSError:
+        return False
+    jax.clear_caches()
+    gc.collect()  # some executables are part of cycles
+    return True
+
+
+def memory_mappings() -> int:
+    """Memory mappings of this process.
+
+    Raises:
+      OSError: the system does not tell.
+    """
+    with MAPPINGS.open("rb") as lines:
+        return sum(1 for _ in lines)
