@@ -279,7 +279,6 @@ def _new_directory(name: str) -> pathlib.Path:
 
 
 def _show(result: Any, run_dir: pathlib.Path) -> None:
-    _warn_if_diverged(result)
     try:
         with _keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
             fc.report.pages.write_plots(run_dir, result)
@@ -288,20 +287,12 @@ def _show(result: Any, run_dir: pathlib.Path) -> None:
 
 
 def _announce(label: str, seed: int, result: Any) -> None:
-    _warn_if_diverged(result, f"{label} seed {seed}")
     kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
     found = ((text, fc.report.tables.figure(result.summary, name, factor)) for text, name, factor in kinds)
     quality = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
     agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
     print(f"{label} seed {seed}: {quality}{clusters}", file=sys.stderr)
-
-
-def _warn_if_diverged(result: Any, name: str = "the run") -> None:
-    since = fc.report.histories.not_finite_from(result.history)
-    if since is not None or fc.report.tables.diverged(result.summary):
-        what = "test loss is not finite" if since is None else f"training loss is not finite from round {since} on"
-        logging.getLogger("fedjax_cluster").warning(f"{name} has diverged: its {what}; try a lower learning rate")
 
 
 if __name__ == "__main__":

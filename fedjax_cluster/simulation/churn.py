@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -71,7 +72,7 @@ class Schedule:
         count = np.where(padded, 0, np.asarray(population.data.num_examples)).astype(np.int32)
         held = population.data.num_examples
         data = population.data._replace(num_examples=jax.device_put(count, getattr(held, "sharding", None)))
-        return Population(data, population.info, population.mapping)
+        return dataclasses.replace(population, data=data)
 
     def next_after(self, done: int) -> float:
         """The first round beyond `done` before which somebody joins or leaves."""

@@ -12,10 +12,13 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
-from fedjax_cluster.inference import mixed_predictions
+from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Measure, Model, Population, State
+
+# 1 for a client with NaN or infinity among its predictions, which have no metrics.
+NOT_FINITE = "num_not_finite"
 
 
 class MoreMetrics(NamedTuple):
@@ -26,8 +29,8 @@ class MoreMetrics(NamedTuple):
 
     def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
         found = self.first(predictions, y, mask)
-        for measure in self.others:
-            found = further_figures(found, measure(predictions, y, mask), "a metric")
+        for other in self.others:
+            found = further_figures(found, other(predictions, y, mask), "a metric")
         return found
 
 
@@ -48,7 +51,8 @@ def evaluate_clients(
 ) -> dict[str, Array]:
     """Metrics f32[M] of every client's personal model on its test rows [M, N', ...], in inference mode.
 
-    NaN for a client without test rows or absent. `model` is the method's, with the metrics to take.
+    NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`). `model` is the
+    method's, with the metrics to take.
     """
 
     def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
@@ -56,7 +60,8 @@ def evaluate_clients(
         variables, mixture = algorithm.personalize(key, state, client.data, client.index)
         predictions = mixed_predictions(model, variables, mixture, test.x)
         mask = jnp.arange(test.x.shape[0]) < test.num_examples
-        return model.metrics(predictions, test.y, mask)
+        spoilt = jnp.where(test.num_examples > 0, (~finite_rows(predictions, mask)).astype(jnp.float32), jnp.nan)
+        return {**measure(model, predictions, test.y, mask), NOT_FINITE: spoilt}
 
     cohort = parallel.whole_population(population)
     mapped = parallel.for_each_client(evaluate, cohort, test, collect=lambda metrics: metrics)
@@ -73,28 +78,30 @@ def predict_client(
     return mixed_predictions(algorithm.model, variables, mixture, x)
 
 
-def federation_figures(per_client: dict[str, np.ndarray]) -> dict[str, float]:
+def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False) -> dict[str, float]:
     """Mean, spread and worst decile over clients of each metric.
 
     Args:
       per_client: name -> f32[M], NaN where a client has none.
+      diverged: the models are not those of the last rounds, whose updates were all rejected.
 
     Returns:
       `accuracy`, `accuracy_std`, `accuracy_worst_decile`, `balanced_accuracy`, `test_loss` and whatever else the
-      model measures.
+      model measures; all NaN after divergence, or where a client's predictions are not finite: the others' mean would
+      pass for that of all. `num_not_finite` counts those clients.
 
     >>> federation_figures({"accuracy": np.asarray([0.5, 1.0])})["accuracy"]
     0.75
     """
-    figures = {}
+    figures = {NOT_FINITE: float(np.nansum(per_client.get(NOT_FINITE, 0.0)))}
     for name, values in per_client.items():
+        if name == NOT_FINITE:
+            continue
         values = np.asarray(values, np.float64)
         valid = np.isfinite(values)
         name = "test_loss" if name == "loss" else name
-        if not valid.any():
-            figures[name] = float("nan")
-            continue
-        values = values[valid]
+        none = diverged or figures[NOT_FINITE] > 0 or not valid.any()
+        values = np.asarray([np.nan]) if none else values[valid]
         figures[name] = float(np.average(values))
         if name == "accuracy":
             figures["accuracy_std"] = float(np.std(values))

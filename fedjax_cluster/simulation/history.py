@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +13,11 @@ from jax import Array
 
 from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.simulation.evaluation import NOT_FINITE
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
 from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
 
+LOG = logging.getLogger(__name__)
 History = dict[str, np.ndarray]
 
 # The order of metrics.csv; XLA returns them by name.
@@ -84,6 +87,23 @@ def with_figures(history: History, figures: Mapping[str, float]) -> History:
     return history
 
 
+def diverged_since(history: History, num_clients: int) -> int | None:
+    """The 0-based round since which every update was rejected, as many as there are clients at least; else None.
+
+    One cohort alone may be that of a single client with broken data.
+    """
+    useful = np.flatnonzero(history["num_clients"] > 0)
+    start = int(useful[-1]) + 1 if len(useful) else 0
+    return start if history["num_rejected"][start:].sum() >= num_clients else None
+
+
+def first_round_not_finite(history: History, num_clients: int) -> int | None:
+    """The 0-based round since which the run has diverged, or of the first evaluation of predictions not finite."""
+    spoilt = np.flatnonzero(history.get(NOT_FINITE, np.zeros(0)) > 0)
+    rounds = [diverged_since(history, num_clients), int(spoilt[0]) if len(spoilt) else None]
+    return min((number for number in rounds if number is not None), default=None)
+
+
 def append(history: History, rows: History) -> History:
     """The history with further rows; NaN in columns that only one of the two has."""
     before, after = (len(part.get("round", ())) for part in (history, rows))
@@ -92,6 +112,19 @@ def append(history: History, rows: History) -> History:
     return {
         name: np.concatenate([history.get(name, missing(before)), rows.get(name, missing(after))]) for name in names
     }
+
+
+def warn_of_divergence(history: History, num_clients: int) -> bool:
+    """Whether the last evaluation has no figures, or the next will have none; says so, and why."""
+    since, spoilt = diverged_since(history, num_clients), history.get(NOT_FINITE, np.zeros(1))[-1]
+    if since is not None:
+        why = f"since round {since + 1} every update was NaN, infinite or too large, and was left out"
+    elif spoilt > 0:
+        why = f"the predictions for {spoilt:.0f} of {num_clients} clients are NaN or infinite"
+    else:
+        return False
+    LOG.warning("the run has diverged: %s; its figures are NaN. Lower the learning rate, or scale the data", why)
+    return True
 
 
 def last_report(history: History) -> dict[str, float]:
@@ -108,16 +141,21 @@ def summarize(
     compile_seconds: float,
     config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One line of figures about a run; `first_round_of_final_clustering` is 0-based."""
-    rounds = len(history["round"])
+    """One line of figures about a run, NaN where it ended diverged; first rounds are 0-based."""
+    rounds, clients = len(history["round"]), len(federation.train.num_examples)
+    lost = diverged_since(history, clients) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
+
+    def latest(column: np.ndarray | None) -> float | None:
+        return float("nan") if lost and column is not None else _last_value(column)
+
     last = {
-        name: _last_value(history.get(name))
+        name: latest(history.get(name))
         for name in ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "test_loss")
     }
     others = {
-        name: _last_value(column)
+        name: latest(column)
         for name, column in history.items()
-        if name not in last and np.isnan(column[: rounds - 1]).any()
+        if name not in (*last, *REPORTED, NOT_FINITE) and np.isnan(column[: rounds - 1]).any()
     }
     agreement = history["adjusted_rand_index"]
     purity = history.get("purity", np.full(rounds, np.nan))
@@ -127,7 +165,7 @@ def summarize(
         "algorithm": algorithm.name,
         "scenario": (config or {}).get("scenario", federation.info.name),
         "dataset": federation.info.name,
-        "clients": len(federation.train.num_examples),
+        "clients": clients,
         "rounds": rounds,
         "seed": seed,
         **last,
@@ -140,6 +178,7 @@ def summarize(
         "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
         "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
         "first_round_of_purity_90": _first(purity >= 0.9 - 1e-6),
+        "first_round_not_finite": first_round_not_finite(history, clients),
         "num_rejected": int(history["num_rejected"].sum()),
         "client_rounds_per_second": float(history["num_clients"].sum() / max(history["seconds"].sum(), 1e-9)),
         "compile_seconds": compile_seconds,

@@ -22,7 +22,16 @@ from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
-from fedjax_cluster.simulation.history import History, append, last_report, rows_of_rounds, summarize, with_figures
+from fedjax_cluster.simulation.history import (
+    History,
+    append,
+    diverged_since,
+    last_report,
+    rows_of_rounds,
+    summarize,
+    warn_of_divergence,
+    with_figures,
+)
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
@@ -132,6 +141,7 @@ def simulate(
         identity = identity_of(algorithm, federation, seed, eval_every, eval_clients, schedule.changes)
         directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
     mapping = parallel.client_mapping() if mapping is None else mapping
+    parallel.release_programs()
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
         run.config, run.pause = config, checkpoint_every
@@ -164,7 +174,7 @@ def simulate(
                 run.save_in_time()
             if not run.evaluated and not interrupt.wanted:
                 found = evaluate(run.keys.evaluation, run.state, run.train, test)
-                figures = run.add_figures(federation_figures(jax.device_get(found)), callbacks)
+                figures = run.add_figures(jax.device_get(found), callbacks)
             bar.update(run.done, {**figures, **last_report(run.history)}, speed)
         if time_clustering and not interrupt.wanted:
             run.time_clustering()
@@ -192,6 +202,7 @@ class _Run:
     events: tuple[Event, ...] = ()
     config: Mapping[str, Any] | None = None
     evaluated: bool = True  # no evaluation is due that has not been done
+    warned: bool = False
     pause: float = CHECKPOINT_SECONDS
     saving: float = FIRST_SAVING  # seconds that the last checkpoint took
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
@@ -225,13 +236,16 @@ class _Run:
         self.history = append(self.history, rows)
         return elapsed, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
 
-    def add_figures(self, figures: dict[str, float], callbacks: Sequence[Callback]) -> dict[str, float]:
+    def add_figures(self, per_client: dict[str, np.ndarray], callbacks: Sequence[Callback]) -> dict[str, float]:
         """An evaluation's figures, and those of callbacks, into the history's last row."""
+        num_clients = len(self.federation.train.num_examples)
+        figures = federation_figures(per_client, diverged=diverged_since(self.history, num_clients) is not None)
         latest = {**figures, **last_report(self.history)}
         for callback in callbacks:
             found = callback(Evaluation(self.done, self.state, latest))
             figures = figures if found is None else further_figures(figures, found, "a callback")
         self.history, self.evaluated = with_figures(self.history, figures), True
+        self.warned = self.warned or warn_of_divergence(self.history, num_clients)
         return figures
 
     def apply_churn(self) -> None:

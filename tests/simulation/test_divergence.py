@@ -1,0 +1,111 @@
+"""Runs that diverge say so, and have no figures; what a single client's data does to a run is no divergence."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from fedjax_cluster import cli, local, nn
+from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.report.tables import summary_table
+from fedjax_cluster.simulation.evaluation import federation_figures
+from fedjax_cluster.simulation.history import diverged_since, first_round_not_finite, summarize
+from fedjax_cluster.simulation.loop import simulate
+from tests.federations import blobs
+
+FIGURES = ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "test_loss")
+
+
+def counted(accepted, rejected, **columns):
+    return {"num_clients": np.asarray(accepted), "num_rejected": np.asarray(rejected), **columns}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "since"),
+    [
+        ([8, 8, 0, 0], [0, 0, 8, 8], 2),
+        ([0, 0], [8, 8], 0),
+        ([8, 7, 7], [0, 1, 1], None),
+        ([0, 0, 1], [8, 8, 7], None),  # it came back
+        ([1, 1, 0], [0, 0, 1], None),  # a cohort of one
+        ([1, 0, 0, 0], [0, 3, 0, 5], 1),  # nobody was there in between
+    ],
+)
+def test_a_run_has_diverged_once_as_many_updates_as_clients_were_rejected_in_a_row(accepted, rejected, since):
+    assert diverged_since(counted(accepted, rejected), 8) == since
+
+
+def test_the_first_round_not_finite_may_be_that_of_an_evaluation():
+    spoilt = np.asarray([np.nan, 2.0, np.nan, 0.0])
+    history = counted([8, 8, 8, 8], [0, 0, 0, 0], num_not_finite=spoilt)
+    assert first_round_not_finite(history, 8) == 1
+    assert first_round_not_finite(counted([8, 8], [0, 0]), 8) is None
+
+
+def test_clients_whose_predictions_are_not_finite_are_not_left_out_of_a_mean():
+    """The mean of the others would pass for that of all; a metric that a client has not is another matter."""
+    per_client = {"accuracy": np.asarray([0.5, np.nan]), "num_not_finite": np.asarray([0.0, np.nan])}
+    assert federation_figures(per_client)["accuracy"] == 0.5
+    figures = federation_figures({**per_client, "num_not_finite": np.asarray([0.0, 1.0])})
+    assert figures.pop("num_not_finite") == 1
+    assert set(figures) == {"accuracy", "accuracy_std", "accuracy_worst_decile"}
+    assert np.isnan(list(figures.values())).all()
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("rate", "decay", "first"), [(1.0, 1000.0, range(3, 9)), (1e30, 0.0, [0])])
+def test_a_diverged_run_warns_once_and_has_no_figures_of_before(caplog, rate, decay, first):
+    own = local.sgd(rate, batch_size=8, steps=1, weight_decay=decay)
+    with caplog.at_level(logging.WARNING):
+        result = simulate(fedavg(nn.linear(), local=own), blobs(), rounds=12, eval_every=2)
+    summary, history = result.summary, result.history
+    round_lost = summary["first_round_not_finite"]
+    assert round_lost in first
+    assert np.isnan([summary[name] for name in FIGURES]).all()
+    assert np.isnan(history["test_loss"][round_lost:]).all()
+    assert np.isfinite(history["test_loss"][1:round_lost:2]).all()
+    assert "loss" not in summary  # the training loss has its own name
+    (message,) = said(caplog)
+    assert f"since round {round_lost + 1} " in message
+    table = summary_table(summary).markdown()
+    assert f"| diverged | in round {round_lost + 1} |" in table
+    assert "| test loss | NaN |" in table
+
+
+def test_an_interrupted_run_that_has_diverged_since_its_last_evaluation_has_no_figures():
+    result = simulate(fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)), blobs(), rounds=2)
+    history = {name: np.append(column, np.nan) for name, column in result.history.items()}
+    history |= counted([8, 8, 0], [0, 0, 8])
+    history["num_changed"][-1] = history["num_clusters"][-1] = 0
+    summary = summarize(result.algorithm, result.federation, result.state, history, 0, 0.0)
+    assert np.isnan(summary["accuracy"])
+    assert summary["first_round_not_finite"] == 2
+
+
+def test_predictions_that_are_not_finite_are_counted_and_have_no_figures(caplog):
+    """Of NaN the largest is the first: the model would have the share of the first class for its accuracy."""
+    federation = blobs()
+    x = federation.test.x.copy()
+    x[3] = np.sign(x[3]) * 3e38
+    method = fedavg(nn.linear(init_scale=10.0), local=local.sgd(0.1, batch_size=8, steps=1))
+    with caplog.at_level(logging.WARNING):
+        result = simulate(method, federation._replace(test=federation.test._replace(x=x)), rounds=2, eval_every=1)
+    assert result.history["num_not_finite"].tolist() == [1, 1]
+    assert np.isnan([result.summary[name] for name in FIGURES]).all()
+    assert (result.summary["first_round_not_finite"], result.summary["num_rejected"]) == (0, 0)
+    (message,) = said(caplog)
+    assert "1 of 8 clients" in message
+
+
+@pytest.mark.slow
+def test_the_command_line_ends_with_status_0_and_a_warning(tmp_path, capfd):
+    arguments = (
+        "run fedavg --weight-decay 1000 --learning-rate 1 --local-steps 1 --rounds 30 --model linear --clients 8"
+    )
+    assert cli.main([*arguments.split(), "--run-dir", str(tmp_path / "run")]) == 0
+    out, error = capfd.readouterr()
+    assert "test loss NaN" in " ".join(out.split())
+    assert "the run has diverged: since round" in error
