@@ -321,6 +321,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "balanced accuracy": line("{:.1f} %", "balanced_accuracy", factor=100),
         "diverged": line("in round {:.0f}", "first_round_not_finite"),
         "test loss": line("{:.4g}", "test_loss") or (NOT_FINITE if diverged(summary) else None),
+        "training loss": f"{NOT_FINITE} at the end: the run has diverged" if diverged(summary) else None,
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),

@@ -15,10 +15,8 @@ from fedjax_cluster import parallel
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
+from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Measure, Model, Population, State
-
-# 1 for a client with NaN or infinity among its predictions, which have no metrics.
-NOT_FINITE = "num_not_finite"
 
 
 class MoreMetrics(NamedTuple):

@@ -13,12 +13,13 @@ from jax import Array
 
 from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.simulation.evaluation import NOT_FINITE
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
 from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
 
 LOG = logging.getLogger(__name__)
 History = dict[str, np.ndarray]
+# Clients with NaN or infinity among their predictions, which have no metrics.
+NOT_FINITE = "num_not_finite"
 
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (

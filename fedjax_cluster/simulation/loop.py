@@ -141,7 +141,6 @@ def simulate(
         identity = identity_of(algorithm, federation, seed, eval_every, eval_clients, schedule.changes)
         directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
     mapping = parallel.client_mapping() if mapping is None else mapping
-    parallel.release_programs()
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
         run.config, run.pause = config, checkpoint_every
@@ -350,6 +349,7 @@ def _start(
 ) -> _Run:
     """A run before its next round: fresh, or as the run directory's newest checkpoint left it."""
     keys = run_keys(seed)
+    parallel.release_programs()
     train = parallel.place_population(federation.train, federation.info, mapping)
     population = schedule.start(train)
 
