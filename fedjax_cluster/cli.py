@@ -290,18 +290,19 @@ def _show(result: Any, run_dir: pathlib.Path) -> None:
 def _announce(label: str, seed: int, result: Any) -> None:
     _warn_if_diverged(result, f"{label} seed {seed}")
     kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
-    found = ((text, fc.report.tables.figure(result.summary, name, factor)) for text, name, factor in kinds)
-    quality = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
+    found = ((text, fc.report.tables.quality(result.summary, name, factor)) for text, name, factor in kinds)
+    shown = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
     agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
-    print(f"{label} seed {seed}: {quality}{clusters}", file=sys.stderr)
+    print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
 
 
 def _warn_if_diverged(result: Any, name: str = "the run") -> None:
     since = fc.report.histories.not_finite_from(result.history)
-    if since is not None or fc.report.tables.diverged(result.summary):
-        what = "test loss is not finite" if since is None else f"training loss is not finite from round {since} on"
-        logging.getLogger("fedjax_cluster").warning(f"{name} has diverged: its {what}; try a lower learning rate")
+    if since is not None:
+        logging.getLogger("fedjax_cluster").warning(
+            f"{name} has diverged: its training loss is not finite from round {since} on; try a lower learning rate"
+        )
 
 
 if __name__ == "__main__":
