@@ -288,11 +288,11 @@ def _show(result: Any, run_dir: pathlib.Path) -> None:
 
 def _announce(label: str, seed: int, result: Any) -> None:
     kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
-    found = ((text, fc.report.tables.figure(result.summary, name, factor)) for text, name, factor in kinds)
-    quality = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
+    found = ((text, fc.report.tables.quality(result.summary, name, factor)) for text, name, factor in kinds)
+    shown = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
     agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
-    print(f"{label} seed {seed}: {quality}{clusters}", file=sys.stderr)
+    print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
 
 
 if __name__ == "__main__":

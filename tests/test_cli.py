@@ -67,11 +67,11 @@ def test_the_main_job_reaches_its_figures():
         (["run", "nothing"], "unknown method 'nothing'"),
         (["report"], "report needs a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
-        (["report", "x" * 300], "cannot read xxx"),
-        (["run", "--run-dir", "x" * 300], "File name too long"),
-        (["resume", "x" * 300], "File name too long"),
-        (["compare", "ifca", "--run-dir", "x" * 300], "File name too long"),
-        (["reproduce", "cfl-fig3", "--run-dir", "x" * 300], "File name too long"),
+        (["report", "x" * 300], "too long for a file system"),
+        (["run", "--run-dir", "x" * 300], "too long for a file system"),
+        (["resume", "x" * 300], "too long for a file system"),
+        (["compare", "ifca", "--run-dir", "x" * 300], "too long for a file system"),
+        (["reproduce", "cfl-fig3", "--run-dir", "x" * 300], "too long for a file system"),
         (["run", "--decimals", "400"], "decimals is 400"),
         (["run", "--model", "transformer"], "unknown model"),
         (["run", "--dataset", "cifar10"], "TFDS_DATA_DIR"),
@@ -207,17 +207,15 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
     with cli._notices_on_stderr():
         cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")
         cli._announce("fedavg", 3, finished([np.nan], **nothing))
-        cli._show(finished([2.0, 1.0], test_loss=None), "own")
         cli._announce("fedavg", 4, finished([1.0]))
     shown, advice = capsys.readouterr(), "try a lower learning rate"
     assert shown.err.splitlines() == [
         f"fedjax-cluster: the run has diverged: its training loss is not finite from round 4 on; {advice}",
         f"fedjax-cluster: fedavg seed 3 has diverged: its training loss is not finite from round 1 on; {advice}",
         "fedavg seed 3: not finite",
-        f"fedjax-cluster: the run has diverged: its test loss is not finite; {advice}",
         "fedavg seed 4: accuracy 50.0 %",
     ]
-    assert shown.out.count("not finite at the end: the run has diverged") == 2
+    assert "training loss  not finite: the run has diverged" in shown.out
 
 
 @pytest.mark.slow
@@ -228,7 +226,9 @@ def test_a_rate_too_high_ends_with_a_warning_and_no_old_figure(capsys):
     assert cli.main([*words.split(), "--clients", "8", "--run-dir", "own"]) == 0
     shown = capsys.readouterr()
     assert "has diverged: its training loss is not finite from round 14 on" in shown.err
-    assert "training loss        not finite at the end: the run has diverged" in shown.out
+    assert "training loss        not finite: the run has diverged" in shown.out
+    assert "test loss" not in shown.out
+    assert "test accuracy" not in shown.out
 
 
 def test_clients_join_and_leave_and_resume_knows_it(capsys):

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.experiments.comparison import Outcome
+from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.files import check_writable, read_json
 from fedjax_cluster.report.names import method_name
@@ -45,7 +46,12 @@ class SavedRun(NamedTuple):
 
     def settings(self, *, identity: bool) -> dict[str, Any]:
         """What seeds of one experiment share, by name; with or without what the identity adds to a configuration."""
-        flat = _flat(self.experiment, but=("seed", "rounds"))
+        experiment, options = dict(self.experiment), self.identity.get("algorithm_config")
+        if experiment and isinstance(options, Mapping):
+            # A configuration may leave out what has its default.
+            shared = KINDS["method"].common
+            experiment["method_options"] = {name: value for name, value in options.items() if name not in shared}
+        flat = _flat(experiment, but=("seed", "rounds"))
         if identity or not self.experiment:
             flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
         return {**flat, "rounds": self.rounds}

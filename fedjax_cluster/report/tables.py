@@ -229,13 +229,13 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         return [value and Number(*value, decimals=decimals, seeds=_share(of_seeds)) for value, of_seeds in pairs]
 
     if any(figure(summary, "accuracy") is not None for summary in every):
-        quality, best = "test accuracy (%)", column(lambda s: figure(s, "accuracy", 100), 1, True)
+        heading, best = "test accuracy (%)", column(lambda s: quality(s, "accuracy", 100), 1, True)
     else:
-        quality, best = "test loss", column(lambda s: figure(s, "test_loss"), 4, True)
+        heading, best = "test loss", column(lambda s: quality(s, "test_loss"), 4, True)
     lost = [sum(map(diverged, method.summaries)) for method in runs]
     best = [number or (Number(math.nan) if count else None) for number, count in zip(best, lost, strict=True)]
     columns = {
-        Column(quality, SAMPLE): best,
+        Column(heading, SAMPLE): best,
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
         Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
         Column("final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
@@ -291,7 +291,7 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
 def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | None = None) -> Table:
     """One run in some ten lines of two columns without headings; what it has no figure of is left out.
 
-    A run that ended with a loss that is not finite says so.
+    A run that has diverged says so in place of figures of the models that it left behind.
 
     Args:
       summary: what summary.json holds.
@@ -306,6 +306,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         values = [figure(summary, name, factor) for name in names]
         return None if None in values else template.format(*values)
 
+    lost = f"{NOT_FINITE}: the run has diverged" if diverged(summary) else None
     accuracy = line("{:.1f} %", "accuracy", factor=100)
     names = "accuracy_std", "accuracy_worst_decile"
     clients = line("std over clients {:.1f}, worst decile {:.1f} %", *names, factor=100)
@@ -317,11 +318,11 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         clustering += f", {each}"
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
     lines = {
-        "test accuracy": accuracy and "; ".join(filter(None, (accuracy, clients))),
-        "balanced accuracy": line("{:.1f} %", "balanced_accuracy", factor=100),
         "diverged": line("in round {:.0f}", "first_round_not_finite"),
-        "test loss": line("{:.4g}", "test_loss") or (NOT_FINITE if diverged(summary) else None),
-        "training loss": f"{NOT_FINITE} at the end: the run has diverged" if diverged(summary) else None,
+        "training loss": lost,
+        "test accuracy": None if lost else accuracy and "; ".join(filter(None, (accuracy, clients))),
+        "balanced accuracy": None if lost else line("{:.1f} %", "balanced_accuracy", factor=100),
+        "test loss": None if lost else line("{:.4g}", "test_loss"),
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
@@ -355,10 +356,13 @@ def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float 
 
 
 def diverged(summary: Mapping[str, Any]) -> bool:
-    """Whether a run ended with a loss that is not finite, which summary.json holds as null."""
-    trained = "train_loss" not in summary or figure(summary, "train_loss") is not None
-    evaluated = figure(summary, "accuracy") is None or figure(summary, "test_loss") is not None
-    return not trained or ("test_loss" in summary and not evaluated)
+    """Whether a run ended without a finite training loss because its updates were rejected."""
+    return "train_loss" in summary and figure(summary, "train_loss") is None and figure(summary, "num_rejected") != 0
+
+
+def quality(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float | None:
+    """A figure of the models; None of those that a run left behind when it diverged."""
+    return None if diverged(summary) else figure(summary, name, factor)
 
 
 def _share(values: Sequence[float | None]) -> str:

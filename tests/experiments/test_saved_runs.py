@@ -88,6 +88,14 @@ def test_options_of_a_method_are_compared_with_its_own_alone(leave):
     assert list(grouped(leave("avg"), first, second)) == ["FedAvg", "IFCA, score on batch", "IFCA, score on train"]
 
 
+def test_an_option_that_is_given_as_its_default_is_the_same_experiment(leave):
+    known = {"algorithm_config": {"local": {"steps": 1}, "weighting": "examples"}}
+    one = leave("one", identity=known, method_options={"weighting": "examples"})
+    assert grouped(one, leave("other", seed=1, identity=known)) == {"FedAvg": 2}
+    third = leave("third", identity={"algorithm_config": {**known["algorithm_config"], "weighting": "uniform"}})
+    assert list(grouped(one, third)) == ["FedAvg, weighting examples", "FedAvg, weighting uniform"]
+
+
 def test_runs_without_a_configuration_are_seeds_where_even_the_data_are_equal(leave):
     """Their identity cannot tell other data from those of another seed."""
     one, other = (leave(f"run-{seed}", seed=seed, config=False) for seed in range(2))

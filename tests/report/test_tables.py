@@ -113,23 +113,28 @@ def test_a_mean_of_fewer_seeds_says_so():
 
 
 def test_a_run_that_ended_not_finite_is_named_and_no_mean_hides_it():
-    lost = {"accuracy": None, "test_loss": None, "train_loss": None, "adjusted_rand_index": None}
+    # Accuracies of models that were left behind, or none at all.
+    lost = {"test_loss": None, "train_loss": None, "adjusted_rand_index": None, "num_rejected": 8}
     table = tables.comparison_table([runs("fedavg", lost, lost), runs("ifca", {}, lost), runs("cfl", {}, {})])
     lines = table.markdown().splitlines()
     assert lines[2].startswith("| FedAvg | not finite | – | 4 |")
     assert lines[3].startswith("| IFCA | 89.2 (1 of 2) | 1.00 (1 of 2) | 4 |")
     assert "; runs that ended not finite: FedAvg 2 of 2, IFCA 1 of 2" in table.note
     assert [row["test accuracy (%)"] for row in read_csv(table)] == ["nan", "89.16", "89.16"]
-    assert "not finite" in printed(tables.comparison_table([runs("fedavg", lost)]))
+    assert "not finite" in printed(tables.comparison_table([runs("fedavg", {**lost, "accuracy": None})]))
+
+
+def test_a_last_round_in_which_nobody_took_part_is_no_divergence():
+    assert not tables.diverged({**SUMMARY, "train_loss": None})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None])
 def test_figures_that_are_not_finite_are_dashes(value):
     names = [name for name in SUMMARY if isinstance(SUMMARY[name], float)]
-    summary = {**SUMMARY, **dict.fromkeys(names, value), "train_loss": value}
+    summary = {**SUMMARY, **dict.fromkeys(names, value), "train_loss": value, "num_rejected": 8}
     lines = tables.summary_table(summary).markdown().splitlines()
-    assert "| training loss | not finite at the end: the run has diverged |" in lines
-    assert not any(name in line for line in lines for name in ("accuracy", "nan", "inf ", "None"))
+    assert "| training loss | not finite: the run has diverged |" in lines
+    assert not any(name in line for line in lines for name in ("accuracy", "test loss", "nan", "inf ", "None"))
     compared = tables.comparison_table([SimpleNamespace(label="fedavg", summaries=[summary])])
     assert "| FedAvg | not finite | – | 4 | 8 | – | – | – |" in compared.markdown()
 
