@@ -41,7 +41,7 @@ def use_all_cores(cores: int | None = None) -> None:
     Each device then works on a single thread, as every core has a device of its own. LAPACK, which XLA's eigenvalues
     and singular values are on a CPU, keeps to one thread too (NumPy's own products do not). Devices wait a day for one
     another, where XLA would end the process after a minute ("Termination timeout"). Where the environment variable
-    XLA_FLAGS says otherwise, that holds. Whoever makes several CPU devices without this function sets `FLAGS` there.
+    XLA_FLAGS says otherwise, that holds. Whoever makes several CPU devices without this function puts `FLAGS` there.
 
     NOTE: on several CPU devices XLA (seen with jax 0.10) can come to a standstill when a loop of one's own starts more
     than thirty programs that hold collectives without awaiting any. Await some, with `jax.block_until_ready`, as
