@@ -48,9 +48,15 @@ class Checkpoints:
         self._manager = orbax.CheckpointManager(self._directory, options=options)
 
     def save(self, number: int, saved: Saved) -> None:
-        """Saves what `number` rounds led to; a checkpoint of that round that is there already stays."""
+        """Saves what `number` rounds led to; a checkpoint of that round that is there already stays.
+
+        Unless it was saved before its evaluation: then it gives way.
+        """
         if number in self._manager.all_steps():
-            return
+            step = self._directory / str(number)
+            if not (step / SEAL).is_file() or _checked_seal(step)["evaluated"] == saved.evaluated:
+                return
+            self._manager.delete(number)
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
         leaves = _without_empty(_names(saved.state), jax.tree.leaves(self._cut(saved.state)))
         args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))

@@ -422,6 +422,13 @@ def test_an_evaluation_that_was_due_is_made_up_for(tmp_path):
     np.testing.assert_array_equal(resumed.history["accuracy"], whole.history["accuracy"])
 
 
+def test_the_last_checkpoint_holds_the_last_evaluation(tmp_path):
+    """Saved before it, and once more after it."""
+    result = simulate(method(), blobs(), rounds=6, eval_every=3, run_dir=tmp_path, checkpoint_every=0)
+    np.testing.assert_array_equal(read_history(tmp_path)["accuracy"], result.history["accuracy"])
+    assert np.isfinite(result.history["accuracy"][-1])
+
+
 @pytest.mark.parametrize(
     "name", ["cfl_gp", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY) if name != "cfl_gp")]
 )
