@@ -208,13 +208,8 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
         cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")
         cli._announce("fedavg", 3, finished([np.nan], **nothing))
         cli._announce("fedavg", 4, finished([1.0]))
-    shown, advice = capsys.readouterr(), "try a lower learning rate"
-    assert shown.err.splitlines() == [
-        f"fedjax-cluster: the run has diverged: its training loss is not finite from round 4 on; {advice}",
-        f"fedjax-cluster: fedavg seed 3 has diverged: its training loss is not finite from round 1 on; {advice}",
-        "fedavg seed 3: not finite",
-        "fedavg seed 4: accuracy 50.0 %",
-    ]
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == ["fedavg seed 3: not finite", "fedavg seed 4: accuracy 50.0 %"]
     assert "training loss  not finite: the run has diverged" in shown.out
 
 
@@ -225,7 +220,7 @@ def test_a_rate_too_high_ends_with_a_warning_and_no_old_figure(capsys):
     )
     assert cli.main([*words.split(), "--clients", "8", "--run-dir", "own"]) == 0
     shown = capsys.readouterr()
-    assert "has diverged: its training loss is not finite from round 14 on" in shown.err
+    assert "has diverged: since round 14 every update was NaN, infinite or too large" in shown.err
     assert "training loss        not finite: the run has diverged" in shown.out
     assert "test loss" not in shown.out
     assert "test accuracy" not in shown.out

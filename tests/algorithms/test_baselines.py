@@ -126,7 +126,7 @@ def test_fesem_starts_with_clusters_of_equal_size():
     ("build", "message"),
     [
         (lambda: fedprox(MODEL, local=OWN, proximal=-1.0), "proximal is -1.0"),
-        (lambda: fedprox(MODEL, local=object()), "proximal term"),
+        (lambda: fedprox(MODEL, local=object()), "must be a LocalUpdate"),
         (lambda: fedavgm(MODEL, local=OWN, server_momentum=1.0), "server_momentum is 1.0"),
         (lambda: fesem(MODEL, clusters=0, local=OWN), "clusters is 0"),
         (lambda: fesem(MODEL, clusters=2, local=OWN, start="best"), "start is 'best'"),

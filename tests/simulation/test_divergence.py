@@ -72,7 +72,8 @@ def test_a_diverged_run_warns_once_and_has_no_figures_of_before(caplog, rate, de
     assert f"since round {round_lost + 1} " in message
     table = summary_table(summary).markdown()
     assert f"| diverged | in round {round_lost + 1} |" in table
-    assert "| test loss | not finite |" in table
+    assert "| training loss | not finite: the run has diverged |" in table
+    assert "test loss" not in table
 
 
 def test_an_interrupted_run_that_has_diverged_since_its_last_evaluation_has_no_figures():
