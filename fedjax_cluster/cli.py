@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
-from fedjax_cluster.interruption import Interrupt, Terminated
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
 PROG = "fedjax-cluster"
@@ -139,7 +139,8 @@ def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
-    result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True)
+    every = own["checkpoint_every"]
+    result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
 
 
@@ -148,7 +149,8 @@ def _resume(arguments: list[str]) -> None:
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
     own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run.")
-    result = fc.experiments.runs.resume(names[0], own.rounds, time_clustering=True)
+    every = own.checkpoint_every
+    result = fc.experiments.runs.resume(names[0], own.rounds, time_clustering=True, checkpoint_every=every)
     _show(result, pathlib.Path(names[0]))
 
 
@@ -163,7 +165,12 @@ def _compare(arguments: list[str]) -> None:
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
     outcomes = fc.experiments.comparison.compare(
-        configs, seeds=seeds, run_dir=directory, done=_announce, time_clustering=True
+        configs,
+        seeds=seeds,
+        run_dir=directory,
+        done=_announce,
+        time_clustering=True,
+        checkpoint_every=own["checkpoint_every"],
     )
     table = fc.report.tables.comparison_table(outcomes)
     try:
@@ -224,6 +231,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 class ResumeFlags:
     rounds: int | None = None
     """communication rounds in all; more than the run had extends it"""
+    checkpoint_every: float = CHECKPOINT_SECONDS
+    """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
 
 
 @dataclasses.dataclass(frozen=True)

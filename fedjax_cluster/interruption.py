@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+CHECKPOINT_SECONDS = 30.0  # the most that a killed run loses
 GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, after a SIGTERM
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 

@@ -105,6 +105,8 @@ def test_the_main_job_reaches_its_figures():
         (["run", "ifca", "--clusters", "auto"], "needs a number"),
         (["run", "--clients", "5000"], "1797 examples are too few"),
         (["run", "--eval-every", "0"], "eval_every is 0"),
+        (["run", "--checkpoint-every", "-1"], "checkpoint_every is -1"),
+        (["compare", "ifca", "--checkpoint-every", "nan"], "checkpoint_every is nan"),
         (["run", "--join", "18"], "--join 18 is not ROUND:CLIENT"),
         (["run", "--leave", "5:-1"], "--leave 5:-1 is not ROUND:CLIENT"),
         (["run", "--join", "30:18"], "names client 18"),
@@ -145,7 +147,7 @@ def test_a_directory_of_another_configuration_is_refused(capsys):
     assert "has 2 rounds already" in mistake(capsys, *words[:5], "1", *words[6:])
 
 
-def test_resume_extends(capsys):
+def test_resume_extends(capsys, monkeypatch):
     assert cli.main(["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]) == 0
     assert cli.main(["resume", "own", "--rounds", "3"]) == 0
     assert "rounds is 1" in mistake(capsys, "resume", "own", "--rounds", "1")
@@ -153,6 +155,13 @@ def test_resume_extends(capsys):
         assert json.load(file)["rounds"] == 3
     with open("own/config.json") as file:
         assert json.load(file)["experiment"]["rounds"] == 3
+
+    def simulate(*given, checkpoint_every, **options):
+        raise ValueError(f"a checkpoint every {checkpoint_every} s")
+
+    monkeypatch.setattr(fc.experiments.runs, "simulate", simulate)
+    for words in ("resume own", "run fedavg", "compare fedavg ifca"):
+        assert "a checkpoint every 7.5 s" in mistake(capsys, *words.split(), "--checkpoint-every", "7.5")
 
 
 def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_what_is_missing(capsys, monkeypatch):

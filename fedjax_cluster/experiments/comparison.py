@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.experiments.runs import run
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
@@ -55,6 +56,7 @@ def compare(
     done: Callable[[str, int, SimulationResult], None] = lambda label, seed, result: None,
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
     time_clustering: bool = False,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
 ) -> list[Outcome]:
     """Runs several configurations over seeds; seed s means the same federation and initial models for all.
 
@@ -62,7 +64,7 @@ def compare(
       configs: label -> configuration; they may differ in anything.
       seeds: one run each.
       run_dir: keeps every run's directory below it, and takes up what is there.
-      progress, time_clustering: see `simulate`.
+      progress, time_clustering, checkpoint_every: see `simulate`.
       done: called after each run.
       watch: the callbacks of `simulate` for a federation.
     """
@@ -82,6 +84,7 @@ def compare(
                 federation=federation,
                 callbacks=watch(federation),
                 time_clustering=time_clustering,
+                checkpoint_every=checkpoint_every,
             )
             summaries.append(result.summary)
             histories.append(result.history)

@@ -19,12 +19,15 @@ import tyro
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import Described, Options, as_json, described_options
 from fedjax_cluster.types import Churn
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
+CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = ("run_dir", "seeds", "join", "leave")
+COMMAND_FLAGS = ("run_dir", "checkpoint_every", "seeds", "join", "leave")
+KEPT = ("run_dir", "checkpoint_every")  # how a run is kept, whatever it is
 
 
 def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
@@ -33,7 +36,7 @@ def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConf
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
     fields = [*_common_fields(), *_command_fields(), *_options(method)]
     given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
-    return _config(method, [method], given), {"run_dir": given["run_dir"]}
+    return _config(method, [method], given), {name: given[name] for name in KEPT}
 
 
 def parse_compare(
@@ -50,7 +53,7 @@ def parse_compare(
     fields += _union_of_options("method", names, fields)
     given = _parse(fields, arguments, prog, f"Compares {', '.join(names).replace('_', '-')}.")
     configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
-    return configs, {"run_dir": given["run_dir"], "seeds": given["seeds"]}
+    return configs, {name: given[name] for name in (*KEPT, "seeds")}
 
 
 def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: str) -> Any:
@@ -74,6 +77,7 @@ def _common_fields() -> Iterator[Field]:
 def _command_fields() -> Iterator[Field]:
     note = "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
     yield "run_dir", _noted(str | None, note), None
+    yield "checkpoint_every", _noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
     for name, note in (
         ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
         ("leave", "clients who leave before a round, such as 50:3"),

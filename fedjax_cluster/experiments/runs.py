@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.files import check_writable
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.simulation.loop import Evaluation, simulate
 from fedjax_cluster.simulation.result import SimulationResult
@@ -25,13 +26,14 @@ def run(
     federation: Federation | None = None,
     callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
     time_clustering: bool = False,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
 ) -> SimulationResult:
     """Carries out one configuration.
 
     Args:
       config: the run.
       federation: the configuration's, where it has been built already.
-      run_dir, progress, callbacks, time_clustering: see `simulate`.
+      run_dir, progress, callbacks, time_clustering, checkpoint_every: see `simulate`.
     """
     # A run that has ended can be read where nothing can be written.
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
@@ -49,6 +51,7 @@ def run(
         run_dir=run_dir,
         time_clustering=time_clustering,
         progress=progress,
+        checkpoint_every=checkpoint_every,
         config=config.to_json(),
     )
 
@@ -60,6 +63,7 @@ def resume(
     *,
     progress: bool | None = None,
     time_clustering: bool = False,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
 ) -> SimulationResult:
     """Takes an interrupted run up where its last checkpoint left it; `rounds` extends a finished one.
 
@@ -71,7 +75,13 @@ def resume(
     if rounds is not None and rounds < done:
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
     config = dataclasses.replace(config, rounds=max(config.rounds, done) if rounds is None else rounds)
-    return run(config, run_dir=path, progress=progress, time_clustering=time_clustering)
+    return run(
+        config,
+        run_dir=path,
+        progress=progress,
+        time_clustering=time_clustering,
+        checkpoint_every=checkpoint_every,
+    )
 
 
 def load_run(run_dir: str | pathlib.Path) -> SimulationResult:

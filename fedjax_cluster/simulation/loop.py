@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
-from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
@@ -53,7 +53,6 @@ from fedjax_cluster.types import (
 
 LOG = logging.getLogger(__name__)
 SEGMENT_SECONDS = 1.0
-CHECKPOINT_SECONDS = 30.0
 SAVING_SHARE = 0.02  # of the time, at most
 FIRST_SAVING = 0.1  # seconds, before one was measured
 
