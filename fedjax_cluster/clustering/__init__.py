@@ -1,7 +1,8 @@
 """Clustering of clients: arrays in, arrays out.
 
-Every function takes NumPy or JAX arrays of any precision and computes in float32; floats come back as float32, labels
-and indices as int32. Letters in shapes: M clients, C clients of a cohort, L classes, N examples of a client.
+Every function takes NumPy or JAX arrays of any precision and computes in float32, or in float64 what is float64 where
+JAX is set to 64 bits (random draws are those of float32); labels and indices come back as int32. Letters in shapes:
+M clients, C clients of a cohort, L classes, N examples of a client.
 """
 
 from fedjax_cluster.clustering import scores

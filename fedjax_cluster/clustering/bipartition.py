@@ -68,7 +68,7 @@ def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
         closest = jnp.where(step_reached == unreached, jnp.maximum(closest, similarity[client]), -jnp.inf)
         return (closest, step_reached, jnp.minimum(weakest, edge), jnp.where(edge < weakest, step, split_step))
 
-    state = (closest, step_reached, jnp.float32(jnp.inf), jnp.int32(unreached))
+    state = (closest, step_reached, jnp.asarray(jnp.inf, closest.dtype), jnp.int32(unreached))
     _, step_reached, weakest, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
     labels = jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1)
     return Bipartition(labels, weakest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -46,20 +47,28 @@ def key(rng_key: Any) -> Any:
     return rng_key
 
 
-def floats(array: ArrayLike, name: str, *ndims: int) -> Array:
-    """`array` as float32 with one of the given ranks, or of any."""
+def floats(array: ArrayLike, name: str, *ndims: int, like: Array | None = None) -> Array:
+    """`array` in the dtype of `like`, else as float32 or, where JAX keeps that, float64; `ndims` are allowed ranks."""
     array = as_array(array, name)
     if ndims and array.ndim not in ndims:
         wanted = " or ".join(str(ndim) for ndim in ndims)
         raise ValueError(f"{name} has shape {array.shape}; it must have {wanted} axes: reshape it.")
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise ValueError(f"{name} has dtype {array.dtype}; it must hold real numbers: convert it to float32.")
+    wide = jax.dtypes.canonicalize_dtype(array.dtype) == np.float64
+    dtype = like.dtype if like is not None else np.float64 if wide else np.float32
     with np.errstate(over="ignore"):  # what becomes infinite is found by `finite`
-        return jnp.asarray(array.astype(np.float32))
+        return jnp.asarray(array.astype(dtype))
+
+
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays in the widest of their dtypes."""
+    dtype = functools.reduce(np.promote_types, (array.dtype for array in arrays))
+    return tuple(array.astype(dtype) for array in arrays)
 
 
 def square(array: ArrayLike, name: str) -> Array:
-    """`array` as a float32 matrix [M, M]."""
+    """`array` as a matrix [M, M] of floats."""
     array = floats(array, name, 2)
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} has shape {array.shape}; it must be square: give one row and one column per client.")
@@ -122,7 +131,7 @@ def finite(array: Array, name: str, mask: Array | None = None) -> None:
 
 
 def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None) -> tuple[Array, Array]:
-    """`array` as a float32 matrix [M, M], finite between clients that count, and `mask` as bool[M]."""
+    """`array` as a matrix [M, M] of floats, finite between clients that count, and `mask` as bool[M]."""
     matrix = square(array, name)
     known = client_mask(mask, matrix.shape[0])
     if not holds(lambda w, mask: ((abs(w) < math.inf) | ~mask[:, None] | ~mask[None, :]).all(), matrix, known):
@@ -140,7 +149,7 @@ def symmetric_matrix(matrix: Array, name: str, mask: Array) -> None:
 
 def _is_symmetric(matrix: Any, mask: Any) -> Any:
     xp = jnp if isinstance(matrix, jax.Array) else np
-    known = xp.where(mask[:, None] & mask[None, :], matrix, xp.float32(0.0))
+    known = xp.where(mask[:, None] & mask[None, :], matrix, 0.0)
     return (xp.abs(known - known.T) <= 1e-4 * xp.abs(known).max(initial=0.0)).all()
 
 

@@ -92,7 +92,7 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
                 between = jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
             return lax.dynamic_update_slice(angles, between, (firsts[pair], seconds[pair]))
 
-        zeros = jnp.zeros((blocks * size, blocks * size), jnp.float32)
+        zeros = jnp.zeros((blocks * size, blocks * size), vectors.dtype)
         return lax.fori_loop(0, len(firsts), add_blocks, zeros)[:num_clients, :num_clients]
 
     angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
@@ -170,7 +170,7 @@ def data_dissimilarity(
     if angles.shape[0] != angles.shape[1]:
         raise ValueError(f"angles has shape {angles.shape}; it must be [M, M, L]: one entry per pair and class.")
     mask = checks.client_mask(mask, angles.shape[0])
-    delta = checks.floats(delta, "delta", 0)
+    delta = checks.floats(delta, "delta", 0, like=angles)
     if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
         raise ValueError(f"delta is {float(delta)}; weights lie in [1 - delta, 1 + delta]: choose it in [0, 1].")
     checks.finite(angles, "angles", mask)
@@ -181,7 +181,7 @@ def data_dissimilarity(
 def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array) -> Array:
     # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and flattens all
     # other weights, so class sizes are clipped below at 2 instead.
-    log_count = jnp.log(jnp.maximum(counts, 2).astype(jnp.float32))
+    log_count = jnp.log(jnp.maximum(counts, 2).astype(angles.dtype))
     first, second = log_count[:, None, :], log_count[None, :, :]
     weight = jnp.maximum(first, second) / jnp.minimum(first, second)
     has = (counts > 0) & mask[:, None]
@@ -249,7 +249,8 @@ def proximity(
         raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}: give both of the same clients.")
     checks.symmetric_matrix(data, "data", known)
     checks.symmetric_matrix(gradient, "gradient", known)
-    beta = checks.floats(beta, "beta", 0)
+    data, gradient = checks.alike(data, gradient)
+    beta = checks.floats(beta, "beta", 0, like=data)
     if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
         raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
     return _proximity(data, gradient, beta, known)

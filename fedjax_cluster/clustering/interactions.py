@@ -56,12 +56,12 @@ def _gaussian_rewards(losses: Array, mask: Array) -> Array:
     losses = jnp.where(mask, losses - least[None, :], 0.0)
     largest = losses.max(axis=0)
     losses = losses / jnp.where(largest > 0.0, largest, 1.0)[None, :]
-    count = mask.sum(axis=0).astype(jnp.float32)
+    count = mask.sum(axis=0).astype(losses.dtype)
     mean = losses.sum(axis=0) / jnp.maximum(count, 1.0)
     squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)
     variance = squared.sum(axis=0) / jnp.maximum(count - 1.0, 1.0)
     reward = jnp.where(mask, jnp.exp(-0.5 * squared / jnp.where(variance > 0.0, variance, 1.0)[None, :]), 0.0)
-    return reward.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1).astype(jnp.float32)
+    return reward.sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1).astype(losses.dtype)
 
 
 def update_interactions(
@@ -91,13 +91,13 @@ def update_interactions(
     [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]]
     """
     interactions = checks.square(interactions, "interactions")
-    rewards = checks.floats(rewards, "rewards", 1)
+    rewards = checks.floats(rewards, "rewards", 1, like=interactions)
     index = checks.labels(index, "index", rewards.shape[0], least=-LARGEST_WHOLE)
     mask = checks.client_mask(mask, rewards.shape[0])
     if not checks.holds(functools.partial(_are_distinct, len(interactions)), index, mask):
         raise ValueError("index names a client twice: give each client of the cohort once.")
     checks.finite(interactions, "interactions")
-    rate = checks.floats(rate, "rate", 0, 2)
+    rate = checks.floats(rate, "rate", 0, 2, like=interactions)
     if rate.ndim == 2 and rate.shape != 2 * rewards.shape:
         raise ValueError(f"rate has shape {rate.shape}: give a scalar or a square matrix {2 * rewards.shape}.")
     if not checks.holds(lambda rate: ((rate >= 0.0) & (rate <= 1.0)).all(), rate):
@@ -145,7 +145,7 @@ def interaction_affinity(interactions: Float[ArrayLike, "M M"], beta: Scalar, ma
     0.3679
     """
     interactions, mask = checks.client_matrix(interactions, "interactions", mask)
-    beta = checks.floats(beta, "beta", 0)
+    beta = checks.floats(beta, "beta", 0, like=interactions)
     if not checks.holds(lambda beta: (beta > 0.0) & (beta < float("inf")), beta):
         raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive and finite: choose another.")
     return _interaction_affinity(interactions, beta, mask)
@@ -156,7 +156,7 @@ def _interaction_affinity(interactions: Array, beta: Array, mask: Array) -> Arra
     pairs = mask[:, None] & mask[None, :]
     entries = jnp.where(pairs, interactions, 0.0)
     # The distances do not change when a column moves, and the closer to 0 the less digits cancel in them.
-    count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    count = jnp.maximum(mask.sum(), 1).astype(entries.dtype)
     entries = jnp.where(pairs, entries - (entries.sum(axis=0) / count)[None, :], 0.0)
     squared_norm = jnp.square(entries).sum(axis=1)
     gram = matmul(entries, entries.T)

@@ -109,7 +109,7 @@ def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: in
     def add(slot: Array, closest: Array, noise: Array) -> tuple[Array, Array]:
         # The first seed is any point that counts. So is one for which no point is left off the seeds.
         anywhere = (slot == 0) | (closest.max() == 0.0)
-        weights = jnp.where(anywhere, mask.astype(jnp.float32), closest)
+        weights = jnp.where(anywhere, mask.astype(points.dtype), closest)
         candidates = points[jnp.argmax(jnp.log(weights)[:, None] + noise[position], axis=0)]
         closer = jnp.minimum(closest[:, None], squared_distances(points, candidates))
         best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=0)))
@@ -119,12 +119,13 @@ def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: in
         centers, closest = state
         # The points come first, so that more of them do not change the draws of these.
         shape = (points.shape[0], num_restarts, num_trials)
-        noise = jax.random.gumbel(jax.random.fold_in(rng_key, slot), shape, jnp.float32)
+        noise = jax.random.gumbel(jax.random.fold_in(rng_key, slot), shape, jnp.float32).astype(points.dtype)
         seed, closest = jax.vmap(add, (None, 0, 1))(slot, closest, noise)
         return centers.at[:, slot].set(seed), closest
 
-    centers = jnp.zeros((num_restarts, slots, points.shape[1]), jnp.float32)
-    closest = jnp.broadcast_to(jnp.where(mask, jnp.float32(jnp.inf), 0.0)[None, :], (num_restarts, points.shape[0]))
+    centers = jnp.zeros((num_restarts, slots, points.shape[1]), points.dtype)
+    farthest = jnp.where(mask, jnp.asarray(jnp.inf, points.dtype), 0.0)
+    closest = jnp.broadcast_to(farthest[None, :], (num_restarts, points.shape[0]))
     return lax.fori_loop(0, k, add_to_all, (centers, closest))[0]
 
 
@@ -138,7 +139,7 @@ def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterat
         return _fill_empty(jnp.where(mask, nearest, slots), distances.min(axis=1), mask, active)
 
     def means(labels: Array, centers: Array) -> Array:
-        members = jax.nn.one_hot(labels, slots, dtype=jnp.float32)
+        members = jax.nn.one_hot(labels, slots, dtype=points.dtype)
         size = members.sum(axis=0)
         total = matmul(members.T, points)
         return jnp.where(size[:, None] > 0.0, total / jnp.maximum(size, 1.0)[:, None], centers)

@@ -113,7 +113,7 @@ def cut_dendrogram(
     if (threshold is None) == (num_clusters is None):
         raise ValueError(f"{threshold=} and {num_clusters=} decide where merging stops: give exactly one of them.")
     if threshold is not None:
-        threshold = checks.floats(threshold, "threshold", 0)
+        threshold = checks.floats(threshold, "threshold", 0, like=tree.heights)
         if not checks.holds(lambda threshold: threshold == threshold, threshold):
             raise ValueError("threshold is NaN; merging never stops at it: give a distance.")
         num_merges = (tree.heights <= threshold).sum(dtype=jnp.int32)
@@ -210,9 +210,9 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
     state = _Merging(
         distance=distance,
         bound=bound,
-        size=jnp.ones(num_clients, jnp.float32),
+        size=jnp.ones(num_clients, distance.dtype),
         merges=jnp.full((num_clients, 2), num_clients, jnp.int32),
-        heights=jnp.full(num_clients, jnp.inf, jnp.float32),
+        heights=jnp.full(num_clients, jnp.inf, distance.dtype),
         step=jnp.int32(0),
         pair=look(distance, bound),
     )
@@ -224,7 +224,7 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
 def _host_dendrogram(distance: np.ndarray, mask: np.ndarray, linkage: str) -> Dendrogram:
     clients = np.flatnonzero(mask)
     merges = np.full((len(mask) - 1, 2), len(mask), np.int32)
-    heights = np.full(len(mask) - 1, np.inf, np.float32)
+    heights = np.full(len(mask) - 1, np.inf, distance.dtype)
     if len(clients) > 1:
         square = distance[np.ix_(clients, clients)].astype(np.float64)
         square = 0.5 * (square + square.T)

@@ -66,7 +66,7 @@ def elbow(x: Real[ArrayLike, " n"], y: Real[ArrayLike, " n"]) -> Int[Array, ""]:
     >>> int(elbow(jnp.arange(1, 6), jnp.array([10.0, 4.0, 1.0, 0.8, 0.6])))
     2
     """
-    x, y = checks.floats(x, "x", 1), checks.floats(y, "y", 1)
+    x, y = checks.alike(checks.floats(x, "x", 1), checks.floats(y, "y", 1))
     if x.shape != y.shape or x.shape[0] == 0:
         raise ValueError(f"x has {x.shape[0]} points and y has {y.shape[0]}: give as many of both, at least one.")
     checks.finite(x, "x")
@@ -163,7 +163,7 @@ def _silhouette_curve(points: Array, labels: Array, mask: Array, limit: int) -> 
 @partial(jax.jit, static_argnames="limit")
 def _gap_curves(rng_key: Array, points: Array, mask: Array, limit: int) -> tuple[Array, Array]:
     """Inertia for k = 1..limit of the points, f32[limit], and of reference points, f32[B, limit]."""
-    count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    count = jnp.maximum(mask.sum(), 1).astype(points.dtype)
     centre = jnp.where(mask[:, None], points, 0.0).sum(axis=0) / count
     centred = jnp.where(mask[:, None], points - centre[None, :], 0.0)
     rotated = matmul(centred, jnp.linalg.svd(centred, full_matrices=False)[2].T)
@@ -171,7 +171,8 @@ def _gap_curves(rng_key: Array, points: Array, mask: Array, limit: int) -> tuple
     highest = jnp.where(mask[:, None], rotated, -jnp.inf).max(axis=0)
 
     def reference(key: Array) -> Array:
-        return lowest[None, :] + jax.random.uniform(key, rotated.shape, jnp.float32) * (highest - lowest)[None, :]
+        share = jax.random.uniform(key, rotated.shape, jnp.float32).astype(points.dtype)
+        return lowest[None, :] + share * (highest - lowest)[None, :]
 
     keys = jax.random.split(rng_key, _REFERENCES + 1)
     sets = jnp.concatenate([rotated[None], jax.vmap(reference)(keys[1:])])

@@ -46,6 +46,12 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
     return _gram(jnp.asarray(block), None)
 
 
+def unit(values: Float[Array, ...]) -> Float[Array, ""]:
+    """The power of two below the largest entry: divided by it, no digit changes, and no square or product overflows."""
+    _, exponent = jnp.frexp(jnp.abs(values).max(initial=0.0))
+    return jnp.ldexp(jnp.ones((), values.dtype), jnp.maximum(exponent - 1, jnp.finfo(values.dtype).minexp))
+
+
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:
     """Inner products of the rows of two matrices."""
     return _over_chunks(lambda a, b: matmul(a, b.T), left, right)
@@ -56,7 +62,7 @@ def _gram(block: Array, scale: Array | None) -> Array:
     """Σ C Cᵀ over chunks C of the columns, each divided by the rows' scale."""
 
     def product(chunk: Array) -> Array:
-        chunk = chunk.astype(jnp.float32)
+        chunk = chunk.astype(jnp.float64 if chunk.dtype == jnp.float64 else jnp.float32)
         if scale is not None:
             chunk = chunk / scale[:, None]
         return matmul(chunk, chunk.T)
@@ -116,4 +122,4 @@ def _cosine_similarity(updates: Array, mask: Array) -> Array:
     row, column = jnp.indices(gram.shape, sparse=True)
     # A matrix product rounds ij and ji differently, and their mean would be contracted to unequal sums.
     cosine = jnp.clip(jnp.where(row > column, cosine, cosine.T), -1.0, 1.0)
-    return jnp.where(row == column, counts.astype(jnp.float32)[:, None], cosine)
+    return jnp.where(row == column, counts.astype(cosine.dtype)[:, None], cosine)

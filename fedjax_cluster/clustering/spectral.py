@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
-from fedjax_cluster.clustering.similarity import block_gram, matmul
+from fedjax_cluster.clustering.similarity import block_gram, matmul, unit
 
 Method = Literal["auto", "eigh", "subspace"]
 
@@ -138,16 +138,14 @@ def subspace_embedding(
 @partial(jax.jit, static_argnames=("rank", "depth", "width"))
 def _subspace_embedding(rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, width: int) -> Embedding:
     profile = jnp.where(mask[:, None], profile, 0.0)
-    # A power of two keeps squares inside float32 and changes no digit.
-    _, exponent = jnp.frexp(jnp.abs(profile).max(initial=0.0))
-    scale = jnp.ldexp(jnp.float32(1.0), exponent)
+    scale = unit(profile)
     profile = profile / scale
 
     def apply(block: Array) -> Array:
         # QR between the two products: GGᵀ alone would push small singular values below the rounding.
         return matmul(profile, jnp.linalg.qr(matmul(profile.T, block))[0])
 
-    basis = _krylov_basis(apply, _start(rng_key, mask, width), depth)
+    basis = _krylov_basis(apply, _start(rng_key, mask, width).astype(profile.dtype), depth)
     # For the same reason the small SVD is that of Bᵀ G, not of its square.
     left, singular_values, _ = jnp.linalg.svd(jnp.linalg.qr(matmul(profile.T, basis), mode="r").T, full_matrices=False)
     features = _fix_signs(matmul(basis, left[:, :rank])) * singular_values[None, :rank]
@@ -245,7 +243,7 @@ def _laplacian_vectors(affinity: Array, mask: Array, rank: int) -> tuple[Array, 
     inverse_root = jnp.where(degree > 0.0, lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0)), 0.0)
     laplacian = weights * inverse_root[:, None] * inverse_root[None, :]
     # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
-    laplacian -= 2.0 * jnp.diag((~mask).astype(jnp.float32))
+    laplacian -= 2.0 * jnp.diag((~mask).astype(weights.dtype))
     return _leading_eigenpairs(laplacian, mask, rank, "auto")[1], inverse_root
 
 
@@ -311,7 +309,8 @@ def _leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str) -> t
     if method == "eigh" or (method == "auto" and num_clients <= _EIGH_LIMIT) or width * _DEPTH >= num_clients:
         eigenvalues, vectors = jnp.linalg.eigh(matrix)
     else:
-        basis = _krylov_basis(partial(matmul, matrix), _start(jax.random.key(0), mask, width), _DEPTH)
+        start = _start(jax.random.key(0), mask, width).astype(matrix.dtype)
+        basis = _krylov_basis(partial(matmul, matrix), start, _DEPTH)
         eigenvalues, rotation = jnp.linalg.eigh(matmul(basis.T, matmul(matrix, basis)))
         vectors = matmul(basis, rotation[:, -rank:])
     return eigenvalues[-rank:][::-1], vectors[:, -rank:][:, ::-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, Real
 
 from fedjax_cluster.clustering import checks
-from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.clustering.similarity import matmul, unit
 from fedjax_cluster.options import SHARE, checked, shown
 
 # Subspace iteration: vectors beyond those wanted, and iterations. Spectra of data fall fast.
@@ -76,6 +77,7 @@ def principal_vectors(
 @partial(jax.jit, static_argnames=("num_classes", "rank", "share"))
 def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank: int, share: float | None) -> Array:
     x = jnp.where(valid[:, None], x, 0.0)
+    x = x / unit(x)
     width = min(rank, x.shape[0])
     leading = _leading_vectors_of(x, width)
 
@@ -90,7 +92,7 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         return jnp.pad(jnp.where(kept[None, :], vectors, 0.0), ((0, 0), (0, rank - width)))
 
     def of_present_class(label: Array) -> Array:
-        zeros = jnp.zeros((x.shape[1], rank), jnp.float32)
+        zeros = jnp.zeros((x.shape[1], rank), x.dtype)
         return lax.cond((valid & (y == label)).any(), of_class, lambda _: zeros, label)
 
     return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
@@ -114,10 +116,10 @@ def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, 
     def iterated(members: Array) -> tuple[Array, Array]:
         rows = _rows(x, members)
         if gram is None:
-            basis = _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled)
+            basis = _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled, x.dtype)
         else:
             of_members = jnp.where(members[:, None] & members[None, :], gram, 0.0)
-            basis = _iterate(partial(matmul, of_members), num_rows, sampled)
+            basis = _iterate(partial(matmul, of_members), num_rows, sampled, x.dtype)
             basis = jnp.linalg.qr(matmul(rows.T, basis))[0]
         _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(matmul(rows, basis), mode="r"))
         return matmul(basis, right[:width].T), singular_values[:width]
@@ -129,9 +131,9 @@ def _rows(x: Array, members: Array) -> Array:
     return jnp.where(members[:, None], x, 0.0)
 
 
-def _iterate(apply: Callable[[Array], Array], size: int, sampled: int) -> Array:
-    """An orthonormal basis f32[size, sampled] of the leading directions of `apply`, a symmetric operator."""
-    start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (size, sampled), jnp.float32))[0]
+def _iterate(apply: Callable[[Array], Array], size: int, sampled: int, dtype: Any) -> Array:
+    """An orthonormal basis [size, sampled] of the leading directions of `apply`, a symmetric operator."""
+    start = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (size, sampled), jnp.float32).astype(dtype))[0]
     return lax.fori_loop(0, _ITERATIONS, lambda _, basis: jnp.linalg.qr(apply(basis))[0], start)
 
 

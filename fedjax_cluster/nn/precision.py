@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import Model, PyTree, Variables
 
 Precision = Literal["float32", "bfloat16"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @with_checks()
@@ -56,6 +59,22 @@ class _Narrow:
         # Scaled first: a format of eight significant bits would round the bytes themselves.
         outputs, stats = self.apply(variables, _cast(scale(x), narrow), train=train, rng_key=rng_key)
         return _cast(outputs, jnp.float32), _cast(stats, jnp.float32)
+
+
+def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
+    """The function computed in float32 and int32, also where JAX is set to 64 bits: bit by bit as where it is not.
+
+    >>> with jax.enable_x64(True):
+    ...     in_32_bits(jnp.zeros)(3).dtype
+    dtype('float32')
+    """
+
+    @functools.wraps(function)
+    def narrow(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.enable_x64(False):
+            return function(*args, **kwargs)
+
+    return narrow
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:

@@ -110,6 +110,16 @@ def test_principal_vectors_of_raw_bytes_and_small_numbers():
     chex.assert_trees_all_close(np.abs(tiny), expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("exponent", [-100, 120])
+def test_principal_vectors_do_not_depend_on_the_unit_of_many_rows(exponent):
+    """Their Gram matrix, the square of the unit, would leave float32."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(70, 90)).astype(np.float32), rng.integers(0, 2, 70)
+    expected, found = (fcc.principal_vectors(np.ldexp(x, power), y, 70, 2, 3) for power in (0, exponent))
+    np.testing.assert_array_equal(found, expected)
+    assert (np.abs(np.linalg.norm(found, axis=1) - 1) < 1e-4).all()
+
+
 def test_principal_vectors_run_under_vmap():
     clients = [_client(seed) for seed in range(2)]
     x = jnp.nan_to_num(jnp.stack([x for x, _ in clients]))

@@ -18,6 +18,7 @@ from jax import Array
 
 from fedjax_cluster.algorithms.cfl.splits import Splits
 from fedjax_cluster.algorithms.round import cluster_variables, labels
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, FinishedRun, State, Variables
 
 
@@ -56,6 +57,7 @@ class ParameterTree:
         return {node.slot: number for number, node in enumerate(self.nodes) if not node.children}
 
 
+@in_32_bits
 def parameter_tree(result: FinishedRun) -> ParameterTree:
     """The parameter tree of a finished run of `cfl`; of a saved one with `parameter_tree(fc.load_run(run_dir))`.
 
@@ -94,6 +96,7 @@ def parameter_tree(result: FinishedRun) -> ParameterTree:
     return ParameterTree(tuple(nodes), result.algorithm, state)
 
 
+@in_32_bits
 def assign_client(parameters: ParameterTree, client: ClientData, *, rng_key: Array | None = None) -> int:
     """Leads a newcomer to the leaf of the most similar clients (Algorithm 4), by one local training a level.
 
@@ -139,6 +142,7 @@ def models_on_path(parameters: ParameterTree, slot: int) -> tuple[Variables, ...
     return tuple(reversed(path))
 
 
+@in_32_bits
 def ensemble(parameters: ParameterTree, slot: int, x: Any, *, weights: Sequence[float] | None = None) -> np.ndarray:
     """The mixed predictions of all models on the path to a leaf.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import clustering
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.types import State
 
 
@@ -56,6 +57,7 @@ class Estimate(NamedTuple):
     singular_values: np.ndarray
 
 
+@in_32_bits
 def estimate_clusters(
     rng_key: Array, state: State, max_clusters: int, method: Literal["gap", "elbow", "silhouette"] = "silhouette"
 ) -> Estimate:
@@ -79,6 +81,7 @@ def estimate_clusters(
     return Estimate(found, (first, second), np.asarray(values))
 
 
+@in_32_bits
 def client_features(state: State, rank: int) -> tuple[Array, Array]:
     """The clients' features [M, rank] and singular values [rank] of a CFL-GP state, for pictures."""
     state = _fetched(state)

@@ -53,7 +53,7 @@ def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Arra
     features, _, _ = bounding_box_units(features, mask)
     distances = jnp.where(mask[:, None] & mask[None, :], jnp.sqrt(squared_distances(features, features)), 0.0)
     total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
-    size = size.astype(jnp.float32)
+    size = size.astype(features.dtype)
     member = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
     num_members = jnp.where(member, size[:, None], 0.0).sum(axis=0)
     within = jnp.where(member, total, 0.0).sum(axis=0) / jnp.maximum(num_members - 1.0, 1.0)
@@ -62,7 +62,7 @@ def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Arra
     larger = jnp.maximum(within, between)
     score = (between - within) / jnp.where(larger > 0.0, larger, 1.0)
     counted = mask & (num_members > 1.0) & jnp.isfinite(between)
-    mean = jnp.where(counted, score, 0.0).sum() / jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    mean = jnp.where(counted, score, 0.0).sum() / jnp.maximum(mask.sum(), 1).astype(features.dtype)
     return jnp.where((size > 0.0).sum() > 1, mean, jnp.nan)
 
 
@@ -95,7 +95,7 @@ def davies_bouldin(
 def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
     features, _, _ = bounding_box_units(features, mask)
-    size = size.astype(jnp.float32)
+    size = size.astype(features.dtype)
     safe_size = jnp.maximum(size, 1.0)
     centroids = jax.ops.segment_sum(features, cluster, bound) / safe_size[:, None]
     offset = features - centroids[jnp.minimum(cluster, bound - 1)]
@@ -109,7 +109,7 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
     ratio = jnp.where(coincide, jnp.inf, (width[:, None] + width[None, :]) / jnp.where(coincide, 1.0, apart))
     worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
     num_clusters = used.sum()
-    mean = jnp.where(used, worst, 0.0).sum() / jnp.maximum(num_clusters, 1).astype(jnp.float32)
+    mean = jnp.where(used, worst, 0.0).sum() / jnp.maximum(num_clusters, 1).astype(features.dtype)
     return jnp.where(num_clusters > 1, mean, jnp.nan)
 
 
