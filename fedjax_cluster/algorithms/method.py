@@ -9,6 +9,7 @@ from jax import Array
 
 from fedjax_cluster import cohorts
 from fedjax_cluster.algorithms.round import personalize_by_label
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import SHARE, Options, option
 from fedjax_cluster.types import (
     ClientData,
@@ -23,6 +24,7 @@ from fedjax_cluster.types import (
 )
 
 REGISTRY: dict[str, type[Method]] = {}
+IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "snapshot", "cluster"}
 
 
 class Method(Options):
@@ -44,6 +46,8 @@ class Method(Options):
 
     def __init_subclass__(cls, abstract: bool = False, **keywords: Any):
         super().__init_subclass__(**keywords)
+        for name in filter(vars(cls).get, IN_32_BITS):
+            setattr(cls, name, in_32_bits(vars(cls)[name]))
         if not abstract:
             REGISTRY[cls.__name__] = cls
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
-from fedjax_cluster.options import SEED, Bound, as_path, checked, with_checks
+from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
 
@@ -46,7 +46,7 @@ class Outcome:
         return np.asarray([value for value in values if value is not None and np.isfinite(value)], np.float64)
 
 
-@with_checks(seeds=SEED)
+@with_checks(seeds=SEED, checkpoint_every=NOT_NEGATIVE)
 def compare(
     configs: dict[str, RunConfig],
     *,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
-from fedjax_cluster.options import COUNT, as_path, with_checks
+from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
 from fedjax_cluster.simulation.loop import Evaluation, simulate
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
 from fedjax_cluster.types import Federation
 
 
-@with_checks()
+@with_checks(checkpoint_every=NOT_NEGATIVE)
 def run(
     config: RunConfig,
     *,
@@ -56,7 +56,7 @@ def run(
     )
 
 
-@with_checks(rounds=COUNT)
+@with_checks(rounds=COUNT, checkpoint_every=NOT_NEGATIVE)
 def resume(
     run_dir: str | pathlib.Path,
     rounds: int | None = None,
@@ -76,11 +76,7 @@ def resume(
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
     config = dataclasses.replace(config, rounds=max(config.rounds, done) if rounds is None else rounds)
     return run(
-        config,
-        run_dir=path,
-        progress=progress,
-        time_clustering=time_clustering,
-        checkpoint_every=checkpoint_every,
+        config, run_dir=path, progress=progress, time_clustering=time_clustering, checkpoint_every=checkpoint_every
     )
 
 

@@ -71,6 +71,8 @@ def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def narrow(*args: P.args, **kwargs: P.kwargs) -> R:
+        if jax.dtypes.canonicalize_dtype(float) == jnp.float32:
+            return function(*args, **kwargs)
         with jax.enable_x64(False):
             return function(*args, **kwargs)
 

@@ -18,6 +18,7 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
@@ -68,6 +69,7 @@ class Evaluation(NamedTuple):
 Callback = Callable[[Evaluation], Mapping[str, float] | None]
 
 
+@in_32_bits
 def simulate(
     algorithm: ClusteredAlgorithm,
     federation: Federation,
@@ -86,7 +88,7 @@ def simulate(
     checkpoint_every: float = CHECKPOINT_SECONDS,
     config: Mapping[str, Any] | None = None,
 ) -> SimulationResult:
-    """Runs a method on a federation.
+    """Runs a method on a federation, in float32 and int32 whatever JAX is set to.
 
     Args:
       algorithm: from `fedjax_cluster.algorithms`.

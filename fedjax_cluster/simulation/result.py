@@ -12,6 +12,7 @@ from jax import Array
 
 from fedjax_cluster import report
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.evaluation import predict_client
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
@@ -45,6 +46,7 @@ class SimulationResult:
         """i32[M]: the cluster of each client, −1 where it has none."""
         return np.asarray(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
 
+    @in_32_bits
     def predict(self, x: Any, client: int) -> np.ndarray:
         """Predictions of one client's personal model for rows x [N, ...].
 

@@ -81,6 +81,31 @@ def test_state_and_report_keep_their_shapes(name, participation):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_round_is_of_32_bits_where_jax_is_not(name):
+    algorithm, population, state, info = started(name)
+    with jax.enable_x64(True):
+        new, report = jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes((new, report), (state, info))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_64_bits_change_nothing(name):
+    algorithm, federation = build(name), blobs(clients=CLIENTS)
+    population = place(federation)
+    runs, starts = [], []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            starts.append(algorithm.init(run_keys(0).initialization, population)[0])
+            run = simulate(algorithm, federation, rounds=4, eval_every=2, mapping=SCAN)
+            run.history.pop("seconds")
+            runs.append((run.state, run.history, run.labels, run.predict(federation.test.x[0], 0)))
+    chex.assert_trees_all_equal(*starts)
+    chex.assert_trees_all_equal(*runs)
+    chex.assert_trees_all_equal_shapes_and_dtypes(*runs)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_the_server_clusters_where_there_is_a_function_for_it(name):
     """The clients' own choices are none of its clusterings; FLAG and PACFL cluster, and measure it, in `init`."""
     algorithm, population, state, info = started(name)
