@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import optax
@@ -46,8 +47,9 @@ class Method(Options):
 
     def __init_subclass__(cls, abstract: bool = False, **keywords: Any):
         super().__init_subclass__(**keywords)
-        for name in filter(vars(cls).get, IN_32_BITS):
-            setattr(cls, name, in_32_bits(vars(cls)[name]))
+        for name, function in [(name, vars(cls).get(name)) for name in IN_32_BITS]:
+            if inspect.isfunction(function):
+                setattr(cls, name, in_32_bits(function))
         if not abstract:
             REGISTRY[cls.__name__] = cls
 

@@ -351,7 +351,9 @@ def _start(
     """A run before its next round: fresh, or as the run directory's newest checkpoint left it."""
     keys = run_keys(seed)
     parallel.release_programs()
-    train = parallel.place_population(federation.train, federation.info, mapping)
+    measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
+    work = None if measure is None else measure(federation.train)
+    train = parallel.place_population(federation.train, federation.info, mapping, work)
     population = schedule.start(train)
 
     def initial(*, template: bool) -> tuple[State, RoundInfo]:

@@ -28,7 +28,7 @@ CLIENTS = 7
 def build(name, *, clusters=2, participation=1.0):
     factory = REGISTRY[name]
     arguments = {"clusters": clusters} if "clusters" in inspect.signature(factory).parameters else {}
-    own = local.sgd(0.2, batch_size=4, steps=2)
+    own = local.sgd(0.2, batch_size=4, epochs=1)
     return factory(nn.mlp(hidden=(5,)), local=own, participation=participation, **arguments)
 
 

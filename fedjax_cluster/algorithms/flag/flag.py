@@ -37,6 +37,7 @@ from fedjax_cluster.algorithms.one_shot import (
 )
 from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
 from fedjax_cluster.local import client_key
+from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import (
@@ -335,6 +336,7 @@ class flag(OneShotMethod):
     def admit(self):
         return self.join_by_proximity if self.newcomers else None
 
+    @in_32_bits
     def join_by_proximity(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         """The state with a client that joins the cluster to which it is nearest."""
         clients = state.clients
