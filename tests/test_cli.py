@@ -346,6 +346,10 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     assert {"comparison.md", "comparison.csv", "learning_curves.png", "ifca-seed1"} <= set(os.listdir("runs/compare"))
     with open("runs/compare/ifca-seed1/config.json") as file:
         assert json.load(file)["experiment"]["method_options"]["score_on"] == "batch"
+    # `run` states the options that `compare` left at their defaults.
+    one = "run ifca --clients 4 --clusters 2 --rounds 3 --seed 1 --score-on batch --run-dir runs/compare/ifca-seed1"
+    assert cli.main(one.split()) == 0
+    assert "method_options is" in mistake(capsys, *one.replace("batch", "all").split())
     os.remove("runs/compare/comparison.md")
     assert cli.main(["report", "runs/compare"]) == 0
     assert capsys.readouterr().out.count("IFCA") == 1

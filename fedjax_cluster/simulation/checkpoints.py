@@ -163,7 +163,7 @@ def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     """The history of the newest checkpoint whose history is whole, without its state; None where there is none."""
     steps = [path for path in directory.glob("*") if path.name.isdigit()]
     for path in sorted(steps, key=lambda step: int(step.name), reverse=True):
-        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             content = (path / HISTORY).read_bytes()
             if not (path / SEAL).exists() or _checked_seal(path)["files"][HISTORY] == digest(content):
                 return _columns(json.loads(content))

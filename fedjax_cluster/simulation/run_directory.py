@@ -65,10 +65,11 @@ class RunDirectory:
         """What is known of the run, if it is this one."""
         known = read_config(self.path) if (self.path / CONFIG).exists() else None
         if known is not None:
-            # The settings first: they are what a person has given.
-            _check_same_settings(self.path, known.get("experiment"), self._config)
             identity = known["identity"] if "version" in known else _of_version_0_1(known["identity"])
-            _check_same(self.path, identity, self._identity)
+            different = _different(identity, self._identity)
+            if different or known.get("version", 1) < 3:  # the older ones do not hold all of it
+                # The settings first: they are what a person has given.
+                _refuse(self.path, _different_settings(known.get("experiment"), self._config) or different)
         elif any(not (path.name == LOCK or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
         return known
@@ -233,16 +234,15 @@ def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:
     return {**renamed, "algorithm_config": options}
 
 
-def _check_same(path: pathlib.Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _different(known: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """What an older version did not keep cannot be compared."""
     programs = [part.get("programs", {}).get("jax") for part in (known, wanted)]
-    different = list(_differences(known, {"churn": [], **wanted}))
     if None not in programs and programs[0] != programs[1]:
-        different = [
+        return [
             f"parts of it are known by their compiled programs alone, and these were made by JAX {programs[0]}, "
             f"while this is {programs[1]}"
         ]
-    _refuse(path, different)
+    return list(_differences(known, {"churn": [], **wanted}))
 
 
 def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
@@ -258,16 +258,15 @@ def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: st
             yield f"{inside}{name} is {old} there and {new} here"
 
 
-def _check_same_settings(path: pathlib.Path, known: dict[str, Any] | None, wanted: Mapping[str, Any] | None) -> None:
+def _different_settings(known: dict[str, Any] | None, wanted: Mapping[str, Any] | None) -> list[str]:
     """What an algorithm does not tell, such as the server's rate and the model; a run may only get longer."""
     if not known or not wanted:
-        return
-    different = [
+        return []
+    return [
         f"{key} is {known[key]} there and {value} here"
         for key, value in plain(dict(wanted)).items()
         if key != "rounds" and key in known and known[key] != value
     ]
-    _refuse(path, different)
 
 
 def _refuse(path: pathlib.Path, different: list[str]) -> None:
