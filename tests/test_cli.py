@@ -222,19 +222,6 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
     assert "training loss  not finite: the run has diverged" in shown.out
 
 
-@pytest.mark.slow
-def test_a_rate_too_high_ends_with_a_warning_and_no_old_figure(capsys):
-    words = (
-        "run fedavg --weight-decay 1000 --learning-rate 1 --local-steps 1 --rounds 30 --eval-every 10 --model linear"
-    )
-    assert cli.main([*words.split(), "--clients", "8", "--run-dir", "own"]) == 0
-    shown = capsys.readouterr()
-    assert "has diverged: since round 14 every update was NaN, infinite or too large" in shown.err
-    assert "training loss        not finite: the run has diverged" in shown.out
-    assert "test loss" not in shown.out
-    assert "test accuracy" not in shown.out
-
-
 def test_clients_join_and_leave_and_resume_knows_it(capsys):
     words = "run fedavg --clients 5 --rounds 2 --run-dir own --join 1:3 --join 2:4 --leave 2:0"
     assert cli.main(words.split()) == 0

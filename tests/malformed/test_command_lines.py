@@ -37,6 +37,7 @@ ACCEPTED = {
     "--blur": (NOTHING, "no blur"),
     "--init-scale": (NOTHING, "parameters start at 0"),
     "--dropout": (NOTHING, "no dropout"),
+    "--checkpoint-every": (NOTHING, "after every segment, as its help says"),
 }
 # Flags whose words `init` refuses, which knows the model's parameters.
 PATTERNS = ("--profile-layers", "--shared-layers", "--layers")

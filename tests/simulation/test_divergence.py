@@ -108,5 +108,7 @@ def test_the_command_line_ends_with_status_0_and_a_warning(tmp_path, capfd):
     )
     assert cli.main([*arguments.split(), "--run-dir", str(tmp_path / "run")]) == 0
     out, error = capfd.readouterr()
-    assert "test loss NaN" in " ".join(out.split())
+    shown = " ".join(out.split())
+    assert "training loss not finite: the run has diverged" in shown
+    assert "test loss" not in shown
     assert "the run has diverged: since round" in error
