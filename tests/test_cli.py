@@ -381,6 +381,7 @@ def test_recipes_are_affordable_and_stated(name):
         assert stated or rows <= 501
 
 
+@pytest.mark.slow
 def test_quick_recipe_leaves_table_and_figure(capsys):
     assert cli.main(["reproduce", "cfl-gp-linear-regression", "--quick", "--run-dir", "out"]) == 0
     assert {"table.md", "table.csv", "table.json", "figure.png", "runs"} <= set(os.listdir("out"))

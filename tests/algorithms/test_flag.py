@@ -329,7 +329,15 @@ def test_the_search_finds_the_groups():
     assert result.history["loss_evaluations"][0] > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"threshold": 0.6}, {"newcomers": False}, {"gradient_epochs": 0, "beta": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"threshold": 0.6},
+        pytest.param({"newcomers": False}, marks=pytest.mark.slow),
+        pytest.param({"gradient_epochs": 0, "beta": 1.0}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch, options):
     algorithm = flag(
         nn.linear(), clusters=9, local=FULL, light_model=LIGHT, **{"gradient_epochs": 1, "search_rounds": 1, **options}

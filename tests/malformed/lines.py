@@ -68,7 +68,9 @@ def lines() -> Iterator[Line]:
             fields = flags._union_of_options(kind, [name], taken)
             needed = ("--dataset", "digits+digits") if name == "mixed_datasets" else ()
             yield from of_fields(("run", "fedavg", *needed, f"--{kind}", name), fields)
-    yield from of_fields(("compare", "fedavg", "ifca"), [("seeds", int, 1), ("run_dir", str, None), ("checkpoint_every", float, 30.0)])
+    yield from of_fields(
+        ("compare", "fedavg", "ifca"), [("seeds", int, 1), ("run_dir", str, None), ("checkpoint_every", float, 30.0)]
+    )
     commands = {
         ("resume", "left"): cli.ResumeFlags,
         ("report", "left"): cli.ReportFlags,

@@ -118,6 +118,7 @@ def test_a_run_has_its_matrices_embedding_convergence_and_classes(check_layout, 
     assert written == {f"{name}.png" for name in (*drawn, "learning_curves", "group_by_cluster")}
 
 
+@pytest.mark.slow
 def test_a_run_without_a_split_shows_its_final_state():
     run = finished(blobs(clients=8), 3)
     drawn = fedgwc.figures(run)
@@ -125,6 +126,7 @@ def test_a_run_without_a_split_shows_its_final_state():
     assert drawn["interaction_matrices"].axes[0].images[0].get_array().shape == (8, 8)
 
 
+@pytest.mark.slow
 def test_regression_has_no_classes():
     run = finished(linear_regression(clients=6, examples_per_client=20), 2, model=nn.linear())
     assert "class_distributions" not in fedgwc.figures(run)

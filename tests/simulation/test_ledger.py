@@ -34,6 +34,7 @@ def counts(algorithm, federation=None, rounds=6):
     return [float(report.costs.clusterings) for report in reports]
 
 
+@pytest.mark.slow
 def test_cfl_gp_clusters_in_its_clustering_rounds_until_it_stops():
     assert counts(gradient_profiles()) == [0, 1, 0, 1, 0, 1]
     assert counts(gradient_profiles(every=3)) == [0, 1, 0, 0, 1, 0]
@@ -142,6 +143,7 @@ def test_cfl_is_timed_at_what_its_round_did():
     assert found.tolist() == np.where(side == 1, first.content["child"][0], 0).tolist()
 
 
+@pytest.mark.slow
 def test_fedgwc_is_timed_at_what_its_round_did():
     """With the round's key, on the interactions that it left, it finds the labels of the split."""
     algorithm = fedgwc(
