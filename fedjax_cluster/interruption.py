@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 CHECKPOINT_SECONDS = 30.0  # the most that a killed run loses
-GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, after a SIGTERM
+GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, after a signal
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
@@ -115,7 +115,7 @@ class Interrupt(contextlib.AbstractContextManager):
                 self._end(heard[0])
             if first is None and self._command and self._patient:
                 print("stopping after what is under way; again to stop at once", file=sys.stderr)
-            if first is None and (heard[0] == signal.SIGTERM or (self._command and not self._patient)):
+            if first is None and (heard[0] == signal.SIGTERM or self._command):
                 timer = threading.Timer(GRACE, self._end, args=heard)
                 timer.daemon = True
                 timer.start()

@@ -77,7 +77,7 @@ def test_other_threads_hear_nothing():
 DEAF = """
     import ctypes
     from fedjax_cluster import interruption
-    interruption.GRACE = 0.5
+    interruption.GRACE = {grace}
     with interruption.Interrupt(command={command}) as interrupt, interrupt.patiently():
         print("deaf", flush=True)
         for _ in range(100):
@@ -86,11 +86,16 @@ DEAF = """
 
 
 @pytest.mark.parametrize(
-    ("command", "signals", "status"),
-    [(True, [signal.SIGTERM], 143), (False, [signal.SIGTERM], 143), (True, [signal.SIGINT, signal.SIGINT], 130)],
+    ("command", "signals", "grace", "status"),
+    [
+        (True, [signal.SIGTERM], 0.5, 143),
+        (False, [signal.SIGTERM], 0.5, 143),
+        (True, [signal.SIGINT], 0.5, 130),
+        (True, [signal.SIGINT, signal.SIGINT], 60, 130),
+    ],
 )
-def test_what_cannot_be_interrupted_is_ended(command, signals, status):
-    code = textwrap.dedent(DEAF).format(command=command)
+def test_what_cannot_be_interrupted_is_ended(command, signals, grace, status):
+    code = textwrap.dedent(DEAF).format(command=command, grace=grace)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "deaf\n"
     for left, number in enumerate(signals, 1 - len(signals)):
