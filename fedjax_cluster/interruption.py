@@ -16,6 +16,13 @@ GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, af
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
+def _swallowed(frame: FrameType | None) -> bool:
+    """Whether Python is inside JAX's callback of the garbage collection, which prints and forgets what is raised."""
+    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
+        frame = frame.f_back
+    return frame is not None
+
+
 class Terminated(SystemExit):
     """A run ended by SIGTERM after a checkpoint; an uncaught one ends the process with status 143."""
 
@@ -81,7 +88,7 @@ class Interrupt(contextlib.AbstractContextManager):
         again, self.number = self.wanted, self.number or number
         if again and not self._command:
             signal.default_int_handler(number, frame)
-        elif not self._patient:
+        elif not self._patient and not _swallowed(frame):
             self.stop_if_wanted()
 
     def _listen(self) -> None:

@@ -54,6 +54,17 @@ def test_elsewhere_than_in_a_patient_part_it_raises_at_once():
         send(signal.SIGINT)
 
 
+def test_inside_jaxs_callback_of_the_garbage_collection_it_is_only_noted():
+    def _xla_gc_callback():
+        signal.raise_signal(signal.SIGINT)
+
+    with Interrupt() as interrupt:
+        _xla_gc_callback()
+        assert interrupt.wanted
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.stop_if_wanted()
+
+
 def test_a_second_ctrl_c_raises_in_a_notebook():
     with Interrupt() as interrupt, interrupt.patiently():
         send(signal.SIGINT)
