@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
+from fedjax_cluster.nn.rows_last import ROLES
 from fedjax_cluster.types import DatasetInfo, Model
 
 
@@ -48,6 +49,11 @@ def _flops(jaxpr: Any) -> float:
             # The zeros that a stride's gradient inserts between the pixels cost nothing.
             products = math.prod(equation.outvars[0].aval.shape) * math.prod(kernel[:3])
             total += 2.0 * products / math.prod(window.input_dilation)
+        elif name == "rows_last_convolution":
+            wanted = equation.params["wanted"]
+            given = zip([role for role in ROLES if role != wanted] + [wanted], (*equation.invars, *equation.outvars))
+            shapes = {role: operand.aval.shape for role, operand in given}
+            total += 2.0 * math.prod(shapes["kernel"]) * math.prod(shapes["y"][1:])
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
     return total

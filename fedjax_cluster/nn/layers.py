@@ -13,7 +13,9 @@ from jaxtyping import Float, Shaped
 
 from fedjax_cluster.nn.convolution import convolution
 from fedjax_cluster.nn.initializers import Scheme, layer_init
-from fedjax_cluster.nn.windows import Padding, Sides, pair
+from fedjax_cluster.nn.pooling import max_pool
+from fedjax_cluster.nn.rows_last import convolve
+from fedjax_cluster.nn.windows import Padding, Sides, explicit_padding, pair
 
 
 class Conv(linen.Module):
@@ -61,10 +63,35 @@ class Conv(linen.Module):
         )
 
 
+class RowsLastConv(Conv):
+    """`Conv` of images [C, H, W, N] at stride 1 with maxima over `pool` × `pool` windows; its parameters are the same."""
+
+    pool: int = 1
+
+    @linen.compact
+    def __call__(self, x: Float[Array, "C H W N"]) -> Float[Array, "features H_out W_out N"]:
+        size = pair(self.kernel_size, "kernel_size")
+        kernel = self.param("kernel", self.kernel_init, (*size, x.shape[0], self.features), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        pads = explicit_padding(self.padding, x.shape[1:3], size, (1, 1))
+        x = jnp.pad(x.astype(kernel.dtype), ((0, 0), *pads, (0, 0)))
+        x = convolve(x, kernel)
+        if self.pool > 1:
+            x = max_pool(x, self.pool, self.pool)
+        # Maximum and bias commute; in this order the bias, and its gradient, see a quarter of the values.
+        return x + bias.reshape(-1, 1, 1, 1)
+
+
 def conv(x: Array, features: int, size: tuple[int, int], scheme: Scheme, name: str, **options: Any) -> Array:
     """A convolution called `name`, initialised by `scheme`; for use inside a compact module."""
     start = layer_init(scheme, math.prod(size) * x.shape[-1] // options.get("feature_group_count", 1))
     return Conv(features, size, kernel_init=start.kernel, bias_init=start.bias, name=name, **options)(x)
+
+
+def rows_last_conv(x: Array, features: int, size: tuple[int, int], scheme: Scheme, name: str, **options: Any) -> Array:
+    """`conv` of images [C, H, W, N], with maxima."""
+    start = layer_init(scheme, math.prod(size) * x.shape[0])
+    return RowsLastConv(features, size, kernel_init=start.kernel, bias_init=start.bias, name=name, **options)(x)
 
 
 def dense(x: Array, features: int, scheme: Scheme, name: str) -> Array:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as linen
+import jax
 from jax import Array
 
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
-from fedjax_cluster.nn.layers import conv, dense, flat, images, sizes_per_layer
+from fedjax_cluster.nn.layers import conv, dense, flat, images, rows_last_conv, sizes_per_layer
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.pooling import max_pool
+from fedjax_cluster.nn.rows_last import MOST_FEATURES, ROWS_LAST
 from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, with_checks
 from fedjax_cluster.types import Model
@@ -223,10 +225,19 @@ class Cnn(linen.Module):
                 f"kernel_size is {largest}, but images are {x.shape[1]} × {x.shape[2]}: most of its weights would meet "
                 f"no pixel; choose at most {max(x.shape[1:3])}"
             )
+        # A few channels are no work for a processor's vectors, but the rows are.
+        rows_last = jax.default_backend() == "cpu" and max(self.channels, default=0) <= MOST_FEATURES
+        x = x.transpose(ROWS_LAST) if rows_last else x
         for i, (features, size, side) in enumerate(zip(self.channels, self.kernel_sizes, self.pools, strict=True)):
-            x = conv(x, features, (size, size), self.scheme, f"conv_{i}", padding=self.padding)
+            given = x, features, (size, size), self.scheme, f"conv_{i}"
+            if rows_last:
+                x = rows_last_conv(*given, padding=self.padding, pool=side)
+            else:
+                x = conv(*given, padding=self.padding)
+                x = x if side == 1 else max_pool(x, (side, side), strides=(side, side))
             # ReLU and maximum commute; in this order ReLU is applied to a quarter of the values.
-            x = linen.relu(x if side == 1 else max_pool(x, (side, side), strides=(side, side)))
+            x = linen.relu(x)
+        x = x.transpose(ROWS_LAST) if rows_last else x
         return _dense_layers(flat(x), self.hidden, self.num_outputs, self.scheme)
 
 

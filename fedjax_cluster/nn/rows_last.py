@@ -1,0 +1,127 @@
+"""Convolution of few channels on a CPU, with the rows of a mini-batch innermost: images are [C, H, W, N].
+
+With the channels innermost a vector of the processor holds the six numbers of a pixel, or less; here it holds sixteen
+rows, in every step from the first convolution to the last pooling, and a patch is a copy of long runs. For a LeNet-5 a
+training step takes half the time at b = 10, and a fifth at b = 64. From 32 features on the patches outgrow the caches,
+and `nn.convolution` is the faster.
+
+A convolution y is one derivative of the trilinear form T = Σ y[f, i, j, n] · x[c, i + a, j + b, n] · kernel[a, b, c, f];
+its gradients are the two others, and theirs again two of the three. So there is one primitive, of which `wanted` says
+whose derivative it is, and gradients of any order keep to this layout.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Float
+
+from fedjax_cluster.nn.varying import equally_varying
+
+MOST_FEATURES = 16
+ROWS_LAST = (3, 1, 2, 0)  # turns [N, H, W, C] into [C, H, W, N], and back
+ROLES = ("x", "kernel", "y")
+
+contraction_p = Primitive("rows_last_convolution")
+
+
+def convolve(x: Float[Array, "C H W N"], kernel: Float[Array, "kh kw C F"]) -> Float[Array, "F H_out W_out N"]:
+    """The convolution without padding, at stride 1.
+
+    >>> convolve(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 1, 5))).shape
+    (5, 2, 2, 2)
+    """
+    return _contract("y", x=x, kernel=kernel)
+
+
+def _contract(wanted: str, **operands: Array) -> Array:
+    first, second = (operands[role] for role in ROLES if role != wanted)
+    return contraction_p.bind(*equally_varying(first, second), wanted=wanted)
+
+
+def _taps(x: Array, size: tuple[int, int]) -> list[Array]:
+    """For every place of the kernel the pixels [C, H', W', N] that it meets, in row-major order."""
+    channels, height, width, rows = x.shape
+    down, across = height - size[0] + 1, width - size[1] + 1
+    return [
+        lax.slice(x, (0, a, b, 0), (channels, a + down, b + across, rows))
+        for a in range(size[0])
+        for b in range(size[1])
+    ]
+
+
+def _patches(x: Array, size: tuple[int, int]) -> Array:
+    """[kh·kw·C, H'·W'·N]."""
+    taps = jnp.concatenate(_taps(x, size))
+    return taps.reshape(taps.shape[0], -1)
+
+
+def _of_y(x: Array, kernel: Array) -> Array:
+    kh, kw, channels, features = kernel.shape
+    out = (features, x.shape[1] - kh + 1, x.shape[2] - kw + 1, x.shape[3])
+    return (kernel.reshape(-1, features).T @ _patches(x, (kh, kw))).reshape(out)
+
+
+def _of_kernel(x: Array, y: Array) -> Array:
+    kh, kw = x.shape[1] - y.shape[1] + 1, x.shape[2] - y.shape[2] + 1
+    return (_patches(x, (kh, kw)) @ y.reshape(y.shape[0], -1).T).reshape(kh, kw, x.shape[0], y.shape[0])
+
+
+def _of_x(kernel: Array, y: Array) -> Array:
+    kh, kw, channels, features = kernel.shape
+    parts = (kernel.reshape(-1, features) @ y.reshape(features, -1)).reshape(kh, kw, channels, *y.shape[1:])
+    zero = jnp.zeros((), parts.dtype)
+    places = [(a, b) for a in range(kh) for b in range(kw)]
+    edges = [((0, 0, 0), (a, kh - 1 - a, 0), (b, kw - 1 - b, 0), (0, 0, 0)) for a, b in places]
+    return reduce(lax.add, [lax.pad(parts[place], zero, edge) for place, edge in zip(places, edges, strict=True)])
+
+
+FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
+
+
+def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
+    return FORMS[wanted](first, second)
+
+
+@contraction_p.def_abstract_eval
+def _abstract_eval(first, second, *, wanted: str):
+    return jax.make_jaxpr(FORMS[wanted])(first, second).out_avals[0]
+
+
+def _transpose_first(cotangent: Array, first, second: Array, *, wanted: str) -> Array:
+    mine, other = (role for role in ROLES if role != wanted)
+    return _contract(mine, **{wanted: cotangent, other: second})
+
+
+def _transpose_second(cotangent: Array, first: Array, second, *, wanted: str) -> Array:
+    other, mine = (role for role in ROLES if role != wanted)
+    return _contract(mine, **{wanted: cotangent, other: first})
+
+
+def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
+    roles = [role for role in ROLES if role != wanted]
+    sizes = [operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None]
+    if "kernel" in roles and axes[roles.index("kernel")] is None:  # one model, many clients' rows
+        kernel, other = roles.index("kernel"), 1 - roles.index("kernel")
+        images = jnp.moveaxis(operands[other], axes[other], 3)
+        given = {"kernel": operands[kernel], roles[other]: images.reshape(*images.shape[:3], -1)}
+        out = _contract(wanted, **given)
+        return out.reshape(*out.shape[:3], sizes[0], -1), 3
+    first, second = (
+        jnp.broadcast_to(operand, (sizes[0], *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
+        for operand, axis in zip(operands, axes, strict=True)
+    )
+    if jax.default_backend() == "cpu":
+        return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted), (first, second)), 0
+    return jax.vmap(FORMS[wanted])(first, second), 0
+
+
+contraction_p.def_impl(jax.jit(_evaluate, static_argnames="wanted"))
+ad.defbilinear(contraction_p, _transpose_first, _transpose_second)
+batching.primitive_batchers[contraction_p] = _batch
+mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False))
