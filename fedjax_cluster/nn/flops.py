@@ -51,8 +51,9 @@ def _flops(jaxpr: Any) -> float:
             total += 2.0 * products / math.prod(window.input_dilation)
         elif name == "rows_last_convolution":
             wanted = equation.params["wanted"]
-            given = zip([role for role in ROLES if role != wanted] + [wanted], (*equation.invars, *equation.outvars))
-            shapes = {role: operand.aval.shape for role, operand in given}
+            roles = [role for role in ROLES if role != wanted] + [wanted]
+            operands = (*equation.invars, *equation.outvars)
+            shapes = {role: operand.aval.shape for role, operand in zip(roles, operands, strict=True)}
             total += 2.0 * math.prod(shapes["kernel"]) * math.prod(shapes["y"][1:])
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))

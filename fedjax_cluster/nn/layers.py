@@ -64,7 +64,7 @@ class Conv(linen.Module):
 
 
 class RowsLastConv(Conv):
-    """`Conv` of images [C, H, W, N] at stride 1 with maxima over `pool` × `pool` windows; its parameters are the same."""
+    """`Conv` at stride 1 of images [C, H, W, N], then maxima over `pool` × `pool` windows; with the same parameters."""
 
     pool: int = 1
 

@@ -5,9 +5,12 @@ rows, in every step from the first convolution to the last pooling, and a patch 
 training step takes half the time at b = 10, and a fifth at b = 64. From 32 features on the patches outgrow the caches,
 and `nn.convolution` is the faster.
 
-A convolution y is one derivative of the trilinear form T = Σ y[f, i, j, n] · x[c, i + a, j + b, n] · kernel[a, b, c, f];
+A convolution y is one derivative of the trilinear form
+
+    T = Σ y[f, i, j, n] · x[c, i + a, j + b, n] · kernel[a, b, c, f];
+
 its gradients are the two others, and theirs again two of the three. So there is one primitive, of which `wanted` says
-whose derivative it is, and gradients of any order keep to this layout.
+by what T is derived, and gradients of any order keep to this layout.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ def convolve(x: Float[Array, "C H W N"], kernel: Float[Array, "kh kw C F"]) -> F
 
 
 def _contract(wanted: str, **operands: Array) -> Array:
+    """∂T/∂wanted, in the shape of `wanted`."""
     first, second = (operands[role] for role in ROLES if role != wanted)
     return contraction_p.bind(*equally_varying(first, second), wanted=wanted)
 
@@ -62,7 +66,7 @@ def _patches(x: Array, size: tuple[int, int]) -> Array:
 
 
 def _of_y(x: Array, kernel: Array) -> Array:
-    kh, kw, channels, features = kernel.shape
+    kh, kw, _, features = kernel.shape
     out = (features, x.shape[1] - kh + 1, x.shape[2] - kw + 1, x.shape[3])
     return (kernel.reshape(-1, features).T @ _patches(x, (kh, kw))).reshape(out)
 
