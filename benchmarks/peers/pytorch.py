@@ -28,16 +28,22 @@ from fedjax_cluster.types import ClientData
 METHODS: Mapping[str, Any] = REGISTRY
 # Rounds of one call, where a round takes less than a second; `simulate` evaluates every ten rounds by default.
 SEGMENT = 10
-FORWARD = {"MLP 784-200-10": mlp, "CNN 5×5 (32, 64)": torch_loop.cnn, "ResNet-18": torch_loop.resnet18}
+FORWARD = {
+    "MLP 784-200-10": mlp,
+    "CNN 5×5 (32, 64)": torch_loop.cnn,
+    "ResNet-18": torch_loop.resnet18,
+    **{name: torch_loop.lenet5 for name in CASES if name.startswith("LeNet-5")},
+}
 ONE, TWO = "PyTorch loop, 1 thread", "PyTorch loop, 2 threads"
 TARGETS = {"MLP 784-200-10": 2.5, "CNN 5×5 (32, 64)": 1.15, "ResNet-18": 1.0}
+TARGETS |= {name: 4.0 if name.endswith("b=10") else 2.5 for name in CASES if name.startswith("LeNet-5")}
 
 
 def run(bench: Bench) -> None:
     bench.packages.append("torch")
     torch.manual_seed(0)
     for name in FORWARD:
-        if not (bench.smoke and name == "ResNet-18"):
+        if not bench.smoke or name in ("MLP 784-200-10", "CNN 5×5 (32, 64)", "LeNet-5, b=10"):
             training(bench, name)
     fedgwc_rounds(bench)
     fedgwc_cohorts(bench)

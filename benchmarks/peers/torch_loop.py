@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,8 @@ from fedjax_cluster.types import Variables
 # -------------------------------------------------------------------------------------------- models
 
 
-def parameters(variables: Variables, image: tuple[int, int] = (7, 7)) -> Tensors:
-    """This package's parameters in PyTorch's layouts; statistics of batch norm are left out.
-
-    Args:
-      variables: of one model.
-      image: height and width before the first dense layer after convolutions.
-    """
+def parameters(variables: Variables) -> Tensors:
+    """This package's parameters in PyTorch's layouts; statistics of batch norm are left out."""
     tensors = {}
     convolutions = [leaf.shape[-1] for leaf in jax.tree.leaves(variables.params) if leaf.ndim == 4]
     for name, leaf in zip(tree.paths(variables.params), jax.tree.leaves(variables.params), strict=True):
@@ -33,7 +29,8 @@ def parameters(variables: Variables, image: tuple[int, int] = (7, 7)) -> Tensors
         elif value.ndim == 2:
             if convolutions and name == "hidden_0/kernel":
                 # Rows are (height, width, channel) here, (channel, height, width) there.
-                value = value.reshape(*image, convolutions[-1], -1).transpose(2, 0, 1, 3).reshape(value.shape)
+                side = math.isqrt(len(value) // convolutions[-1])
+                value = value.reshape(side, side, convolutions[-1], -1).transpose(2, 0, 1, 3).reshape(value.shape)
             value = value.T
         tensors[name] = torch.from_numpy(value.copy())
     return tensors
@@ -44,6 +41,16 @@ def cnn(w: Tensors, x: Any) -> Any:
     for i in range(2):
         x = F.relu(F.max_pool2d(F.conv2d(x, w[f"conv_{i}/kernel"], w[f"conv_{i}/bias"], padding=2), 2))
     x = F.relu(F.linear(x.flatten(1), w["hidden_0/kernel"], w["hidden_0/bias"]))
+    return F.linear(x, w["output/kernel"], w["output/bias"])
+
+
+def lenet5(w: Tensors, x: Any) -> Any:
+    x = x.movedim(-1, 1) if x.ndim == 4 else x[:, None]
+    for i in range(2):
+        x = F.relu(F.max_pool2d(F.conv2d(x, w[f"conv_{i}/kernel"], w[f"conv_{i}/bias"]), 2))
+    x = x.flatten(1)
+    for name in ("hidden_0", "hidden_1"):
+        x = F.relu(F.linear(x, w[f"{name}/kernel"], w[f"{name}/bias"]))
     return F.linear(x, w["output/kernel"], w["output/bias"])
 
 

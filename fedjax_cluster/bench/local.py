@@ -37,6 +37,7 @@ class Case(NamedTuple):
         return self.clients * self.steps * gradient_flops(self.model, self.info, self.batch, sequence=sequence)
 
 
+LENET_BATCHES = (10, 16, 20, 32, 64, 100)
 # The sizes of the project's targets.
 CASES = {
     "MLP 784-200-10": Case(nn.mlp(), DIGITS, 32, 10, 64),
@@ -44,13 +45,16 @@ CASES = {
     "MLP 784-200-10, small batches": Case(nn.mlp(), DIGITS, 32, 10, 16),
     "CNN 5×5 (32, 64)": Case(nn.cnn(), DIGITS, 16, 2, 32),
     "ResNet-18": Case(nn.resnet18(), CIFAR, 8, 1, 16),
+    # An epoch of 360 rows.
+    **{f"LeNet-5, b={batch}": Case(nn.lenet5(), DIGITS, 10, -(-360 // batch), batch) for batch in LENET_BATCHES},
+    **{f"LeNet-5, CIFAR, b={batch}": Case(nn.lenet5(), CIFAR, 10, -(-360 // batch), batch) for batch in (10, 50)},
     "LSTM 200, 200": Case(nn.lstm(), TEXT, 8, 2, 16),
 }
 SMOKE = {
     "MLP": Case(nn.mlp(hidden=(8,)), DIGITS, 4, 2, 8),
     "LSTM": Case(nn.lstm((8,), embedding=8), DatasetInfo("noise", (5,), 20, "language"), 2, 1, 4),
 }
-LEAST_FRACTION = {"MLP 784-200-10": 0.65}
+LEAST_FRACTION = {"MLP 784-200-10": 0.65, **{f"LeNet-5, b={b}": 0.3 if b >= 32 else 0.2 for b in LENET_BATCHES}}
 # Measured in bfloat16 too, and in a process with a single device.
 MAIN_CASES = ("MLP 784-200-10", "CNN 5×5 (32, 64)")
 SECOND_DEVICE = 1.4
