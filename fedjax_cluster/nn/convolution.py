@@ -84,11 +84,7 @@ def convolution(
     span = windows.dilated(kernel.shape, dilation)
     pads = windows.explicit_padding(padding, x.shape[1:3], span, steps)
     window = Window(steps, pads, kernel_dilation=dilation)
-    if min(output_size(x.shape[1:3], kernel.shape[:2], window)) < 1:
-        raise ValueError(
-            f"a window of {span} does not fit into an image of {x.shape[1:3]} with padding {pads};"
-            " use a larger image, a smaller kernel or padding='SAME'"
-        )
+    windows.check_fit(x.shape[1:3], span, pads)
     out = _convolution(x, kernel, window, groups)
     return out if bias is None else out + bias.reshape(1, 1, 1, -1)
 

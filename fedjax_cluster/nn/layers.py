@@ -15,7 +15,7 @@ from fedjax_cluster.nn.convolution import convolution
 from fedjax_cluster.nn.initializers import Scheme, layer_init
 from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.rows_last import convolve
-from fedjax_cluster.nn.windows import Padding, Sides, explicit_padding, pair
+from fedjax_cluster.nn.windows import Padding, Sides, check_fit, explicit_padding, pair
 
 
 class Conv(linen.Module):
@@ -74,6 +74,7 @@ class RowsLastConv(Conv):
         kernel = self.param("kernel", self.kernel_init, (*size, x.shape[0], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         pads = explicit_padding(self.padding, x.shape[1:3], size, (1, 1))
+        check_fit(x.shape[1:3], size, pads)
         x = jnp.pad(x.astype(kernel.dtype), ((0, 0), *pads, (0, 0)))
         x = convolve(x, kernel)
         if self.pool > 1:

@@ -45,6 +45,15 @@ def explicit_padding(padding: Padding, size: Sequence[int], span: Pair, strides:
     return cast(tuple[Pair, Pair], pads)
 
 
+def check_fit(size: Sequence[int], span: Sequence[int], padding: tuple[Pair, Pair]) -> None:
+    """Raises a ValueError for a window larger than the padded image."""
+    if any(image + sum(ends) < side for image, ends, side in zip(size, padding, span, strict=True)):
+        raise ValueError(
+            f"a window of {tuple(span)} does not fit into an image of {tuple(size)} with padding {padding};"
+            " use a larger image, a smaller kernel or padding='SAME'"
+        )
+
+
 def output_size(size: Sequence[int], kernel: Sequence[int], window: Window) -> Pair:
     """Height and width of the output."""
     image, span = dilated(size, window.input_dilation), dilated(kernel, window.kernel_dilation)
