@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -258,6 +259,7 @@ def _check_room(clusters: int, participation: float, num_clients: int) -> None:
         )
 
 
+@functools.partial(jax.jit, static_argnames="clusters")
 def _draw_pinned(rng_key: Array, present: Array, clusters: int) -> Array:
     """bool[M, K]: one random present client for each cluster."""
     score = jnp.where(present, jax.random.uniform(rng_key, present.shape), -1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -116,7 +117,8 @@ def start_models(model: Model, rng_key: Array, population: Population, num_clust
         raise ValueError(
             f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
         )
-    return init_clusters(rng_key, model, population.info, num_clusters), present
+    init = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
+    return init(rng_key, model, population.info, num_clusters), present
 
 
 def first_state(
@@ -133,6 +135,7 @@ def first_state(
     return State(clusters, clients, server, jnp.zeros((), jnp.int32)), info
 
 
+@functools.partial(jax.jit, static_argnames="num_groups")
 def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
     """i32[M]: a random division of the present clients into groups of equal size; −1 for the absent."""
     score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
@@ -272,6 +275,7 @@ def cluster_variables(clusters: Clusters, slot: Array) -> Variables:
     return jax.tree.map(lambda leaf: leaf[slot], Variables(clusters.params, clusters.stats))
 
 
+@jax.jit
 def labels(membership: Array) -> Array:
     """i32[M]: the cluster of each client; −1 where it has none.
 

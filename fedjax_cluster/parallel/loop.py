@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -128,6 +129,8 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     """`for_each_client` on one device: scanned, vmapped, or in chunks of clients."""
     count = clients.index.shape[0]
 
+    # Traced once for all its uses.
+    @functools.partial(jax.jit, inline=True)
     def outputs(client, rows):
         output = fn(client, *rows)
         contribution = None if reduce is None else reduce(output)

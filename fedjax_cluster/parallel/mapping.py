@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import jaxlib
 import scipy.linalg
 import threadpoolctl
@@ -175,7 +174,8 @@ def state_shardings(state: State, mapping: ClientMapping) -> State | None:
 def place_state(state: State, mapping: ClientMapping) -> State:
     """Puts a state on the devices, in buffers of its own that may be donated."""
     # A weak type, as of jnp.full(3, 0.0), would not come back from the first round: a second compilation.
-    state = jax.tree.map(lambda leaf: jnp.copy(leaf).astype(leaf.dtype), state)
+    state = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf, state)
+    state = jax.device_put(state, may_alias=False)
     shardings = state_shardings(state, mapping)
     return state if shardings is None else jax.device_put(state, shardings)
 

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import pathlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
+
+R = TypeVar("R")
 
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 SHARE = 2 / 3  # the rest is for what is compiled before the next count, and for others
+
+
+def compile_quickly(function: Callable[..., R], static_argnames: Sequence[str] = ()) -> Callable[..., R]:
+    """`jax.jit` for what runs once, called from outside any other: of LLVM's optimisations on a CPU only the first.
+
+    The initialisation of LeNet-5 compiles in 1.5 in place of 5.6 s of processor time, to the same bits.
+    """
+    return _quick(function, tuple(static_argnames), jax.default_backend() == "cpu")
+
+
+@functools.cache
+def _quick(function: Callable[..., R], static_argnames: tuple[str, ...], on_cpu: bool) -> Callable[..., R]:
+    options = {"xla_backend_optimization_level": 1} if on_cpu else None
+    return jax.jit(function, static_argnames=static_argnames, compiler_options=options)
 
 
 def release_programs(most: int | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -10,15 +11,14 @@ from matplotlib.figure import Figure
 
 from fedjax_cluster.report import clusters, curves
 from fedjax_cluster.report.histories import History
-from fedjax_cluster.report.methods import cfl, cfl_gp, fedgwc, flag
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
 from fedjax_cluster.types import FinishedRun
 
 logger = logging.getLogger(__name__)
 
-# What draws the pictures of each method alone.
-METHOD_FIGURES = {"cfl": cfl, "cfl_gp": cfl_gp, "fedgwc": fedgwc, "flag": flag, "pacfl": flag}
+# The module that draws the pictures of each method alone; imported when there is something to draw.
+METHOD_FIGURES = {"cfl": "cfl", "cfl_gp": "cfl_gp", "fedgwc": "fedgwc", "flag": "flag", "pacfl": "flag"}
 
 
 def write_plots(directory: str | pathlib.Path, run: FinishedRun | Mapping[str, History]) -> list[pathlib.Path]:
@@ -40,9 +40,12 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     figures = {"learning_curves": curves.learning_curves({run.algorithm.name: run.history})}
     if group is not None:
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
-    drawing = METHOD_FIGURES.get(run.algorithm.name)
+    module = METHOD_FIGURES.get(run.algorithm.name)
+    if module is None:
+        return figures
+    drawing = importlib.import_module(f"fedjax_cluster.report.methods.{module}")
     try:
-        return figures if drawing is None else {**figures, **drawing.figures(run)}
+        return {**figures, **drawing.figures(run)}
     except ValueError as error:
         # Such as clients' features that are not finite: the other pictures are none the worse.
         logger.warning(f"the pictures of {run.algorithm.name} alone are left out: {error}")

@@ -1,15 +1,22 @@
 """Compiled programs are let go before a process has too many of them."""
 
 import gc
+import subprocess
+import sys
 
+import chex
 import jax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.algorithms.round import init_clusters
 from fedjax_cluster.parallel import programs
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import DatasetInfo
 from tests.federations import blobs
+
+MOST_PROGRAMS = 50
 
 pytestmark = pytest.mark.skipif(not programs.MAPPINGS.exists(), reason="this system does not count mappings")
 
@@ -22,6 +29,43 @@ def test_programs_are_let_go_when_there_are_too_many(monkeypatch):
     assert not calls
     assert parallel.release_programs(programs.memory_mappings() - 100)
     assert len(calls) == 1
+
+
+def test_what_runs_once_compiles_quickly_to_the_same_bits():
+    info = DatasetInfo("noise", (5,), 3)
+    # The fast tests' programs are not optimised at all.
+    options = {"xla_backend_optimization_level": 3}
+    fully = jax.jit(init_clusters, static_argnums=(1, 2, 3), compiler_options=options)
+    arguments = jax.random.key(0), nn.mlp(hidden=(4,)), info, 2
+    quickly = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
+    assert parallel.compile_quickly(init_clusters, ("model", "info", "num_clusters")) is quickly  # compiled once
+    chex.assert_trees_all_equal(quickly(*arguments), fully(*arguments))
+
+
+@pytest.mark.slow
+def test_a_short_run_has_few_programs():
+    """Not one for every operation of an `init`, each of which takes its time to compile or to read."""
+    counted = """
+import jax
+from jax import monitoring
+names = []
+monitoring.register_event_duration_secs_listener(lambda name, _, **more: names.append(name))
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster import local, nn
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import DatasetInfo
+from tests.federations import blobs
+for name in ("cfl", "fedgwc", "gradient_loss"):
+    names.clear()
+    method = REGISTRY[name](nn.linear(), local=local.sgd(0.1, batch_size=5, epochs=1), clusters=2)
+    simulate(method, blobs(), rounds=2, progress=False)
+    print(name, sum("jaxpr_to_mlir" in event for event in names))
+    jax.clear_caches()
+"""
+    done = subprocess.run([sys.executable, "-c", counted], capture_output=True, text=True, check=True)
+    counts = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}
+    assert len(counts) == 3
+    assert max(counts.values()) <= MOST_PROGRAMS, counts
 
 
 def test_nothing_is_let_go_where_the_system_does_not_count(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ class Clients(NamedTuple):
     updates: Array  # i32[M, K]: earlier updates of each block
 
 
+@functools.partial(jax.jit, static_argnames="rank")
 def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
     """Projects profiles on their top singular vectors: features f32[M, rank], singular values f32[rank].
 
