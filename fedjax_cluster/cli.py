@@ -207,7 +207,7 @@ def _reproduce(arguments: list[str]) -> None:
 def _bench(arguments: list[str]) -> None:
     names, rest = _leading_names(arguments)
     own = _flags(BenchFlags, rest, "bench [SUITE...]", fc.bench.overview())
-    fc.bench.run_suites(names, smoke=own.smoke, output=own.output)
+    fc.bench.run_suites(names, smoke=own.smoke, output=own.output, record=own.record, check=own.check)
 
 
 def _list(arguments: list[str]) -> None:
@@ -247,6 +247,10 @@ class BenchFlags:
     """tiny sizes, in seconds: does everything still run?"""
     output: str | None = None
     """a folder for the results as JSON, such as benchmarks/results"""
+    record: str | None = None
+    """a file to append the ratios to, with commit and machine, such as benchmarks/history.json"""
+    check: str | None = None
+    """such a file: is anything slower than in its last record of this machine?"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fedjax_cluster.bench import tables
+from fedjax_cluster.bench import history, tables
 from fedjax_cluster.bench.measure import Bench
 from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.options import as_path
 
+ATTEMPTS = 3
 # Name of a module in this folder -> what its `run` measures.
 SUITES = {
     "local": "local training of many clients",
@@ -22,6 +24,7 @@ SUITES = {
     "clustering": "every clustering function over M, K, d",
     "rounds": "whole runs of every method",
     "scale": "a hundred to a hundred thousand clients, and memory",
+    "speed": "three small rows beside code that stays as it is, for --record and --check",
     "accelerator": "what is only worth running on a GPU or TPU",
 }
 
@@ -40,6 +43,8 @@ def run_suites(
     *,
     smoke: bool = False,
     output: str | pathlib.Path | None = None,
+    record: str | pathlib.Path | None = None,
+    check: str | pathlib.Path | None = None,
     suites: Mapping[str, str] = SUITES,
     package: str = __name__,
 ) -> None:
@@ -49,24 +54,55 @@ def run_suites(
       names: of suites; all without any.
       smoke: tiny sizes, once each.
       output: where to write SUITE-BACKEND.json.
+      record: a history to which the ratios are appended; see `history.record`.
+      check: a history whose last record of this machine the ratios are compared with.
       suites: those there are.
       package: where their modules lie.
 
     Raises:
-      ValueError: an unknown suite.
+      ValueError: an unknown suite; with `check`, no history, or a row that is slower than recorded, by the median of three runs.
     """
     for name in names:
         if name not in suites:
             raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites)}")
     if output is not None:
         check_writable(as_path("output", output))
-    for name in names or suites:
-        bench = Bench(smoke=smoke)
-        # Imported here: processes whose memory and start are measured must not load the libraries of other suites.
-        importlib.import_module(f"{package}.{name}").run(bench)
-        report = bench.report(name)
-        print(tables.as_text(report))
-        if output is not None:
-            path = pathlib.Path(output) / f"{name}-{report['backend']}.json"
-            write_json(path, report)
-            print(f"left in {path}")
+    if check is not None:
+        history.read(as_path("check", check))
+    reports = [_run_suite(name, smoke, output, package) for name in names or suites]
+    if record is not None:
+        history.record(as_path("record", record), reports)
+        print(f"recorded in {record}")
+    if check is not None:
+        _check(as_path("check", check), reports, lambda name: _run_suite(name, smoke, None, package))
+
+
+def _check(path: pathlib.Path, reports: list[dict[str, Any]], again: Callable[[str], dict[str, Any]]) -> None:
+    """Other work on the machine can slow a row: what is slow is measured again, and the median counts."""
+    found = history.slower(path, reports)
+    if found is None:
+        print(f"{path} has no record of this machine and these rows: nothing to compare with")
+        return
+    if found:
+        suites = dict.fromkeys(name.partition(":")[0] for name in found)
+        repeated = [again(suite) for _ in range(ATTEMPTS - 1) for suite in suites]
+        found = history.slower(path, [*reports, *repeated])
+    if found:
+        rows = "; ".join(
+            f"{name}: {now:.3g} times its peer's speed, recorded {then:.3g}" for name, (then, now) in found.items()
+        )
+        raise ValueError(f"slower than recorded in {path}: {rows}")
+    print(f"as fast as recorded in {path}")
+
+
+def _run_suite(name: str, smoke: bool, output: str | pathlib.Path | None, package: str) -> dict[str, Any]:
+    bench = Bench(smoke=smoke)
+    # Imported here: processes whose memory and start are measured must not load the libraries of other suites.
+    importlib.import_module(f"{package}.{name}").run(bench)
+    report = bench.report(name)
+    print(tables.as_text(report))
+    if output is not None:
+        path = pathlib.Path(output) / f"{name}-{report['backend']}.json"
+        write_json(path, report)
+        print(f"left in {path}")
+    return report
