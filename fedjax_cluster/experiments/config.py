@@ -58,7 +58,8 @@ class RunConfig(Options):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits, or the TFDS name of an image classification set; several joined by + for mixed-datasets",
+        "digits, or the TFDS name of an image classification set, which comes from OpenML where TFDS has no prepared "
+        "copy; several joined by + for mixed-datasets",
         default="digits",
     )
     model: str = option("mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2", default="mlp")
@@ -197,7 +198,7 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
     """The source that a scenario divides: None where it makes its own data, a list where it mixes several."""
     if inspect.signature(SCENARIOS[config.scenario]).parameters["examples"].default is None:
         return None
-    sources = [data.digits() if name == "digits" else data.tfds(name) for name in config.dataset.split("+")]
+    sources = [data.load(name) for name in config.dataset.split("+")]
     if config.scenario == "mixed_datasets":
         return sources
     if len(sources) > 1:
