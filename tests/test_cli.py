@@ -91,7 +91,11 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--cluster-until", "-1"], "cluster_until is -1"),
         (["run", "--profile-layers", "conv_7"], "hidden_0/kernel"),
         (["run", "--scenario", "dirichlet", "--alpha", "1", "--angles", "0", "90"], "--angles belongs neither"),
-        (["run", "--scenario", "users"], "user_ids of scenario users cannot be given"),
+        (["run", "--scenario", "users"], "digits' name no users"),
+        (["run", "--dataset", "nowhere.npz"], "no file 'nowhere.npz'"),
+        (["run", "--dataset", "./nowhere"], "no file 'nowhere'"),
+        (["run", "--label-column", "kind"], "label_column is 'kind', but 'digits' is no table"),
+        (["run", "--input-shape", "8", "8"], "input_shape is [8, 8], but 'digits' is neither"),
         (
             ["run", "--scenario", "mixed-datasets", "--dataset", "digits+digits", "--angles", "0"],
             "angles of scenario mixed-datasets cannot be given",

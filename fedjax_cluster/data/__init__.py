@@ -3,6 +3,7 @@
 from fedjax_cluster.data import cache, scenarios
 from fedjax_cluster.data.by_name import load
 from fedjax_cluster.data.downloads import openml
+from fedjax_cluster.data.local_files import image_folder, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
 from fedjax_cluster.data.validation import check_federation
 
@@ -12,8 +13,11 @@ __all__ = [
     "check_federation",
     "digits",
     "from_arrays",
+    "image_folder",
     "load",
+    "npz",
     "openml",
     "scenarios",
+    "table",
     "tfds",
 ]

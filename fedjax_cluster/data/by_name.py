@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
+from fedjax_cluster.data.local_files import image_folder, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
-from fedjax_cluster.options import with_checks
+from fedjax_cluster.options import COUNT, shown, with_checks
 from fedjax_cluster.types import Examples
 
 LOG = logging.getLogger(__name__)
 
 
-@with_checks()
-def load(name: str) -> Examples:
-    """A data set by its name: the embedded digits, a set of TFDS, or OpenML's copy where none is prepared for TFDS.
+@with_checks(input_shape=COUNT)
+def load(
+    name: str,
+    *,
+    label_column: str | None = None,
+    user_column: str | None = None,
+    input_shape: Sequence[int] | None = None,
+) -> Examples:
+    """A data set by its name: the embedded digits, one's own file or folder, a set of TFDS, or OpenML's copy of it.
 
     Args:
-      name: `digits`, or a name that `tfds` or `openml` takes.
+      name: `digits`; the path of an `.npz`, `.csv`, `.tsv` or `.parquet` file; the path of a folder of images, with a
+        `/` in it, such as `./faces`; or a name that `tfds` or `openml` takes.
+      label_column: of a table; default is `label`.
+      user_column: of a table; default is `user` where there is one.
+      input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
 
     Returns:
-      What `digits`, `tfds` or `openml` returns.
+      What `digits`, `npz`, `table`, `image_folder`, `tfds` or `openml` returns.
 
     Raises:
       ValueError: no such data set.
@@ -30,6 +42,22 @@ def load(name: str) -> Examples:
     >>> load("digits").info.name
     'digits'
     """
+    path = is_path(name)
+    columns = {"label": label_column, "user": user_column}
+    columns = {column: given for column, given in columns.items() if given is not None}
+    if columns and not (path and is_table(name)):
+        column, given = next(iter(columns.items()))
+        raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")
+    if path and is_table(name):
+        return table(name, shape=input_shape, **columns)
+    if path and os.path.isdir(os.path.expanduser(name)):
+        return image_folder(name, size=input_shape)
+    if input_shape is not None:
+        raise ValueError(
+            f"input_shape is {list(input_shape)}, but {shown(name)} is neither a table nor a folder: leave it out"
+        )
+    if path:
+        return npz(name)
     if name == "digits":
         return digits()
     known = openml_name(name)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib.util
 import os
 import urllib.request
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.data.sources import DatasetNotFoundError
+from fedjax_cluster.data.waiting import working
 from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import DatasetInfo, Examples
 
@@ -103,16 +100,6 @@ def is_kept(name: str) -> bool:
 
 def _key(source: Source) -> str:
     return f"openml-{source.name}-1"
-
-
-@contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Shows on a terminal what takes its time, and for how long."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(text, total=None)
-        yield
 
 
 def _downloaded(source: Source) -> tuple[np.ndarray, np.ndarray]:
