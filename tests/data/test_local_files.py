@@ -247,5 +247,8 @@ def test_a_file_with_a_plus_in_its_name_and_several_joined(tmp_path, monkeypatch
         people(tmp_path, name)
     alone = build_federation(RunConfig(scenario="dirichlet", dataset="a+b.npz", clients=4))
     assert alone.info.name.startswith("a+b.npz@")
-    joined = build_federation(RunConfig(scenario="mixed_datasets", dataset="c.npz+d.npz"))
+    upright = {"angles": [[0], [0]]}
+    joined = build_federation(
+        RunConfig(scenario="mixed_datasets", dataset="c.npz+d.npz", clients=4, scenario_options=upright)
+    )
     assert [name[:6] for name in joined.info.group_names] == ["c.npz@", "d.npz@"]
