@@ -183,7 +183,7 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
         assert "not all was written; the runs are as they were" in capsys.readouterr().err
     assert not os.path.exists("own/plots")
     assert cli.main(["resume", "own"]) == 0
-    assert set(os.listdir("own/plots")) == {"group_by_cluster.png", "learning_curves.png"}
+    assert set(os.listdir("own/plots")) == {"client_labels.png", "group_by_cluster.png", "learning_curves.png"}
 
 
 @pytest.mark.parametrize("end", [BrokenPipeError(), SystemExit(1)], ids=["print", "rich"])

@@ -174,9 +174,9 @@ def data() -> Iterator[Spec]:
         yield annotated(build, clients=24, **({} if own else {"examples": digits, **needed.get(name, {})}))
     yield annotated(sources.tfds, but=("name",), name="no_such_set")
     yield annotated(by_name.load, but=("name",), name="no_such_set")
-    yield annotated(local_files.npz, path="no-such-file")
-    yield annotated(local_files.table, path="no-such-file")
-    yield annotated(local_files.image_folder, path="no-such-folder")
+    yield annotated(local_files.npz, path="no-such-path")
+    yield annotated(local_files.table, path="no-such-path")
+    yield annotated(local_files.image_folder, path="no-such-path")
     yield annotated(check_federation, federation=blobs())
     yield arrays()
 
