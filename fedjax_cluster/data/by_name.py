@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
+from fedjax_cluster.data.leaf_files import leaf, leaf_files
 from fedjax_cluster.data.local_files import image_folder, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
 from fedjax_cluster.options import COUNT, shown, with_checks
@@ -26,14 +28,14 @@ def load(
     """A data set by its name: the embedded digits, one's own file or folder, a set of TFDS, or OpenML's copy of it.
 
     Args:
-      name: `digits`; the path of an `.npz`, `.csv`, `.tsv` or `.parquet` file; the path of a folder of images, with a
-        `/` in it, such as `./faces`; or a name that `tfds` or `openml` takes.
+      name: `digits`; the path of an `.npz`, `.csv`, `.tsv` or `.parquet` file; the path of a folder of images or
+        of LEAF's files, with a `/` in it, such as `./faces`; or a name that `tfds` or `openml` takes.
       label_column: of a table; default is `label`.
       user_column: of a table; default is `user` where there is one.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
 
     Returns:
-      What `digits`, `npz`, `table`, `image_folder`, `tfds` or `openml` returns.
+      What `digits`, `npz`, `table`, `image_folder`, `leaf`, `tfds` or `openml` returns.
 
     Raises:
       ValueError: no such data set.
@@ -50,12 +52,17 @@ def load(
         raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")
     if path and is_table(name):
         return table(name, shape=input_shape, **columns)
-    if path and os.path.isdir(os.path.expanduser(name)):
+    folder = Path(name).expanduser()
+    of_leaf = path and folder.is_dir() and bool(leaf_files(folder))
+    if path and folder.is_dir() and not of_leaf:
         return image_folder(name, size=input_shape)
     if input_shape is not None:
         raise ValueError(
-            f"input_shape is {list(input_shape)}, but {shown(name)} is neither a table nor a folder: leave it out"
+            f"input_shape is {list(input_shape)}, but {shown(name)} is neither a table nor a folder of images: leave "
+            "it out"
         )
+    if of_leaf:
+        return leaf(name)
     if path:
         return npz(name)
     if name == "digits":
@@ -63,9 +70,9 @@ def load(
     known = openml_name(name)
     if known is None:
         return _tfds_with_hint(name)
-    folder = data_folder()
+    prepared = data_folder()
     # TensorFlow Datasets takes seconds to import: not where it cannot have the files.
-    if os.path.isdir(os.path.join(folder, known.partition("/")[0])):
+    if os.path.isdir(os.path.join(prepared, known.partition("/")[0])):
         try:
             return tfds(known)
         except DatasetNotFoundError:
@@ -75,7 +82,7 @@ def load(
         if not kept:
             check_online(ours)
         once = "" if kept else ", downloaded once"
-        LOG.warning(f"{known} is not prepared for TFDS in {folder!r}: taking {ours} of OpenML{once}")
+        LOG.warning(f"{known} is not prepared for TFDS in {prepared!r}: taking {ours} of OpenML{once}")
         return openml(known)
     except DatasetNotFoundError as error:
         raise DatasetNotFoundError(

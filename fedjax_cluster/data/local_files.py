@@ -74,7 +74,7 @@ def npz(path: str | os.PathLike) -> Examples:
         raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
-    return _examples(file, arrays["x"], arrays["y"], arrays.get(USER))
+    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER))
 
 
 @with_checks(shape=COUNT)
@@ -120,7 +120,7 @@ def table(
         x = x.reshape(len(x), *shape)
         if len(shape) > 1 and x.size and x.min() >= 0 and x.max() <= 255 and (x % 1 == 0).all():
             x = x.astype(np.uint8)
-    return _examples(file, x, columns.labels, columns.users)
+    return named_examples(file, x, columns.labels, columns.users)
 
 
 @with_checks(size=COUNT)
@@ -154,7 +154,7 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
     with working(f"reading {len(found)} images"):
         x = _read_images(found, size)
     users = np.array([above[0] for above in parts]) if depths == [2] else None
-    return _examples(folder, x, np.array([above[-1] for above in parts]), users)
+    return named_examples(folder, x, np.array([above[-1] for above in parts]), users)
 
 
 class _Columns(NamedTuple):
@@ -266,12 +266,20 @@ def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarra
     return x
 
 
-def _examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndarray | None) -> Examples:
-    """Examples named after the file and what it holds: a changed file is another experiment."""
+def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndarray | None, **options: Any) -> Examples:
+    """Examples named after the file and what it holds, so that a changed file is another experiment.
+
+    Args:
+      file: the file or folder.
+      x: [N, ...] numbers.
+      labels: [N] numbers or text, or [N, ...] numbers.
+      users: [N] numbers or text, or None.
+      **options: of `from_arrays`.
+    """
     if users is not None and users.shape != np.shape(labels)[:1]:
         raise ValueError(f"{file}: user {list(users.shape)} and labels {list(labels.shape)} differ: give one for each.")
     try:
-        examples = from_arrays(x, _classes(np.asarray(labels)))
+        examples = from_arrays(x, _classes(np.asarray(labels)), **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)

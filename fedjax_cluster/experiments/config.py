@@ -33,7 +33,7 @@ from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2)
+    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm)
 }
 
 
@@ -64,7 +64,7 @@ class RunConfig(Options):
     dataset: str = option(
         "digits, the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy, "
         "or the path of an .npz file (arrays x, y and perhaps user), of a .csv, .tsv or .parquet table, or of a folder "
-        "of images by class or by user and class, with a / in it; several joined by + for mixed-datasets",
+        "of images by class or by user and class, or of LEAF's files, with a / in it; several joined by + for mixed-datasets",
         default="digits",
     )
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
@@ -74,7 +74,7 @@ class RunConfig(Options):
         default=None,
         bound=COUNT,
     )
-    model: str = option("mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2", default="mlp")
+    model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, or lstm for texts", default="mlp")
     clients: int | None = option(
         "M, number of clients; if not given 16, and in the scenario users all of them", default=None, bound=COUNT
     )
