@@ -3,6 +3,7 @@
 from fedjax_cluster.data import cache, scenarios
 from fedjax_cluster.data.by_name import load
 from fedjax_cluster.data.downloads import openml
+from fedjax_cluster.data.hugging_face import from_partitioner, huggingface
 from fedjax_cluster.data.leaf_files import leaf
 from fedjax_cluster.data.local_files import image_folder, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
@@ -14,6 +15,8 @@ __all__ = [
     "check_federation",
     "digits",
     "from_arrays",
+    "from_partitioner",
+    "huggingface",
     "image_folder",
     "leaf",
     "load",

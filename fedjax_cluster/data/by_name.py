@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
+from fedjax_cluster.data.hugging_face import huggingface
 from fedjax_cluster.data.leaf_files import leaf, leaf_files
 from fedjax_cluster.data.local_files import image_folder, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
 from fedjax_cluster.options import COUNT, shown, with_checks
 from fedjax_cluster.types import Examples
 
+HUB = "hf:"
 LOG = logging.getLogger(__name__)
 
 
@@ -29,9 +31,10 @@ def load(
 
     Args:
       name: `digits`; the path of an `.npz`, `.csv`, `.tsv` or `.parquet` file; the path of a folder of images or
-        of LEAF's files, with a `/` in it, such as `./faces`; or a name that `tfds` or `openml` takes.
-      label_column: of a table; default is `label`.
-      user_column: of a table; default is `user` where there is one.
+        of LEAF's files, with a `/` in it, such as `./faces`; `hf:` and the name that
+        `huggingface` takes; or a name that `tfds` or `openml` takes.
+      label_column: of a table, or of the hub's data set; default is `label`.
+      user_column: of a table, or of the hub's data set; default is `user` where there is one.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
 
     Returns:
@@ -47,6 +50,8 @@ def load(
     path = is_path(name)
     columns = {"label": label_column, "user": user_column}
     columns = {column: given for column, given in columns.items() if given is not None}
+    if name.startswith(HUB) and input_shape is None:
+        return huggingface(name.removeprefix(HUB), **columns)
     if columns and not (path and is_table(name)):
         column, given = next(iter(columns.items()))
         raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")

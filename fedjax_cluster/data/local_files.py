@@ -279,11 +279,11 @@ def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndar
     if users is not None and users.shape != np.shape(labels)[:1]:
         raise ValueError(f"{file}: user {list(users.shape)} and labels {list(labels.shape)} differ: give one for each.")
     try:
-        examples = from_arrays(x, _classes(np.asarray(labels)), **options)
+        examples = from_arrays(x, class_numbers(np.asarray(labels)), **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
-    ids = None if users is None else _numbers(users)
+    ids = None if users is None else numbers(users)
     digest = hashlib.blake2b(repr((examples.info, None if ids is None else ids.tolist())).encode(), digest_size=4)
     for array in (examples.x, examples.y):
         digest.update(np.ascontiguousarray(array).data)
@@ -292,9 +292,9 @@ def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndar
     return examples if ids is None else UserExamples.of(examples, ids)
 
 
-def _classes(labels: np.ndarray) -> np.ndarray:
+def class_numbers(labels: np.ndarray) -> np.ndarray:
     """Whole numbers from 0 on as they are, others and text numbered in their order; values with fractions as f32."""
-    values = _numbers(labels)
+    values = numbers(labels)
     if values.dtype.kind == "f":
         return values.astype(np.float32)
     if values.ndim == 1 and (values.dtype.kind not in "iu" or (values.size and values.min() < 0)):
@@ -305,7 +305,7 @@ def _classes(labels: np.ndarray) -> np.ndarray:
     return values
 
 
-def _numbers(values: np.ndarray) -> np.ndarray:
+def numbers(values: np.ndarray) -> np.ndarray:
     """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is."""
     if values.dtype.kind == "b":
         return values.astype(np.int32)

@@ -62,9 +62,10 @@ class RunConfig(Options):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits, the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy, "
-        "or the path of an .npz file (arrays x, y and perhaps user), of a .csv, .tsv or .parquet table, or of a folder "
-        "of images by class or by user and class, or of LEAF's files, with a / in it; several joined by + for mixed-datasets",
+        "digits; the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a "
+        "name of the Hugging Face hub; or the path of an .npz file (arrays x, y and perhaps user), of a .csv, .tsv or "
+        ".parquet table, or, with a / in it, of a folder of images by class or by user and class or of LEAF's files; "
+        "several joined by + for mixed-datasets",
         default="digits",
     )
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
