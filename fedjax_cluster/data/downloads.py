@@ -7,7 +7,7 @@ import importlib.util
 import os
 import urllib.request
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,13 +108,16 @@ def _downloaded(source: Source) -> tuple[np.ndarray, np.ndarray]:
 
     own = f"{source.name} of OpenML"
     check_online(source.name)
-    # The faster of scikit-learn's parsers needs pandas.
-    parser = "pandas" if importlib.util.find_spec("pandas") else "liac-arff"
+    options: dict[str, Any] = {"version": 1, "as_frame": False, "return_X_y": True, "n_retries": 1}
+    if importlib.util.find_spec("pandas"):  # which the faster of scikit-learn's parsers needs
+        # Without types: scikit-learn takes categories for text, which pandas 3 reads as numbers.
+        options |= {"parser": "pandas", "read_csv_kwargs": {"dtype": None}}
+    else:
+        options |= {"parser": "liac-arff"}
     try:
         # Its notices of every attempt would come as warnings.
         with warnings.catch_warnings(), working(f"downloading {own}, once"):
             warnings.simplefilter("ignore")
-            options = {"version": 1, "as_frame": False, "return_X_y": True, "parser": parser, "n_retries": 1}
             pixels, labels = sklearn.datasets.fetch_openml(source.name, **options)
             return np.asarray(pixels), np.asarray(labels)
     except Exception as error:
@@ -128,9 +131,7 @@ def _downloaded(source: Source) -> tuple[np.ndarray, np.ndarray]:
 def check_online(name: str) -> None:
     """Raises DatasetNotFoundError at once where nothing can be downloaded: scikit-learn would try for long."""
     if os.environ.get("FEDJAX_CLUSTER_OFFLINE", "0") not in ("", "0"):
-        raise DatasetNotFoundError(
-            f"OpenML's {name} is not in the cache, and FEDJAX_CLUSTER_OFFLINE forbids downloads."
-        )
+        raise DatasetNotFoundError(f"{name} is not in the cache, and FEDJAX_CLUSTER_OFFLINE forbids downloads.")
     try:
         request = urllib.request.Request(SITE, method="HEAD")
         with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER):
@@ -140,14 +141,14 @@ def check_online(name: str) -> None:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise DatasetNotFoundError(
-            f"OpenML's {name} is not in the cache, and {SITE} cannot be reached ({reason}): go online once."
+            f"{name} is not in the cache, and {SITE} cannot be reached ({reason}): go online once."
         ) from error
 
 
 def _decoded(source: Source, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [N, H, W, channels] and labels i32 [N]; a ValueError where they are not what they should be."""
     height, width, channels = source.shape
-    y = labels.astype(np.float64).astype(np.int32)
+    y = np.char.strip(labels.astype(str), "'").astype(np.float64).astype(np.int32)
     fits = pixels.shape == (source.rows, height * width * channels) and y.shape == (source.rows,)
     if not (fits and pixels.min() >= 0 and pixels.max() <= 255 and y.min() >= 0 and y.max() < source.num_classes):
         raise ValueError(

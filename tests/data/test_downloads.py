@@ -1,6 +1,9 @@
 """OpenML's copies, with scikit-learn's download replaced: what is done with its answer, and without a network."""
 
+import hashlib
 import inspect
+import io
+import json
 import logging
 import time
 import urllib.error
@@ -192,3 +195,71 @@ def test_a_version_of_tfds_is_not_openmls(tmp_path, monkeypatch):
     with pytest.raises(DatasetNotFoundError, match="OpenML has emnist/balanced"):
         load("emnist")
     assert not cache.holds("anything")
+
+
+def openml_server(rows: int, columns: int, quote: str):
+    """What openml.org answers, by the end of the address: a data set of `rows` images of `columns` pixels."""
+    pixels = (np.arange(rows)[:, None] * 3 + np.arange(columns)) % 251
+    names = [*(f"pixel{place + 1}" for place in range(columns)), "class"]
+    kinds = [*["integer"] * columns, f"{{{','.join(quote + str(digit) + quote for digit in range(10))}}}"]
+    lines = [
+        "@RELATION mnist",
+        *(f"@ATTRIBUTE {name} {kind}" for name, kind in zip(names, kinds, strict=True)),
+        "@DATA",
+    ]
+    lines += [",".join(map(str, [*row, f"{quote}{number % 10}{quote}"])) for number, row in enumerate(pixels)]
+    arff = "\n".join(lines).encode()
+    features = [
+        {"index": str(place), "name": name, "data_type": "nominal" if name == "class" else "numeric"}
+        | {
+            "number_of_missing_values": "0",
+            "is_target": str(name == "class").lower(),
+            "is_ignore": "false",
+            "is_row_identifier": "false",
+        }
+        for place, name in enumerate(names)
+    ]
+    about = {"id": "554", "name": "mnist_784", "version": "1", "format": "ARFF", "status": "active", "file_id": "52667"}
+    about |= {"url": "https://www.openml.org/data/v1/download/52667/mnist_784.arff", "description": "digits"}
+    about |= {"md5_checksum": hashlib.md5(arff).hexdigest()}
+    listed = {"did": 554, "name": "mnist_784", "version": 1, "status": "active", "format": "ARFF"}
+    quality = {"name": "NumberOfInstances", "value": str(float(rows))}
+    answers = {
+        "mnist_784.arff": arff,
+        "features/554": {"data_features": {"feature": features}},
+        "qualities/554": {"data_qualities": {"quality": [quality]}},
+        "data/554": {"data_set_description": about},
+        "data_version/1": {"data": {"dataset": [listed]}},
+    }
+    return pixels, {end: one if isinstance(one, bytes) else json.dumps(one).encode() for end, one in answers.items()}
+
+
+@pytest.mark.parametrize("parser", ["pandas", "liac-arff"])
+@pytest.mark.parametrize(("intact", "quote"), [(True, ""), (True, "'"), (False, "")])
+def test_scikit_learns_own_download(parser, intact, quote, small, tmp_path, monkeypatch):
+    """All of scikit-learn's way, from its questions to its parsers and the checksum; the network alone is replaced."""
+    pixels, answers = openml_server(ROWS, 784, quote)
+    if not intact:
+        answers["mnist_784.arff"] = answers["mnist_784.arff"][:-1] + b"7"
+
+    class Response(io.BytesIO):
+        def info(self):
+            return {}
+
+    def urlopen(request, *given, **options):
+        address = request.full_url.partition("/limit/2/")[2] or request.full_url
+        return Response(next(content for end, content in answers.items() if address.split("/status")[0].endswith(end)))
+
+    monkeypatch.delenv("FEDJAX_CLUSTER_OFFLINE")
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path / "sklearn"))
+    monkeypatch.setattr(downloads, "check_online", lambda name: None)
+    monkeypatch.setattr("sklearn.datasets._openml.urlopen", urlopen)
+    if parser != "pandas":
+        monkeypatch.setattr(downloads.importlib.util, "find_spec", lambda name: None)
+    if not intact:
+        with pytest.raises(DatasetNotFoundError, match="md5 checksum"):
+            openml("mnist")
+        return
+    x, y, _ = openml("mnist")
+    np.testing.assert_array_equal(x.reshape(ROWS, -1), pixels)
+    np.testing.assert_array_equal(y, np.arange(ROWS) % 10)
