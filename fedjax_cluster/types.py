@@ -35,6 +35,18 @@ class Examples(NamedTuple):
     info: DatasetInfo
 
 
+class UserExamples(Examples):
+    """Examples of which each belongs to a user; `_replace` makes plain ones of them."""
+
+    user_ids: Any = None  # numpy [N], numbers or text
+
+    @classmethod
+    def of(cls, examples: Examples, user_ids: Any) -> UserExamples:
+        found = cls(*examples)
+        found.user_ids = user_ids
+        return found
+
+
 class ClientData(NamedTuple):
     """Stacked clients; rows beyond `num_examples` are padding."""
 

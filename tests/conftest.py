@@ -46,6 +46,12 @@ TESTS_BETWEEN_COUNTS = 10
 
 
 @pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No test downloads a data set."""
+    monkeypatch.setenv("FEDJAX_CLUSTER_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     """Keeps tests away from the user's cache of data sets."""
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -91,7 +91,11 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--cluster-until", "-1"], "cluster_until is -1"),
         (["run", "--profile-layers", "conv_7"], "hidden_0/kernel"),
         (["run", "--scenario", "dirichlet", "--alpha", "1", "--angles", "0", "90"], "--angles belongs neither"),
-        (["run", "--scenario", "users"], "user_ids of scenario users cannot be given"),
+        (["run", "--scenario", "users"], "digits' name no users"),
+        (["run", "--dataset", "nowhere.npz"], "no file 'nowhere.npz'"),
+        (["run", "--dataset", "./nowhere"], "no file 'nowhere'"),
+        (["run", "--label-column", "kind"], "label_column is 'kind', but 'digits' is no table"),
+        (["run", "--input-shape", "8", "8"], "input_shape is [8, 8], but 'digits' is neither"),
         (
             ["run", "--scenario", "mixed-datasets", "--dataset", "digits+digits", "--angles", "0"],
             "angles of scenario mixed-datasets cannot be given",
@@ -179,7 +183,7 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
         assert "not all was written; the runs are as they were" in capsys.readouterr().err
     assert not os.path.exists("own/plots")
     assert cli.main(["resume", "own"]) == 0
-    assert set(os.listdir("own/plots")) == {"group_by_cluster.png", "learning_curves.png"}
+    assert set(os.listdir("own/plots")) == {"client_labels.png", "group_by_cluster.png", "learning_curves.png"}
 
 
 @pytest.mark.parametrize("end", [BrokenPipeError(), SystemExit(1)], ids=["print", "rich"])

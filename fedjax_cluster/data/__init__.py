@@ -1,7 +1,28 @@
 """Data: sources of examples, and scenarios that divide them among clients."""
 
 from fedjax_cluster.data import cache, scenarios
+from fedjax_cluster.data.by_name import load
+from fedjax_cluster.data.downloads import openml
+from fedjax_cluster.data.hugging_face import from_partitioner, huggingface
+from fedjax_cluster.data.leaf_files import leaf
+from fedjax_cluster.data.local_files import image_folder, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
 from fedjax_cluster.data.validation import check_federation
 
-__all__ = ["DatasetNotFoundError", "cache", "check_federation", "digits", "from_arrays", "scenarios", "tfds"]
+__all__ = [
+    "DatasetNotFoundError",
+    "cache",
+    "check_federation",
+    "digits",
+    "from_arrays",
+    "from_partitioner",
+    "huggingface",
+    "image_folder",
+    "leaf",
+    "load",
+    "npz",
+    "openml",
+    "scenarios",
+    "table",
+    "tfds",
+]

@@ -39,6 +39,11 @@ def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:
     return (images, labels) if intact else None
 
 
+def holds(key: str) -> bool:
+    """Whether there is an entry of `key`, which `read` may yet find damaged."""
+    return all(file.is_file() for file in _files(key))
+
+
 def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
     """Keeps images [N, ...] and labels [N] under `key`, completely or not at all; False where that fails."""
     images_file, labels_file = _files(key)

@@ -55,7 +55,7 @@ def by_class(
     for label in np.flatnonzero(owners.any(axis=0)):
         members = rng.permutation(np.flatnonzero(labels == label))
         takers = np.flatnonzero(owners[:, label])
-        cuts = np.rint(np.cumsum(_draw(rng, alpha, np.ones(len(takers))))[:-1] * len(members)).astype(int)
+        cuts = np.rint(np.cumsum(draw(rng, alpha, np.ones(len(takers))))[:-1] * len(members)).astype(int)
         for client, piece in zip(takers, np.split(members, cuts), strict=True):
             pieces[client].append(piece)
     rows = [rng.permutation(np.concatenate(parts)) for parts in pieces]
@@ -103,9 +103,9 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
     for client in order[np.argsort(-alphas[order], kind="stable")]:
         size = int(sizes[client])
         if alphas[client] == 0:
-            shares = _draw(rng, 0.0, np.where(left >= min(size, left.max()), left, 0))
+            shares = draw(rng, 0.0, np.where(left >= min(size, left.max()), left, 0))
         else:
-            shares = _draw(rng, float(alphas[client]), frequencies)
+            shares = draw(rng, float(alphas[client]), frequencies)
         counts = _draw_counts(rng, shares, size, left)
         rows[client] = np.concatenate([pool[n - c : n] for pool, n, c in zip(pools, left, counts, strict=True)])
         left = left - counts
@@ -130,7 +130,7 @@ def _draw_counts(rng: np.random.Generator, shares: np.ndarray, size: int, left: 
     return counts
 
 
-def _draw(rng: np.random.Generator, alpha: float, base: np.ndarray) -> np.ndarray:
+def draw(rng: np.random.Generator, alpha: float, base: np.ndarray) -> np.ndarray:
     """One draw from Dirichlet(alpha · base), with its limits at 0 and at infinity."""
     mean = base / base.sum()
     if alpha == 0:

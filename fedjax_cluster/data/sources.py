@@ -78,9 +78,7 @@ def tfds(
     ValueError: No TFDS data set is called 'mnits'. Close names: mnist, kmnist, emnist.
     """
     with _quiet():
-        # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
-        chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-        folder = os.path.expanduser(as_path("data_dir", chosen))
+        folder = data_folder(data_dir)
         builder = _builder(name, folder)
         image_feature, label_feature = _image_and_label(name, builder.info)
         builder = _prepared(name, builder, folder, download)
@@ -182,6 +180,13 @@ def _narrow(name: str, values: Any) -> np.ndarray:
             raise ValueError(f"{name} holds integers up to {values.max()}, beyond 32 bits: renumber the values.")
         return values.astype(np.int32)
     return values
+
+
+def data_folder(data_dir: str | os.PathLike | None = None) -> str:
+    """Where TFDS keeps its files."""
+    # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
+    chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return os.path.expanduser(as_path("data_dir", chosen))
 
 
 @contextmanager

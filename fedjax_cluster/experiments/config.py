@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -32,8 +33,11 @@ from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2)
+    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm)
 }
+
+
+DEFAULT_CLIENTS = 16
 
 
 class Kind(NamedTuple):
@@ -58,11 +62,23 @@ class RunConfig(Options):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits, or the TFDS name of an image classification set; several joined by + for mixed-datasets",
+        "digits; the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a "
+        "name of the Hugging Face hub; or the path of an .npz file (arrays x, y and perhaps user), of a .csv, .tsv or "
+        ".parquet table, or, with a / in it, of a folder of images by class or by user and class or of LEAF's files; "
+        "several joined by + for mixed-datasets",
         default="digits",
     )
-    model: str = option("mlp, cnn, lenet5, linear, resnet18 or mobilenet_v2", default="mlp")
-    clients: int = option("M, number of clients", default=16, bound=COUNT)
+    label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
+    user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
+    input_shape: Sequence[int] | None = option(
+        "of a table's rows where they are images; the height and width to bring a folder's images to",
+        default=None,
+        bound=COUNT,
+    )
+    model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, or lstm for texts", default="mlp")
+    clients: int | None = option(
+        "M, number of clients; if not given 16, and in the scenario users all of them", default=None, bound=COUNT
+    )
     clusters: int | Literal["auto"] = option(
         "K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP)",
         default=4,
@@ -113,11 +129,13 @@ class RunConfig(Options):
     def __post_init__(self):
         for kind, (registry, _) in KINDS.items():
             object.__setattr__(self, kind, known_name(kind, getattr(self, kind), registry))
+        if self.clients is None and self.scenario != "users":
+            object.__setattr__(self, "clients", DEFAULT_CLIENTS)
         object.__setattr__(self, "churn", checked_churn(self.churn))
         super().__post_init__()
 
     def check(self) -> None:
-        if self.clusters != "auto" and self.clusters > self.clients:
+        if self.clusters != "auto" and self.clients is not None and self.clusters > self.clients:
             raise ValueError(
                 f"clusters is {self.clusters} but there are only {self.clients} clients; "
                 f"ask for at most {self.clients} clusters"
@@ -197,7 +215,10 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
     """The source that a scenario divides: None where it makes its own data, a list where it mixes several."""
     if inspect.signature(SCENARIOS[config.scenario]).parameters["examples"].default is None:
         return None
-    sources = [data.digits() if name == "digits" else data.tfds(name) for name in config.dataset.split("+")]
+    # A path may have a plus in it.
+    names = [config.dataset] if os.path.exists(os.path.expanduser(config.dataset)) else config.dataset.split("+")
+    columns = {name: getattr(config, name) for name in ("label_column", "user_column", "input_shape")}
+    sources = [data.load(name, **columns) for name in names]
     if config.scenario == "mixed_datasets":
         return sources
     if len(sources) > 1:

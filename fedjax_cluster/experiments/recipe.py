@@ -153,11 +153,12 @@ def run_flops(config: RunConfig) -> float:
     if config.scenario == "linear_regression":
         info = DatasetInfo("", (1,), 0, "regression")
     batch = _gradient_flops(build_model(config), info, config.batch_size)
-    rows = (1 - config.test_fraction) * (config.examples_per_client or total / config.clients)
+    clients = config.clients or 1  # every recipe says how many
+    rows = (1 - config.test_fraction) * (config.examples_per_client or total / clients)
     steps: float = config.local_steps or 1
     if config.local_epochs:
         steps = config.local_epochs * rows / config.batch_size
-    visits = config.rounds * config.clients * config.participation
+    visits = config.rounds * clients * config.participation
     training = visits * steps * batch
     match build_algorithm(config):
         case algorithms.cfl_gp(every=every, stop_after=stop):

@@ -8,6 +8,7 @@ import pathlib
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_cluster.data.downloads import OPENML
 from fedjax_cluster.experiments import recipe
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
@@ -43,7 +44,10 @@ def show(console: Console | None = None) -> None:
         for name, factory in registry.items():
             table.add_row(name.replace("_", "-"), (inspect.getdoc(factory) or "").partition("\n")[0])
         console.print(table)
-    console.print("[bold]Data sets[/bold]: digits (embedded), or any image classification set of TFDS by its name")
+    console.print(
+        "[bold]Data sets[/bold]: digits (embedded), any image classification set of TFDS by its name; where that is "
+        f"not prepared, OpenML's {', '.join(OPENML)} are downloaded"
+    )
     recipes = Table("name", "reproduces", "minutes", title="Recipes", title_justify="left")
     for name, each in RECIPES.items():
         recipes.add_row(name, each.title, f"{each.minutes:g}")

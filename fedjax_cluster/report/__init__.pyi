@@ -1,4 +1,5 @@
 from . import bars as bars
+from . import client_labels as client_labels
 from . import clusters as clusters
 from . import curves as curves
 from . import histories as histories

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from fedjax_cluster.report import clusters, curves
+from fedjax_cluster.report import client_labels, clusters, curves
 from fedjax_cluster.report.histories import History
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
@@ -24,7 +24,8 @@ METHOD_FIGURES = {"cfl": "cfl", "cfl_gp": "cfl_gp", "fedgwc": "fedgwc", "flag": 
 def write_plots(directory: str | pathlib.Path, run: FinishedRun | Mapping[str, History]) -> list[pathlib.Path]:
     """Draws all that applies to a run into `directory`/plots, and returns the files written.
 
-    `learning_curves.png` always; `group_by_cluster.png` where true groups are known; and the pictures of its method.
+    `learning_curves.png` always; `client_labels.png` where there are classes; `group_by_cluster.png` where true groups
+    are known; and the pictures of its method.
 
     Args:
       directory: the run directory.
@@ -36,8 +37,12 @@ def write_plots(directory: str | pathlib.Path, run: FinishedRun | Mapping[str, H
 
 def run_figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> picture of all that applies to a finished run."""
-    _, labels, group, names = shown_clients(run)
+    index, labels, group, names = shown_clients(run)
     figures = {"learning_curves": curves.learning_curves({run.algorithm.name: run.history})}
+    info = run.federation.info
+    if info.task == "classification":
+        counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
+        figures["client_labels"] = client_labels.client_labels(counts, group, names)
     if group is not None:
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
     module = METHOD_FIGURES.get(run.algorithm.name)

@@ -17,7 +17,7 @@ import optax
 from fedjax_cluster import clustering as c
 from fedjax_cluster import local, nn, optimizers
 from fedjax_cluster.algorithms import REGISTRY, fedavg
-from fedjax_cluster.data import check_federation, sources
+from fedjax_cluster.data import by_name, check_federation, local_files, sources
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments import runs as running
@@ -173,6 +173,10 @@ def data() -> Iterator[Spec]:
         own = typing.get_type_hints(build)["examples"] is type(None)
         yield annotated(build, clients=24, **({} if own else {"examples": digits, **needed.get(name, {})}))
     yield annotated(sources.tfds, but=("name",), name="no_such_set")
+    yield annotated(by_name.load, but=("name",), name="no_such_set")
+    yield annotated(local_files.npz, path="no-such-path")
+    yield annotated(local_files.table, path="no-such-path")
+    yield annotated(local_files.image_folder, path="no-such-path")
     yield annotated(check_federation, federation=blobs())
     yield arrays()
 

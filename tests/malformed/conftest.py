@@ -6,8 +6,8 @@ import types
 import jax
 import pytest
 
-from fedjax_cluster import RunConfig, bench, cli, data
-from fedjax_cluster.data import check_federation
+from fedjax_cluster import RunConfig, bench, cli
+from fedjax_cluster.data import by_name, check_federation
 from fedjax_cluster.experiments import runs
 from fedjax_cluster.files import write_json
 from fedjax_cluster.simulation.arguments import check_arguments
@@ -37,7 +37,7 @@ def stopped(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "simulate", begin)
-    monkeypatch.setattr(data, "digits", functools.cache(data.digits))
+    monkeypatch.setattr(by_name, "digits", functools.cache(by_name.digits))
     monkeypatch.setattr(bench, "importlib", types.SimpleNamespace(import_module=measure))
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     identity = {"algorithm": "fedavg", "seed": 0, "data": ""}

@@ -64,7 +64,7 @@ def lines() -> Iterator[Line]:
         yield from of_fields(("run", method), flags._options(method))
     taken = [*flags._common_fields(), *flags._command_fields()]
     for kind in ("scenario", "model"):
-        for name in sorted(set(KINDS[kind].registry) - {"users"}):  # whose user ids no flag can give
+        for name in sorted(set(KINDS[kind].registry) - {"users", "lstm"}):  # the digits have no users, and are no text
             fields = flags._union_of_options(kind, [name], taken)
             needed = ("--dataset", "digits+digits") if name == "mixed_datasets" else ()
             yield from of_fields(("run", "fedavg", *needed, f"--{kind}", name), fields)

@@ -33,6 +33,7 @@ ACCEPTED = {
     "--alpha": ("0 inf 1e39 1e-50", "the limits of the Dirichlet distribution and what is near, as its help says"),
     "--kappa": (NOTHING, "all images of the third group are upside down"),
     "--shifts": ("-1 0 26-digits", "counted modulo the number of classes"),
+    "--sigma": (NOTHING, "equal sizes, as its help says"),
     "--noise": (NOTHING, "no noise"),
     "--blur": (NOTHING, "no blur"),
     "--init-scale": (NOTHING, "parameters start at 0"),

@@ -102,7 +102,7 @@ def test_a_run_has_its_splits_the_last_similarities_and_the_tree(check_layout, t
     marks = [line.get_xdata()[0] for line in drawn["split_history"].axes[0].lines if line.get_label() == "split"]
     assert marks == sorted({event.round + 1 for event in splits})
     names = {path.name for path in pages.write_plots(tmp_path, run)}
-    assert names == {f"{name}.png" for name in (*drawn, "learning_curves", "group_by_cluster")}
+    assert names == {f"{name}.png" for name in (*drawn, "learning_curves", "client_labels", "group_by_cluster")}
 
 
 def test_a_run_without_a_split_has_its_curve():

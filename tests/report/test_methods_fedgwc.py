@@ -115,7 +115,7 @@ def test_a_run_has_its_matrices_embedding_convergence_and_classes(check_layout, 
     assert rounds[-1] == 25
     np.testing.assert_allclose(averages[-1], run.state.server.average[0])
     written = {path.name for path in pages.write_plots(tmp_path, run)}
-    assert written == {f"{name}.png" for name in (*drawn, "learning_curves", "group_by_cluster")}
+    assert written == {f"{name}.png" for name in (*drawn, "learning_curves", "client_labels", "group_by_cluster")}
 
 
 @pytest.mark.slow

@@ -7,13 +7,13 @@ from PIL import Image
 
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
-from fedjax_cluster.report import clusters, curves, pages
+from fedjax_cluster.report import client_labels, clusters, curves, pages
 from fedjax_cluster.report.methods import cfl_gp
 from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, State
 
 CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
 GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
-ALL = ["client_features.png", "group_by_cluster.png", "learning_curves.png", "singular_values.png"]
+ALL = ["client_features.png", "client_labels.png", "group_by_cluster.png", "learning_curves.png", "singular_values.png"]
 
 
 @pytest.fixture
@@ -70,6 +70,7 @@ def given(monkeypatch):
         (cfl_gp, "singular_values"),
         (clusters, "client_features"),
         (clusters, "group_by_cluster"),
+        (client_labels, "client_labels"),
     ):
         spy(module, name)
     return calls
@@ -89,6 +90,10 @@ def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
     np.testing.assert_array_equal(labels, [1, 1, 1, 0, 0])
     assert names == ("left", "right")
     assert np.linalg.norm(features[0] - features[1]) < 0.5 * np.linalg.norm(features[0] - features[3])
+    (counts, group, names), _ = given["client_labels"]
+    np.testing.assert_array_equal(counts, [[3, 0]] * 5)
+    np.testing.assert_array_equal(group, [0, 0, 0, 1, 1])
+    assert names == ("left", "right")
     (group, labels, _), _ = given["group_by_cluster"]
     assert len(group) == len(labels) == 5
 
@@ -105,15 +110,25 @@ def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given)
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"method": "ifca"}, ["group_by_cluster.png", "learning_curves.png"]),
-        ({"method": "ifca", "group": None}, ["learning_curves.png"]),
-        ({"group": None}, ["client_features.png", "learning_curves.png", "singular_values.png"]),
-        ({"group": np.full(CLIENTS, -1)}, ["client_features.png", "learning_curves.png", "singular_values.png"]),
-        ({"clustered": False}, ["group_by_cluster.png", "learning_curves.png"]),
+        ({"method": "ifca"}, ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]),
+        ({"method": "ifca", "group": None}, ["client_labels.png", "learning_curves.png"]),
+        ({"group": None}, ["client_features.png", "client_labels.png", "learning_curves.png", "singular_values.png"]),
+        (
+            {"group": np.full(CLIENTS, -1)},
+            ["client_features.png", "client_labels.png", "learning_curves.png", "singular_values.png"],
+        ),
+        ({"clustered": False}, ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]),
     ],
 )
 def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
     assert sorted(path.name for path in pages.write_plots(tmp_path, make_result(**options))) == names
+
+
+def test_a_regression_has_no_labels(make_result, tmp_path):
+    result = make_result("ifca")
+    info = result.federation.info._replace(task="regression", num_classes=0)
+    result.federation = result.federation._replace(info=info)
+    assert "client_labels.png" not in [path.name for path in pages.write_plots(tmp_path, result)]
 
 
 def test_curves_are_drawn_from_a_history_alone(make_history, tmp_path, given):
@@ -130,5 +145,5 @@ def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, t
     result.state = result.state._replace(server=result.state.server._replace(grams=lost))
     result.history = {**result.history, **dict.fromkeys(("loss", "accuracy", "test_loss"), np.full(20, np.nan))}
     written = pages.write_plots(tmp_path, result)
-    assert sorted(path.name for path in written) == ["group_by_cluster.png", "learning_curves.png"]
+    assert sorted(path.name for path in written) == ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]
     assert "the pictures of cfl_gp alone are left out: " in caplog.text

@@ -6,5 +6,6 @@ from fedjax_cluster.data.scenarios.meanings import label_permutation, label_shif
 from fedjax_cluster.data.scenarios.natural import users
 from fedjax_cluster.data.scenarios.overlap import class_overlap
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.data.scenarios.skews import shards, size_skew
 from fedjax_cluster.data.scenarios.synthetic import linear_regression, xor
 from fedjax_cluster.data.scenarios.visual import domains

@@ -16,7 +16,7 @@ from fedjax_cluster.types import Examples, Federation
 def users(
     examples: Examples,
     *,
-    user_ids: Any,
+    user_ids: Any = None,
     clients: int | None = None,
     min_examples: int = 2,
     seed: int = 0,
@@ -27,7 +27,8 @@ def users(
 
     Args:
       examples: any.
-      user_ids: [N], of any type that can be sorted; the user of each example.
+      user_ids: [N], of any type that can be sorted; the user of each example. Default is what the examples tell, as
+        those that `npz`, `table` and `image_folder` read from files with users do.
       clients: M users drawn at random among those with enough examples; default is all of them.
       min_examples: users with fewer are left out; at least 2.
       seed: decides which users and examples take part, and who is tested on which.
@@ -44,6 +45,13 @@ def users(
     (7, 13, 8, 8)
     """
     check_examples(examples, labelled=False)
+    if user_ids is None:
+        user_ids = getattr(examples, "user_ids", None)
+    if user_ids is None:
+        raise ValueError(
+            f"The examples of {examples.info.name!r} name no users: give user_ids in Python, or data with users: an "
+            ".npz file with an array `user`, a table with a column of users, or a folder of images by user and class."
+        )
     _, user, counts = partition.sorted_ids("user_ids", user_ids, len(examples.y))
     choose, deal, part = partition.generators(seed, 3)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)

@@ -23,10 +23,12 @@ _BOUNDS = {
     "num_groups": COUNT,
     "classes_per_group": COUNT,
     "tests_per_label": COUNT,
+    "shards_per_client": COUNT,
     "examples_per_client": at_least(2),
     "min_examples": at_least(2),
     "test_fraction": INSIDE_UNIT,
     "kappa": UNIT,
+    "sigma": Bound(lambda value: 0 <= value <= 100, "0 to 100"),
     "rho": SHARE,
     "phi": Bound(lambda value: SMALLEST <= value < 90, "above 0 and below 90 degrees"),
     # One class a client or one client a class, to all clients alike; NumPy's draws overflow between the two.

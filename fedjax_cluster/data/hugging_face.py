@@ -1,0 +1,142 @@
+"""Data sets of the Hugging Face hub, and what the partitioners of Flower Datasets make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_cluster.data import partition
+from fedjax_cluster.data.local_files import class_numbers, numbers
+from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays
+from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
+from fedjax_cluster.types import Examples, Federation, UserExamples
+
+ROWS_AT_ONCE = 4096
+
+
+@with_checks()
+def huggingface(
+    name: str, *, split: str = "all", inputs: str | None = None, label: str | None = None, user: str | None = None
+) -> Examples:
+    """A data set of the Hugging Face hub, such as `ylecun/mnist`; needs the package `datasets`.
+
+    Args:
+      name: as the hub has it; on the command line after `hf:`.
+      split: one of its splits; `all` is train followed by test.
+      inputs: column of images or of numbers; default is the only one of images.
+      label: column of labels; default is the only one that declares its classes.
+      user: column of users; default is none.
+
+    Returns:
+      Examples with x uint8 [N, H, W, channels] of images, and with `user_ids` where a column of users is named. The
+      library keeps what it downloads in its own cache; `HF_HUB_OFFLINE=1` forbids downloads.
+
+    Raises:
+      ValueError: no such column or split, images that differ in size, or `datasets` is not installed.
+      DatasetNotFoundError: it cannot be downloaded.
+    """
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(
+            "data sets of the Hugging Face hub need the package datasets, which is not installed: pip install datasets"
+        ) from error
+    try:
+        found = datasets.load_dataset(name)
+    except Exception as error:
+        # Failures of names, network, server and disk have no common base class.
+        reason = " ".join(str(error).split())
+        raise DatasetNotFoundError(f"{name!r} of the Hugging Face hub cannot be had: {reason}") from error
+    wanted = [part for part in ("train", "test") if part in found] if split == "all" else [split]
+    if not wanted or any(part not in found for part in wanted):
+        raise ValueError(f"{name!r} has no split {split!r}: choose one of all (train, test), {', '.join(found)}")
+    return _examples(datasets.concatenate_datasets([found[part] for part in wanted]), name, inputs, label, user)
+
+
+@with_checks(but=("partitioner",), test_fraction=INSIDE_UNIT, seed=SEED)
+def from_partitioner(
+    partitioner: Any,
+    *,
+    inputs: str | None = None,
+    label: str | None = None,
+    test_fraction: float = 0.3,
+    seed: int = 0,
+    name: str = "partitions",
+) -> Federation:
+    """The federation that a partitioner of Flower Datasets (`flwr_datasets.partitioner`) makes: a client a partition.
+
+    Args:
+      partitioner: with its data set, that is after `partitioner.dataset = ...`, or from a `FederatedDataset`.
+      inputs: column of images or of numbers; default is the only one of images.
+      label: column of labels; default is the only one that declares its classes.
+      test_fraction: share of each client's rows that it is tested on.
+      seed: decides which rows these are.
+      name: appears in reports.
+
+    Returns:
+      A Federation in the order of the partitions, whose `group` is None.
+
+    Raises:
+      ValueError: not a partitioner, no such column, or a partition with a single row.
+    """
+    if not (hasattr(partitioner, "num_partitions") and hasattr(partitioner, "load_partition")):
+        raise ValueError(f"partitioner is a {type(partitioner).__name__}; give one of flwr_datasets.partitioner")
+    parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    sources = [_columns(part, inputs, label, None) for part in parts]
+    x, y = (np.concatenate(arrays) for arrays in ([one[0] for one in sources], [one[1] for one in sources]))
+    examples = _named(x, y, sources[0][3], name)
+    rows = partition.divide(np.arange(len(x)), np.array([len(part) for part in parts]))
+    (rng,) = partition.generators(seed, 1)
+    return partition.federate(examples, rows, rng, test_fraction)
+
+
+def _examples(found: Any, name: str, inputs: str | None, label: str | None, user: str | None) -> Examples:
+    x, y, users, classes = _columns(found, inputs, label, user)
+    examples = _named(x, y, classes, name)
+    return examples if users is None else UserExamples.of(examples, users)
+
+
+def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str) -> Examples:
+    examples = from_arrays(x, class_numbers(y), num_classes=classes, name=name)
+    assert isinstance(examples, Examples)
+    return examples
+
+
+def _columns(
+    found: Any, inputs: str | None, label: str | None, user: str | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None]:
+    """x, y, users and the number of classes where it is declared."""
+    kinds = {column: type(feature).__name__ for column, feature in found.features.items()}
+    inputs = _column("inputs", inputs, kinds, "Image")
+    label = _column("label", label, kinds, "ClassLabel")
+    if user is not None:
+        _column("user", user, kinds, "")
+    images = kinds[inputs] == "Image"
+    chosen = found.select_columns(list(dict.fromkeys(column for column in (inputs, label, user) if column)))
+    pieces: list[np.ndarray] = []
+    rest: dict[str, list[Any]] = {column: [] for column in (label, user) if column}
+    for start in range(0, len(found), ROWS_AT_ONCE):
+        batch = chosen[start : start + ROWS_AT_ONCE]
+        rows = [np.asarray(row) for row in batch[inputs]]
+        if len({row.shape for row in rows} | {piece.shape[1:] for piece in pieces}) > 1:
+            raise ValueError(f"the rows of {inputs!r} differ in shape: resize them, and use fc.data.from_arrays")
+        pieces.append(np.stack(rows))
+        for column, values in rest.items():
+            values.extend(batch[column])
+    x = np.concatenate(pieces)
+    if images and x.ndim == 3:
+        x = x[..., None]
+    users = None if user is None else numbers(np.asarray(rest[user]))
+    return x, np.asarray(rest[label]), users, getattr(found.features[label], "num_classes", None)
+
+
+def _column(what: str, given: str | None, kinds: dict[str, str], kind: str) -> str:
+    """The column that is named, or the only one of a kind."""
+    fitting = [column for column, own in kinds.items() if own == kind]
+    if given is None and len(fitting) == 1:
+        return fitting[0]
+    if given not in kinds:
+        problem = f"there is no column {given!r}" if given is not None else f"{len(fitting)} columns are {kind}"
+        raise ValueError(f"{problem}: give {what}, one of the columns {', '.join(kinds)}")
+    return given

@@ -1,0 +1,333 @@
+"""Data sets in files of one's own: arrays, tables, and folders of images; with users where the files tell them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from fedjax_cluster.data.sources import from_arrays
+from fedjax_cluster.data.waiting import working
+from fedjax_cluster.options import COUNT, as_path, with_checks
+from fedjax_cluster.types import Examples, UserExamples
+
+ARRAYS = (".npz",)
+TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
+LABEL, USER = "label", "user"
+MOST_NAMED = 8  # columns in a message
+
+
+def is_path(name: str) -> bool:
+    """Whether a data set's name is that of a file or folder.
+
+    >>> is_path("mine.csv"), is_path("./faces"), is_path("emnist/balanced")
+    (True, True, False)
+    """
+    if Path(name).suffix.lower() in (*ARRAYS, *TABLES) or name.startswith(("./", "../", "/", "~")):
+        return True
+    return "/" in name and os.path.isdir(name)
+
+
+def is_table(path: str | os.PathLike) -> bool:
+    return Path(path).suffix.lower() in TABLES
+
+
+@with_checks()
+def npz(path: str | os.PathLike) -> Examples:
+    """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`.
+
+    Args:
+      path: holds x [N, ...] and y [N, ...] as `from_arrays` takes them, except that classes may be text, and user [N]
+        of numbers or text.
+
+    Returns:
+      Examples, with `user_ids` where there are users. Its name is that of the file and a digest of what it holds.
+
+    Raises:
+      ValueError: no such file, not an `.npz` with these arrays, or arrays that `from_arrays` refuses.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/mine.npz", x=np.eye(4), y=[0, 1, 0, 1], user=["a", "a", "b", "b"])
+    ...     found = npz(f"{folder}/mine.npz")
+    >>> found.x.shape, found.user_ids.tolist()
+    ((4, 4), ['a', 'a', 'b', 'b'])
+    """
+    file = _existing(path)
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            arrays = {name: kept[name] for name in ("x", "y", USER) if name in kept}
+            names = list(kept)
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        # A single array, saved as .npy, has no names.
+        raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
+    if not {"x", "y"} <= set(arrays):
+        raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
+    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER))
+
+
+@with_checks(shape=COUNT)
+def table(
+    path: str | os.PathLike, *, label: str = LABEL, user: str | None = None, shape: Sequence[int] | None = None
+) -> Examples:
+    """A table in a `.csv`, `.tsv` or `.parquet` file: a row an example, one column the labels, the others features.
+
+    Args:
+      path: the file; the first line of a `.csv` or `.tsv` names the columns.
+      label: column of labels. Whole numbers from 0 on are kept, other whole numbers and text are numbered in their
+        order; numbers with fractions make it a regression.
+      user: column of users; default is `user` where there is one.
+      shape: of an example, where the columns are pixels: such as (28, 28) or (28, 28, 1). Whole numbers from 0 to 255
+        then become uint8, which models scale.
+
+    Returns:
+      Examples with x f32 [N, features] or [N, *shape], and with `user_ids` where there are users.
+
+    Raises:
+      ValueError: no such file or column, features that are not numbers, or another number of them than `shape` has.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(f"{folder}/mine.csv").write_text("kind,wide,high\\ncat,1,2\\ndog,3,4.5\\n")
+    ...     found = table(f"{folder}/mine.csv", label="kind")
+    >>> found.x.tolist(), found.y.tolist(), found.info.num_classes
+    ([[1.0, 2.0], [3.0, 4.5]], [0, 1], 2)
+    """
+    file = _existing(path)
+    if file.suffix.lower() not in TABLES:
+        raise ValueError(f"{file} is no table that can be read: give a file ending in {', '.join(TABLES)}.")
+    with working(f"reading {file.name}"):
+        read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
+        columns = read(file, label, user)
+    x = columns.features
+    if shape is not None:
+        if math.prod(shape) != x.shape[1]:
+            raise ValueError(
+                f"{file} has {x.shape[1]} columns of features, but the shape {list(shape)} asks for "
+                f"{math.prod(shape)}: correct the shape, or remove columns that are no features."
+            )
+        x = x.reshape(len(x), *shape)
+        if len(shape) > 1 and x.size and x.min() >= 0 and x.max() <= 255 and (x % 1 == 0).all():
+            x = x.astype(np.uint8)
+    return named_examples(file, x, columns.labels, columns.users)
+
+
+@with_checks(size=COUNT)
+def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) -> Examples:
+    """A folder of images, by class or by user and class: `folder/class/*.png`, or `folder/user/class/*.png`.
+
+    Args:
+      path: the folder; images are `.png`, `.jpg`, `.jpeg` or `.bmp`, other files do not count.
+      size: (height, width) to bring the images to; default is their own, which must be one.
+
+    Returns:
+      Examples with x uint8 [N, H, W, 3], or [N, H, W, 1] where none has colours, classes numbered in the order of their
+      names, and `user_ids` where there are users.
+
+    Raises:
+      ValueError: no such folder, no images one or two folders down, an unreadable one, or images that differ in size.
+    """
+    folder = as_path("path", path).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give one that holds images by class, such as {folder}/cat/1.png.")
+    if size is not None and len(size) != 2:
+        raise ValueError(f"size is {list(size)}; give height and width")
+    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGES and file.name[0] != ".")
+    parts = [file.relative_to(folder).parts[:-1] for file in found]
+    depths = sorted({len(above) for above in parts})
+    if depths not in ([1], [2]):
+        what = f"images {' and '.join(map(str, depths))} folders down" if depths else "no images"
+        raise ValueError(
+            f"{folder} holds {what}: place all as {folder}/CLASS/*.png, or all as {folder}/USER/CLASS/*.png."
+        )
+    with working(f"reading {len(found)} images"):
+        x = _read_images(found, size)
+    users = np.array([above[0] for above in parts]) if depths == [2] else None
+    return named_examples(folder, x, np.array([above[-1] for above in parts]), users)
+
+
+class _Columns(NamedTuple):
+    features: np.ndarray  # [N, features]
+    labels: np.ndarray  # [N]
+    users: np.ndarray | None  # [N]
+
+
+def _read_csv(file: Path, label: str, user: str | None) -> _Columns:
+    delimiter = TABLES[file.suffix.lower()]
+    options: dict[str, Any] = {"delimiter": delimiter, "quotechar": '"', "comments": None, "skiprows": 1}
+    options |= {"encoding": "utf-8-sig", "ndmin": 2}
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(_what_is_wrong(file, error)) from error
+    of_label, of_user = _places(file, names, label, user)
+    own = [place for place in (of_label, of_user) if place is not None]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file without rows, which is refused below
+            texts = np.loadtxt(file, dtype=str, usecols=own, **options)
+            features = np.loadtxt(file, usecols=[place for place in range(len(names)) if place not in own], **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(_what_is_wrong(file, error)) from error
+    if not len(texts):
+        raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
+    return _Columns(features, texts[:, 0], None if of_user is None else texts[:, 1])
+
+
+def _what_is_wrong(file: Path, error: Exception) -> str:
+    bad = re.search(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)", str(error))
+    if bad is None:
+        return f"{file} cannot be read as a table ({error}): correct it."
+    what = f"{bad[1]!r} in" if bad[1] else "nothing in"
+    return (
+        f"{file} has {what} row {int(bad[2]) + 1} below the names, column {bad[3]}, where features are numbers: give "
+        "numbers, name the column of labels or users, or remove the column."
+    )
+
+
+def _places(file: Path, names: Sequence[str], label: str, user: str | None) -> tuple[int, int | None]:
+    """Where the columns of labels and users stand."""
+    if user is None and USER in names and label != USER:
+        user = USER
+    for what, name in (("labels", label), ("users", user)):
+        if name is not None and names.count(name) != 1:
+            count = "no" if name not in names else "more than one"
+            raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {_listed(names)}")
+    if label == user:
+        raise ValueError(f"the column {label!r} of {file} cannot be both labels and users: name another one")
+    if len(names) - 1 - (user is not None) < 1:
+        raise ValueError(f"{file} has no column of features besides {_listed(names)}: add one")
+    return names.index(label), None if user is None else names.index(user)
+
+
+def _read_parquet(file: Path, label: str, user: str | None) -> _Columns:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(f"reading {file} needs pyarrow, which is not installed: install it, or give a .csv") from error
+    try:
+        read = pyarrow.parquet.read_table(file)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{file} cannot be read as a Parquet file ({error}): write it again.") from error
+    # pandas keeps its index in a column of its own.
+    read = read.select([name for name in read.column_names if not name.startswith("__index_level_")])
+    of_label, of_user = _places(file, read.column_names, label, user)
+    arrays = [column.to_numpy() for column in read.columns]
+    rest = [place for place in range(len(arrays)) if place not in (of_label, of_user)]
+    for place in rest:
+        if arrays[place].dtype.kind not in "biuf":
+            raise ValueError(
+                f"the column {read.column_names[place]!r} of {file} holds no numbers: remove or convert it."
+            )
+    features = np.stack([arrays[place] for place in rest], axis=1)
+    return _Columns(features, arrays[of_label], None if of_user is None else arrays[of_user])
+
+
+def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarray:
+    """uint8 [N, H, W, channels]."""
+    looks = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                looks.append((image.size, image.mode))
+        except (OSError, UnidentifiedImageError) as error:
+            raise ValueError(f"{file} is no image that can be read: remove or replace it.") from error
+    width, height = looks[0][0] if size is None else (size[1], size[0])
+    other = next((index for index, (own, _) in enumerate(looks) if own != (width, height)), None)
+    if size is None and other is not None:
+        own = looks[other][0]
+        raise ValueError(
+            f"the images differ in size: {files[0]} is {height} × {width} and {files[other]} {own[1]} × {own[0]}; give "
+            "a size to bring them to"
+        )
+    grey = all(mode in ("1", "L", "LA") for _, mode in looks)
+    x = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
+    for row, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                shown = image.convert("L" if grey else "RGB")
+        except OSError as error:
+            raise ValueError(f"the image {file} is damaged ({error}): remove or replace it.") from error
+        if shown.size != (width, height):
+            shown = shown.resize((width, height), Image.Resampling.BILINEAR)
+        x[row] = np.asarray(shown).reshape(height, width, -1)
+    return x
+
+
+def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndarray | None, **options: Any) -> Examples:
+    """Examples named after the file and what it holds, so that a changed file is another experiment.
+
+    Args:
+      file: the file or folder.
+      x: [N, ...] numbers.
+      labels: [N] numbers or text, or [N, ...] numbers.
+      users: [N] numbers or text, or None.
+      **options: of `from_arrays`.
+    """
+    if users is not None and users.shape != np.shape(labels)[:1]:
+        raise ValueError(f"{file}: user {list(users.shape)} and labels {list(labels.shape)} differ: give one for each.")
+    try:
+        examples = from_arrays(x, class_numbers(np.asarray(labels)), **options)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    assert isinstance(examples, Examples)
+    ids = None if users is None else numbers(users)
+    digest = hashlib.blake2b(repr((examples.info, None if ids is None else ids.tolist())).encode(), digest_size=4)
+    for array in (examples.x, examples.y):
+        digest.update(np.ascontiguousarray(array).data)
+    info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}")
+    examples = examples._replace(info=info)
+    return examples if ids is None else UserExamples.of(examples, ids)
+
+
+def class_numbers(labels: np.ndarray) -> np.ndarray:
+    """Whole numbers from 0 on as they are, others and text numbered in their order; values with fractions as f32."""
+    values = numbers(labels)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if values.ndim == 1 and (values.dtype.kind not in "iu" or (values.size and values.min() < 0)):
+        try:
+            return np.unique(values, return_inverse=True)[1].astype(np.int32)
+        except TypeError:
+            raise ValueError("the labels hold nothing in some rows, or values of several kinds: mend them") from None
+    return values
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is."""
+    if values.dtype.kind == "b":
+        return values.astype(np.int32)
+    if values.dtype.kind in "UO":
+        try:
+            values = values.astype(np.int64) if values.dtype.kind == "U" else values.astype(str).astype(np.int64)
+        except (ValueError, OverflowError):
+            try:
+                values = values.astype(np.float64)
+            except (ValueError, TypeError):
+                return values
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all() and values.size:
+        return values.astype(np.int64)
+    return values
+
+
+def _existing(path: str | os.PathLike) -> Path:
+    file = as_path("path", path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(file)!r}: correct the path")
+    return file
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "") or "nothing"
