@@ -60,7 +60,8 @@ def run_suites(
       package: where their modules lie.
 
     Raises:
-      ValueError: an unknown suite; with `check`, no history, or a row that is slower than recorded, by the median of three runs.
+      ValueError: an unknown suite; with `check`, no history, or a row slower than recorded by the
+        median of three runs.
     """
     for name in names:
         if name not in suites:
@@ -69,6 +70,10 @@ def run_suites(
         check_writable(as_path("output", output))
     if check is not None:
         history.read(as_path("check", check))
+    if record is not None:
+        check_writable(as_path("record", record).resolve().parent)
+        if as_path("record", record).exists():
+            history.read(record)
     reports = [_run_suite(name, smoke, output, package) for name in names or suites]
     if record is not None:
         history.record(as_path("record", record), reports)

@@ -63,9 +63,9 @@ def slower(path: str | pathlib.Path, reports: Sequence[Mapping[str, Any]]) -> di
     now = {name: _median(measured, name) for found in measured for name in found}
     recorded = [entry["ratios"] for entry in entries]
     then = {name: _median(recorded, name, RECORDS) for found in recorded for name in found if name in now}
-    return (
-        {name: (then[name], now[name]) for name in then if now[name] < (1 - TOLERANCE) * then[name]} if then else None
-    )
+    if not then:
+        return None
+    return {name: (then[name], now[name]) for name in then if now[name] < (1 - TOLERANCE) * then[name]}
 
 
 def _median(records: Sequence[Mapping[str, float]], name: str, last: int = 0) -> float:
