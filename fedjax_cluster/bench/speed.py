@@ -28,7 +28,7 @@ def run(bench: Bench) -> None:
     peers = {PLAIN: plain_training(mlp)}
     for name, case in (("MLP 784-200-10", mlp), ("LeNet-5", lenet)):
         bench.row(f"{name}, local training", case.size, training(case), peers=peers, repetitions=TURNS)
-    count = 40 if few else 400
+    count = 40 if few else 3000
     points = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
     key, x = jax.random.key(0), jnp.asarray(points)
     bench.row(
