@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -21,8 +22,8 @@ USAGE = f"""usage: {PROG} COMMAND [...]
 
 commands:
   run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
-  compare METHOD... [flags]   several methods, over seeds, on the same federations
-  resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
+  compare METHOD... [flags]   several methods, over seeds, on the same federations; --all: every method
+  resume RUN_DIR [--rounds N] take up an interrupted run or comparison, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
@@ -59,7 +60,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         try:
             _prepare_jax()
             with _notices_on_stderr():
-                command(arguments[1:])
+                status = command(arguments[1:]) or 0
             interrupt.stop_if_wanted()
         except BaseException as error:
             # Raised inside an import or a library's callback, an interruption can come out as anything.
@@ -77,7 +78,7 @@ def _main(arguments: Sequence[str] | None) -> int:
                 return _failure(error)
             sys.stdout.flush()
             raise
-    return 0
+    return status
 
 
 def _interrupted(error: BaseException, number: int) -> int:
@@ -115,6 +116,9 @@ def _keeping(kept: str) -> Iterator[None]:
 def _notices_on_stderr() -> Iterator[None]:
     """What the package has to say of a run, such as that a method can never split in it, as one line each."""
     log, handler = logging.getLogger("fedjax_cluster"), logging.StreamHandler()
+    said: set[str] = set()
+    # A comparison would say some of it for every seed.
+    handler.addFilter(lambda record: not (record.getMessage() in said or said.add(record.getMessage())))
     handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
     log.addHandler(handler)
     # Others' handlers would say it again.
@@ -144,18 +148,26 @@ def _run(arguments: list[str]) -> None:
     _show(result, run_dir)
 
 
-def _resume(arguments: list[str]) -> None:
+def _resume(arguments: list[str]) -> int:
     names, rest = _leading_names(arguments, at_most=1)
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
-    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run.")
-    every = own.checkpoint_every
-    result = fc.experiments.runs.resume(names[0], own.rounds, time_clustering=True, checkpoint_every=every)
-    _show(result, pathlib.Path(names[0]))
+    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, or comparison.")
+    every, path = own.checkpoint_every, as_path("run_dir", names[0])
+    if fc.experiments.comparison.is_comparison(path):
+        go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
+        return _compared(go_on, path)
+    result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
+    _show(result, path)
+    return 0
 
 
-def _compare(arguments: list[str]) -> None:
+def _compare(arguments: list[str]) -> int:
     methods, rest = _leading_names(arguments)
+    if "--all" in rest:
+        if methods:
+            raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
+        methods, rest = list(fc.algorithms.REGISTRY), [word for word in rest if word != "--all"]
     if "--help" in rest or "-h" in rest:
         methods = methods or ["cfl-gp"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
@@ -163,24 +175,47 @@ def _compare(arguments: list[str]) -> None:
     directory = _directory(own["run_dir"]) or _new_directory("compare")
     fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
-    seeds = range(first, first + own["seeds"])
-    outcomes = fc.experiments.comparison.compare(
+    go_on = functools.partial(
+        fc.experiments.comparison.compare,
         configs,
-        seeds=seeds,
+        seeds=range(first, first + own["seeds"]),
         run_dir=directory,
-        done=_announce,
-        time_clustering=True,
         checkpoint_every=own["checkpoint_every"],
     )
-    table = fc.report.tables.comparison_table(outcomes)
-    try:
-        with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
-            table.write(directory / "comparison.md", directory / "comparison.csv")
-            figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
-            fc.report.style.save(figure, directory / "learning_curves.png")
-    finally:
-        table.print()
+    return _compared(go_on, directory)
+
+
+def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
+    """Carries a comparison out and leaves its table and figure; 1 where every run has failed."""
+    with _whole(directory):
+        outcomes = go_on(done=_announce, failed=_announce_failure, time_clustering=True)
+        table = fc.report.tables.comparison_table(outcomes)
+        try:
+            with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
+                if any(outcome.histories for outcome in outcomes):
+                    fc.experiments.saved_runs.leave_comparison(outcomes, table, directory)
+        finally:
+            table.print()
     print(f"left in {directory}")
+    sys.stdout.flush()
+    if failed := [outcome for outcome in outcomes if outcome.failed]:
+        named = [
+            f"{each.label} (seed {', '.join(map(str, each.failed))})" if each.summaries else each.label
+            for each in failed
+        ]
+        print(f"{PROG}: {len(failed)} of {len(outcomes)} methods failed: {', '.join(named)}", file=sys.stderr)
+    return 0 if any(outcome.summaries for outcome in outcomes) else 1
+
+
+@contextlib.contextmanager
+def _whole(directory: pathlib.Path) -> Iterator[None]:
+    """An interruption names the directory of all that is done here, not of the run that was under way."""
+    try:
+        yield
+    except BaseException as error:
+        if Interrupt.active is not None and Interrupt.active.wanted:
+            raise KeyboardInterrupt(str(directory)) from error
+        raise
 
 
 def _report(arguments: list[str]) -> None:
@@ -216,7 +251,7 @@ def _list(arguments: list[str]) -> None:
     fc.recipes.catalogue.show()
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "run": _run,
     "compare": _compare,
     "resume": _resume,
@@ -302,6 +337,10 @@ def _announce(label: str, seed: int, result: Any) -> None:
     agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
     print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
+
+
+def _announce_failure(label: str, seed: int, reason: str) -> None:
+    print(f"{label} seed {seed} failed: {reason}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def _by_seed(
 
     Where summaries do not tell their seeds, or not apart, they are numbered in their order.
     """
-    named = [[summary.get("seed") for summary in method.summaries] for method in runs]
+    named: list[list[Any]] = [[summary.get("seed") for summary in method.summaries] for method in runs]
     told = all(len(set(of)) == len(of) and None not in of for of in named)
     named = named if told else [list(range(len(of))) for of in named]
     seeds = sorted({seed for of in (*named, *failed) for seed in of})
@@ -130,7 +130,7 @@ def _against_one_another(
     best = significance.best_of(values, higher=higher)
     if methods < 2 or seeds < 2 or best is None:
         return {}, {}, ""
-    known, common = np.isfinite(values).any(axis=1), ran.all(axis=0)
+    known, common = np.asarray(np.isfinite(values).any(axis=1)), np.asarray(ran.all(axis=0))
     ranks, told = {}, ""
     if common.any():
         found = iter(significance.mean_ranks(values[known][:, common], higher=higher))
