@@ -187,8 +187,18 @@ def _compare(arguments: list[str]) -> int:
 
 def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     """Carries a comparison out and leaves its table and figure; 1 where every run has failed."""
+    waiting: list[str] = []  # failures before the first success: a mistake that all share is one line
+
+    def done(label: str, seed: int, result: Any) -> None:
+        _say_all(waiting)
+        _announce(label, seed, result)
+
+    def failed(label: str, seed: int, reason: str) -> None:
+        waiting.append(f"{label} seed {seed} failed: {reason}")
+
     with _whole(directory):
-        outcomes = go_on(done=_announce, failed=_announce_failure, time_clustering=True)
+        outcomes = go_on(done=done, failed=failed, time_clustering=True)
+        _say_all(waiting)
         table = fc.report.tables.comparison_table(outcomes)
         try:
             with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
@@ -198,12 +208,10 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
             table.print()
     print(f"left in {directory}")
     sys.stdout.flush()
-    if failed := [outcome for outcome in outcomes if outcome.failed]:
-        named = [
-            f"{each.label} (seed {', '.join(map(str, each.failed))})" if each.summaries else each.label
-            for each in failed
-        ]
-        print(f"{PROG}: {len(failed)} of {len(outcomes)} methods failed: {', '.join(named)}", file=sys.stderr)
+    if lost := [outcome for outcome in outcomes if outcome.failed]:
+        seeds = [f" (seed {', '.join(map(str, each.failed))})" if each.summaries else "" for each in lost]
+        named = ", ".join(each.label + of for each, of in zip(lost, seeds, strict=True))
+        print(f"{PROG}: {len(lost)} of {len(outcomes)} methods failed: {named}", file=sys.stderr)
     return 0 if any(outcome.summaries for outcome in outcomes) else 1
 
 
@@ -339,8 +347,9 @@ def _announce(label: str, seed: int, result: Any) -> None:
     print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
 
 
-def _announce_failure(label: str, seed: int, reason: str) -> None:
-    print(f"{label} seed {seed} failed: {reason}", file=sys.stderr)
+def _say_all(lines: list[str]) -> None:
+    while lines:
+        print(lines.pop(0), file=sys.stderr)
 
 
 if __name__ == "__main__":

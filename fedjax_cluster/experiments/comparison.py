@@ -224,7 +224,7 @@ def _opened(directory: pathlib.Path, comparison: Comparison):
 
 def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
     """A comparison may get more methods, seeds and rounds."""
-    for label in before.configs.keys() & now.configs.keys():
+    for label in filter(before.configs.__contains__, now.configs):
         old, new = (plain(each.configs[label].to_json()) for each in (before, now))
         different = [f"{name} is {old[name]} there and {new[name]} here" for name in old if old[name] != new[name]]
         different = [each for each in different if not each.startswith(("seed ", "rounds "))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pathlib
@@ -176,13 +177,15 @@ def read_comparison(path: pathlib.Path) -> list[Outcome]:
     """
     configs, seeds, known = comparison.read(path)
     outcomes = []
-    for label in configs:
+    for label, config in configs.items():
         ended, failed = [], {}
         for seed in seeds:
-            try:
-                ended.append(read_run(path / comparison.run_name(label, seed)))
-            except ValueError:
-                failed[seed] = known.get(label, {}).get(seed, "has not ended; continue the comparison with resume")
+            with contextlib.suppress(ValueError):
+                run = read_run(path / comparison.run_name(label, seed))
+                if run.rounds >= config.rounds:
+                    ended.append(run)
+                    continue
+            failed[seed] = known.get(label, {}).get(seed, "has not ended; continue the comparison with resume")
         summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
         outcomes.append(Outcome(label, summaries, histories, failed))
     if not any(outcome.summaries for outcome in outcomes):

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, ENDED, learning_curves, shared_legend
+from fedjax_cluster.report import curves, style
+from fedjax_cluster.report.curves import BAND, ENDED, shared_legend
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
@@ -41,7 +41,7 @@ def comparison_figure(histories: Mapping[str, History | Sequence[History]]) -> F
     Raises:
       ValueError: no histories, or none with a value to draw.
     """
-    return learning_curves(histories) if len(histories) <= MOST_IN_ONE else small_multiples(histories)
+    return curves.learning_curves(histories) if len(histories) <= MOST_IN_ONE else small_multiples(histories)
 
 
 def small_multiples(histories: Mapping[str, History | Sequence[History]], metric: str | None = None) -> Figure:
