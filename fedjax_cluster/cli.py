@@ -168,8 +168,6 @@ def _compare(arguments: list[str]) -> int:
         if methods:
             raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
         methods, rest = list(fc.algorithms.REGISTRY), [word for word in rest if word != "--all"]
-    if "--help" in rest or "-h" in rest:
-        methods = methods or ["cfl-gp"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
     directory = _directory(own["run_dir"]) or _new_directory("compare")
@@ -305,7 +303,7 @@ class ReproduceFlags:
 
 
 def _flags(cls: type, arguments: list[str], usage: str, description: str) -> Any:
-    return fc.experiments.flags.parse_fields(cls, arguments, f"{PROG} {usage}", description)
+    return fc.experiments.flag_groups.parse_fields(cls, arguments, f"{PROG} {usage}", description)
 
 
 def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[list[str], list[str]]:

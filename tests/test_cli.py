@@ -287,17 +287,61 @@ def test_options_of_several_numbers_each_are_flags():
     assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
+def helped(capsys, *words):
+    """The lines of a help, and its flags' entries."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words])
+    assert not stop.value.code
+    lines = capsys.readouterr().out.splitlines()
+    shown = [re.sub("[│╭╮╰╯─]", "", line) for line in lines]
+    text = "\n".join(line for line in shown if not re.fullmatch(r"\s*(-+|[\w-]+ options)?\s*", line))
+    _, *entries = re.split(r"\n +(?=--)", text)
+    return lines, {re.match(r"--([\w-]+)", entry)[1]: " ".join(entry.split()) for entry in entries}
+
+
 @pytest.mark.parametrize("method", sorted(REGISTRY))
-def test_every_flag_says_what_it_is(method, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", method, "--help"])
-    shown = re.sub("[│╭╮╰╯─]", "", capsys.readouterr().out)
-    _, *entries = re.split(r"\n +(?=--)", shown)
-    assert len(entries) > 30
-    for entry in entries:
-        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry, flags=re.DOTALL).split()
+def test_every_flag_says_what_it_is(method, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines, short = helped(capsys, "run", method, "--help")
+    _, whole = helped(capsys, "run", method, "--help-all")
+    assert sum(-(-len(line) // 80) or 1 for line in lines) <= 100
+    assert len(short) >= 20
+    assert set(short) < set(whole)
+    assert len(whole) > 60
+    for entry in (*short.values(), *whole.values()):
+        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry).split()
         assert len(told) > 1, entry
         assert told[:2] != ["as", "in"], entry
+        assert "None" not in entry.partition("(default:")[2], entry
+
+
+def test_help_has_groups_and_the_real_defaults(capsys):
+    lines, entries = helped(capsys, "run", "cfl-gp", "--help")
+    titles = [line.strip(" │╭╮╰╯─") for line in lines if re.search(r"\boptions\b", line)]
+    assert titles[-5:] == ["data options", "model options", "cfl-gp options", "training options", "run options"]
+    assert "(default: 0 90 180 270)" in entries["angles"]
+    assert "(default: 200)" in entries["hidden"]
+    assert entries["run-dir"].endswith("(default: a new one in runs/)")
+    assert "alphas" not in entries, "of another scenario"
+    _, entries = helped(capsys, "run", "--scenario", "heterogeneity-levels", "--model", "cnn", "--help")
+    assert {"alphas", "kernel-size"} <= set(entries)
+    assert not {"angles", "hidden"} & set(entries)
+    _, entries = helped(capsys, "compare", "cfl-gp", "pacfl", "--help-all")
+    assert "(default: rotated: 0 90 180 270; linear-regression: none)" in entries["scenario-angles"]
+
+
+def test_compare_says_what_it_compares(capsys):
+    lines, _ = helped(capsys, "compare", "--help")
+    assert f"Methods: {', '.join(REGISTRY).replace('_', '-')}; --all takes every one" in " ".join(lines)
+    lines, entries = helped(capsys, "compare", "ifca", "fedavg", "--help")
+    assert "Compares ifca, fedavg on the same federations" in " ".join(lines)
+    assert "score-on" in entries
+    for words in (("cfl", "flag", "fedgwc"), ("--all",)):
+        lines, entries = helped(capsys, "compare", *words, "--help")
+        assert len(lines) <= 100
+        assert "epsilon-1" not in entries
+        assert "clusters" in entries
+    assert "epsilon-1" in helped(capsys, "compare", "--all", "--help-all")[1]
 
 
 @pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])
