@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -13,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
-from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt, Terminated
+from fedjax_cluster import command_flags
+from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
+from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
 PROG = "fedjax-cluster"
@@ -28,8 +29,14 @@ commands:
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
+  cache [--empty]             what is kept of data sets and compiled programs, by size; empties it
+  completion SHELL            the script that completes commands and flags in bash, zsh or tcsh
 
-`{PROG} COMMAND --help` lists a command's flags."""
+`{PROG} COMMAND --help` lists a command's flags; `{PROG} --version` tells the version."""
+
+COMPLETION = f"""Prints a script for the shell; to use it from now on:
+  bash: {PROG} completion bash > ~/.local/share/bash-completion/completions/{PROG}
+  zsh:  {PROG} completion zsh > ~/.zfunc/_{PROG}    (with ~/.zfunc in $fpath)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,12 +60,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"{PROG} {fc.__version__}")
+        return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
     with Interrupt(command=True) as interrupt:
         try:
-            _prepare_jax()
+            if "--dry-run" not in arguments:  # which keeps no compiled programs either
+                _prepare_jax()
             with _notices_on_stderr():
                 status = command(arguments[1:]) or 0
             interrupt.stop_if_wanted()
@@ -133,7 +144,7 @@ def _notices_on_stderr() -> Iterator[None]:
 def _prepare_jax() -> None:
     """One CPU device per core, before JAX starts; compiled programs are kept in the user's cache folder."""
     fc.parallel.use_all_cores()
-    fc.parallel.keep_compiled(fc.data.cache.directory() / "compiled", SHORTEST_COMPILATION_KEPT)
+    fc.parallel.keep_compiled(fc.data.cache.directory() / fc.data.cache.COMPILED, SHORTEST_COMPILATION_KEPT)
 
 
 # ------------------------------------------------------------------------------------------- commands
@@ -143,6 +154,10 @@ def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
+    if own["dry_run"]:
+        plan = fc.experiments.plans.plan(config, run_dir)
+        fc.experiments.plans.run_table(plan, run_dir).print()
+        return
     every = own["checkpoint_every"]
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
@@ -173,6 +188,11 @@ def _compare(arguments: list[str]) -> int:
     directory = _directory(own["run_dir"]) or _new_directory("compare")
     fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
+    if own["dry_run"]:
+        seeds = range(first, first + own["seeds"])
+        for table in fc.experiments.plans.comparison_tables(configs, seeds, directory):
+            table.print()
+        return 0
     go_on = functools.partial(
         fc.experiments.comparison.compare,
         configs,
@@ -252,9 +272,32 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
+    if fc.experiments.flag_groups.wants_help(arguments):
+        print(f"usage: {PROG} list\n\nPrints the methods, scenarios, data sets, models and recipes by name.")
+        return
     if arguments:
         raise ValueError(f"list takes no arguments, but got {' '.join(arguments)}")
     fc.recipes.catalogue.show()
+
+
+def _cache(arguments: list[str]) -> None:
+    own = _flags(CacheFlags, arguments, "cache", "What is kept of data sets and compiled programs, by kind and size.")
+    cache = fc.data.cache
+    kept = cache.empty() if own.empty else cache.contents()
+    rows = [(each.kind, f"{each.files:,}", f"{each.bytes / 1e6:,.1f}") for each in kept]
+    title = f"{'Removed from' if own.empty else 'Kept in'} {cache.directory()}"
+    fc.report.tables.Table(title, tuple(map(fc.report.tables.Column, ("kind", "files", "MB"))), tuple(rows)).print()
+
+
+def _completion(arguments: list[str]) -> None:
+    names, rest = _leading_names(arguments, at_most=1)
+    make = fc.experiments.completion
+    if fc.experiments.flag_groups.wants_help(rest):
+        print(f"usage: {PROG} completion {{{','.join(make.SHELLS)}}}\n\n{COMPLETION}")
+        return
+    if not names or rest:
+        raise ValueError(f"completion needs a shell and nothing else, one of {', '.join(make.SHELLS)}")
+    print(make.script(names[0], PROG, command_flags.completed()), end="")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
@@ -265,41 +308,9 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "reproduce": _reproduce,
     "bench": _bench,
     "list": _list,
+    "cache": _cache,
+    "completion": _completion,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class ResumeFlags:
-    rounds: int | None = None
-    """communication rounds in all; more than the run had extends it"""
-    checkpoint_every: float = CHECKPOINT_SECONDS
-    """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportFlags:
-    out: str | None = None
-    """where to leave the pictures and, of several runs, the table (default: the first directory)"""
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchFlags:
-    smoke: bool = False
-    """tiny sizes, in seconds: does everything still run?"""
-    output: str | None = None
-    """a folder for the results as JSON, such as benchmarks/results"""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReproduceFlags:
-    quick: bool = False
-    """a smaller version, in a minute or two"""
-    full: bool = False
-    """nearer to the paper's size where the recipe is shortened; for an accelerator"""
-    seeds: int | None = None
-    """runs per cell (default: the recipe's)"""
-    run_dir: str | None = None
-    """where to leave the runs, table and figure (default: runs/RECIPE)"""
 
 
 def _flags(cls: type, arguments: list[str], usage: str, description: str) -> Any:

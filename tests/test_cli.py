@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -228,7 +229,9 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
     assert "belongs to another experiment" in mistake(capsys, *words.split()[:-2])
     assert cli.main(["resume", "own", "--rounds", "3"]) == 0
     with open("own/metrics.csv") as file:
-        assert [row["num_clients"] for row in csv.DictReader(file)] == ["3", "4", "4"]
+        rows = list(csv.DictReader(file))
+    assert [row["num_clients"] for row in rows] == ["3", "4", "4"]
+    assert [row["round (from 1)"] for row in rows] == ["1", "2", "3"]
     assert cli.main(["report", "own"]) == 0
 
 
@@ -387,6 +390,79 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     assert os.path.exists("runs/compare/comparison.md")
     assert cli.main(["report", "runs/compare/ifca-seed0"]) == 0
     assert "group_by_cluster.png" in os.listdir("runs/compare/ifca-seed0/plots")
+
+
+def test_small_commands(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-cluster {fc.__version__}\n"
+    for words in (["list", "--help"], ["list", "-h"], ["completion", "--help"]):
+        assert cli.main(words) == 0
+        assert capsys.readouterr().out.startswith(f"usage: fedjax-cluster {words[0]}")
+    assert "one of bash, zsh, tcsh" in mistake(capsys, "completion", "fish")
+    assert "needs a shell" in mistake(capsys, "completion")
+
+
+def files():
+    return {path: path.stat().st_mtime_ns for path in pathlib.Path().rglob("*")}
+
+
+def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path / "kept"))
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "linear", "--run-dir", "own"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("650 parameters", "would do +2 rounds", "directory +own", "clients +4", "learning rate +0.1"):
+        assert re.search(text, shown), text
+    assert "belongs neither" in mistake(capsys, *words, "--dry-run", "--kappa", "0.3")
+    assert "names client 9" in mistake(capsys, *words, "--dry-run", "--join", "1:9")
+    assert not files()
+    assert cli.main(words) == 0
+    before = files()
+    capsys.readouterr()
+    assert cli.main([*words, "--dry-run", "--rounds", "3"]) == 0
+    assert "1 round; 2 rounds done before" in capsys.readouterr().out
+    assert "belongs to another experiment" in mistake(capsys, *words, "--dry-run", "--batch-size", "8")
+    assert "has 2 rounds already" in mistake(capsys, *words, "--dry-run", "--rounds", "1")
+    assert files() == before
+
+
+def test_a_dry_comparison_tells_what_each_method_would_do(capsys):
+    line = "compare cfl-gp ifca --clients 4 --clusters auto --rounds 2 --model linear --seeds 2 --dry-run --every 3"
+    words = line.split()
+    assert cli.main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "CFL-GP 650 2 runs every 3" in shown
+    assert "refused: clusters is 'auto', but ifca needs a" in shown
+    assert "seeds 0 1" in shown
+    assert not files()
+    assert "needs a number" in mistake(capsys, *words[:1], *words[2:-2])
+
+
+def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path / "kept"))
+    fc.data.cache.write("digits", np.zeros((1000, 1000), np.uint8), np.zeros(1000))
+    folder = tmp_path / "kept" / "compiled"
+    folder.mkdir()
+    (folder / "jit_step-cache").write_bytes(b"x" * 200_000)
+    (tmp_path / "kept" / "mine.npy").write_bytes(b"mine")
+    full, nothing = [["2", "1.0"], ["1", "0.2"]], [["0", "0.0"]] * 2
+    for words, title, told in (
+        (["cache"], "Kept in", full), (["cache", "--empty"], "Removed from", full), (["cache"], "Kept in", nothing)
+    ):  # fmt: skip
+        assert cli.main(words) == 0
+        shown = capsys.readouterr().out
+        assert title in shown
+        assert [line.split()[-2:] for line in shown.splitlines() if line.startswith(("data sets", "compiled"))] == told
+    assert [path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()] == ["mine.npy"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_flags_and_names(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    words = "run completion --cluster-until --scenario householder --quick --empty --seeds"
+    assert all(word in script for word in words.split())
+    assert len(script) > 10_000
 
 
 def test_list_names_everything(capsys):

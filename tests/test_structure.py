@@ -9,7 +9,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "fedjax_cluster"
 # From the top; a module imports from floors below, or from its own.
 FLOORS = (
-    {"__main__", "cli", "__init__"},
+    {"__main__", "cli", "command_flags", "__init__"},
     {"recipes"},
     {"bench"},
     {"experiments"},

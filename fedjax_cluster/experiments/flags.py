@@ -33,6 +33,7 @@ from fedjax_cluster.types import Churn
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
 COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "seeds", "join", "leave")
+SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
 OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
 MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
 
@@ -56,8 +57,7 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    seeds = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
-    fields = [*_common_fields(), *_command_fields(), seeds]
+    fields = [*_common_fields(), *_command_fields(), SEEDS]
     groups = grouped(fields)
     groups["run"].insert(0, groups["run"].pop())
     few = 0 < len(names) <= MOST_WITH_OPTIONS
@@ -66,6 +66,14 @@ def parse_compare(
     given = _parse(groups, arguments, prog, _what_is_compared(names))
     configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
     return configs, {name: given[name] for name in (*OWN, "seeds")}
+
+
+def every_flag(*more: Field) -> type:
+    """A dataclass of the flags that some method, scenario or model has, for completion."""
+    fields = [*_common_fields(), *_command_fields(), *more]
+    for kind in KINDS:
+        fields += _union_of_options(kind, KINDS[kind].registry, fields)
+    return dataclasses.make_dataclass("EveryFlag", fields, namespace={"__doc__": " "})
 
 
 def _what_is_compared(names: Sequence[str]) -> str:
@@ -95,8 +103,8 @@ def _command_fields() -> Iterator[Field]:
     )
     yield "checkpoint_every", noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
     for name, note in (
-        ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
-        ("leave", "clients who leave before a round, such as 50:3"),
+        ("join", "clients, counted from 0, who join after so many rounds, and are absent until then, such as 30:18"),
+        ("leave", "clients who leave after so many rounds, such as 50:3"),
     ):
         hint = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
         yield name, noted(hint, note, metavar="ROUND:CLIENT [...]"), ()

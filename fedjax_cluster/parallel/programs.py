@@ -1,4 +1,4 @@
-"""Compiled programs: a process may hold only so many."""
+"""Compiled programs: a process may hold only so many, and a folder can keep them for others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,44 @@ import gc
 import pathlib
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from fedjax_cluster.data import cache
+from fedjax_cluster.options import as_path
+from fedjax_cluster.parallel.mapping import keep_compiled
 
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 SHARE = 2 / 3  # the rest is for what is compiled before the next count, and for others
+
+
+def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shortest: float = 0.0) -> pathlib.Path | None:
+    """Keeps compiled programs in a folder, so that another process need not compile them, as the command line does.
+
+    A folder that JAX has been given already, such as by `JAX_COMPILATION_CACHE_DIR`, stays. `fedjax-cluster cache`
+    shows and empties the default one.
+
+    Args:
+      folder: None is `compiled` in the package's cache folder: `FEDJAX_CLUSTER_CACHE`, or fedjax_cluster in
+        `XDG_CACHE_HOME` or ~/.cache.
+      shortest: seconds; programs that compile faster are not kept.
+
+    Returns:
+      The folder in use; None where it cannot be made, and programs are compiled anew as before.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     before = jax.config.jax_compilation_cache_dir
+    ...     used = enable_compilation_cache(folder)
+    ...     jax.config.update("jax_compilation_cache_dir", before)
+    ...     compilation_cache.reset_cache()
+    >>> used is not None
+    True
+    """
+    keep_compiled(cache.directory() / cache.COMPILED if folder is None else as_path("folder", folder), shortest)
+    compilation_cache.reset_cache()  # JAX looks for the folder at the first compilation alone, which may be over
+    used = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return None if used is None else pathlib.Path(used)
 
 
 def release_programs(most: int | None = None) -> bool:

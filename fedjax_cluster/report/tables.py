@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_cluster.report import significance
-from fedjax_cluster.report.names import method_name, over_seeds
+from fedjax_cluster.report.names import counted, method_name, over_seeds
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
@@ -89,7 +89,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
     names = [method_name(method.label) for method in runs]
     shown = names
     if len(set(counts)) > 1:
-        shown = [f"{name} ({n} seed{'s' * (n > 1)})" for name, n in zip(names, counts, strict=True)]
+        shown = [f"{name} ({counted(n, 'seed')})" for name, n in zip(names, counts, strict=True)]
     ended = ", ".join(f"{name} {n} of {all_}" for name, n, all_ in zip(names, lost, counts, strict=True) if n)
     partly = any(isinstance(number, Number) and number.seeds for cells in columns.values() for number in cells)
     notes = [
@@ -212,7 +212,8 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
-    clustering = line("{:,.0f} times", "clusterings")
+    clusterings = figure(summary, "clusterings")
+    clustering = None if clusterings is None else counted(clusterings, "time")
     if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
         clustering += f", {each}"
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
@@ -235,8 +236,10 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "left in": None if directory is None else str(directory),
     }
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
-    if count := line("{:.0f} clients", "clients"):
-        title += f": {count}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
+    if (clients := figure(summary, "clients")) is not None:
+        rounds = figure(summary, "rounds")
+        done = f"{NOTHING} rounds" if rounds is None else counted(rounds, "round")
+        title += f": {counted(clients, 'client')}, {done}, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
 

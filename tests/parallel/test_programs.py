@@ -5,6 +5,7 @@ import gc
 import jax
 import pytest
 
+import fedjax_cluster as fc
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.parallel import programs
@@ -22,6 +23,23 @@ def test_programs_are_let_go_when_there_are_too_many(monkeypatch):
     assert not calls
     assert parallel.release_programs(programs.memory_mappings() - 100)
     assert len(calls) == 1
+
+
+def test_python_users_keep_compiled_programs_too(monkeypatch, tmp_path):
+    before = {name: getattr(jax.config, name) for name in
+              ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}  # fmt: skip
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        jax.jit(lambda x: x - 3)(1.0)  # JAX would not look for the folder again
+        assert fc.enable_compilation_cache() == tmp_path / "compiled"
+        jax.jit(lambda x: x + 3)(1.0)
+        assert any((tmp_path / "compiled").iterdir())
+        assert fc.enable_compilation_cache(tmp_path / "other") == tmp_path / "compiled", "the first stays"
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        programs.compilation_cache.reset_cache()
 
 
 def test_nothing_is_let_go_where_the_system_does_not_count(monkeypatch, tmp_path):

@@ -370,3 +370,11 @@ def test_other_endings_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"cannot write a table to 'table.txt'; its name must end in .md or .csv"):
         table.write(tmp_path / "table.md", tmp_path / "table.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_one_of_a_thing_is_singular():
+    table = tables.summary_table(
+        {**SUMMARY, "clients": 1, "rounds": 1, "clusterings": 1, "seconds_per_clustering": 0.002}
+    )
+    assert "1 client, 1 round, seed" in table.title
+    assert ("server's clustering", "1 time, 2 ms each") in table.rows
