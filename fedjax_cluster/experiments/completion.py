@@ -32,7 +32,5 @@ def script(shell: str, prog: str, commands: Mapping[str, type]) -> str:
     )
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        tyro.cli(
-            typing.cast(Any, functools.reduce(operator.or_, parts)), prog=prog, args=["--tyro-print-completion", shell]
-        )
+        tyro.cli(functools.reduce(operator.or_, parts), prog=prog, args=["--tyro-print-completion", shell])
     return text.getvalue()
