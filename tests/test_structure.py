@@ -23,7 +23,7 @@ FLOORS = (
     {"clustering"},
     {"options", "types", "tree", "files", "interruption"},
 )
-OPTIONAL = {"pandas", "tensorflow_datasets", "torch"}
+OPTIONAL = {"pandas", "safetensors", "tensorflow_datasets", "torch"}
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 20 500 when the house was redrawn; 2 000 more for checks of arguments, seals, locks, signals and rescued rounds.
 # 1 500 more for comparisons that finish and test, help in groups, dry runs, the cache and a result's clients.
