@@ -8,7 +8,6 @@ import gc
 import pathlib
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.options import as_path
@@ -34,6 +33,7 @@ def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shorte
       The folder in use; None where it cannot be made, and programs are compiled anew as before.
 
     >>> import tempfile
+    >>> from jax.experimental.compilation_cache import compilation_cache
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     before = jax.config.jax_compilation_cache_dir
     ...     used = enable_compilation_cache(folder)
@@ -43,7 +43,6 @@ def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shorte
     True
     """
     keep_compiled(cache.directory() / cache.COMPILED if folder is None else as_path("folder", folder), shortest)
-    compilation_cache.reset_cache()  # JAX looks for the folder at the first compilation alone, which may be over
     used = getattr(jax.config, "jax_compilation_cache_dir", None)
     return None if used is None else pathlib.Path(used)
 

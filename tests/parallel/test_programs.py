@@ -4,6 +4,7 @@ import gc
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_cluster as fc
 from fedjax_cluster import local, nn, parallel
@@ -31,7 +32,7 @@ def test_python_users_keep_compiled_programs_too(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path))
     try:
         jax.config.update("jax_compilation_cache_dir", None)
-        jax.jit(lambda x: x - 3)(1.0)  # JAX would not look for the folder again
+        jax.jit(lambda x: x - 3)(1.0)
         assert fc.enable_compilation_cache() == tmp_path / "compiled"
         jax.jit(lambda x: x + 3)(1.0)
         assert any((tmp_path / "compiled").iterdir())
@@ -39,7 +40,7 @@ def test_python_users_keep_compiled_programs_too(monkeypatch, tmp_path):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-        programs.compilation_cache.reset_cache()
+        compilation_cache.reset_cache()
 
 
 def test_nothing_is_let_go_where_the_system_does_not_count(monkeypatch, tmp_path):
