@@ -16,6 +16,7 @@ from . import simulation as simulation
 from .experiments.config import RunConfig as RunConfig
 from .experiments.runs import load_run as load_run
 from .experiments.runs import resume as resume
+from .parallel.programs import enable_compilation_cache as enable_compilation_cache
 from .simulation.loop import simulate as simulate
 from .simulation.result import SimulationResult as SimulationResult
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
-from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt, Terminated
+from fedjax_cluster import command_flags
+from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
+from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
 PROG = "fedjax-cluster"
@@ -21,14 +23,20 @@ USAGE = f"""usage: {PROG} COMMAND [...]
 
 commands:
   run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
-  compare METHOD... [flags]   several methods, over seeds, on the same federations
-  resume RUN_DIR [--rounds N] take up an interrupted run, or extend a finished one
+  compare METHOD... [flags]   several methods, over seeds, on the same federations; --all: every method
+  resume RUN_DIR [--rounds N] take up an interrupted run or comparison, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
+  cache [--empty]             what is kept of data sets and compiled programs, by size; empties it
+  completion SHELL            the script that completes commands and flags in bash, zsh or tcsh
 
-`{PROG} COMMAND --help` lists a command's flags."""
+`{PROG} COMMAND --help` lists a command's flags; `{PROG} --version` tells the version."""
+
+COMPLETION = f"""Prints a script for the shell; to use it from now on:
+  bash: {PROG} completion bash > ~/.local/share/bash-completion/completions/{PROG}
+  zsh:  {PROG} completion zsh > ~/.zfunc/_{PROG}    (with ~/.zfunc in $fpath)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,14 +60,18 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"{PROG} {fc.__version__}")
+        return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
         return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
     with Interrupt(command=True) as interrupt:
         try:
-            _prepare_jax()
+            if "--dry-run" not in arguments:  # which keeps no compiled programs either
+                _prepare_jax()
             with _notices_on_stderr():
-                command(arguments[1:])
+                status = command(arguments[1:]) or 0
             interrupt.stop_if_wanted()
         except BaseException as error:
             # Raised inside an import or a library's callback, an interruption can come out as anything.
@@ -77,7 +89,7 @@ def _main(arguments: Sequence[str] | None) -> int:
                 return _failure(error)
             sys.stdout.flush()
             raise
-    return 0
+    return status
 
 
 def _interrupted(error: BaseException, number: int) -> int:
@@ -115,6 +127,9 @@ def _keeping(kept: str) -> Iterator[None]:
 def _notices_on_stderr() -> Iterator[None]:
     """What the package has to say of a run, such as that a method can never split in it, as one line each."""
     log, handler = logging.getLogger("fedjax_cluster"), logging.StreamHandler()
+    said: set[str] = set()
+    # A comparison would say some of it for every seed.
+    handler.addFilter(lambda record: not (record.getMessage() in said or said.add(record.getMessage())))
     handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
     log.addHandler(handler)
     # Others' handlers would say it again.
@@ -129,7 +144,7 @@ def _notices_on_stderr() -> Iterator[None]:
 def _prepare_jax() -> None:
     """One CPU device per core, before JAX starts; compiled programs are kept in the user's cache folder."""
     fc.parallel.use_all_cores()
-    fc.parallel.keep_compiled(fc.data.cache.directory() / "compiled", SHORTEST_COMPILATION_KEPT)
+    fc.parallel.keep_compiled(fc.data.cache.directory() / fc.data.cache.COMPILED, SHORTEST_COMPILATION_KEPT)
 
 
 # ------------------------------------------------------------------------------------------- commands
@@ -139,48 +154,94 @@ def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
     run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
+    if own["dry_run"]:
+        plan = fc.experiments.plans.plan(config, run_dir)
+        fc.experiments.plans.run_table(plan, run_dir).print()
+        return
     every = own["checkpoint_every"]
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
 
 
-def _resume(arguments: list[str]) -> None:
+def _resume(arguments: list[str]) -> int:
     names, rest = _leading_names(arguments, at_most=1)
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
-    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run.")
-    every = own.checkpoint_every
-    result = fc.experiments.runs.resume(names[0], own.rounds, time_clustering=True, checkpoint_every=every)
-    _show(result, pathlib.Path(names[0]))
+    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, or comparison.")
+    every, path = own.checkpoint_every, as_path("run_dir", names[0])
+    if fc.experiments.comparison.is_comparison(path):
+        go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
+        return _compared(go_on, path)
+    result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
+    _show(result, path)
+    return 0
 
 
-def _compare(arguments: list[str]) -> None:
+def _compare(arguments: list[str]) -> int:
     methods, rest = _leading_names(arguments)
-    if "--help" in rest or "-h" in rest:
-        methods = methods or ["cfl-gp"]
+    if "--all" in rest:
+        if methods:
+            raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
+        methods, rest = list(fc.algorithms.REGISTRY), [word for word in rest if word != "--all"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
     directory = _directory(own["run_dir"]) or _new_directory("compare")
     fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
-    seeds = range(first, first + own["seeds"])
-    outcomes = fc.experiments.comparison.compare(
+    if own["dry_run"]:
+        seeds = range(first, first + own["seeds"])
+        for table in fc.experiments.plans.comparison_tables(configs, seeds, directory):
+            table.print()
+        return 0
+    go_on = functools.partial(
+        fc.experiments.comparison.compare,
         configs,
-        seeds=seeds,
+        seeds=range(first, first + own["seeds"]),
         run_dir=directory,
-        done=_announce,
-        time_clustering=True,
         checkpoint_every=own["checkpoint_every"],
     )
-    table = fc.report.tables.comparison_table(outcomes)
-    try:
-        with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
-            table.write(directory / "comparison.md", directory / "comparison.csv")
-            figure = fc.report.curves.learning_curves({outcome.label: outcome.histories for outcome in outcomes})
-            fc.report.style.save(figure, directory / "learning_curves.png")
-    finally:
-        table.print()
+    return _compared(go_on, directory)
+
+
+def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
+    """Carries a comparison out and leaves its table and figure; 1 where every run has failed."""
+    waiting: list[str] = []  # failures before the first success: a mistake that all share is one line
+
+    def done(label: str, seed: int, result: Any) -> None:
+        _say_all(waiting)
+        _announce(label, seed, result)
+
+    def failed(label: str, seed: int, reason: str) -> None:
+        waiting.append(f"{label} seed {seed} failed: {reason}")
+
+    with _whole(directory):
+        outcomes = go_on(done=done, failed=failed, time_clustering=True)
+        _say_all(waiting)
+        table = fc.report.tables.comparison_table(outcomes)
+        try:
+            with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
+                if any(outcome.histories for outcome in outcomes):
+                    fc.experiments.saved_runs.leave_comparison(outcomes, table, directory)
+        finally:
+            table.print()
     print(f"left in {directory}")
+    sys.stdout.flush()
+    if lost := [outcome for outcome in outcomes if outcome.failed]:
+        seeds = [f" (seed {', '.join(map(str, each.failed))})" if each.summaries else "" for each in lost]
+        named = ", ".join(each.label + of for each, of in zip(lost, seeds, strict=True))
+        print(f"{PROG}: {len(lost)} of {len(outcomes)} methods failed: {named}", file=sys.stderr)
+    return 0 if any(outcome.summaries for outcome in outcomes) else 1
+
+
+@contextlib.contextmanager
+def _whole(directory: pathlib.Path) -> Iterator[None]:
+    """An interruption names the directory of all that is done here, not of the run that was under way."""
+    try:
+        yield
+    except BaseException as error:
+        if Interrupt.active is not None and Interrupt.active.wanted:
+            raise KeyboardInterrupt(str(directory)) from error
+        raise
 
 
 def _report(arguments: list[str]) -> None:
@@ -211,12 +272,35 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
+    if fc.experiments.flag_groups.wants_help(arguments):
+        print(f"usage: {PROG} list\n\nPrints the methods, scenarios, data sets, models and recipes by name.")
+        return
     if arguments:
         raise ValueError(f"list takes no arguments, but got {' '.join(arguments)}")
     fc.recipes.catalogue.show()
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
+def _cache(arguments: list[str]) -> None:
+    own = _flags(CacheFlags, arguments, "cache", "What is kept of data sets and compiled programs, by kind and size.")
+    cache = fc.data.cache
+    kept = cache.empty() if own.empty else cache.contents()
+    rows = [(each.kind, f"{each.files:,}", f"{each.bytes / 1e6:,.1f}") for each in kept]
+    title = f"{'Removed from' if own.empty else 'Kept in'} {cache.directory()}"
+    fc.report.tables.Table(title, tuple(map(fc.report.tables.Column, ("kind", "files", "MB"))), tuple(rows)).print()
+
+
+def _completion(arguments: list[str]) -> None:
+    names, rest = _leading_names(arguments, at_most=1)
+    make = fc.experiments.completion
+    if fc.experiments.flag_groups.wants_help(rest):
+        print(f"usage: {PROG} completion {{{','.join(make.SHELLS)}}}\n\n{COMPLETION}")
+        return
+    if not names or rest:
+        raise ValueError(f"completion needs a shell and nothing else, one of {', '.join(make.SHELLS)}")
+    print(make.script(names[0], PROG, command_flags.completed()), end="")
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "run": _run,
     "compare": _compare,
     "resume": _resume,
@@ -224,49 +308,13 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "reproduce": _reproduce,
     "bench": _bench,
     "list": _list,
+    "cache": _cache,
+    "completion": _completion,
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ResumeFlags:
-    rounds: int | None = None
-    """communication rounds in all; more than the run had extends it"""
-    checkpoint_every: float = CHECKPOINT_SECONDS
-    """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportFlags:
-    out: str | None = None
-    """where to leave the pictures and, of several runs, the table (default: the first directory)"""
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchFlags:
-    smoke: bool = False
-    """tiny sizes, in seconds: does everything still run?"""
-    output: str | None = None
-    """a folder for the results as JSON, such as benchmarks/results"""
-    record: str | None = None
-    """a file to append the ratios to, with commit and machine, such as benchmarks/history.json"""
-    check: str | None = None
-    """such a file: is anything slower than in its last record of this machine?"""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReproduceFlags:
-    quick: bool = False
-    """a smaller version, in a minute or two"""
-    full: bool = False
-    """nearer to the paper's size where the recipe is shortened; for an accelerator"""
-    seeds: int | None = None
-    """runs per cell (default: the recipe's)"""
-    run_dir: str | None = None
-    """where to leave the runs, table and figure (default: runs/RECIPE)"""
-
-
 def _flags(cls: type, arguments: list[str], usage: str, description: str) -> Any:
-    return fc.experiments.flags.parse_fields(cls, arguments, f"{PROG} {usage}", description)
+    return fc.experiments.flag_groups.parse_fields(cls, arguments, f"{PROG} {usage}", description)
 
 
 def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[list[str], list[str]]:
@@ -306,6 +354,11 @@ def _announce(label: str, seed: int, result: Any) -> None:
     agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
     print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
+
+
+def _say_all(lines: list[str]) -> None:
+    while lines:
+        print(lines.pop(0), file=sys.stderr)
 
 
 if __name__ == "__main__":

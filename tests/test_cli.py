@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -232,7 +233,9 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
     assert "belongs to another experiment" in mistake(capsys, *words.split()[:-2])
     assert cli.main(["resume", "own", "--rounds", "3"]) == 0
     with open("own/metrics.csv") as file:
-        assert [row["num_clients"] for row in csv.DictReader(file)] == ["3", "4", "4"]
+        rows = list(csv.DictReader(file))
+    assert [row["num_clients"] for row in rows] == ["3", "4", "4"]
+    assert [row["round (from 1)"] for row in rows] == ["1", "2", "3"]
     assert cli.main(["report", "own"]) == 0
 
 
@@ -291,17 +294,61 @@ def test_options_of_several_numbers_each_are_flags():
     assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
+def helped(capsys, *words):
+    """The lines of a help, and its flags' entries."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words])
+    assert not stop.value.code
+    lines = capsys.readouterr().out.splitlines()
+    shown = [re.sub("[│╭╮╰╯─]", "", line) for line in lines]
+    text = "\n".join(line for line in shown if not re.fullmatch(r"\s*(-+|[\w-]+ options)?\s*", line))
+    _, *entries = re.split(r"\n +(?=--)", text)
+    return lines, {re.match(r"--([\w-]+)", entry)[1]: " ".join(entry.split()) for entry in entries}
+
+
 @pytest.mark.parametrize("method", sorted(REGISTRY))
-def test_every_flag_says_what_it_is(method, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", method, "--help"])
-    shown = re.sub("[│╭╮╰╯─]", "", capsys.readouterr().out)
-    _, *entries = re.split(r"\n +(?=--)", shown)
-    assert len(entries) > 30
-    for entry in entries:
-        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry, flags=re.DOTALL).split()
+def test_every_flag_says_what_it_is(method, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines, short = helped(capsys, "run", method, "--help")
+    _, whole = helped(capsys, "run", method, "--help-all")
+    assert sum(-(-len(line) // 80) or 1 for line in lines) <= 100
+    assert len(short) >= 20
+    assert set(short) < set(whole)
+    assert len(whole) > 60
+    for entry in (*short.values(), *whole.values()):
+        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry).split()
         assert len(told) > 1, entry
         assert told[:2] != ["as", "in"], entry
+        assert "None" not in entry.partition("(default:")[2], entry
+
+
+def test_help_has_groups_and_the_real_defaults(capsys):
+    lines, entries = helped(capsys, "run", "cfl-gp", "--help")
+    titles = [line.strip(" │╭╮╰╯─") for line in lines if re.search(r"\boptions\b", line)]
+    assert titles[-5:] == ["data options", "model options", "cfl-gp options", "training options", "run options"]
+    assert "(default: 0 90 180 270)" in entries["angles"]
+    assert "(default: 200)" in entries["hidden"]
+    assert entries["run-dir"].endswith("(default: a new one in runs/)")
+    assert "alphas" not in entries, "of another scenario"
+    _, entries = helped(capsys, "run", "--scenario", "heterogeneity-levels", "--model", "cnn", "--help")
+    assert {"alphas", "kernel-size"} <= set(entries)
+    assert not {"angles", "hidden"} & set(entries)
+    _, entries = helped(capsys, "compare", "cfl-gp", "pacfl", "--help-all")
+    assert "(default: rotated: 0 90 180 270; linear-regression: none)" in entries["scenario-angles"]
+
+
+def test_compare_says_what_it_compares(capsys):
+    lines, _ = helped(capsys, "compare", "--help")
+    assert f"Methods: {', '.join(REGISTRY).replace('_', '-')}; --all takes every one" in " ".join(lines)
+    lines, entries = helped(capsys, "compare", "ifca", "fedavg", "--help")
+    assert "Compares ifca, fedavg on the same federations" in " ".join(lines)
+    assert "score-on" in entries
+    for words in (("cfl", "flag", "fedgwc"), ("--all",)):
+        lines, entries = helped(capsys, "compare", *words, "--help")
+        assert len(lines) <= 100
+        assert "epsilon-1" not in entries
+        assert "clusters" in entries
+    assert "epsilon-1" in helped(capsys, "compare", "--all", "--help-all")[1]
 
 
 @pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])
@@ -347,6 +394,81 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     assert os.path.exists("runs/compare/comparison.md")
     assert cli.main(["report", "runs/compare/ifca-seed0"]) == 0
     assert "group_by_cluster.png" in os.listdir("runs/compare/ifca-seed0/plots")
+
+
+def test_small_commands(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedjax-cluster {fc.__version__}\n"
+    for words in (["list", "--help"], ["list", "-h"], ["completion", "--help"]):
+        assert cli.main(words) == 0
+        assert capsys.readouterr().out.startswith(f"usage: fedjax-cluster {words[0]}")
+    assert "one of bash, zsh, tcsh" in mistake(capsys, "completion", "fish")
+    assert "needs a shell" in mistake(capsys, "completion")
+
+
+def files():
+    return {path: path.stat().st_mtime_ns for path in pathlib.Path().rglob("*")}
+
+
+def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path / "kept"))
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "linear", "--run-dir", "own"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("650 parameters", "would do +2 rounds", "directory +own", "clients +4", "learning rate +0.1"):
+        assert re.search(text, shown), text
+    assert "belongs neither" in mistake(capsys, *words, "--dry-run", "--kappa", "0.3")
+    assert "names client 9" in mistake(capsys, *words, "--dry-run", "--join", "1:9")
+    assert not files()
+    assert cli.main(words) == 0
+    before = files()
+    capsys.readouterr()
+    assert cli.main([*words, "--dry-run", "--rounds", "3"]) == 0
+    assert "1 round; 2 rounds done before" in capsys.readouterr().out
+    assert "belongs to another experiment" in mistake(capsys, *words, "--dry-run", "--batch-size", "8")
+    assert "has 2 rounds already" in mistake(capsys, *words, "--dry-run", "--rounds", "1")
+    assert files() == before
+
+
+def test_a_dry_comparison_tells_what_each_method_would_do(capsys):
+    line = "compare cfl-gp ifca --clients 4 --clusters auto --rounds 2 --model linear --seeds 2 --dry-run --every 3"
+    words = line.split()
+    assert cli.main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "CFL-GP 650 2 runs every 3" in shown
+    assert "refused: clusters is 'auto', but ifca needs a" in shown
+    assert "seeds 0 1" in shown
+    assert not files()
+    assert "needs a number" in mistake(capsys, *words[:1], *words[2:-2])
+
+
+def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path / "kept"))
+    fc.data.cache.write("digits", np.zeros((1000, 1000), np.uint8), np.zeros(1000))
+    folder = tmp_path / "kept" / "compiled"
+    folder.mkdir()
+    (folder / "jit_step-cache").write_bytes(b"x" * 200_000)
+    for name in ("mine.npy", "own.npz"):
+        (tmp_path / "kept" / name).write_bytes(b"mine")
+    full, nothing = [["2", "1.0"], ["1", "0.2"]], [["0", "0.0"]] * 2
+    for words, title, told in (
+        (["cache"], "Kept in", full), (["cache", "--empty"], "Removed from", full), (["cache"], "Kept in", nothing)
+    ):  # fmt: skip
+        assert cli.main(words) == 0
+        shown = capsys.readouterr().out
+        assert title in shown
+        assert [line.split()[-2:] for line in shown.splitlines() if line.startswith(("data sets", "compiled"))] == told
+    left = sorted(path.name for path in (tmp_path / "kept").rglob("*") if path.is_file())
+    assert left == ["mine.npy", "own.npz"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_flags_and_names(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    words = "run completion --cluster-until --scenario householder --quick --empty --seeds"
+    assert all(word in script for word in words.split())
+    assert len(script) > 10_000
 
 
 def test_list_names_everything(capsys):

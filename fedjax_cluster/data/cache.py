@@ -7,14 +7,26 @@ silent: without a cache everything works, but slower.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+
+COMPILED = "compiled"  # the folder of compiled programs in the cache
+_only_read: list[bool] = []
+
+
+class Kept(NamedTuple):
+    """What the cache holds of a kind."""
+
+    kind: str
+    files: int
+    bytes: int
 
 
 def directory() -> Path:
@@ -46,6 +58,8 @@ def holds(key: str) -> bool:
 
 def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
     """Keeps images [N, ...] and labels [N] under `key`, completely or not at all; False where that fails."""
+    if _only_read:
+        return False
     images_file, labels_file = _files(key)
     checksum = _checksum(images)
     try:
@@ -55,6 +69,49 @@ def write(key: str, images: np.ndarray, labels: np.ndarray) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def reading_only() -> Iterator[None]:
+    """While it is entered nothing is written to the cache."""
+    _only_read.append(True)
+    try:
+        yield
+    finally:
+        _only_read.pop()
+
+
+def contents() -> list[Kept]:
+    """What the cache holds, by kind: decoded data sets and compiled programs."""
+    found = []
+    for kind, paths in _kinds().items():
+        sizes = []
+        for path in paths:
+            with contextlib.suppress(OSError):  # another process may have removed it
+                sizes.append(path.stat().st_size)
+        found.append(Kept(kind, len(sizes), sum(sizes)))
+    return found
+
+
+def empty() -> list[Kept]:
+    """Removes all that the cache holds, and returns what that was; other files of the folder stay.
+
+    Raises:
+      OSError: a file that cannot be removed.
+    """
+    before = contents()
+    for paths in _kinds().values():
+        for path in paths:
+            path.unlink(missing_ok=True)
+    return before
+
+
+def _kinds() -> dict[str, list[Path]]:
+    folder = directory()
+    pairs = [path for path in folder.glob("*.npz") if path.with_suffix(".npy").is_file()]  # others' files are theirs
+    data = [*pairs, *(path.with_suffix(".npy") for path in pairs), *folder.glob("*.np[yz].*.part")]
+    programs = [path for path in (folder / COMPILED).rglob("*") if path.is_file()]
+    return {"data sets": data, "compiled programs": programs}
 
 
 def _checksum(images: np.ndarray) -> int:

@@ -1,31 +1,50 @@
-"""Several configurations over seeds, on the same federations."""
+"""Several configurations over seeds, on the same federations; one that fails does not keep the others from running."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
 from fedjax_cluster.experiments.runs import run
-from fedjax_cluster.interruption import CHECKPOINT_SECONDS
+from fedjax_cluster.files import check_writable, plain, read_json, sealed, taken, write_json
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
+COMPARISON = "comparison.json"
+LONGEST_REASON = 300  # characters
+
+
+class Comparison(NamedTuple):
+    """What a comparison's directory is for."""
+
+    configs: dict[str, RunConfig]
+    seeds: tuple[int, ...]
+    failed: dict[str, dict[int, str]]  # label -> seed -> why
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The runs of one configuration over the seeds."""
+    """The runs of one configuration over the seeds.
+
+    Attributes:
+      label: what it is called.
+      summaries, histories: of each run that ended, in the order of the seeds.
+      failed: seed -> why its run failed, in one line.
+    """
 
     label: str
     summaries: tuple[dict[str, Any], ...]
     histories: tuple[dict[str, np.ndarray], ...]
+    failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def mean(self, name: str) -> float:
         """Mean over the seeds that have a value; NaN where none has."""
@@ -54,6 +73,7 @@ def compare(
     run_dir: str | pathlib.Path | None = None,
     progress: bool | None = None,
     done: Callable[[str, int, SimulationResult], None] = lambda label, seed, result: None,
+    failed: Callable[[str, int, str], None] | None = None,
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
     time_clustering: bool = False,
     checkpoint_every: float = CHECKPOINT_SECONDS,
@@ -63,34 +83,179 @@ def compare(
     Args:
       configs: label -> configuration; they may differ in anything.
       seeds: one run each.
-      run_dir: keeps every run's directory below it, and takes up what is there.
+      run_dir: keeps every run's directory below it, and comparison.json, from which `resume` goes on; takes up what is
+        there.
       progress, time_clustering, checkpoint_every: see `simulate`.
       done: called after each run.
+      failed: called with label, seed and reason after each run that fails; the others go on. None raises its error.
       watch: the callbacks of `simulate` for a federation.
+
+    Returns:
+      For each label its runs, and why others failed.
+
+    Raises:
+      ValueError: a directory of another comparison, or one that another process works in; no configuration that can be
+        run, or every run refused for the same reason.
     """
+    refused: dict[str, ValueError] = {}
     for label, config in configs.items():
-        build_algorithm(checked(f"the configuration of {label}", config, RunConfig))  # refused before the first run
+        try:
+            build_algorithm(checked(f"the configuration of {label}", config, RunConfig))
+        except ValueError as error:
+            if failed is None:
+                raise
+            refused[label] = error
+    if configs and len(refused) == len(configs):
+        raise next(iter(refused.values()))
+    directory = None if run_dir is None else as_path("run_dir", run_dir)
+    comparison = Comparison(configs, tuple(seeds), {})
+    errors: list[Exception] = []
     outcomes = []
     federations: dict[Any, Federation] = {}
-    for label, config in configs.items():
-        summaries, histories = [], []
-        for seed in seeds:
-            seeded = dataclasses.replace(config, seed=seed)
-            federation = _federation(seeded, federations)
-            result = run(
-                seeded,
-                run_dir=None if run_dir is None else as_path("run_dir", run_dir) / f"{label}-seed{seed}",
-                progress=progress,
-                federation=federation,
-                callbacks=watch(federation),
-                time_clustering=time_clustering,
-                checkpoint_every=checkpoint_every,
-            )
-            summaries.append(result.summary)
-            histories.append(result.history)
-            done(label, seed, result)
-        outcomes.append(Outcome(label, tuple(summaries), tuple(histories)))
+    with contextlib.nullcontext() if directory is None else _opened(directory, comparison):
+        for label, config in configs.items():
+            ended: list[SimulationResult] = []
+            reasons: dict[int, str] = {}
+            for seed in seeds:
+                seeded = dataclasses.replace(config, seed=seed)
+                try:
+                    if label in refused:
+                        raise refused[label]
+                    federation = _federation(seeded, federations)
+                    result = run(
+                        seeded,
+                        run_dir=None if directory is None else directory / run_name(label, seed),
+                        progress=progress,
+                        federation=federation,
+                        callbacks=watch(federation),
+                        time_clustering=time_clustering,
+                        checkpoint_every=checkpoint_every,
+                    )
+                except Exception as error:
+                    if failed is None or isinstance(error, BrokenPipeError) or _interrupted():
+                        raise
+                    errors.append(error)
+                    reasons[seed] = _reason(error)
+                    failed(label, seed, reasons[seed])
+                else:
+                    ended.append(result)
+                    done(label, seed, result)
+            summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
+            outcomes.append(Outcome(label, summaries, histories, reasons))
+            comparison.failed.update({label: reasons} if reasons else {})
+        everywhere = len(errors) == len(configs) * len(seeds) and len(set(map(str, errors))) == 1
+        if everywhere and isinstance(errors[0], ValueError):
+            raise errors[0]
+        if directory is not None:
+            _write(directory, comparison)
     return outcomes
+
+
+@with_checks(checkpoint_every=NOT_NEGATIVE)
+def resume(run_dir: str | pathlib.Path, rounds: int | None = None, **options: Any) -> list[Outcome]:
+    """Takes an interrupted comparison up: what is done is read, what failed is tried again.
+
+    Args:
+      run_dir: the directory of the comparison.
+      rounds: communication rounds in all; more than the comparison had extends every run.
+      **options: `progress`, `done`, `failed`, `time_clustering` and `checkpoint_every` of `compare`.
+
+    Raises:
+      ValueError: not the directory of a comparison, or fewer rounds than it has.
+    """
+    path = as_path("run_dir", run_dir)
+    configs, seeds, _ = read(path)
+    if rounds is not None:
+        configs = {label: dataclasses.replace(config, rounds=rounds) for label, config in configs.items()}
+    return compare(configs, seeds=seeds, run_dir=path, **options)
+
+
+def is_comparison(path: pathlib.Path) -> bool:
+    """Whether a comparison has left the directory."""
+    return (path / COMPARISON).is_file()
+
+
+def read(path: pathlib.Path) -> Comparison:
+    """What the directory of a comparison is for.
+
+    Raises:
+      ValueError: it is none, or its comparison.json is damaged.
+    """
+    try:
+        content = read_json(path / COMPARISON)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not the directory of a comparison: it has no {COMPARISON}") from None
+    try:
+        configs = {label: RunConfig.from_json(config) for label, config in content["configs"].items()}
+        failed = {label: {int(seed): str(why) for seed, why in of.items()} for label, of in content["failed"].items()}
+        return Comparison(configs, tuple(map(int, content["seeds"])), failed)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path / COMPARISON} is damaged ({error}); delete it and compare anew") from None
+
+
+def run_name(label: str, seed: int) -> str:
+    """What the directory of a run is called below the comparison's.
+
+    >>> run_name("cfl-gp", 3)
+    'cfl-gp-seed3'
+    """
+    return f"{label}-seed{seed}"
+
+
+@contextlib.contextmanager
+def _opened(directory: pathlib.Path, comparison: Comparison):
+    """The directory of a comparison, kept from other processes; nothing is left where nothing could be run."""
+    check_writable(directory)
+    before = read(directory) if is_comparison(directory) else None
+    if before is not None:
+        _refuse_another(directory, before, comparison)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with taken(directory):
+            _write(directory, comparison)
+            yield
+    except ValueError:
+        if before is None:
+            (directory / COMPARISON).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
+    """A comparison may get more methods, seeds and rounds."""
+    for label in filter(before.configs.__contains__, now.configs):
+        old, new = (plain(each.configs[label].to_json()) for each in (before, now))
+        different = [f"{name} is {old[name]} there and {new[name]} here" for name in old if old[name] != new[name]]
+        different = [each for each in different if not each.startswith(("seed ", "rounds "))]
+        if different:
+            raise ValueError(
+                f"the run directory {directory} belongs to another comparison: for {label} {'; '.join(different)}; "
+                "choose another directory"
+            )
+        if new["rounds"] < old["rounds"]:
+            raise ValueError(
+                f"rounds is {new['rounds']}, but the comparison in {directory} has {old['rounds']} already; "
+                f"ask for at least {old['rounds']}"
+            )
+
+
+def _write(directory: pathlib.Path, comparison: Comparison) -> None:
+    configs = {label: config.to_json() for label, config in comparison.configs.items()}
+    content = {"configs": configs, "seeds": comparison.seeds, "failed": comparison.failed}
+    write_json(directory / COMPARISON, sealed(content))
+
+
+def _interrupted() -> bool:
+    """Inside a library an interruption can come out as anything."""
+    return Interrupt.active is not None and Interrupt.active.wanted
+
+
+def _reason(error: Exception) -> str:
+    """An error as one line."""
+    text = " ".join(str(error).split())
+    text = text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
 def _federation(config: RunConfig, known: dict[Any, Federation]) -> Federation:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import io
 import itertools
 import re
 import types
@@ -19,78 +17,105 @@ import tyro
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.flag_groups import (
+    Field,
+    default_text,
+    grouped,
+    noted,
+    parse_groups,
+    show_help,
+    wants_help,
+)
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import Described, Options, as_json, described_options
 from fedjax_cluster.types import Churn
 
-Field = tuple[str, Any, Any]  # name, annotated type, default
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = ("run_dir", "checkpoint_every", "seeds", "join", "leave")
-KEPT = ("run_dir", "checkpoint_every")  # how a run is kept, whatever it is
+COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "seeds", "join", "leave")
+SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
+OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
+MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
 
 
 def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
     """A RunConfig from flags, and the flags that concern the command; a ValueError of one line for a wrong flag."""
     method = known_name("method", method, REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
-    fields = [*_common_fields(), *_command_fields(), *_options(method)]
-    given = _parse(fields, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
-    return _config(method, [method], given), {name: given[name] for name in KEPT}
+    groups = grouped([*_common_fields(), *_command_fields()], method)
+    groups[method] += _options(method)
+    given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
+    return _config(method, [method], given), {name: given[name] for name in OWN}
 
 
 def parse_compare(
     methods: Sequence[str], arguments: Sequence[str], prog: str
 ) -> tuple[dict[str, RunConfig], dict[str, Any]]:
     """A RunConfig per method, all with the same flags; a method's own flags go to the methods that have them."""
-    if not methods:
-        raise ValueError("compare needs one or more methods, such as: compare cfl-gp ifca fedavg")
+    if not methods and not wants_help(arguments):
+        raise ValueError("compare needs one or more methods, such as: compare cfl-gp ifca fedavg; or --all")
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    seeds = ("seeds", _noted(int, "runs per method, with seeds counted up from --seed"), 1)
-    fields = [*_common_fields(), *_command_fields(), seeds]
-    fields += _union_of_options("method", names, fields)
-    given = _parse(fields, arguments, prog, f"Compares {', '.join(names).replace('_', '-')}.")
+    fields = [*_common_fields(), *_command_fields(), SEEDS]
+    groups = grouped(fields)
+    groups["run"].insert(0, groups["run"].pop())
+    few = 0 < len(names) <= MOST_WITH_OPTIONS
+    if few or "--help" not in arguments:
+        groups["method"] += _union_of_options("method", names or list(REGISTRY), fields)
+    given = _parse(groups, arguments, prog, _what_is_compared(names))
     configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
-    return configs, {name: given[name] for name in (*KEPT, "seeds")}
+    return configs, {name: given[name] for name in (*OWN, "seeds")}
 
 
-def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: str) -> Any:
-    """A plain dataclass from flags, with errors of one line."""
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(cls, args=list(arguments), prog=prog, description=description)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ValueError(_one_line(errors.getvalue())) from None
+def every_flag(*more: Field) -> type:
+    """A dataclass of the flags that some method, scenario or model has, for completion."""
+    fields = [*_common_fields(), *_command_fields(), *more]
+    for kind in KINDS:
+        fields += _union_of_options(kind, KINDS[kind].registry, fields)
+    return dataclasses.make_dataclass("EveryFlag", fields, namespace={"__doc__": " "})
+
+
+def _what_is_compared(names: Sequence[str]) -> str:
+    """The methods that are compared, or that can be."""
+    listed = ", ".join(names or REGISTRY).replace("_", "-")
+    if names:
+        return f"Compares {listed} on the same federations over seeds, each seed with the same initial models."
+    return (
+        "Compares methods on the same federations over seeds, each seed with the same initial models. "
+        f"Methods: {listed}; --all takes every one. Their own options: run METHOD --help."
+    )
 
 
 def _common_fields() -> Iterator[Field]:
     for name, hint, doc, default in described_options(RunConfig):
         if name not in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
-            yield name, _noted(hint, doc), default
+            yield name, noted(hint, doc, default_text(default)), default
 
 
 def _command_fields() -> Iterator[Field]:
-    note = "directory to leave; one that holds the same run is taken up where it stopped (default: a new one in runs/)"
-    yield "run_dir", _noted(str | None, note), None
-    yield "checkpoint_every", _noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
+    note = "directory to leave; one that holds the same run is taken up where it stopped"
+    yield "run_dir", noted(str | None, note, "a new one in runs/"), None
+    yield (
+        "dry_run",
+        noted(tyro.conf.FlagCreatePairsOff[bool], "print the configuration and what would be done, and do nothing"),
+        False,
+    )
+    yield "checkpoint_every", noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
     for name, note in (
-        ("join", "clients who join before a round, and are absent until then, such as 30:18; counted from 0"),
-        ("leave", "clients who leave before a round, such as 50:3"),
+        ("join", "clients, counted from 0, who join after so many rounds, and are absent until then, such as 30:18"),
+        ("leave", "clients who leave after so many rounds, such as 50:3"),
     ):
-        shown = tyro.conf.arg(help=note, metavar="ROUND:CLIENT [...]")
-        yield name, Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, shown], ()
+        hint = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
+        yield name, noted(hint, note, metavar="ROUND:CLIENT [...]"), ()
 
 
 def _options(method: str) -> Iterator[Field]:
     """A method's options, with their defaults."""
     for name, hint, doc, default in _parsable_options("method", method):
+        text = default_text(default)
         default = None if default is dataclasses.MISSING else default
-        yield name, _noted(hint | None if default is None else hint, doc), default
+        yield name, noted(hint | None if default is None else hint, doc, text), default
 
 
 def _parsable_options(kind: str, name: str) -> Iterator[Described]:
@@ -112,18 +137,31 @@ def _described(factory: Callable[..., Any]) -> Iterator[Described]:
         yield Described(name, hints.get(name, str), notes.get(name, ""), default)
 
 
-def _union_of_options(kind: str, names: Iterable[str], before: list[Field]) -> list[Field]:
-    """The options of several of a kind; one whose name another flag has already is called --KIND-NAME."""
-    taken = {name for name, _, _ in before}
+def _union_of_options(kind: str, names: Iterable[str], before: Sequence[Field]) -> list[Field]:
+    """The options of several of a kind; one whose name another flag has already is called --KIND-NAME.
+
+    Their defaults are None, which stands for that of each; help shows those.
+    """
+    taken, names = {name for name, _, _ in before}, list(names)
     hints: dict[str, list[Any]] = {}
     notes: dict[str, dict[str, list[str]]] = {}  # flag -> note -> whose it is
+    defaults: dict[str, dict[str, list[str]]] = {}  # flag -> default -> whose it is
     for name in names:
-        for option, hint, note, _ in _parsable_options(kind, name):
+        for option, hint, note, default in _parsable_options(kind, name):
             flag = f"{kind}_{option}" if option in taken else option
             hints.setdefault(flag, []).append(hint)
-            notes.setdefault(flag, {}).setdefault(note.removesuffix("."), []).append(name.replace("_", "-"))
-    texts = {flag: "; ".join(f"{', '.join(names)}: {note}" for note, names in notes[flag].items()) for flag in hints}
-    return [(flag, _noted(_either(given), texts[flag]), None) for flag, given in hints.items()]
+            for kept, text in ((notes, note.removesuffix(".")), (defaults, default_text(default))):
+                kept.setdefault(flag, {}).setdefault(text, []).append(name.replace("_", "-"))
+    alone = len(names) == 1
+    return [
+        (flag, noted(_either(given), _told(notes[flag], alone), _told(defaults[flag], len(defaults[flag]) == 1)), None)
+        for flag, given in hints.items()
+    ]
+
+
+def _told(texts: Mapping[str, Sequence[str]], alone: bool) -> str:
+    """Texts, and where there is not only one whose they are."""
+    return "; ".join(text if alone else f"{', '.join(names)}: {text}" for text, names in texts.items())
 
 
 def _either(hints: Sequence[Any]) -> Any:
@@ -159,16 +197,30 @@ def _one_word(hint: Any) -> type | None:
     return next((kind for kind in (hint, *typing.get_args(hint)) if kind in (int, float, str)), None)
 
 
-def _noted(hint: Any, note: str | None) -> Any:
-    return Annotated[hint, tyro.conf.arg(help=note or "")]
+def _parse(groups: dict[str, list[Field]], arguments: Sequence[str], prog: str, description: str) -> dict[str, Any]:
+    """The values of the fields, and of the options of every scenario and model, by name.
+
+    The short help has the options of the scenario and the model that are chosen; help looks at nothing else.
+    """
+    short = wants_help(arguments) and "--help-all" not in arguments
+    for kind, group in (("scenario", "data"), ("model", "model")):
+        before = [field for of in groups.values() for field in of]
+        names = [_chosen(kind, arguments)] if short else KINDS[kind].registry
+        groups[group] += _union_of_options(kind, names, before)
+    if not wants_help(arguments):
+        return parse_groups(groups, arguments, prog, description)
+    more = "Options of other scenarios and models, and what is seldom needed: --help-all." if short else ""
+    show_help(groups, prog, f"{description} {more}".strip(), short=short)
+    raise SystemExit(0)
 
 
-def _parse(fields: list[Field], arguments: Sequence[str], prog: str, description: str) -> dict[str, Any]:
-    """The values of the fields, and of the options of every scenario and model, by name."""
-    for kind in ("scenario", "model"):
-        fields = fields + _union_of_options(kind, KINDS[kind].registry, fields)
-    flags = dataclasses.make_dataclass("Flags", fields, namespace={"__doc__": description})
-    return vars(parse_fields(flags, arguments, prog, description))
+def _chosen(kind: str, arguments: Sequence[str]) -> str:
+    """The scenario or model that the arguments name, or the default."""
+    flag = f"--{kind}"
+    words = [word for word in arguments if word.startswith(f"{flag}=")]
+    words += [f"{flag}={after}" for word, after in itertools.pairwise(arguments) if word == flag]
+    default = next(found.default for found in described_options(RunConfig) if found.name == kind)
+    return known_name(kind, words[-1].partition("=")[2] if words else default, KINDS[kind].registry)
 
 
 def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> RunConfig:
@@ -233,12 +285,3 @@ def _argument_notes(documented: Any) -> dict[str, str]:
         elsewhere = _argument_notes(other) if other else {}
         notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
     return notes
-
-
-def _one_line(message: str) -> str:
-    """tyro's boxed error as one line, without its title and its help text."""
-    lines = [line.strip(" │╭╮╰╯─-") for line in message.splitlines()]
-    text = " ".join(line for line in lines[1:] if line)
-    text = re.split(r"Argument helptext:|For full helptext", text)[0].strip()
-    several = r"Error parsing (\S+): no type matching (.*?) could be instantiated from \[(.*?)\]\. Got errors: .*"
-    return re.sub(several, r"\1 is \3; it must be \2", text)

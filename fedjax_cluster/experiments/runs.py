@@ -106,8 +106,12 @@ def _left(path: pathlib.Path) -> tuple[RunConfig, int]:
         build_algorithm(config)
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"the experiment in {path / 'config.json'} is damaged: {error}") from error
+    return config, rounds_done(path)
+
+
+def rounds_done(path: pathlib.Path) -> int:
+    """The rounds that a run directory has; 0 before its first checkpoint."""
     try:
-        done = len(read_history(path)["round"])
+        return len(read_history(path)["round"])
     except ValueError:
-        done = 0
-    return config, done
+        return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pathlib
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_cluster import report
+from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.runs import load_run
@@ -123,18 +125,21 @@ def write_report(paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | 
     """Prints the runs' table, and writes it and their learning curves; returns the files written.
 
     Of a single run it prints the summary and draws the pictures again, in the folder plots; of several it leaves
-    comparison.md, comparison.csv and learning_curves.png.
+    comparison.md, comparison.csv, comparison.tex and learning_curves.png.
 
     Args:
-      paths: run directories, or directories that hold some.
+      paths: run directories, or directories that hold some; or that of a comparison, which may have been interrupted.
       out: where to leave them. None takes the run's own directory, and of several the first path; where that cannot be
         written, nothing is left, and the log says so.
 
     Raises:
       ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
     """
+    compared = pathlib.Path(paths[0]) if len(paths) == 1 and comparison.is_comparison(pathlib.Path(paths[0])) else None
     runs = find_runs(paths)
-    directory = pathlib.Path(out) if out is not None else runs[0] if len(runs) == 1 else pathlib.Path(paths[0])
+    directory = (
+        pathlib.Path(out) if out is not None else runs[0] if len(runs) == 1 and not compared else pathlib.Path(paths[0])
+    )
     try:
         check_writable(directory)
         writable = True
@@ -143,19 +148,49 @@ def write_report(paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | 
             raise
         writable = False
         logger.warning(f"{directory} cannot be written: pictures are left nowhere; --out DIR leaves them elsewhere")
-    if len(runs) == 1:
+    if len(runs) == 1 and not compared:
         run = read_run(runs[0])
         report.tables.summary_table(run.summary, run.path).print()
         return report.pages.write_plots(directory, _drawable(run)) if writable else []
-    groups = read_runs(runs)
+    groups = read_comparison(compared) if compared else read_runs(runs)
     table = report.tables.comparison_table(groups)
     table.print()
-    if not writable:
-        return []
-    written = [directory / "comparison.md", directory / "comparison.csv"]
+    return leave_comparison(groups, table, directory) if writable else []
+
+
+def leave_comparison(
+    outcomes: Sequence[Outcome], table: report.tables.Table, directory: pathlib.Path
+) -> list[pathlib.Path]:
+    """Writes a comparison's table and learning curves; returns the files written."""
+    written = [directory / f"comparison.{kind}" for kind in ("md", "csv", "tex")]
     table.write(*written)
-    figure = report.curves.learning_curves({group.label: group.histories for group in groups})
+    drawn = {outcome.label: outcome.histories for outcome in outcomes if outcome.histories}
+    figure = report.small_multiples.comparison_figure(drawn)
     return [*written, report.style.save(figure, directory / "learning_curves.png")]
+
+
+def read_comparison(path: pathlib.Path) -> list[Outcome]:
+    """The outcomes of a comparison's directory; a run that failed, or has not ended, counts as failed.
+
+    Raises:
+      ValueError: not such a directory, or no run of it has ended.
+    """
+    configs, seeds, known = comparison.read(path)
+    outcomes = []
+    for label, config in configs.items():
+        ended, failed = [], {}
+        for seed in seeds:
+            with contextlib.suppress(ValueError):
+                run = read_run(path / comparison.run_name(label, seed))
+                if run.rounds >= config.rounds:
+                    ended.append(run)
+                    continue
+            failed[seed] = known.get(label, {}).get(seed, "has not ended; continue the comparison with resume")
+        summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
+        outcomes.append(Outcome(label, summaries, histories, failed))
+    if not any(outcome.summaries for outcome in outcomes):
+        raise ValueError(f"no run of the comparison {path} has ended; continue it with resume")
+    return outcomes
 
 
 def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarray]]:

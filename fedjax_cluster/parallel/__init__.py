@@ -22,7 +22,7 @@ from fedjax_cluster.parallel.mapping import (
     row_sharding,
     use_all_cores,
 )
-from fedjax_cluster.parallel.programs import compile_quickly, release_programs
+from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
     gather_cohort,
     gather_rows,

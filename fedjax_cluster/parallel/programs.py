@@ -1,4 +1,4 @@
-"""Compiled programs: a process may hold only so many."""
+"""Compiled programs: a process may hold only so many, and a folder can keep them for others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
+
+from fedjax_cluster.data import cache
+from fedjax_cluster.options import as_path
+from fedjax_cluster.parallel.mapping import keep_compiled
 
 R = TypeVar("R")
 
@@ -31,6 +35,35 @@ def compile_quickly(function: Callable[..., R], static_argnames: Sequence[str] =
 def _quick(function: Callable[..., R], static_argnames: tuple[str, ...], on_cpu: bool) -> Callable[..., R]:
     options = {"xla_backend_optimization_level": 1} if on_cpu else None
     return jax.jit(function, static_argnames=static_argnames, compiler_options=options)
+
+
+def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shortest: float = 0.0) -> pathlib.Path | None:
+    """Keeps compiled programs in a folder, so that another process need not compile them, as the command line does.
+
+    A folder that JAX has been given already, such as by `JAX_COMPILATION_CACHE_DIR`, stays. `fedjax-cluster cache`
+    shows and empties the default one.
+
+    Args:
+      folder: None is `compiled` in the package's cache folder: `FEDJAX_CLUSTER_CACHE`, or fedjax_cluster in
+        `XDG_CACHE_HOME` or ~/.cache.
+      shortest: seconds; programs that compile faster are not kept.
+
+    Returns:
+      The folder in use; None where it cannot be made, and programs are compiled anew as before.
+
+    >>> import tempfile
+    >>> from jax.experimental.compilation_cache import compilation_cache
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     before = jax.config.jax_compilation_cache_dir
+    ...     used = enable_compilation_cache(folder)
+    ...     jax.config.update("jax_compilation_cache_dir", before)
+    ...     compilation_cache.reset_cache()
+    >>> used is not None
+    True
+    """
+    keep_compiled(cache.directory() / cache.COMPILED if folder is None else as_path("folder", folder), shortest)
+    used = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return None if used is None else pathlib.Path(used)
 
 
 def release_programs(most: int | None = None) -> bool:

@@ -1,6 +1,7 @@
 """Tables and pictures of finished runs; submodules are loaded when first used, so that matplotlib waits until then.
 
-Tables: `tables`. Pictures: `curves` (metrics against rounds or a parameter), `bars`, `clusters` (clients by features,
+Tables: `tables`, and what a table is in `table`; methods against one another: `significance`. Pictures: `curves`
+(metrics against rounds or a parameter), `small_multiples` (of many methods), `bars`, `clusters` (clients by features,
 groups by clusters), `client_labels` (who has which), `similarity_matrix`, and those of one method in `methods`; all
 of a run: `pages`. Shared by them: `style` (sizes, colours, saving), `histories`, `names`, `paper_rows`,
 `shown_clients`. Functions that draw return a `matplotlib.figure.Figure`, one paper column wide unless their text says

@@ -8,6 +8,9 @@ from . import names as names
 from . import pages as pages
 from . import paper_rows as paper_rows
 from . import shown_clients as shown_clients
+from . import significance as significance
 from . import similarity_matrix as similarity_matrix
+from . import small_multiples as small_multiples
 from . import style as style
+from . import table as table
 from . import tables as tables

@@ -31,6 +31,15 @@ def over_seeds(counts: Iterable[int]) -> str:
     return f"over {' or '.join(map(str, several))} seeds" if several else ""
 
 
+def counted(count: float, thing: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "round"), counted(0, "time"), counted(1200, "client")
+    ('1 round', '0 times', '1,200 clients')
+    """
+    return f"{count:,.0f} {thing}{'' if count == 1 else 's'}"
+
+
 def group_name(group: int, names: Sequence[str]) -> str:
     """A true group's name, or its index where it has none.
 

@@ -1,29 +1,18 @@
-"""Tables of a run, of several methods, and of our results with a paper's; on a console, as Markdown and as CSV."""
+"""The tables of a run, of several methods, and of our results with a paper's."""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import rich.table
-from rich import box
-from rich.console import Console
-from rich.text import Text
 
-from fedjax_cluster.files import atomic_file
-from fedjax_cluster.report.names import method_name, over_seeds
+from fedjax_cluster.report import significance
+from fedjax_cluster.report.names import counted, method_name, over_seeds
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
-
-NOTHING = "–"
-NOT_FINITE = "not finite"
-SAMPLE = "sample std"
-FEWEST_CHARACTERS = 12  # of a column of texts that are longer
+from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
 
 class Runs(Protocol):
@@ -36,190 +25,30 @@ class Runs(Protocol):
     def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
 
 
-class Spread(NamedTuple):
-    """Mean and sample standard deviation over seeds; `std` is None for a single seed."""
-
-    mean: float
-    std: float | None = None
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and sample standard deviation (divided by n − 1) over seeds; None without values.
-
-    Seeds with None, NaN or an infinity are left out.
-
-    >>> spread([1.0, 2.0, 3.0, None])
-    Spread(mean=2.0, std=1.0)
-    >>> spread([2.0])
-    Spread(mean=2.0, std=None)
-    """
-    known = [float(value) for value in values if is_known(value)]
-    if not known:
-        return None
-    return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)
-
-
-class Number(NamedTuple):
-    """A number with its standard deviation, if it has one, and how it is shown.
-
-    `seeds` tells how many of the seeds it is of where some have no value, such as "2 of 3".
-
-    >>> Number(87.249, 0.21, decimals=1).text(), Number(0.5, decimals=1, signed=True).text()
-    ('87.2 ± 0.2', '+0.5')
-    >>> Number(87.249, 0.21, decimals=1, seeds="2 of 3").text(), Number(float("nan")).text()
-    ('87.2 ± 0.2 (2 of 3)', 'not finite')
-    >>> Number(3.6e-7, decimals=3).text()
-    '4e-07'
-    """
-
-    mean: float
-    std: float | None = None
-    decimals: int = 0
-    signed: bool = False
-    seeds: str = ""
-
-    def text(self) -> str:
-        if not math.isfinite(self.mean):
-            return NOT_FINITE
-        sign = "+" if self.signed else ""
-        shown = f"{self.mean:{sign},.{self.decimals}f}"
-        if self.decimals >= 3 and self.std is None and 0 < abs(self.mean) < 0.5 * 0.1**self.decimals:
-            shown = f"{self.mean:{sign}.0e}"
-        if not float(shown.replace(",", "")):
-            shown = shown.lstrip("+-")
-        shown = shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
-        return f"{shown} ({self.seeds})" if self.seeds else shown
-
-
-class Column(NamedTuple):
-    """A heading; what its numbers' standard deviations are called in CSV, where they stand apart; "" for none."""
-
-    name: str
-    deviation: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A table that can be shown in several ways.
-
-    Attributes:
-      title: above it; "" for none.
-      columns: the headings; none is shown where all are "".
-      rows: a cell per column: text, a Number, or None, which is shown as "–".
-      note: beneath it; "" for none.
-
-    >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
-    | method | ARI |
-    | :-- | --: |
-    | IFCA | 0.90 ± 0.10 |
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str | Number | None, ...], ...]
-    note: str = ""
-
-    def print(self, console: Console | None = None) -> None:
-        """Prints the table, by default on the standard output."""
-        console, headed = console or Console(), any(column.name for column in self.columns)
-        shown = rich.table.Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=headed, padding=(0, 1, 0, 0))
-        between = 2 * len(self.columns) - 1
-        widths = self._widths(console.width - between)
-        for index, (column, width) in enumerate(zip(self.columns, widths, strict=True)):
-            shown.add_column(Text(column.name), justify=self._side(index), vertical="bottom", width=width)
-        for row in self._texts():
-            shown.add_row(*map(Text, row))
-        # Where even the narrowest columns do not fit, lines that wrap lose nothing; cropped ones would.
-        shown.width = sum(widths) + between
-        if self.title:
-            console.print(Text(self.title, "bold"))
-        console.print(shown, crop=False, soft_wrap=shown.width > console.width)
-        if self.note:
-            console.print(Text(self.note, "italic"))
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        lines = [[column.name for column in self.columns]]
-        lines.append([":--" if self._side(index) == "left" else "--:" for index in range(len(self.columns))])
-        lines += self._texts()
-        body = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-        return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
-
-    def csv(self) -> str:
-        """The table as comma-separated values: numbers unrounded, None empty.
-
-        Deviations, and of how many seeds a number is where some have none, stand in columns of their own.
-        """
-        names: list[str] = []
-        rows: list[list[str]] = [[] for _ in self.rows]
-        for index, column in enumerate(self.columns):
-            cells = [row[index] for row in self.rows]
-            apart = {f"{column.name} {column.deviation}": "std"} if column.deviation else {}
-            if any(isinstance(cell, Number) and cell.seeds for cell in cells):
-                apart[f"{column.name} seeds"] = "seeds"
-            names += [column.name, *apart]
-            for row, cell in zip(rows, cells, strict=True):
-                row += _unrounded(cell, list(apart.values()))
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
-        return buffer.getvalue()
-
-    def write(self, *paths: str | pathlib.Path) -> None:
-        """Writes the table to files ending in .md or .csv (otherwise ValueError); each is complete or absent."""
-        ways: dict[str, Callable[[], str]] = {".md": self.markdown, ".csv": self.csv}
-        targets = [pathlib.Path(path) for path in paths]
-        for path in targets:
-            if path.suffix not in ways:
-                raise ValueError(f"cannot write a table to '{path.name}'; its name must end in {' or '.join(ways)}")
-        for path in targets:
-            with atomic_file(path) as temporary:
-                temporary.write_text(ways[path.suffix](), encoding="utf-8")
-
-    def _texts(self) -> list[list[str]]:
-        return [
-            [NOTHING if cell is None else cell.text() if isinstance(cell, Number) else cell for cell in row]
-            for row in self.rows
-        ]
-
-    def _widths(self, limit: int) -> list[int]:
-        """Characters of each column within `limit`: texts and headings may be broken between words, numbers not."""
-        widest, narrowest = [], []
-        for index, column in enumerate(self.columns):
-            cells = [row[index] for row in self._texts()]
-            whole = [column.name, *cells]
-            parts = column.name.split() + (cells if self._side(index) == "right" else " ".join(cells).split())
-            widest.append(max(map(len, whole)))
-            narrowest.append(
-                max([*map(len, parts), min(FEWEST_CHARACTERS, widest[-1]) * (self._side(index) == "left")])
-            )
-        while sum(widest) > limit and widest != narrowest:
-            spare = [most - least for most, least in zip(widest, narrowest, strict=True)]
-            widest[spare.index(max(spare))] -= 1
-        return widest
-
-    def _side(self, index: int) -> Literal["left", "right"]:
-        return "left" if all(isinstance(row[index], str) for row in self.rows) else "right"
-
-
 def comparison_table(runs: Sequence[Runs]) -> Table:
-    """Compares methods: accuracy, ARI, clusters, rounds, models sent and speed; means over the seeds.
+    """Compares methods: accuracy, ARI, clusters, rounds, each seed, models sent and speed; means over the seeds.
+
+    Of several methods over several seeds it has the mean ranks, and from three seeds on a paired test of the best
+    method against each other; see `report.significance`.
 
     Args:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
-        test loss takes its place. A method whose runs have all diverged has "not finite" there.
+        test loss takes its place. A method whose runs have all diverged has "not finite" there, one that `failed`
+        (an attribute, seed -> reason; may be missing) "failed", and the reasons in a column or beneath the table.
 
     Raises:
-      ValueError: no runs, a method without a summary, or a figure that is no number.
+      ValueError: no runs, a method without a summary or a failure, or a figure that is no number.
     """
     if not runs:
         raise ValueError("there are no runs to compare; give those of one method at least")
-    if empty := [method.label for method in runs if not method.summaries]:
+    failed = [dict(getattr(method, "failed", {})) for method in runs]
+    if empty := [method.label for method, of in zip(runs, failed, strict=True) if not (method.summaries or of)]:
         raise ValueError(f"{empty[0]} has no summaries; give one for each seed")
     every = [summary for method in runs for summary in method.summaries]
-    counts = [len(method.summaries) for method in runs]
+    counts = [len(method.summaries) + len(of) for method, of in zip(runs, failed, strict=True)]
 
     def column(read: Callable[[Mapping[str, Any]], float | None], decimals: int, deviation: bool = False):
-        values = [[read(summary) for summary in method.summaries] for method in runs]
+        values = [[*map(read, method.summaries), *(None for _ in of)] for method, of in zip(runs, failed, strict=True)]
         found = [spread(of_seeds) for of_seeds in values]
         if not deviation:
             found = [value and Spread(value.mean) for value in found]
@@ -228,34 +57,104 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         pairs = zip(found, values, strict=True)
         return [value and Number(*value, decimals=decimals, seeds=_share(of_seeds)) for value, of_seeds in pairs]
 
-    if any(figure(summary, "accuracy") is not None for summary in every):
-        heading, best = "test accuracy (%)", column(lambda s: quality(s, "accuracy", 100), 1, True)
-    else:
-        heading, best = "test loss", column(lambda s: quality(s, "test_loss"), 4, True)
+    higher = any(figure(summary, "accuracy") is not None for summary in every)
+    name, heading, factor, decimals = (
+        ("accuracy", "test accuracy (%)", 100, 1) if higher else ("test_loss", "test loss", 1, 4)
+    )
+    best = column(lambda s: quality(s, name, factor), decimals, True)
     lost = [sum(map(diverged, method.summaries)) for method in runs]
-    best = [number or (Number(math.nan) if count else None) for number, count in zip(best, lost, strict=True)]
+    instead = [Number(math.nan) if count else "failed" if of else None for count, of in zip(lost, failed, strict=True)]
+    seeds, values, ran = _by_seed(runs, failed, lambda s: quality(s, name, factor))
+    ranks, tests, told = _against_one_another(values, ran, higher)
     columns = {
-        Column(heading, SAMPLE): best,
+        Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
+        **ranks,
+        **tests,
         Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
         Column("final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
-        Column("models down per client"): column(lambda s: _per_client(s, "models_down"), 1),
-        Column("models up per client"): column(lambda s: _per_client(s, "models_up"), 1),
-        Column("client rounds per second"): column(_speed, 0),
+        **{
+            Column(f"seed {seed}", group="seeds"): [
+                Number(value, decimals=decimals) if is_known(value) else None for value in of
+            ]
+            for seed, of in zip(seeds, values.T, strict=True)
+            if len(seeds) > 1
+        },
+        Column("models down per client", group="costs"): column(lambda s: _per_client(s, "models_down"), 1),
+        Column("models up per client", group="costs"): column(lambda s: _per_client(s, "models_up"), 1),
+        Column("client rounds per second", group="costs"): column(_speed, 0),
     }
+    if any(failed):
+        columns[Column("failed", group="failed")] = [*map(_reasons, failed, counts)]
     names = [method_name(method.label) for method in runs]
     shown = names
     if len(set(counts)) > 1:
-        shown = [f"{name} ({n} seed{'s' * (n > 1)})" for name, n in zip(names, counts, strict=True)]
+        shown = [f"{name} ({counted(n, 'seed')})" for name, n in zip(names, counts, strict=True)]
     ended = ", ".join(f"{name} {n} of {all_}" for name, n, all_ in zip(names, lost, counts, strict=True) if n)
-    partly = any(number and number.seeds for cells in columns.values() for number in cells)
+    partly = any(isinstance(number, Number) and number.seeds for cells in columns.values() for number in cells)
     notes = [
         f"mean ± sample standard deviation {over_seeds(counts)}" if max(counts) > 1 else "",
         "in brackets how many seeds have the figure" if partly else "",
         f"runs that ended not finite: {ended}" if ended else "",
+        told,
     ]
     rows = tuple(zip(shown, *columns.values(), strict=True))
     return Table("", (Column("method"), *columns), rows, "; ".join(filter(None, notes)))
+
+
+def _by_seed(
+    runs: Sequence[Runs], failed: Sequence[Mapping[int, str]], read: Callable[[Mapping[str, Any]], float | None]
+) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The seeds; a figure of each method and seed [methods, seeds], NaN where there is none; and whether it was run.
+
+    Where summaries do not tell their seeds, or not apart, they are numbered in their order.
+    """
+    named: list[list[Any]] = [[summary.get("seed") for summary in method.summaries] for method in runs]
+    told = all(len(set(of)) == len(of) and None not in of for of in named)
+    named = named if told else [list(range(len(of))) for of in named]
+    seeds = sorted({seed for of in (*named, *failed) for seed in of})
+    values = np.full((len(runs), len(seeds)), np.nan)
+    ran = np.asarray([np.isin(seeds, [*of, *without]) for of, without in zip(named, failed, strict=True)])
+    for row, (of, method) in enumerate(zip(named, runs, strict=True)):
+        for seed, summary in zip(of, method.summaries, strict=True):
+            value = read(summary)
+            values[row, seeds.index(seed)] = np.nan if value is None else value
+    return seeds, values, ran
+
+
+def _against_one_another(
+    values: np.ndarray, ran: np.ndarray, higher: bool
+) -> tuple[dict[Column, list], dict[Column, list], str]:
+    """The columns of mean ranks and of tests against the best, if there are such, and what a note says of them."""
+    methods, seeds = values.shape
+    best = significance.best_of(values, higher=higher)
+    if methods < 2 or seeds < 2 or best is None:
+        return {}, {}, ""
+    known, common = np.asarray(np.isfinite(values).any(axis=1)), np.asarray(ran.all(axis=0))
+    ranks, told = {}, ""
+    if common.any():
+        found = iter(significance.mean_ranks(values[known][:, common], higher=higher))
+        ranks = {Column("mean rank"): [Number(float(next(found)), decimals=1) if there else None for there in known]}
+        told = "rank 1 is best, runs without a value rank last; "
+    tests: list[Any] = [
+        found and Number(found.p, decimals=3, seeds="" if found.pairs == seeds else f"{found.pairs} of {seeds}")
+        for found in significance.paired_tests(values, best)
+    ]
+    if not any(tests):
+        return ranks, {}, told.removesuffix("; ")
+    tests[best] = "best"
+    told += f"p: {significance.TEST} against the best over the seeds of both, not adjusted for the number of methods"
+    return ranks, {Column("p against best"): tests}, told
+
+
+def _reasons(failed: Mapping[int, str], count: int) -> str:
+    """Why runs failed, in one line; seeds are named where not all of them failed of the same."""
+    reasons: dict[str, list[int]] = {}
+    for seed, reason in failed.items():
+        reasons.setdefault(reason, []).append(seed)
+    if len(failed) == count and len(reasons) == 1:
+        return next(iter(reasons))
+    return "; ".join(f"seed {', '.join(map(str, seeds))}: {reason}" for reason, seeds in reasons.items())
 
 
 def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
@@ -313,7 +212,8 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
-    clustering = line("{:,.0f} times", "clusterings")
+    clusterings = figure(summary, "clusterings")
+    clustering = None if clusterings is None else counted(clusterings, "time")
     if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
         clustering += f", {each}"
     sent = [_per_client(summary, name) for name in ("models_down", "models_up")]
@@ -336,8 +236,10 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "left in": None if directory is None else str(directory),
     }
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
-    if count := line("{:.0f} clients", "clients"):
-        title += f": {count}, {summary.get('rounds', NOTHING)} rounds, seed {summary.get('seed', NOTHING)}"
+    if (clients := figure(summary, "clients")) is not None:
+        rounds = figure(summary, "rounds")
+        done = f"{NOTHING} rounds" if rounds is None else counted(rounds, "round")
+        title += f": {counted(clients, 'client')}, {done}, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
 
@@ -391,11 +293,3 @@ def _decimals(rows: Sequence[PaperRow]) -> int:
         return 0
     largest = max(abs(value) for value in values)
     return 3 if largest < 0.9 else 2 if largest < 1000 else 1
-
-
-def _unrounded(cell: str | Number | None, apart: Sequence[str]) -> list[str]:
-    """A cell, and the parts of it that stand apart."""
-    if not isinstance(cell, Number):
-        return [cell or "", *("" for _ in apart)]
-    parts = {"std": "" if cell.std is None else f"{cell.std:.9g}", "seeds": cell.seeds}
-    return [f"{cell.mean:.9g}", *(parts[name] for name in apart)]

@@ -4,6 +4,7 @@ from . import evaluation as evaluation
 from . import history as history
 from . import ledger as ledger
 from . import loop as loop
+from . import model_files as model_files
 from . import progress as progress
 from . import result as result
 from . import run_directory as run_directory

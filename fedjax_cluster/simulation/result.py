@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import io
+import os
+import pathlib
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from rich.console import Console
 
-from fedjax_cluster import report
+from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.simulation.evaluation import predict_client
+from fedjax_cluster.simulation.evaluation import evaluate_clients, predict_client
+from fedjax_cluster.simulation.model_files import save_client, save_clusters
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
+SCREEN = 80  # characters
 
-@dataclasses.dataclass(frozen=True)
+
+class PerClient(NamedTuple):
+    """The clients of a run at its end, a row each."""
+
+    accuracy: np.ndarray  # f32[M] on test rows; NaN without test rows, for the absent, and in regression
+    loss: np.ndarray  # f32[M] likewise
+    cluster: np.ndarray  # i32[M], −1 where it has none
+    examples: np.ndarray  # i32[M], training rows
+
+
+class Assignments(NamedTuple):
+    """Clusters of the clients as rounds went on."""
+
+    rounds: np.ndarray  # i32[E], rounds done
+    cluster: np.ndarray  # i32[E, M], −1 where a client had none
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class SimulationResult:
     """A finished run.
 
@@ -45,6 +69,78 @@ class SimulationResult:
     def labels(self) -> np.ndarray:
         """i32[M]: the cluster of each client, −1 where it has none."""
         return np.asarray(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
+
+    @functools.cached_property
+    @in_32_bits
+    def per_client(self) -> PerClient:
+        """Accuracy and loss on all test rows, cluster and training rows of each client; evaluated when first asked for.
+
+        `result.per_client.accuracy[result.per_client.cluster == 2]` are the accuracies in cluster 2.
+        """
+        count = len(self.federation.train.num_examples)
+        place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
+        train, test = place(self.federation.train), place(self.federation.test).data
+        model = self.algorithm.model
+        found = evaluate_clients(self.evaluation_key, self.state, train, test, model=model, algorithm=self.algorithm)
+        nothing = np.full(count, np.nan, np.float32)
+        accuracy, loss = (np.asarray(found.get(name, nothing))[:count] for name in ("accuracy", "loss"))
+        return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32))
+
+    @property
+    def assignments(self) -> Assignments:
+        """The clusters after each event that the method kept them of (CFL, FedGWC, FLAG, PACFL), and at the end."""
+        count = len(self.federation.train.num_examples)
+        kept = {event.round + 1: np.asarray(event.content["labels"])[:count] for event in self.events
+                if "labels" in event.content}  # fmt: skip
+        kept[int(self.state.round)] = self.labels
+        rounds = sorted(kept)
+        return Assignments(np.asarray(rounds, np.int32), np.stack([kept[at] for at in rounds]).astype(np.int32))
+
+    @in_32_bits
+    def save_models(self, folder: str | os.PathLike, *, clients: bool = False) -> list[pathlib.Path]:
+        """Writes a safetensors file for each cluster in use; needs `pip install "fedjax_cluster[safetensors]"`.
+
+        Reading one back takes no part of this package but the model:
+
+            from flax.traverse_util import unflatten_dict
+            from safetensors.numpy import load_file
+            read = unflatten_dict(load_file("models/cluster0.safetensors"), sep="/")
+            outputs, _ = model.apply(fc.types.Variables(read["params"], read.get("stats", {})), x, train=False)
+
+        Args:
+          folder: where; cluster0.safetensors and so on, numbered as `labels` are.
+          clients: also the personal models of each client, client0.safetensors and so on, which is all that methods
+            such as local-only train: their arrays have an axis [P, ...] in front, and `mixture` f32[P] weights their
+            predictions.
+
+        Returns:
+          The files.
+
+        Raises:
+          ImportError: there is no safetensors.
+        """
+        folder = pathlib.Path(folder)
+        clusters = np.flatnonzero(np.asarray(self.state.clusters.active))
+        files = save_clusters(folder, self.state, clusters, self._told())
+        if clients:
+            for client in range(len(self.federation.train.num_examples)):
+                data = jax.tree.map(lambda leaf, row=client: jnp.asarray(leaf[row]), self.federation.train)
+                key = jax.random.fold_in(self.evaluation_key, client)
+                variables, mixture = self.algorithm.personalize(key, self.state, data, jnp.asarray(client))
+                files.append(save_client(folder, client, variables, mixture, self._told()))
+        return files
+
+    def _told(self) -> dict[str, str]:
+        return {"algorithm": self.algorithm.name, "rounds": str(int(self.state.round))}
+
+    def __repr__(self) -> str:
+        """The summary, and what there is to look at."""
+        text = io.StringIO()
+        report.tables.summary_table(self.summary).print(Console(file=text, width=SCREEN))
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+        columns = report.style.wrapped(f"history: {', '.join(self.history)}", SCREEN)
+        more = "also: per_client, assignments, labels, events, state, plot(), predict(), to_pandas(), save_models()"
+        return "\n".join([*lines, columns, report.style.wrapped(more, SCREEN)])
 
     @in_32_bits
     def predict(self, x: Any, client: int) -> np.ndarray:

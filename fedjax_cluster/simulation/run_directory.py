@@ -36,6 +36,7 @@ from fedjax_cluster.types import Event, State
 LOG = logging.getLogger(__name__)
 VERSION = 3
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
+COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
 MOST_NAMED = 4  # differences that a refusal names
 
 
@@ -209,11 +210,12 @@ def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> None:
-    """Writes one row a round; whole numbers without a point, NaN as an empty cell."""
+    """Writes one row a round, counted from 1; whole numbers without a point, NaN as an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(history)
-    for row in zip(*history.values(), strict=True):
+    columns = {COUNTED if name == "round" else name: column + (name == "round") for name, column in history.items()}
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
         writer.writerow(["" if value != value else f"{value:.9g}" for value in row])
     content = text.getvalue().encode()
     if not path.is_file() or path.read_bytes() != content:

@@ -135,7 +135,12 @@ def test_every_row_of_a_report_has_its_curve(leave, tmp_path, monkeypatch):
         rows = [row["method"] for row in csv.DictReader(file)]
     assert rows == list(drawn[0])
     assert len(set(rows)) == 4
-    assert [path.name for path in written] == ["comparison.md", "comparison.csv", "learning_curves.png"]
+    assert [path.name for path in written] == [
+        "comparison.md",
+        "comparison.csv",
+        "comparison.tex",
+        "learning_curves.png",
+    ]
 
 
 # ------------------------------------------------------------------------------------- damaged, read-only
@@ -229,7 +234,7 @@ def test_a_directory_that_cannot_be_written_is_reported_all_the_same(leave, tmp_
         with pytest.raises(ValueError, match="read-only"):
             saved_runs.write_report(paths, tmp_path / "elsewhere")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("plots", "comparison.md", "comparison.csv", "learning_curves.png")
+        *("plots", "comparison.md", "comparison.csv", "comparison.tex", "learning_curves.png")
     }
     assert {path.name for path in one.iterdir()} == {"config.json", "summary.json", "checkpoints"}
 

@@ -189,7 +189,7 @@ def runs() -> Iterator[Spec]:
     yield annotated(running.run, config=RunConfig(method="fedavg"))
     yield annotated(running.resume, run_dir="no-such-directory")
     yield annotated(running.load_run, run_dir="no-such-directory")
-    yield annotated(comparison.compare, but=("done", "watch"), configs={"a": RunConfig(method="fedavg")})
+    yield annotated(comparison.compare, but=("done", "failed", "watch"), configs={"a": RunConfig(method="fedavg")})
     rates = {**BAD_SCALARS, "0": 0, "inf": INF}
     bad = {"optimizer": {**OTHERS, **NUMBERS}, "learning_rate": rates, "no_such_number": {"1": 1}}
     yield Spec(optimizers.named, {"optimizer": "sgd", "learning_rate": 0.1}, bad)

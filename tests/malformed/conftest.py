@@ -14,8 +14,8 @@ from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule
 
 
-class Accepted(Exception):
-    """Nothing was found to be wrong."""
+class Accepted(BaseException):
+    """Nothing was found to be wrong; no failure that a comparison would go on after."""
 
 
 def begin(algorithm, federation, **given):

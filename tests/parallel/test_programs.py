@@ -7,7 +7,9 @@ import sys
 import chex
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
+import fedjax_cluster as fc
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.algorithms.round import init_clusters
@@ -66,6 +68,23 @@ for name in ("cfl", "fedgwc", "gradient_loss"):
     counts = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}
     assert len(counts) == 3
     assert max(counts.values()) <= MOST_PROGRAMS, counts
+
+
+def test_python_users_keep_compiled_programs_too(monkeypatch, tmp_path):
+    before = {name: getattr(jax.config, name) for name in
+              ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}  # fmt: skip
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        jax.jit(lambda x: x - 3)(1.0)
+        assert fc.enable_compilation_cache() == tmp_path / "compiled"
+        jax.jit(lambda x: x + 3)(1.0)
+        assert any((tmp_path / "compiled").iterdir())
+        assert fc.enable_compilation_cache(tmp_path / "other") == tmp_path / "compiled", "the first stays"
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def test_nothing_is_let_go_where_the_system_does_not_count(monkeypatch, tmp_path):

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 from rich.console import Console
 
-from fedjax_cluster.report import tables
+from fedjax_cluster.report import significance, tables
 from fedjax_cluster.report.tables import Column, Number, Table
 
 SUMMARY = {
@@ -66,13 +67,13 @@ def test_comparison_shows_means_over_the_seeds():
         ]
     )
     assert table.markdown().splitlines() == [
-        "| method | test accuracy (%) | ARI | clusters | final after round | models down per client "
-        "| models up per client | client rounds per second |",
-        "| :-- | --: | --: | --: | --: | --: | --: | --: |",
-        "| CFL-GP | 88.0 ± 1.4 | 1.00 ± 0.00 | 4.0 | 8 | 137.5 | 100 | 3,505 |",
-        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.35 | 3.5 | 8 | 400.0 | 100 | 3,505 |",
+        "| method | test accuracy (%) | ARI | mean rank | clusters | final after round | seed 0 | seed 1 "
+        "| models down per client | models up per client | client rounds per second |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| CFL-GP | 88.0 ± 1.4 | 1.00 ± 0.00 | 1.0 | 4.0 | 8 | 87.0 | 89.0 | 137.5 | 100 | 3,505 |",
+        "| IFCA | 80.0 ± 0.0 | 0.75 ± 0.35 | 2.0 | 3.5 | 8 | 80.0 | 80.0 | 400.0 | 100 | 3,505 |",
         "",
-        "mean ± sample standard deviation over 2 seeds",
+        "mean ± sample standard deviation over 2 seeds; rank 1 is best, runs without a value rank last",
     ]
 
 
@@ -117,8 +118,8 @@ def test_a_run_that_ended_not_finite_is_named_and_no_mean_hides_it():
     lost = {"test_loss": None, "train_loss": None, "adjusted_rand_index": None, "num_rejected": 8}
     table = tables.comparison_table([runs("fedavg", lost, lost), runs("ifca", {}, lost), runs("cfl", {}, {})])
     lines = table.markdown().splitlines()
-    assert lines[2].startswith("| FedAvg | not finite | – | 4 |")
-    assert lines[3].startswith("| IFCA | 89.2 (1 of 2) | 1.00 (1 of 2) | 4 |")
+    assert lines[2].startswith("| FedAvg | not finite | – | – | 4 |")
+    assert lines[3].startswith("| IFCA | 89.2 (1 of 2) | 1.00 (1 of 2) | 1.8 | 4 |")
     assert "; runs that ended not finite: FedAvg 2 of 2, IFCA 1 of 2" in table.note
     assert [row["test accuracy (%)"] for row in read_csv(table)] == ["nan", "89.16", "89.16"]
     assert "not finite" in printed(tables.comparison_table([runs("fedavg", {**lost, "accuracy": None})]))
@@ -142,7 +143,7 @@ def test_figures_that_are_not_finite_are_dashes(value):
 def test_methods_of_different_numbers_of_seeds_show_them():
     table = tables.comparison_table([runs("ifca", {}, {}, {}), runs("cfl", {})])
     assert [row[0] for row in table.rows] == ["IFCA (3 seeds)", "CFL (1 seed)"]
-    assert table.note == "mean ± sample standard deviation over 3 seeds"
+    assert table.note.startswith("mean ± sample standard deviation over 3 seeds")
 
 
 @pytest.mark.parametrize("value", ["high", [1.0], {}])
@@ -164,14 +165,68 @@ def test_comparison_fits_a_terminal_of_eighty_characters():
     text = printed(tables.comparison_table([runs(name, {}, {}) for name in ("cfl_gp", "gradient_loss", "per_fedavg")]))
     assert max(map(len, text.splitlines())) <= 80
     assert "89.2 ± 0.0" in text
-    assert "3,505" in text
+    assert "seed" in text
     assert "…" not in text
 
 
-def test_narrow_console_loses_nothing():
-    text = printed(tables.comparison_table([runs("cfl_gp", {}, {})]), width=40)
-    assert "3,505" in text
+@pytest.mark.parametrize("width", [40, 78, 200])
+def test_narrow_console_names_what_it_leaves_out(width):
+    text = printed(tables.comparison_table([runs("cfl_gp", {}, {}), runs("ifca", {}, {})]), width=width)
+    told = " ".join(text.split()).partition("no room here for: ")[2]
+    assert ("3,505" in text) == (width == 200) == ("client rounds per second" not in told)
+    assert ("seed 0" in told) == (width == 40)
     assert "…" not in text
+
+
+def test_failures_are_rows_that_say_why():
+    some = SimpleNamespace(label="cfl", summaries=[{**SUMMARY, "seed": 0}], failed={1: "no memory", 2: "no memory"})
+    none = SimpleNamespace(label="fedprox", summaries=[], failed=dict.fromkeys(range(3), "proximal does nothing"))
+    whole = SimpleNamespace(label="ifca", summaries=[{**SUMMARY, "seed": seed} for seed in range(3)])
+    table = tables.comparison_table([some, none, whole])
+    lines = table.markdown().splitlines()
+    assert lines[2].startswith("| CFL | 89.2 (1 of 3) |")
+    assert lines[2].endswith("| seed 1, 2: no memory |")
+    assert lines[3].startswith("| FedProx | failed | – |")
+    assert lines[3].endswith("| proximal does nothing |")
+    assert [row["mean rank"] for row in read_csv(table)] == ["1.83333333", "", "1.16666667"]
+    assert (read_csv(table)[1]["test accuracy (%)"], read_csv(table)[1]["failed"]) == ("", "proximal does nothing")
+    assert "\nFedProx failed: proximal does nothing\n" in printed(table)
+    assert r"FedProx & failed & -- &" in table.latex()
+    assert "FedProx failed: proximal does nothing" in table.latex()
+
+
+def test_the_best_is_tested_against_the_others_over_the_seeds_that_both_have():
+    def of(label, **accuracy):
+        summaries = [{**SUMMARY, "seed": int(name[1:]), "accuracy": value} for name, value in accuracy.items()]
+        return SimpleNamespace(label=label, summaries=summaries)
+
+    best, other = of("ifca", s0=0.9, s1=0.8, s2=0.95, s3=0.85), of("cfl", s3=0.8, s1=0.7, s2=0.7, s0=0.75)
+    table = tables.comparison_table([other, best, of("fedavg", s1=0.9, s2=0.5), of("flag", s1=0.6, s2=0.6, s3=0.6)])
+    rows = read_csv(table)
+    expected = scipy.stats.ttest_rel([0.9, 0.8, 0.95, 0.85], [0.75, 0.7, 0.7, 0.8]).pvalue
+    assert float(rows[0]["p against best"]) == pytest.approx(expected)
+    assert [row["p against best"] == "" for row in rows] == [False, True, True, False]
+    assert rows[3]["p against best seeds"] == "3 of 4"
+    assert "| best |" in table.markdown().splitlines()[3]
+    # FedAvg and FLAG were not run with seed 0: nobody is ranked by it.
+    assert float(rows[1]["mean rank"]) == pytest.approx(np.mean([2, 1]))
+    assert "two-sided paired t-test" in table.note
+    assert "p against best" not in tables.comparison_table([of("ifca", s0=0.9, s1=0.8), of("cfl", s0=1, s1=1)]).csv()
+
+
+def test_less_loss_is_better():
+    methods = [runs(name, *({"accuracy": None, "test_loss": loss + 0.1 * n**2} for n in range(3))) for name, loss in
+               (("cfl", 2.0), ("ifca", 1.0))]  # fmt: skip
+    methods[0].summaries[0]["test_loss"] = 2.5
+    table = tables.comparison_table(methods)
+    assert [row["mean rank"] for row in read_csv(table)] == ["2", "1"]
+    assert "| best |" in table.markdown().splitlines()[3]
+
+
+@pytest.mark.parametrize("differences", [0.0, 0.25])
+def test_equal_differences_are_tested_without_a_warning(differences):
+    values = np.asarray([[1.0, 0.5, 0.75], [1.0, 0.5, 0.75]]) - [[0.0], [differences]]
+    assert significance.paired_tests(values, 0)[1] == ((0.0 if differences else 1.0), 3)
 
 
 def test_comparison_of_nothing_is_refused():
@@ -315,3 +370,11 @@ def test_other_endings_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"cannot write a table to 'table.txt'; its name must end in .md or .csv"):
         table.write(tmp_path / "table.md", tmp_path / "table.txt")
     assert not list(tmp_path.iterdir())
+
+
+def test_one_of_a_thing_is_singular():
+    table = tables.summary_table(
+        {**SUMMARY, "clients": 1, "rounds": 1, "clusterings": 1, "seconds_per_clustering": 0.002}
+    )
+    assert "1 client, 1 round, seed" in table.title
+    assert ("server's clustering", "1 time, 2 ms each") in table.rows

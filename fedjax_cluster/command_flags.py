@@ -1,0 +1,70 @@
+"""The flags of commands that have few; those of run and compare come from `experiments.flags`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tyro
+
+import fedjax_cluster as fc
+from fedjax_cluster.interruption import CHECKPOINT_SECONDS
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheFlags:
+    empty: tyro.conf.FlagCreatePairsOff[bool] = False
+    """remove all of it"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeFlags:
+    rounds: int | None = None
+    """communication rounds in all; more than the run had extends it"""
+    checkpoint_every: float = CHECKPOINT_SECONDS
+    """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportFlags:
+    out: str | None = None
+    """where to leave the pictures and, of several runs, the table (default: the first directory)"""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchFlags:
+    smoke: bool = False
+    """tiny sizes, in seconds: does everything still run?"""
+    output: str | None = None
+    """a folder for the results as JSON, such as benchmarks/results"""
+    record: str | None = None
+    """a file to append the ratios to, with commit and machine, such as benchmarks/history.json"""
+    check: str | None = None
+    """such a file: is anything slower than in its last records of this machine?"""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceFlags:
+    quick: bool = False
+    """a smaller version, in a minute or two"""
+    full: bool = False
+    """nearer to the paper's size where the recipe is shortened; for an accelerator"""
+    seeds: int | None = None
+    """runs per cell (default: the recipe's)"""
+    run_dir: str | None = None
+    """where to leave the runs, table and figure (default: runs/RECIPE)"""
+
+
+def completed() -> dict[str, type]:
+    """Every command with the flags that a shell completes."""
+    nothing = dataclasses.make_dataclass("Nothing", ())
+    return {
+        "run": fc.experiments.flags.every_flag(),
+        "compare": fc.experiments.flags.every_flag(fc.experiments.flags.SEEDS),
+        "resume": ResumeFlags,
+        "report": ReportFlags,
+        "reproduce": ReproduceFlags,
+        "bench": BenchFlags,
+        "list": nothing,
+        "cache": CacheFlags,
+        "completion": nothing,
+    }

@@ -1,0 +1,187 @@
+"""Flags in groups, read by tyro: the short help of what is mostly used, and all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+Field = tuple[str, Any, Any]  # name, annotated type, default
+NEEDED = "needed"
+# Where help shows the fields of a configuration and of the command; what is not named comes last.
+GROUPS = {
+    "data": ("scenario", "dataset", "clients", "test_fraction", "examples_per_client"),
+    "model": ("model",),
+    "method": ("clusters",),
+    "training": (
+        *("rounds", "batch_size", "learning_rate", "local_steps", "local_epochs", "optimizer", "momentum"),
+        *("weight_decay", "precision", "server_learning_rate", "participation", "seed"),
+    ),
+    "run": (),
+}
+# Left to --help-all, by group.
+LESS_USED = {
+    "data": ("test_fraction", "examples_per_client"),
+    "model": ("init", "loss", "normalize", "num_outputs"),
+    "training": ("weight_decay", "precision", "server_learning_rate"),
+    "run": ("eval_clients", "checkpoint_every", "join", "leave"),
+}
+MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal
+SHORTEST_SENTENCE = 12  # characters; what is shorter is a symbol
+LONGEST_NOTES = (150, 100, 75, 50)  # characters of a note in the short help: the first with which it is short enough
+
+
+def noted(hint: Any, note: str | None, default: str | None = None, **further: Any) -> Any:
+    """A flag's type with its note, and its default as help shows it; None leaves that to tyro."""
+    if default is not None:
+        further["help_behavior_hint"] = f"({default})" if default == NEEDED else f"(default: {default})"
+    if (metavar := _metavar(hint)) is not None:
+        further.setdefault("metavar", metavar)
+    return Annotated[hint, tyro.conf.arg(help=note or "", prefix_name=False, **further)]
+
+
+def default_text(value: Any) -> str:
+    """A default as help shows it.
+
+    >>> default_text(0.5), default_text(None), default_text(()), default_text((0, 90)), default_text(False)
+    ('0.5', 'none', 'none', '0 90', 'no')
+    """
+    if value is dataclasses.MISSING:
+        return NEEDED
+    if isinstance(value, tuple | list):
+        return " ".join(map(default_text, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def grouped(fields: Iterable[Field], method: str = "method") -> dict[str, list[Field]]:
+    """Fields of a configuration or a command by the group that help shows them in."""
+    of_name = {name: group for group, names in GROUPS.items() for name in names}
+    groups: dict[str, list[Field]] = {group: [] for group in GROUPS}
+    for field in fields:
+        groups[of_name.get(field[0], "run")].append(field)
+    return {method if group == "method" else group: of for group, of in groups.items()}
+
+
+def show_help(groups: Mapping[str, list[Field]], prog: str, description: str, *, short: bool) -> None:
+    """Prints all flags, or in short those that are mostly used, and ends the command."""
+    if short:
+        shorter = [_brief_groups(groups, longest) for longest in LONGEST_NOTES]
+        # Of several methods the options may be too many.
+        shorter += [{group: of[:1] if group == "method" else of for group, of in each.items()} for each in shorter]
+        fitting = (each for each in shorter if _lines(each, prog, description) <= MOST_LINES)
+        groups = next(fitting, shorter[-1])
+    parse_groups(groups, ["--help"], prog, description)
+
+
+def _lines(groups: Mapping[str, list[Field]], prog: str, description: str) -> int:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        parse_groups(groups, ["--help"], prog, description)
+    return sum(-(-max(1, len(line)) // WIDTH) for line in text.getvalue().splitlines())
+
+
+def _brief_groups(groups: Mapping[str, list[Field]], longest: int) -> dict[str, list[Field]]:
+    """The groups without what is little used, and the beginning of each note."""
+    return {
+        group: [
+            (name, _brief(hint, longest), default) for name, hint, default in of if name not in LESS_USED.get(group, ())
+        ]
+        for group, of in groups.items()
+    }
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether help is asked for, short or whole."""
+    return not {"-h", "--help", "--help-all"}.isdisjoint(arguments)
+
+
+def parse_groups(
+    groups: Mapping[str, list[Field]], arguments: Sequence[str], prog: str, description: str
+) -> dict[str, Any]:
+    """The values of all fields by name; help shows the groups one after the other."""
+    parts: list[Any] = []
+    for group, fields in groups.items():
+        if fields:
+            shown = [(name, hint, _default(default)) for name, hint, default in fields]
+            part = dataclasses.make_dataclass(group.replace("-", "_"), shown, namespace={"__doc__": " "})
+            parts.append((group.replace("-", "_"), part, dataclasses.field(default_factory=part)))
+    flags = dataclasses.make_dataclass("Flags", parts, namespace={"__doc__": description})
+    parsed = parse_fields(flags, arguments, prog, description)
+    return {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
+
+
+def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: str) -> Any:
+    """A plain dataclass from flags, with errors of one line."""
+    errors = io.StringIO()
+    words = ["--help" if word == "--help-all" else word for word in arguments]
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(cls, args=words, prog=prog, description=description)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_one_line(errors.getvalue())) from None
+
+
+def _default(value: Any) -> Any:
+    return dataclasses.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
+
+
+def _metavar(hint: Any) -> str | None:
+    """What stands for the words of a flag that may be left out: INT for `int | None`; None leaves it to tyro."""
+    inner = typing.get_args(hint)
+    parts = [part for part in inner if part is not type(None)]
+    if len(parts) == len(inner) or typing.get_origin(hint) is Annotated:
+        return None
+    names = [*map(_word, parts)]
+    return "|".join(filter(None, names)) if names and all(names) else None
+
+
+def _word(kind: Any) -> str | None:
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
+    if typing.get_origin(kind) is tuple:
+        words = [_word(part) for part in inner if part is not Ellipsis]
+        return None if None in words else " ".join([*filter(None, words), *(["..."] if Ellipsis in inner else [])])
+    return {int: "INT", float: "FLOAT", str: "STR"}.get(kind)
+
+
+def _brief(hint: Any, longest: int) -> Any:
+    """A flag's type with the beginning of its note."""
+    kind, *others = typing.get_args(hint)
+    shortened = [
+        dataclasses.replace(each, help=_beginning(each.help, longest)) if getattr(each, "help", None) else each
+        for each in others
+    ]
+    return Annotated[(kind, *shortened)]
+
+
+def _beginning(note: str, longest: int) -> str:
+    """A note's first sentence, or less where that is longer than `longest` characters.
+
+    >>> _beginning("mini-batch steps of a client per round: model averaging. Without it each client sends one", 150)
+    'mini-batch steps of a client per round: model averaging'
+    >>> _beginning("T_cl; no clustering from this round on (App. E)", 25)
+    'T_cl; no clustering from …'
+    """
+    ends = (found.start() for found in re.finditer(r"(?<!App)[.;] ", note))
+    first = note[: next((end for end in ends if end >= SHORTEST_SENTENCE), None)]
+    return first if len(first) <= longest else first[: longest + 1].rpartition(" ")[0] + " …"
+
+
+def _one_line(message: str) -> str:
+    """tyro's boxed error as one line, without its title and its help text."""
+    lines = [line.strip(" │╭╮╰╯─-") for line in message.splitlines()]
+    text = " ".join(line for line in lines[1:] if line)
+    text = re.split(r"Argument helptext:|For full helptext", text)[0].strip()
+    several = r"Error parsing (\S+): no type matching (.*?) could be instantiated from \[(.*?)\]\. Got errors: .*"
+    return re.sub(several, r"\1 is \3; it must be \2", text)

@@ -1,0 +1,47 @@
+"""Models as safetensors files, which many programs read."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_cluster.files import atomic_file
+from fedjax_cluster.types import State, Variables
+
+
+def save_clusters(
+    folder: pathlib.Path, state: State, clusters: Iterable[int], told: Mapping[str, str]
+) -> list[pathlib.Path]:
+    """The models of clusters, a file each; `told` goes into the files' metadata."""
+    files = []
+    for slot in map(int, clusters):
+        own = {"params": state.clusters.params, "stats": state.clusters.stats}
+        variables = jax.tree.map(lambda leaf, row=slot: np.asarray(leaf[row]), own)
+        files.append(_save(folder / f"cluster{slot}.safetensors", variables, {**told, "cluster": str(slot)}))
+    return files
+
+
+def save_client(
+    folder: pathlib.Path, client: int, variables: Variables, mixture: Any, told: Mapping[str, str]
+) -> pathlib.Path:
+    """The personal models of a client, leaves [P, ...], and their weights f32[P]."""
+    content = {"params": variables.params, "stats": variables.stats, "mixture": mixture}
+    return _save(folder / f"client{client}.safetensors", content, {**told, "client": str(client)})
+
+
+def _save(path: pathlib.Path, content: Any, told: Mapping[str, str]) -> pathlib.Path:
+    try:
+        from safetensors.numpy import save_file  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ImportError('models are saved by safetensors: pip install "fedjax_cluster[safetensors]"') from None
+    leaves = jax.tree_util.tree_flatten_with_path(content)[0]
+    arrays = {
+        jax.tree_util.keystr(place, simple=True, separator="/"): np.ascontiguousarray(leaf) for place, leaf in leaves
+    }
+    with atomic_file(path) as beside:
+        save_file(arrays, beside, metadata=dict(told))
+    return path

@@ -1,0 +1,188 @@
+"""Comparisons that finish: a run that fails is a row, an interrupted comparison is taken up as a whole."""
+
+import csv
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import cli
+from fedjax_cluster.experiments import comparison, runs, saved_runs
+from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.simulation import SimulationResult
+
+TINY = {"clients": 4, "clusters": 2, "rounds": 2, "eval_every": 1, "model": "linear"}
+CONFIGS = {name: RunConfig(method=name.replace("-", "_"), **TINY) for name in ("fedavg", "ifca", "local-only")}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Runs that compute nothing and leave what finished ones do: `done` has them, `failing` the errors of others."""
+
+    class Pretend:
+        def __init__(self):
+            self.done: list[tuple[str, int]] = []
+            self.failing: dict[tuple[str, int], BaseException] = {}
+
+        def __call__(self, config, *, run_dir, **rest):
+            if (error := self.failing.get((config.method, config.seed))) is not None:
+                if isinstance(error, KeyboardInterrupt):
+                    Interrupt.active.number = 2
+                raise error
+            rounds = np.arange(config.rounds, dtype=float)
+            accuracy = 0.5 + 0.1 * list(CONFIGS).index(config.method.replace("_", "-")) + 0.01 * config.seed**2
+            history = {"round": rounds, "loss": 1 - rounds / 10, "accuracy": accuracy - rounds[::-1] / 10}
+            summary = {"algorithm": config.method, "rounds": config.rounds, "accuracy": accuracy, "seed": config.seed}
+            if not (run_dir / "summary.json").exists():
+                self.done.append((config.method, config.seed))
+            identity = {"algorithm": config.method, "algorithm_config": {}, "seed": config.seed, "data": 0}
+            fc.files.write_json(run_dir / "config.json", {"identity": identity, "experiment": config.to_json()})
+            fc.files.write_json(run_dir / "summary.json", {**summary, "clients": 4, "train_loss": 0.5})
+            columns = {name: column.tolist() for name, column in history.items()}
+            fc.files.write_json(run_dir / "checkpoints" / str(config.rounds) / "history" / "metadata", columns)
+            return SimulationResult(None, None, None, history, (), summary, None, None)
+
+    replacement = Pretend()
+    monkeypatch.setattr(comparison, "run", replacement)
+    return replacement
+
+
+WORDS = "compare fedavg ifca local-only --clients 4 --clusters 2 --rounds 2 --eval-every 1 --model linear --seeds 3"
+MISTAKE = ValueError("this cannot be")
+
+
+def test_a_method_that_fails_is_a_row_and_the_others_run(pretend, capsys):
+    pretend.failing = {("ifca", seed): RuntimeError("out of\nmemory") for seed in range(3)}
+    pretend.failing["local_only", 1] = MISTAKE
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "fedjax-cluster: 2 of 3 methods failed: ifca, local-only (seed 1)"
+    with open("own/comparison.csv", newline="") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert rows["IFCA"]["failed"] == "RuntimeError: out of memory"
+    assert rows["Local only"]["failed"] == "seed 1: this cannot be"
+    assert float(rows["Local only"]["test accuracy (%)"]) == pytest.approx(72)
+    assert "IFCA failed: RuntimeError: out of memory" in captured.out
+    assert "IFCA & failed" in pathlib.Path("own/comparison.tex").read_text()
+    assert pathlib.Path("own/learning_curves.png").exists()
+    # What failed is tried again, and nothing else.
+    pretend.failing, pretend.done = {}, []
+    assert cli.main(["resume", "own"]) == 0
+    assert pretend.done == [("ifca", 0), ("ifca", 1), ("ifca", 2), ("local_only", 1)]
+    assert "failed" not in capsys.readouterr().out
+
+
+def test_status_1_where_every_run_fails_and_2_where_all_do_for_one_reason(pretend, capsys):
+    pretend.failing = {
+        (method, seed): ValueError(method) for method in ("fedavg", "ifca", "local_only") for seed in range(3)
+    }
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 1
+    assert "3 of 3 methods failed" in capsys.readouterr().err
+    pretend.failing = dict.fromkeys(pretend.failing, MISTAKE)
+    assert cli.main([*WORDS.split(), "--run-dir", "other"]) == 2
+    assert capsys.readouterr().err == "fedjax-cluster: this cannot be\n"
+    assert not os.path.exists("other")
+
+
+def test_a_configuration_that_one_method_refuses_is_its_row(pretend, capsys):
+    words = WORDS.replace("fedavg", "cfl-gp").replace("local-only", "").replace("--clusters 2", "--clusters auto")
+    CONFIGS["cfl-gp"] = CONFIGS["fedavg"]
+    assert cli.main([*words.split(), "--run-dir", "own"]) == 0
+    assert "IFCA failed: clusters is 'auto', but ifca needs a number" in capsys.readouterr().out
+    assert [method for method, _ in pretend.done] == 3 * ["cfl_gp"]
+    del CONFIGS["cfl-gp"]
+
+
+def test_interrupted_it_names_the_comparison_and_either_way_does_the_rest_only(pretend, capsys):
+    pretend.failing = {("ifca", 1): KeyboardInterrupt("own/ifca-seed1")}
+    words = [*WORDS.split(), "--run-dir", "own"]
+    assert cli.main(words) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; go on with: fedjax-cluster resume own"
+    assert not os.path.exists("own/.lock")
+    assert cli.main(["report", "own"]) == 0
+    shown = capsys.readouterr().out
+    assert "IFCA failed: seed 1, 2: has not ended; continue the comparison with resume" in shown
+    pretend.done, pretend.failing = [], {("local_only", 0): KeyboardInterrupt()}
+    assert cli.main(["resume", "own"]) == 130
+    assert pretend.done == [("ifca", 1), ("ifca", 2)]
+    pretend.done, pretend.failing = [], {}
+    assert cli.main(words) == 0
+    assert pretend.done == [("local_only", 0), ("local_only", 1), ("local_only", 2)]
+    with open("own/comparison.csv", newline="") as file:
+        ranks = {row["method"]: float(row["mean rank"]) for row in csv.DictReader(file)}
+    assert ranks == {"FedAvg": 3, "IFCA": 2, "Local only": 1}
+
+
+def test_a_comparison_gets_more_seeds_methods_and_rounds_but_no_other_settings(pretend, capsys):
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 0
+    pretend.done.clear()
+    assert cli.main([*WORDS.replace("--seeds 3", "--seeds 4").split(), "--run-dir", "own"]) == 0
+    assert pretend.done == [("fedavg", 3), ("ifca", 3), ("local_only", 3)]
+    assert cli.main(["resume", "own", "--rounds", "3"]) == 0
+    assert comparison.read(pathlib.Path("own")).configs["ifca"].rounds == 3
+    capsys.readouterr()
+    for change, message in (
+        (["--batch-size", "8"], "for fedavg batch_size is 64 there and 8 here"),
+        ([], "rounds is 2, but"),
+    ):
+        assert cli.main([*WORDS.split(), "--run-dir", "own", *change]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_two_processes_do_not_work_in_one_comparison(pretend):
+    (path := pathlib.Path("own")).mkdir()
+    with fc.files.taken(path), pytest.raises(ValueError, match="own is in use by process"):
+        comparison.compare(CONFIGS, run_dir=path, failed=print)
+    assert not pretend.done
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"configs": 3}', '{"configs": {}, "seeds": 7, "failed": {}}'])
+def test_a_damaged_comparison_is_one_line(content, capsys):
+    pathlib.Path("own").mkdir()
+    pathlib.Path("own/comparison.json").write_text(content)
+    assert cli.main(["resume", "own"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_a_hook_the_error_is_raised(pretend):
+    pretend.failing = {("ifca", 0): RuntimeError("out of memory")}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        comparison.compare(CONFIGS, run_dir="own")
+    with pytest.raises(ValueError, match="not the directory of a comparison"):
+        comparison.resume("elsewhere")
+
+
+def test_all_is_every_registered_method(monkeypatch, capsys):
+    given = {}
+    monkeypatch.setattr(comparison, "compare", lambda configs, **rest: given.update(configs) or [])
+    monkeypatch.setattr(cli, "_compared", lambda go_on, directory: go_on() and 0)
+    assert cli.main(["compare", "--all", "--clients", "4"]) == 0
+    assert [config.method for config in given.values()] == list(fc.algorithms.REGISTRY)
+    assert cli.main(["compare", "ifca", "--all"]) == 2
+    assert "leave out ifca, or --all" in capsys.readouterr().err
+
+
+def test_a_real_comparison_reads_back_what_it_did(monkeypatch):
+    configs = {"fedavg": CONFIGS["fedavg"]}
+    (one,) = comparison.compare(configs, seeds=(0, 1), run_dir="own", failed=print)
+    began = []
+    monkeypatch.setattr(fc.simulation.loop, "run_segment", lambda *given, **more: began.append(given))
+    (two,), (three,) = comparison.resume("own"), saved_runs.read_comparison(pathlib.Path("own"))
+    assert not began
+    assert one.label == two.label == three.label
+    for found in zip(one.summaries, two.summaries, three.summaries, strict=True):
+        assert len({summary["accuracy"] for summary in found}) == 1
+    assert json.loads(pathlib.Path("own/comparison.json").read_text())["seeds"] == [0, 1]
+    assert runs.load_run("own/fedavg-seed1").history["round"][-1] == 1

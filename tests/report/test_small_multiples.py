@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from fedjax_cluster.report import small_multiples, style
+
+
+def history(final, *, lost=False):
+    rounds = np.arange(10.0)
+    loss = np.where(rounds < 5, 1.0, np.nan) if lost else np.ones(10)
+    return {"round": rounds, "loss": loss, "accuracy": final * (rounds + 1) / 10}
+
+
+HISTORIES = {f"method-{n}": [history(0.1 * n + 0.01 * seed) for seed in range(3)] for n in range(1, 8)}
+
+
+def test_each_method_has_a_panel_with_its_curve_its_band_and_its_last_mean():
+    figure = small_multiples.comparison_figure(HISTORIES)
+    panels = figure.axes
+    assert [axes.get_title(loc="left") for axes in panels] == list(HISTORIES)
+    for n, axes in enumerate(panels, start=1):
+        (own,) = [line for line in axes.lines if line.get_color() == style.COLORS[0]]
+        assert len(axes.lines) == len(HISTORIES), "the others are behind"
+        np.testing.assert_allclose(own.get_xdata(), np.arange(1, 11))
+        np.testing.assert_allclose(own.get_ydata()[-1], 100 * (0.1 * n + 0.01))
+        assert axes.texts[0].get_text() == f"{100 * (0.1 * n + 0.01):.3g}"
+        (band,) = axes.collections
+        np.testing.assert_allclose(band.get_paths()[0].vertices[:, 1].max(), 100 * (0.1 * n + 0.02), rtol=1e-6)
+    assert len({axes.get_ylim() for axes in panels}) == 1
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any("± sample std over 3 seeds" in text for text in named)
+    assert figure.get_figwidth() == style.SINGLE
+
+
+def test_nothing_leaves_the_page():
+    figure = small_multiples.small_multiples({**HISTORIES, "gradient_loss": HISTORIES["method-1"]})
+    figure.canvas.draw()
+    page = figure.bbox
+    for axes in figure.axes:
+        for text in (axes.title, axes._left_title, *axes.texts):
+            box = text.get_window_extent()
+            assert page.x0 <= box.x0
+            assert box.x1 <= page.x1 + 1, text.get_text()
+    shown = [figure._supxlabel, figure._supylabel, *figure.legends]
+    assert all(page.x0 <= part.get_window_extent().x0 for part in shown)
+
+
+def test_a_curve_that_was_lost_ends_with_a_cross():
+    figure = small_multiples.small_multiples({**HISTORIES, "method-1": [history(0.2, lost=True)]})
+    first = figure.axes[0]
+    (cross,) = [line for line in first.lines if line.get_marker() == "x"]
+    assert cross.get_xdata() == pytest.approx([5])
+    assert "not finite afterwards" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_method_without_a_value_says_so():
+    nothing = {"round": np.arange(3.0), "loss": np.ones(3), "accuracy": np.full(3, np.nan)}
+    figure = small_multiples.small_multiples({**HISTORIES, "method-1": [nothing]})
+    assert figure.axes[0].texts[0].get_text() == "no finite value"
+
+
+def test_few_methods_share_a_panel():
+    few = dict(list(HISTORIES.items())[: small_multiples.MOST_IN_ONE])
+    assert len(small_multiples.comparison_figure(few).axes) == 1

@@ -1,0 +1,78 @@
+"""What a result tells of its clients, its models as files, and its one screen."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import Event, Variables
+from tests.federations import blobs
+
+
+@pytest.fixture(scope="module")
+def result():
+    method = fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1))
+    return simulate(method, blobs(), rounds=3, eval_every=1)
+
+
+def test_the_clients_are_told_one_by_one(result):
+    told = result.per_client
+    federation = result.federation
+    count = len(federation.train.num_examples)
+    assert [np.shape(column) for column in told] == [(count,)] * 4
+    assert all(isinstance(column, np.ndarray) for column in told)
+    assert told.accuracy.mean() == pytest.approx(result.summary["accuracy"], abs=1e-6)
+    assert told.loss.mean() == pytest.approx(result.summary["test_loss"], abs=1e-6)
+    np.testing.assert_array_equal(told.examples, federation.train.num_examples)
+    np.testing.assert_array_equal(told.cluster, result.labels)
+    rows = federation.test.num_examples[2]
+    predicted = result.predict(federation.test.x[2, :rows], client=2).argmax(-1)
+    assert told.accuracy[2] == pytest.approx(np.mean(predicted == federation.test.y[2, :rows]), abs=1e-6)
+    assert result.per_client is told, "evaluated once"
+
+
+def test_assignments_are_those_of_events_and_the_last(result):
+    count = len(result.labels)
+    event = Event(0, {"labels": np.full(count + 1, 7)})  # with a row of padding
+    before = dataclasses.replace(result, events=(event,))
+    rounds, cluster = before.assignments
+    assert rounds.tolist() == [1, 3]
+    np.testing.assert_array_equal(cluster, [np.full(count, 7), result.labels])
+    assert result.assignments.rounds.tolist() == [3]
+
+
+def test_the_repr_is_a_screen(result):
+    lines = repr(result).splitlines()
+    assert 8 < len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "3 rounds" in lines[0]
+    assert "test accuracy" in repr(result)
+    assert "per_client" in repr(result)
+
+
+def test_saved_models_are_read_without_the_package(result, tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    from flax.traverse_util import unflatten_dict
+
+    files = result.save_models(tmp_path / "models", clients=True)
+    assert files[0] == tmp_path / "models" / "cluster0.safetensors"
+    assert len(files) == 1 + len(result.labels)
+    read = unflatten_dict(numpy.load_file(files[0]), sep="/")
+    x = result.federation.test.x[0]
+    outputs, _ = result.algorithm.model.apply(Variables(read["params"], read.get("stats", {})), x, train=False)
+    expected = result.predict(x, client=0)
+    np.testing.assert_allclose(result.algorithm.model.predict(outputs), expected, rtol=1e-5)
+    own = unflatten_dict(numpy.load_file(files[1]), sep="/")
+    np.testing.assert_array_equal(own["mixture"], [1.0])
+    assert own["params"].keys() == read["params"].keys()
+
+
+def test_without_safetensors_it_says_what_to_install(result, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(ImportError, match=r"fedjax_cluster\[safetensors\]"):
+        result.save_models(tmp_path)
+    assert not list(tmp_path.iterdir())
