@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from fedjax_cluster import nn
-from fedjax_cluster.nn import models
+from fedjax_cluster.nn import models, rows_last
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.nn.rows_last import convolve
 from fedjax_cluster.types import DatasetInfo, Variables
@@ -44,6 +44,25 @@ def test_values_and_gradients_are_those_of_xla(size):
     assert_close(jax.jit(convolve)(x, kernel), xla(x, kernel))
     ours, reference = (jax.jit(with_gradients(conv))(x, kernel) for conv in (convolve, xla))
     assert_close(ours, reference)
+
+
+@pytest.mark.parametrize(("rows_at_once", "pieces"), [(1, 6), (2, 3), (4, 2), (6, 1)])
+def test_pieces_change_nothing_but_rounding(monkeypatch, rows_at_once, pieces):
+    """Six output rows, whose patches have 2·3·3 × 4·5 numbers each; of four, three are taken, which divide six."""
+    x, kernel = normal(3, 7, 6, 5), normal(2, 3, 3, 7, seed=1)
+    whole = with_gradients(xla)(x, kernel)
+    monkeypatch.setattr(rows_last, "PIECE", rows_at_once * 4 * 2 * 3 * 3 * 4 * 5)
+    traced = jax.make_jaxpr(lambda *a: rows_last.FORMS["y"](*a))(x, kernel)  # a new function is traced anew
+    loops = str(traced).count(f"length={pieces}\n")
+    assert loops == (pieces > 1)
+    forms = {wanted: jax.jit(lambda *a, form=form: form(*a)) for wanted, form in rows_last.FORMS.items()}
+
+    def direct(x, kernel):
+        y = forms["y"](x, kernel)
+        back = jax.grad(lambda y: jnp.sum(jnp.tanh(y) ** 2))(y)
+        return jnp.sum(jnp.tanh(y) ** 2), (forms["x"](kernel, back), forms["kernel"](x, back))
+
+    assert_close(direct(x, kernel), whole)
 
 
 def test_gradients_of_gradients_are_those_of_finite_differences():
