@@ -16,7 +16,10 @@ Field = tuple[str, Any, Any]  # name, annotated type, default
 NEEDED = "needed"
 # Where help shows the fields of a configuration and of the command; what is not named comes last.
 GROUPS = {
-    "data": ("scenario", "dataset", "clients", "test_fraction", "examples_per_client"),
+    "data": (
+        *("scenario", "dataset", "clients", "test_fraction", "examples_per_client"),
+        *("label_column", "user_column", "input_shape"),
+    ),
     "model": ("model",),
     "method": ("clusters",),
     "training": (
@@ -27,7 +30,7 @@ GROUPS = {
 }
 # Left to --help-all, by group.
 LESS_USED = {
-    "data": ("test_fraction", "examples_per_client"),
+    "data": ("test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("weight_decay", "precision", "server_learning_rate"),
     "run": ("eval_clients", "checkpoint_every", "join", "leave"),
@@ -152,6 +155,9 @@ def _word(kind: Any) -> str | None:
     if typing.get_origin(kind) is tuple:
         words = [_word(part) for part in inner if part is not Ellipsis]
         return None if None in words else " ".join([*filter(None, words), *(["..."] if Ellipsis in inner else [])])
+    if typing.get_origin(kind) is Sequence:
+        word = _word(inner[0])
+        return None if word is None else f"{word} ..."
     return {int: "INT", float: "FLOAT", str: "STR"}.get(kind)
 
 

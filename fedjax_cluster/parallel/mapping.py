@@ -18,6 +18,7 @@ import jaxlib
 import scipy.linalg
 import threadpoolctl
 from jax import lax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -93,6 +94,8 @@ def keep_compiled(folder: pathlib.Path, shortest: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
+        # What was compiled before has settled that there is no folder.
+        compilation_cache.reset_cache()
 
 
 def _keep_lapack_to_one_thread() -> None:
