@@ -81,7 +81,7 @@ def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
             _ = [entry[name] for name in SAME], {name: float(ratio) for name, ratio in entry["ratios"].items()}
         return entries
     except FileNotFoundError:
-        raise ValueError(f"there is no history {path}; bench --record {path} begins one") from None
+        raise ValueError(f"there is no history {path} to check; bench --record {path} begins one") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is no history of speeds ({error}); give what bench --record wrote") from None
 

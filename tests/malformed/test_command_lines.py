@@ -16,6 +16,7 @@ ACCEPTED = {
     "--transform-seed": ("0", "a seed"),
     "--run-dir": ("no-such-thing", "a directory to make"),
     "--output": ("no-such-thing", "a directory to make"),
+    "--record": ("no-such-thing", "a file to make"),
     "--epsilon-1": (NOTHING, "clusters are never stationary, and stay together"),
     "--epsilon-2": (NOTHING, "every cluster holds a client that is far from stationary"),
     "--gamma-max": (NOTHING, "keeps every split, as its help says"),
