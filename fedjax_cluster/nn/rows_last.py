@@ -28,7 +28,7 @@ from fedjax_cluster.nn.varying import equally_varying
 
 MOST_FEATURES = 16
 # Bytes of patches: up to the first all at once, which is faster by a tenth; then in pieces of the second, or one output
-# row. The 23 MB of CIFAR's first layer at b = 100 took 15 times as long in one, the 6 MB of a 28×28 image twice.
+# row. Larger patches in one take several times as long (CIFAR's first layer at b = 100: 23 MB).
 MOST_AT_ONCE, PIECE = 2**22, 2**18
 ROWS_LAST = (3, 1, 2, 0)  # turns [N, H, W, C] into [C, H, W, N], and back
 ROLES = ("x", "kernel", "y")

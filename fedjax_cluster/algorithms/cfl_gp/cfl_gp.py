@@ -235,16 +235,11 @@ class cfl_gp(AveragingMethod):
         slot = jnp.maximum(cohort_labels(state, cohort), 0)
 
         def train(client: Client, slot: Array) -> Trained:
-            def turn(number: Array, trained: tuple[LocalResult, PyTree]) -> tuple[LocalResult, PyTree]:
-                result = self.train_one(rng_key, state, jnp.where(number == 0, block, slot), client)
-                return result, trained[0].delta
-
-            # The queried model first, then the client's own, in a loop: the training is compiled once. Members of the
-            # queried cluster compute its update anyway.
-            shapes = jax.eval_shape(functools.partial(self.train_one, rng_key, state, slot), client)
-            empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            result, queried = lax.fori_loop((slot == block).astype(jnp.int32), 2, turn, (empty, empty.delta))
-            queried = tree.where(slot == block, result.delta, queried)
+            result = self.train_one(rng_key, state, slot, client)
+            # Members of the queried cluster have computed this very update already.
+            queried = lax.cond(
+                slot == block, lambda: result.delta, lambda: self.train_one(rng_key, state, block, client).delta
+            )
             return Trained(slot, result, (self.compress(queried, state.server.coordinates), size_of(queried)))
 
         done = self.run_round(train, state, cohort, slot)
