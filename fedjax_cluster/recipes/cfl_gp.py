@@ -40,7 +40,10 @@ FOUR_ANGLES = {"batch_size": 100, "scenario_options": {"angles": (0, 90, 180, 27
 
 
 def _madmo(epsilon_1: float, epsilon_2: float) -> Changes:
-    options = {"epsilon_1": epsilon_1, "epsilon_2": epsilon_2, "first_round": 5, "edge_coordinates": 1}
+    options = {
+        **{"epsilon_1": epsilon_1, "epsilon_2": epsilon_2, "gamma_max": 0.0, "first_round": 5},
+        "edge_coordinates": 1,
+    }
     # NOTE: the paper does not limit the clusters of MADMO, which is CFL; ours has eight slots.
     return {"method": "cfl", "clusters": 8, "method_options": options}
 

@@ -53,6 +53,8 @@ LIGHT_READING = (
 # The search keeps the paper's ten local epochs where training has fewer: with two its curve is noisy.
 FLAG_OPTIONS = {"gradient_epochs": 20, "search_epochs": 10, "elbow": "log-clusters", "newcomers": False}
 FLAG: Changes = {"method": "flag", "method_options": FLAG_OPTIONS}
+# CFL's public code, but for the first split, which is in its round 21.
+CFL_OPTIONS = {"epsilon_1": 0.4, "epsilon_2": 1.6, "gamma_max": 0.0, "first_round": 4}
 # Degrees; PACFL's threshold depends on the data and is not given.
 PACFL: Changes = {"method": "pacfl", "clusters": 100, "method_options": {"threshold": 5.0}}
 
@@ -66,7 +68,7 @@ def _rows(clusters: int, *names: str) -> dict[str, Changes]:
         "Per-FedAvg, 40 steps": {"method": "per_fedavg", "method_options": {"fine_tuning_steps": 40}},
         "FedSoft": {"method": "fedsoft", "clusters": clusters},
         "PACFL": PACFL,
-        "CFL": {"method": "cfl", "method_options": {"first_round": 4}},
+        "CFL": {"method": "cfl", "method_options": CFL_OPTIONS},
         "IFCA": {"method": "ifca", "clusters": clusters},
         "FLAG": FLAG,
     }

@@ -25,7 +25,10 @@ ROUNDS = 24
 
 
 def build(**options):
-    settings = {"clusters": 5, "local": FULL, "epsilon_1": 0.3, "epsilon_2": 0.3, "first_round": 4, **options}
+    settings = {
+        **{"clusters": 5, "local": FULL, "epsilon_1": 0.3, "epsilon_2": 0.3, "gamma_max": 0.0, "first_round": 4},
+        **options,
+    }
     return cfl(nn.linear(), **settings)
 
 
@@ -63,12 +66,13 @@ def labels(state):
         {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5},
         {"local": MOMENTUM, "gamma_max": 0.5},
         {"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True},
+        {"epsilon_1": None, "epsilon_2": None, "near": 0.5, "far": 0.1, "gamma_max": 0.5, "weighting": "examples"},
     ],
 )
 def test_it_is_algorithm_5(options):
     """Twelve clients in three groups; the second case has no slot for the second split; its server keeps its momentum.
 
-    In the last two the clients have a momentum, afresh every round or kept.
+    In the next two the clients have a momentum, afresh every round or kept; in the last the bounds are relative.
     """
     federation = blobs(clients=12, groups=3)
     algorithm = build(**options)
@@ -92,7 +96,7 @@ def test_it_is_algorithm_5(options):
         of_gradients=algorithm.of_gradients,
         **{
             name: getattr(algorithm, name)
-            for name in ("epsilon_1", "epsilon_2", "gamma_max", "first_round", "weighting")
+            for name in ("epsilon_1", "epsilon_2", "near", "far", "gamma_max", "first_round", "weighting")
         },
     )
     assert len(expected) == min(3, algorithm.clusters)

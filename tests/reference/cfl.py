@@ -37,8 +37,10 @@ def cfl(
     rate,
     steps,
     rounds,
-    epsilon_1,
-    epsilon_2,
+    epsilon_1=None,
+    epsilon_2=None,
+    near=0.0,
+    far=0.0,
     gamma_max=0.0,
     min_size=3,
     first_round=0,
@@ -52,12 +54,14 @@ def cfl(
     """Returns [(members, model)] in the order in which clusters came to be, and the rounds of the splits.
 
     A split's first part keeps the place in the list, the other goes to its end. Clients step with `client_momentum`,
-    and `keep` their velocities from round to round.
+    and `keep` their velocities from round to round. Without ε₁ the mean update must be shorter than `near` times the
+    root mean square of its clients', and without ε₂ the longest be longer than `far` times the longest of the run.
     """
     clusters = [(list(range(len(clients))), model, [np.zeros_like(part) for part in model])]
     share = [len(y) if weighting == "examples" else 1.0 for _, y in clients]
     split_rounds = []
     velocities = [[0.0, 0.0] for _ in clients]
+    longest = 0.0
 
     def mean(members, vectors):
         total = sum(share[i] for i in members)
@@ -68,19 +72,26 @@ def cfl(
         return members, tuple(p + v for p, v in zip(start, velocity, strict=True)), velocity
 
     for number in range(rounds):
-        after, born = [], []
+        after, born, sent = [], [], []
         count = len(clusters)
-        for members, start, server_velocity in clusters:
+        for members, start, _ in clusters:
             changes = {}
             for i in members:
                 velocity = velocities[i] if keep else None
                 changes[i] = local_change(start, *clients[i], rate, steps, client_momentum, velocity)
             judged = {i: gradient(*start, *clients[i])[:2] for i in members} if of_gradients else changes
+            lengths = {i: np.linalg.norm(flat(judged[i])) for i in members}
+            longest = max(longest, *lengths.values())
+            sent.append((changes, judged, lengths))
+        for (members, start, server_velocity), (changes, judged, lengths) in zip(clusters, sent, strict=True):
             vectors = {i: flat(judged[i]) for i in members}
             parts = [members]
-            stationary = np.linalg.norm(flat(mean(members, judged))) < epsilon_1
-            far = max(np.linalg.norm(vector) for vector in vectors.values()) > epsilon_2
-            if number >= first_round and len(members) >= min_size and stationary and far:
+            typical = np.sqrt(np.mean([length**2 for length in lengths.values()]))
+            bound_1 = near * typical if epsilon_1 is None else epsilon_1
+            bound_2 = far * longest if epsilon_2 is None else epsilon_2
+            stationary = np.linalg.norm(flat(mean(members, judged))) < bound_1
+            moving = max(lengths.values()) > bound_2
+            if number >= first_round and len(members) >= min_size and stationary and moving:
                 across, one, other = best_bipartition(members, vectors)
                 if gamma_max < np.sqrt((1 - across) / 2) and count < most_clusters:
                     parts, count = [one, other], count + 1

@@ -64,7 +64,7 @@ def finished(federation, rounds=8, **options):
 
 @functools.cache
 def split_run():
-    return finished(rotated(digits(), clients=12), epsilon_1=9.0, epsilon_2=0.01, first_round=3)
+    return finished(rotated(digits(), clients=12), epsilon_1=9.0, epsilon_2=0.01, gamma_max=0.0, first_round=3)
 
 
 def test_the_tree_names_every_node(check_layout):
@@ -111,7 +111,7 @@ def test_a_run_without_a_split_has_its_curve():
 
 def test_regression_is_drawn_by_its_loss():
     data = linear_regression(clients=6, examples_per_client=20)
-    run = finished(data, rounds=4, epsilon_1=9.0, epsilon_2=0.0, first_round=1)
+    run = finished(data, rounds=4, epsilon_1=9.0, epsilon_2=0.0, gamma_max=0.0, first_round=1)
     drawn = pictures.figures(run)
     assert drawn["split_history"].axes[0].get_ylabel() == "Test loss"
     assert "parameter_tree" in drawn

@@ -60,10 +60,10 @@ def test_cfl_clusters_once_for_each_cluster_that_meets_the_criteria():
     assert (tested >= grown).all()
     assert grown.sum() == 2
     assert tested[result.history["event"] == 1].min() >= 1
-    never = cfl(nn.linear(), clusters=4, local=FULL, epsilon_1=0.0, epsilon_2=0.3, first_round=4)
+    never = cfl(nn.linear(), clusters=4, local=FULL, epsilon_1=0.0, epsilon_2=0.3, gamma_max=0.0, first_round=4)
     assert counts(never, federation, rounds=8) == [0] * 8
     # One cluster of everybody that always meets them, and finds no slot.
-    always = cfl(nn.linear(), clusters=1, local=FULL, epsilon_1=1e9, epsilon_2=0.0, first_round=2)
+    always = cfl(nn.linear(), clusters=1, local=FULL, epsilon_1=1e9, epsilon_2=0.0, gamma_max=0.0, first_round=2)
     assert counts(always, federation, rounds=5) == [0, 0, 1, 1, 1]
 
 

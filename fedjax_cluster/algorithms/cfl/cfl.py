@@ -41,7 +41,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.inference import full_gradient, score_rows
 from fedjax_cluster.local import client_key, num_batches, server_key
-from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
+from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, UNIT, at_least, option
 from fedjax_cluster.parallel import Client, Reduced
 from fedjax_cluster.server import Weighting, client_weight, update_clusters
 from fedjax_cluster.types import (
@@ -79,15 +79,36 @@ class cfl(AveragingMethod):
     server: optax.GradientTransformation | None = option(
         "any optax transformation of minus the mean change; a part inherits its state", default=None
     )
-    epsilon_1: float = option("ε₁, how near to stationary a cluster must be", default=0.4, bound=NOT_NEGATIVE)
-    epsilon_2: float = option("ε₂, how far from stationary one of its clients must be", default=1.6, bound=NOT_NEGATIVE)
+    epsilon_1: float | None = option(
+        "ε₁, norm of the mean update below which a cluster is near to stationary; None is `near` times the "
+        "root mean square of its clients' norms",
+        default=None,
+        bound=NOT_NEGATIVE,
+    )
+    epsilon_2: float | None = option(
+        "ε₂, norm above which a client is far from stationary; None is `far` times the largest norm of the run so far",
+        default=None,
+        bound=NOT_NEGATIVE,
+    )
+    near: float = option(
+        "(ours) ε₁ as a part of the clients' norms, for networks and rates of any scale; used where ε₁ is None",
+        default=0.5,
+        bound=UNIT,
+    )
+    far: float = option(
+        "(ours) ε₂ as a part of the largest norm, without which clients that know their few examples by heart are "
+        "divided; used where ε₂ is None",
+        default=0.45,
+        bound=UNIT,
+    )
     gamma_max: float = option(
-        "γ_max, relative noise of the clients' updates that splits must bear; 0 keeps every split",
-        default=0.0,
+        "γ_max, relative noise of the clients' updates that splits must bear; 0 keeps every split, 0.71 those alone "
+        "whose parts disagree (a cosine below 0)",
+        default=0.67,
         bound=BELOW_ONE,
     )
     min_size: int = option("fewest clients of a cluster that may be split", default=3, bound=at_least(2))
-    first_round: int = option("0-based round from which on clusters may be split", default=20, bound=at_least(0))
+    first_round: int = option("0-based round from which on clusters may be split", default=5, bound=at_least(0))
     similarity_of: Literal["updates", "gradients"] = option(
         'criteria and cosines of the weight "updates", or of full "gradients" at the cluster\'s model',
         default="updates",
@@ -170,6 +191,7 @@ class cfl(AveragingMethod):
             tested=never,
             mean_norm=jnp.full(self.clusters, jnp.nan),
             max_norm=jnp.full(self.clusters, jnp.nan),
+            largest=jnp.zeros(()),
             refused=never,
             fell_back=never,
             similarity=jnp.zeros((capacity, capacity)),
@@ -216,8 +238,8 @@ class cfl(AveragingMethod):
         fallen = jnp.zeros(self.clusters, bool)
         if self.fall_back_after is not None:
             state, fallen = fall_back(state, slot, usable.gain, mapped.accepted, due)
-        mean_norm, max_norm, qualified = self.criteria(state)
-        state = state._replace(server=state.server._replace(mean_norm=mean_norm, max_norm=max_norm))
+        server, qualified = self.criteria(state)
+        state = state._replace(server=server)
 
         old, refused = labels(state.clients.membership), state.server.refused
         state = parallel.run_if(jnp.any(qualified), lambda state: self.split(state, qualified, cohort.mapping), state)
@@ -286,21 +308,27 @@ class cfl(AveragingMethod):
 
     # ------------------------------------------------------------------------------------ when to split
 
-    def criteria(self, state: State) -> tuple[Array, Array, Array]:
-        """‖mean Δθ‖ f32[K], max ‖Δθ‖ f32[K], and which clusters may be split, bool[K] (Eqs. 32, 33)."""
-        clients = state.clients
+    def criteria(self, state: State) -> tuple[Server, Array]:
+        """The norms of the updates, and which clusters may be split, bool[K] (Eqs. 32, 33)."""
+        clients, server = state.clients, state.server
         members = clients.membership * clients.present.astype(jnp.float32)[:, None]
         valid = members * clients.valid.astype(jnp.float32)[:, None]
         share = valid * clients.share[:, None]
-        total = jnp.sum(share, 0)
+        count, total = jnp.sum(valid, 0), jnp.sum(share, 0)
         mean = jnp.matmul(share.T, clients.update, precision="highest") / jnp.maximum(total, 1e-30)[:, None]
+        norms = jnp.linalg.norm(clients.update, axis=1, keepdims=True)
         mean_norm = jnp.where(total > 0, jnp.linalg.norm(mean, axis=1), jnp.nan)
-        norms = jnp.linalg.norm(clients.update, axis=1)
-        max_norm = jnp.where(total > 0, jnp.max(valid * norms[:, None], 0), jnp.nan)
+        max_norm = jnp.where(total > 0, jnp.max(valid * norms, 0), jnp.nan)
+        largest = jnp.maximum(server.largest, jnp.max(jnp.where(total > 0, max_norm, 0.0)))
+        typical = jnp.sqrt(jnp.sum(valid * norms**2, 0) / jnp.maximum(count, 1.0))
+        # NOTE: the paper leaves ε₁ and ε₂ to the user, whose right values depend on network, rate and number of steps.
+        near = self.near * typical if self.epsilon_1 is None else self.epsilon_1
+        far = self.far * largest if self.epsilon_2 is None else self.epsilon_2
         unseen = jnp.sum(members * (~clients.seen).astype(jnp.float32)[:, None], 0)
-        ready = state.clusters.active & (state.server.fell_back < 0) & (state.round >= self.first_round)
-        ready = ready & (jnp.sum(valid, 0) >= self.min_size) & (unseen == 0)
-        return mean_norm, max_norm, ready & (mean_norm < self.epsilon_1) & (max_norm > self.epsilon_2)
+        ready = state.clusters.active & (server.fell_back < 0) & (state.round >= self.first_round)
+        ready = ready & (count >= self.min_size) & (unseen == 0)
+        server = server._replace(mean_norm=mean_norm, max_norm=max_norm, largest=largest)
+        return server, ready & (mean_norm < near) & (max_norm > far)
 
     def find_splits(self, state: State, qualified: Array, mapping: ClientMapping) -> tuple[Division, Array]:
         """The server's clustering: cosines of all, and the best bipartition of every cluster that qualifies."""

@@ -68,6 +68,7 @@ class Server(NamedTuple):
     tested: Array  # i32[K], number of the split after which the fall-back was last decided
     mean_norm: Array  # f32[K], norm of the members' mean update: ε₁'s side
     max_norm: Array  # f32[K], largest norm of a member's update: ε₂'s side
+    largest: Array  # f32[], largest norm of any update so far
     refused: Array  # i32[K], round since which a split is refused for want of a slot; −1
     fell_back: Array  # i32[K], round in which a cluster went back to its parent's model for good; −1
     similarity: Array  # f32[M, M], of the last round in which a cluster met the criteria
