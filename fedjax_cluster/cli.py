@@ -130,6 +130,8 @@ def _notices_on_stderr() -> Iterator[None]:
     said: set[str] = set()
     # A comparison would say some of it for every seed.
     handler.addFilter(lambda record: not (record.getMessage() in said or said.add(record.getMessage())))
+    before = log.level
+    log.setLevel(logging.INFO)
     handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
     log.addHandler(handler)
     # Others' handlers would say it again.
@@ -138,6 +140,7 @@ def _notices_on_stderr() -> Iterator[None]:
         yield
     finally:
         log.propagate = True
+        log.setLevel(before)
         log.removeHandler(handler)
 
 

@@ -78,6 +78,7 @@ def option(
     bound: Bound | None = None,
     kw_only: bool = True,
     init: bool = True,
+    filled: bool = False,
 ) -> Any:
     """A field of `Options`.
 
@@ -88,8 +89,9 @@ def option(
       bound: of its numbers; choices, None and the like follow from the field's type.
       kw_only: False takes it by position too.
       init: False fixes it at its default.
+      filled: None may be given too, in whose place the class puts a value of the field's type.
     """
-    metadata = {"doc": doc, "bound": bound}
+    metadata = {"doc": doc, "bound": bound, "filled": filled}
     return dataclasses.field(
         default=default, default_factory=default_factory, kw_only=kw_only, init=init, metadata=metadata
     )
@@ -124,6 +126,8 @@ class Options:
         hints = _hints(type(self))
         for field in dataclasses.fields(typing.cast(Any, self)):
             value = getattr(self, field.name)
+            if value is None and field.metadata.get("filled"):
+                continue
             bound = field.metadata.get("bound")
             object.__setattr__(self, field.name, checked(field.name, value, hints[field.name], bound))
         self.check()
@@ -150,7 +154,8 @@ def described_options(cls: type[Options]) -> Iterator[Described]:
     hints = _hints(cls)
     for field in dataclasses.fields(typing.cast(Any, cls)):
         if field.init:
-            yield Described(field.name, hints[field.name], field.metadata.get("doc", ""), field.default)
+            hint = hints[field.name] | None if field.metadata.get("filled") else hints[field.name]
+            yield Described(field.name, hint, field.metadata.get("doc", ""), field.default)
 
 
 def changed(value: Any, purpose: str, **changes: Any) -> Any:

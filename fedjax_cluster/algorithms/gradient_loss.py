@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
@@ -24,8 +24,9 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
+from fedjax_cluster.algorithms.starts import START, Start, models_of_clients
 from fedjax_cluster.local import client_key
-from fedjax_cluster.options import POSITIVE, UNIT, at_least, option
+from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
@@ -80,8 +81,12 @@ class gradient_loss(AveragingMethod):
     0.2
     """
 
+    defaults = Defaults(averaging="gradients", rounds=200, clients=80)
+
     local: LocalUpdate = option("one step, as in the paper, or several; the first gradient is the one that scores")
     clusters: int = option("K, number of clusters", bound=at_least(1))
+    start: Start = option(START, default="clients")
+    start_rounds: int = option('rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT)
     similarity_weight: float = option("λ; 0 without `pin` is IFCA's rule on the mini-batch", default=0.2, bound=UNIT)
     similarity: Similarity = option('"cosine", or "euclidean" for S_ik = −‖−η·∇L_ik − Δw_k‖', default="cosine")
     step_size: float | None = option(
@@ -103,7 +108,7 @@ class gradient_loss(AveragingMethod):
         "draws K clients at the start and keeps one in each cluster for good, so that none is ever empty; with partial "
         "participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; without, a "
         "cluster that is empty once has no change to be like, and stays empty",
-        default=True,
+        default=False,
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
@@ -132,8 +137,14 @@ class gradient_loss(AveragingMethod):
             _check_room(self.clusters, self.participation, int(present.sum()))
             pinned = _draw_pinned(jax.random.fold_in(rng_key, self.clusters), present, self.clusters)
         clients = GradientLossClients(jnp.zeros((count, self.clusters)), present, pinned, jnp.zeros(count, bool))
+        costs = None
+        if self.start == "clients":
+            key = jax.random.fold_in(rng_key, self.clusters + 1)
+            models, costs = models_of_clients(
+                key, self.model, self.local, self.optimizer, models, population, present, self.start_rounds
+            )
         server = GradientLossServer(jax.tree.map(jnp.zeros_like, models.params))
-        return first_state(models, clients, self.optimizer, server)
+        return first_state(models, clients, self.optimizer, server, costs)
 
     def select(self, rng_key: Array, state: State) -> Selection:
         first = state.clients.pinned.any(-1) if self.pin else None

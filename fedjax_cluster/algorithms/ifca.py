@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -24,9 +25,10 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
+from fedjax_cluster.algorithms.starts import START, Start, models_of_clients
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
-from fedjax_cluster.options import at_least, option
+from fedjax_cluster.options import COUNT, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting, shared_part
 from fedjax_cluster.types import ClientData, Cohort, LocalUpdate, Population, RoundInfo, State, Variables
@@ -40,6 +42,8 @@ class ifca(AveragingMethod):
     NOTE: option I of the paper divides a cluster's sum by all participants, here it is divided by the cluster's
     participants, as in option II; rates differ by their ratio.
 
+    NOTE: the paper begins with random models; by default each is trained on a client here, see `start`.
+
     Returns:
       A method in which an empty cluster keeps its model.
     """
@@ -48,6 +52,8 @@ class ifca(AveragingMethod):
         "one step gives the paper's gradient averaging (option I), several its model averaging (option II)"
     )
     clusters: int = option("K, number of clusters", bound=at_least(1))
+    start: Start = option(START, default="clients")
+    start_rounds: int = option('rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT)
     score_on: Literal["all", "batch"] = option(
         'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step', default="all"
     )
@@ -58,8 +64,14 @@ class ifca(AveragingMethod):
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, present = start_models(self.model, rng_key, population, self.clusters)
+        costs = None
+        if self.start == "clients":
+            key = jax.random.fold_in(rng_key, self.clusters + 1)
+            models, costs = models_of_clients(
+                key, self.model, self.local, self.optimizer, models, population, present, self.start_rounds
+            )
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
-        return first_state(tie_layers(models, self.shared_layers), clients, self.optimizer)
+        return first_state(tie_layers(models, self.shared_layers), clients, self.optimizer, costs=costs)
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         def train(client: Client) -> Trained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import optax
 from jax import Array
@@ -27,6 +27,31 @@ from fedjax_cluster.types import (
 REGISTRY: dict[str, type[Method]] = {}
 IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "snapshot", "cluster"}
 
+Averaging = Literal["gradients", "models"]
+
+
+class Defaults(NamedTuple):
+    """What a run of a method has where its configuration says nothing (`experiments.RunConfig`).
+
+    Attributes:
+      averaging: of one mini-batch gradient a client, or of the clients' models.
+      learning_rate: of the server or the clients, as it is; None is the usual one of the averaging.
+      local_steps, local_epochs: of a client whose models are averaged.
+      momentum, batch_size, participation, rounds, clients: as in `RunConfig`.
+      finds_clusters: whether the method finds how many clusters there are, up to `clusters`.
+    """
+
+    averaging: Averaging = "models"
+    learning_rate: float | None = None
+    local_steps: int | None = 10
+    local_epochs: int | None = None
+    momentum: float = 0.0
+    batch_size: int = 64
+    participation: float = 1.0
+    rounds: int = 100
+    clients: int = 16
+    finds_clusters: bool = False
+
 
 class Method(Options):
     """A method of federated learning, as `types.ClusteredAlgorithm` describes it.
@@ -38,6 +63,9 @@ class Method(Options):
     model: Model = option("what is trained", kw_only=False)
     local: LocalUpdate = option("what a client does in a round, such as `sgd(0.1, batch_size=64, epochs=1)`")
     participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+
+    # Of a run on the method's home ground, where nothing else is said.
+    defaults = Defaults()
 
     # What a method may lack; see `types.ClusteredAlgorithm`.
     admit = None

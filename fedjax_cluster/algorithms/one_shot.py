@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from rich.console import Console
 
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import cluster_round, cohort_labels, initial_info, train_in_cluster
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.server import Weighting
@@ -25,6 +25,8 @@ Linkage = Literal["average", "single", "complete"]
 
 class OneShotMethod(AveragingMethod, abstract=True):
     """A method that clusters once, in `init`; then every cluster runs federated averaging."""
+
+    defaults = Defaults(finds_clusters=True)
 
     clusters: int = option("the most clusters there can be", bound=at_least(1))
     linkage: Linkage = option('"average", "single" or "complete"', default="average")

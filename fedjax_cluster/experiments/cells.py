@@ -39,6 +39,8 @@ def changed(config: RunConfig, **changes: Any) -> RunConfig:
     for part in ("method", "model", "scenario"):
         if merged.get(part, getattr(config, part)) != getattr(config, part):
             merged[f"{part}_options"] = dict(changes.get(f"{part}_options", {}))
+    if {"local_steps", "local_epochs"} & merged.keys():
+        merged = {"averaging": "models", "local_steps": None, "local_epochs": None, **merged}
     return dataclasses.replace(config, **merged)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, usual_clients
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.files import check_writable, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
@@ -100,7 +100,9 @@ def compare(
     refused: dict[str, ValueError] = {}
     for label, config in configs.items():
         try:
-            build_algorithm(checked(f"the configuration of {label}", config, RunConfig))
+            config = checked(f"the configuration of {label}", config, RunConfig)
+            # Any number will do for this check: the right one may depend on the data.
+            build_algorithm(config if config.clusters else dataclasses.replace(config, clusters=1))
         except ValueError as error:
             if failed is None:
                 raise
@@ -112,6 +114,7 @@ def compare(
     errors: list[Exception] = []
     outcomes = []
     federations: dict[Any, Federation] = {}
+    usual = usual_clients(configs.values()) if configs else None
     with contextlib.nullcontext() if directory is None else _opened(directory, comparison):
         for label, config in configs.items():
             ended: list[SimulationResult] = []
@@ -121,7 +124,7 @@ def compare(
                 try:
                     if label in refused:
                         raise refused[label]
-                    federation = _federation(seeded, federations)
+                    federation = _federation(seeded, federations, usual)
                     result = run(
                         seeded,
                         run_dir=None if directory is None else directory / run_name(label, seed),
@@ -258,12 +261,12 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
-def _federation(config: RunConfig, known: dict[Any, Federation]) -> Federation:
+def _federation(config: RunConfig, known: dict[Any, Federation], usual: int | None) -> Federation:
     """The configuration's federation; the last few are kept, as the methods of a comparison share them."""
     names = ("scenario", "dataset", "clients", "seed", "test_fraction", "examples_per_client")
     key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
     if key not in known:
         while len(known) >= 8:
             known.pop(next(iter(known)))
-        known[key] = build_federation(config)
+        known[key] = build_federation(config, usual)
     return known[key]

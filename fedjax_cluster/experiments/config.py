@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import optax
 
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named
@@ -36,8 +39,20 @@ MODELS: dict[str, Callable[..., Model]] = {
     make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm)
 }
 
+LOG = logging.getLogger(__name__)
 
-DEFAULT_CLIENTS = 16
+# Where neither the configuration nor the method says it. One gradient a round bears a larger rate than ten steps.
+RATES: dict[Averaging, float] = {"gradients": 0.3, "models": 0.1}
+USUAL_STEPS = Defaults().local_steps
+# Where a method's usual number of clients would have fewer examples each, there are few clients.
+FEWEST_EXAMPLES, FEW_CLIENTS = 100, 16
+FEW_CLUSTERS, MOST_CLUSTERS = 4, 16  # where there are no groups to count; where the method finds how many there are
+EVALUATIONS = 30  # of a long run
+# Settings that the method decides where they are None.
+OF_METHOD = (
+    *("rounds", "batch_size", "learning_rate", "averaging", "local_steps", "local_epochs", "momentum"),
+    *("participation", "eval_every"),
+)
 
 
 class Kind(NamedTuple):
@@ -77,33 +92,43 @@ class RunConfig(Options):
     )
     model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, or lstm for texts", default="mlp")
     clients: int | None = option(
-        "M, number of clients; if not given 16, and in the scenario users all of them", default=None, bound=COUNT
-    )
-    clusters: int | Literal["auto"] = option(
-        "K where the method needs it, the largest K where it finds the number; auto estimates it (CFL-GP)",
-        default=4,
-        bound=COUNT,
-    )
-    rounds: int = option("communication rounds", default=100, bound=COUNT)
-    batch_size: int = option("examples of a mini-batch", default=64, bound=COUNT)
-    learning_rate: float = option(
-        "of the server under gradient averaging, of the clients under model averaging; with local-only it is always "
-        "the clients'",
-        default=0.1,
-        bound=POSITIVE,
-    )
-    local_steps: int | None = option(
-        "mini-batch steps of a client per round: model averaging. Without it and local-epochs each client sends one "
-        "mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' models "
-        "matter, then average models after one step",
+        "M, number of clients; if not given the method's usual one, fewer where the data set is small, and in the "
+        "scenario users all of them",
         default=None,
         bound=COUNT,
     )
+    clusters: int | Literal["auto"] | None = option(
+        "K where the method needs it, if not given the number of the scenario's groups; the largest K where it finds "
+        "the number, if not given 16; auto estimates it (CFL-GP)",
+        default=None,
+        bound=COUNT,
+    )
+    rounds: int = option("communication rounds", default=None, bound=COUNT, filled=True)
+    batch_size: int = option("examples of a mini-batch", default=None, bound=COUNT, filled=True)
+    learning_rate: float = option(
+        "of the server under gradient averaging, of the clients under model averaging; with local-only it is always "
+        "the clients'",
+        default=None,
+        bound=POSITIVE,
+        filled=True,
+    )
+    averaging: Averaging = option(
+        "what the server averages: one mini-batch gradient of each client a round, or the clients' models after some "
+        "local steps. FeSEM, FedSoft and FLAG, to which the clients' models matter, take models after one step in "
+        "place of gradients",
+        default=None,
+        filled=True,
+    )
+    local_steps: int | None = option(
+        "mini-batch steps of a client per round, under model averaging", default=None, bound=COUNT
+    )
     local_epochs: int | None = option(
-        "passes over a client's data per round: model averaging", default=None, bound=COUNT
+        "passes over a client's data per round, under model averaging", default=None, bound=COUNT
     )
     optimizer: Literal["sgd", "adam"] = option("the clients' optimiser under model averaging", default="sgd")
-    momentum: float = option("of sgd; under gradient averaging the server's", default=0.0, bound=BELOW_ONE)
+    momentum: float = option(
+        "of sgd; under gradient averaging the server's", default=None, bound=BELOW_ONE, filled=True
+    )
     weight_decay: float = option("weight of the penalty on the squared parameters", default=0.0, bound=NOT_NEGATIVE)
     precision: Precision = option(
         "format in which clients compute their gradients; parameters and evaluation stay float32", default="float32"
@@ -113,10 +138,15 @@ class RunConfig(Options):
         default=1.0,
         bound=POSITIVE,
     )
-    participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+    participation: float = option("share of the clients in a round", default=None, bound=SHARE, filled=True)
     seed: int = option("of data, initial models, cohorts and local training", default=0, bound=SEED)
     churn: Sequence[Churn] = option("clients who join or leave before given rounds, see `simulate`", default=())
-    eval_every: int = option("rounds between evaluations", default=10, bound=COUNT)
+    eval_every: int = option(
+        f"rounds between evaluations; if not given 10, or a {EVALUATIONS}th of a longer run",
+        default=None,
+        bound=COUNT,
+        filled=True,
+    )
     eval_clients: int | None = option("evaluate only that many random clients", default=None, bound=COUNT)
     test_fraction: float = option("share of each client's examples kept for testing", default=0.3, bound=INSIDE_UNIT)
     examples_per_client: int | None = option(
@@ -129,13 +159,38 @@ class RunConfig(Options):
     def __post_init__(self):
         for kind, (registry, _) in KINDS.items():
             object.__setattr__(self, kind, known_name(kind, getattr(self, kind), registry))
-        if self.clients is None and self.scenario != "users":
-            object.__setattr__(self, "clients", DEFAULT_CLIENTS)
         object.__setattr__(self, "churn", checked_churn(self.churn))
         super().__post_init__()
+        for name, value in self._of_method().items():
+            object.__setattr__(self, name, value)
+
+    def _of_method(self) -> dict[str, Any]:
+        """The settings that the method decides, those not given as it has them."""
+        own, given = REGISTRY[self.method].defaults, {name: getattr(self, name) for name in OF_METHOD}
+        averaging = given["averaging"] or ("models" if self.local_steps or self.local_epochs else own.averaging)
+        usual = own if averaging == own.averaging else Defaults(averaging)
+        if averaging == "models" and not (self.local_steps or self.local_epochs):
+            given |= {"local_steps": usual.local_steps, "local_epochs": usual.local_epochs}
+        rounds = given["rounds"] or own.rounds
+        found: dict[str, Any] = {
+            "averaging": averaging,
+            "learning_rate": usual.learning_rate or RATES[averaging],
+            "momentum": 0.0 if self.optimizer == "adam" else usual.momentum,
+            "batch_size": own.batch_size,
+            "participation": own.participation,
+            "rounds": rounds,
+            "eval_every": max(10, rounds // EVALUATIONS),
+        }
+        return {name: found.get(name) if value is None else value for name, value in given.items()}
 
     def check(self) -> None:
-        if self.clusters != "auto" and self.clients is not None and self.clusters > self.clients:
+        if self.averaging == "gradients" and (self.local_steps or self.local_epochs):
+            given = "local_steps" if self.local_steps else "local_epochs"
+            raise ValueError(
+                f"averaging is 'gradients', in which a client sends one mini-batch gradient a round, but {given} is "
+                f"{getattr(self, given)}; give averaging 'models', or no {given}"
+            )
+        if self.clients is not None and isinstance(self.clusters, int) and self.clusters > self.clients:
             raise ValueError(
                 f"clusters is {self.clusters} but there are only {self.clients} clients; "
                 f"ask for at most {self.clients} clusters"
@@ -144,10 +199,10 @@ class RunConfig(Options):
             raise ValueError("local_steps and local_epochs are both given; choose one")
         if self.momentum and self.optimizer == "adam":
             raise ValueError(f"momentum is {self.momentum:g}, but adam has its own; give no momentum, or optimizer sgd")
-        if self.server_learning_rate != 1.0 and self.local_steps is None and self.local_epochs is None:
+        if self.server_learning_rate != 1.0 and self._of_method()["averaging"] == "gradients":
             raise ValueError(
                 f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
-                "the server's; give that alone, or --local-steps or --local-epochs"
+                "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
             )
         for kind in KINDS:
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
@@ -159,6 +214,9 @@ class RunConfig(Options):
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
         # Runs of version 0.1 call it membership.
         content = {{"membership": "churn"}.get(name, name): value for name, value in content.items()}
+        if "averaging" not in content and {"local_steps", "local_epochs"} <= content.keys():
+            models = content["local_steps"] or content["local_epochs"]
+            content["averaging"] = "models" if models else "gradients"
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"the configuration holds settings unknown here: {', '.join(unknown)}")
@@ -202,13 +260,56 @@ def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{kind} {name.replace('_', '-')} has no option {given!r}; its options: {listed}")
 
 
-def build_federation(config: RunConfig) -> Federation:
-    """Loads the data and divides them among the clients."""
+def settled(config: RunConfig, federation: Federation | None = None) -> tuple[RunConfig, Federation]:
+    """The configuration with what only its data decide, the numbers of clients and clusters; and the federation.
+
+    Args:
+      config: the run.
+      federation: the configuration's, where it has been built already.
+    """
+    federation = build_federation(config) if federation is None else federation
+    present = len(federation.train.num_examples)
+    # All users are asked for by no number: so many of them would be drawn.
+    clients = present if config.clients is None and config.scenario != "users" else config.clients
+    clusters, method = config.clusters, REGISTRY[config.method]
+    if clusters is None and takes_clusters(config.method):
+        groups = 0 if federation.group is None else len(np.unique(federation.group))
+        clusters = min(present, MOST_CLUSTERS if method.defaults.finds_clusters else groups or FEW_CLUSTERS)
+        if not method.defaults.finds_clusters:
+            why = "the number of the scenario's groups" if groups else "as the scenario has no groups to count"
+            LOG.info(f"K, the number of clusters, is {clusters}, {why}; --clusters gives another")
+    return dataclasses.replace(config, clients=clients, clusters=clusters), federation
+
+
+def takes_clusters(method: str) -> bool:
+    """Whether a method has a number of clusters."""
+    return any(found.name == "clusters" for found in described_options(REGISTRY[method]))
+
+
+def usual_clients(configs: Iterable[RunConfig]) -> int:
+    """The number of clients that suits several methods: the largest of theirs."""
+    return max(REGISTRY[config.method].defaults.clients for config in configs)
+
+
+def build_federation(config: RunConfig, usual: int | None = None) -> Federation:
+    """Loads the data and divides them among the clients.
+
+    Args:
+      config: the run.
+      usual: how many clients there are where the configuration does not say it, if there are examples enough; None is
+        its method's number.
+    """
     scenario = SCENARIOS[config.scenario]
     parameters = inspect.signature(scenario).parameters
     shared = {name: getattr(config, name) for name in ("test_fraction", "examples_per_client") if name in parameters}
     given = {name: value for name, value in shared.items() if value is not None}
-    return scenario(load_examples(config), clients=config.clients, seed=config.seed, **config.scenario_options, **given)
+    examples, clients = load_examples(config), config.clients
+    if clients is None and config.scenario != "users":
+        clients = usual or usual_clients([config])
+        if examples is not None:
+            rows = sum(len(each.y) for each in (examples if isinstance(examples, list) else [examples]))
+            clients = clients if rows >= clients * FEWEST_EXAMPLES else min(clients, FEW_CLIENTS)
+    return scenario(examples, clients=clients, seed=config.seed, **config.scenario_options, **given)
 
 
 def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
@@ -240,17 +341,18 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
     averaging: the rate on the clients.
     """
     steps, momentum = config.local_steps, config.momentum or None
-    if steps is None and config.local_epochs is None and config.method in MODEL_AVERAGING_ONLY:
+    gradients = config.averaging == "gradients"
+    if gradients and config.method in MODEL_AVERAGING_ONLY:
         if momentum:
             raise ValueError(
                 f"momentum is {momentum:g}, but clients start afresh every round and take a single step, in which it "
                 "does nothing; give --local-steps or --local-epochs, or no momentum"
             )
-        steps = 1
+        steps, gradients = 1, False
     further = {"momentum": momentum} if config.optimizer == "sgd" else {}
     optimizer = named(config.optimizer, learning_rate=config.learning_rate, **further)
     common = {name: getattr(config, name) for name in ("batch_size", "weight_decay", "precision")}
-    if steps is None and config.local_epochs is None:
+    if gradients:
         return local.sgd(1.0, steps=1, **common), optimizer
     rate = config.learning_rate if config.optimizer == "sgd" and not momentum else optimizer
     server = named("sgd", learning_rate=config.server_learning_rate)
@@ -263,7 +365,7 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     update, server = build_local(config)
     shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
     taken = {found.name for found in described_options(method)} & set(shared)
-    if config.clusters == "auto" and config.method != "cfl_gp" and "clusters" in taken:
-        raise ValueError(f"clusters is 'auto', but {config.method.replace('_', '-')} needs a number")
+    if "clusters" in taken and (config.clusters is None or (config.clusters == "auto" and config.method != "cfl_gp")):
+        raise ValueError(f"clusters is {config.clusters!r}, but {config.method.replace('_', '-')} needs a number")
     arguments = {**config.method_options, **{name: shared[name] for name in taken}}
     return method(build_model(config), local=update, **arguments)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.experiments.comparison import run_name
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, settled, usual_clients
 from fedjax_cluster.experiments.runs import rounds_done
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
@@ -57,10 +57,9 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     Raises:
       ValueError: as `experiments.runs.run` raises it, such as for the directory of another experiment.
     """
+    with cache.reading_only():
+        config, federation = settled(config, federation)
     algorithm = build_algorithm(config)
-    if federation is None:
-        with cache.reading_only():
-            federation = build_federation(config)
     settings = {name: getattr(config, name) for name in ("rounds", "seed", "eval_every", "eval_clients")}
     churn = check_arguments(algorithm, federation, churn=config.churn, run_dir=directory, **settings)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
@@ -99,7 +98,7 @@ def comparison_tables(
     """
     with cache.reading_only():
         first = next(iter(configs.values()))
-        federation = build_federation(dataclasses.replace(first, seed=seeds[0]))
+        federation = build_federation(dataclasses.replace(first, seed=seeds[0]), usual_clients(configs.values()))
     rows, refused, sizes = [], [], {}
     for label, config in configs.items():
         try:

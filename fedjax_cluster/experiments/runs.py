@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
@@ -39,9 +39,10 @@ def run(
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
         check_writable(run_dir)
+    config, federation = settled(config, federation)
     return simulate(
         build_algorithm(config),
-        build_federation(config) if federation is None else federation,
+        federation,
         rounds=config.rounds,
         seed=config.seed,
         eval_every=config.eval_every,

@@ -23,6 +23,7 @@ BASE = RunConfig(
     clients=80,
     clusters=4,
     batch_size=64,
+    averaging="gradients",
     learning_rate=0.1,
     examples_per_client=200,
     method_options={"score_on": "batch"},
@@ -41,7 +42,7 @@ METRICS = {
 
 
 def _weighted(weight: float, **options: Any) -> Changes:
-    return {"method": "gradient_loss", "method_options": {"similarity_weight": weight, **options}}
+    return {"method": "gradient_loss", "method_options": {"similarity_weight": weight, "pin": True, **options}}
 
 
 def _weights(*weights: float) -> dict[str, Changes]:

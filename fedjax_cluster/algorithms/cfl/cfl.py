@@ -26,7 +26,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     remember,
     snapshot_of_splits,
 )
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Report,
     clients_info,
@@ -73,6 +73,8 @@ class cfl(AveragingMethod):
     References:
       CFL, Secs. II-A, III and V, Algorithms 1, 4 and 5.
     """
+
+    defaults = Defaults(rounds=60, finds_clusters=True)
 
     local: LocalUpdate = option("a client's training")
     clusters: int = option("K_max, slots for clusters; a split beyond is refused, and reported", bound=at_least(1))

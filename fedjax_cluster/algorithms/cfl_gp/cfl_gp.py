@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, embed, estimate_clusters
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Round,
     Trained,
@@ -68,6 +68,8 @@ class cfl_gp(AveragingMethod):
     the profiles [g_{c,1} … g_{c,K}] are projected on their top-K left singular vectors, grouped by k-means, and
     the groups named for the largest overlap with the old ones.
     """
+
+    defaults = Defaults(averaging="gradients", rounds=200)
 
     local: LocalUpdate = option(
         "`sgd(1.0, batch_size=b, steps=1)` with `server=optax.sgd(γ)` is gradient averaging (Algorithm 1); more steps "

@@ -13,7 +13,7 @@ from jax import Array
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
@@ -76,8 +76,10 @@ class fedgwc(AveragingMethod):
 
     >>> from fedjax_cluster import local, nn
     >>> fedgwc(nn.linear(), clusters=4, local=local.sgd(0.1, batch_size=8, steps=7)).rate
-    'participation'
+    'count'
     """
+
+    defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
     clusters: int = option(
         "K_max, slots for clusters; a split that finds too few left is refused, and counted in the state",
@@ -88,9 +90,10 @@ class fedgwc(AveragingMethod):
         default=None,
     )
     rate: Rate = option(
-        'α, constant; "participation" is the paper\'s, the share of clients in a round; "count" (ours) is 1/(times i '
-        "and j met), so that P is the mean reward; counts start again from 1 after a split",
-        default="participation",
+        'α; "count" (ours) is 1/(times i and j met), so that P is the mean reward, and counts start again from 1 after a '
+        'split; "participation" is the paper\'s, constant, the share of clients in a round, with which P shows for '
+        "thousands of rounds who met whom",
+        default="count",
         bound=SHARE,
     )
     tolerance: float = option(
@@ -115,8 +118,10 @@ class fedgwc(AveragingMethod):
     sampling: Literal["rare", "uniform"] = option(
         '"rare" draws clients with probability ∝ 1/(1 + times seen), "uniform" all alike', default="rare"
     )
-    centre: bool = option(
-        "(ours) takes each row's mean off P before the affinity, so that only the company counts", default=False
+    centre: bool | None = option(
+        "(ours) takes each row's mean off P before the affinity, so that only the company counts; None does where P "
+        "has a counted rate",
+        default=None,
     )
     variant: Variant = option(
         '"released" is the public code where it differs from the paper: P starts at 1/M², moments weighted by '
@@ -159,6 +164,11 @@ class fedgwc(AveragingMethod):
     def counted(self) -> bool:
         """Whether the rate of a pair falls with the times that it met."""
         return self.rate == "count" and not self.released
+
+    @property
+    def rows_centred(self) -> bool:
+        """Whether each row's mean is taken off P."""
+        return self.counted if self.centre is None else self.centre
 
     @property
     def children_bound(self) -> int:
@@ -307,7 +317,7 @@ class fedgwc(AveragingMethod):
         if self.released:
             return weigh.released_affinity(server.interactions, self.beta, mask)
         known = server.meetings > 0 if self.counted else server.interactions != 0
-        kept = weigh.centred(server.interactions, mask, known) if self.centre else server.interactions
+        kept = weigh.centred(server.interactions, mask, known) if self.rows_centred else server.interactions
         return clustering.interaction_affinity(kept, self.beta, mask)
 
     def find_split(self, rng_key: Array, state: State) -> tuple[Array, weigh.Partition]:

@@ -23,6 +23,7 @@ from fedjax_cluster.algorithms.flag.search import (
     search_threshold,
     threshold_grid,
 )
+from fedjax_cluster.algorithms.method import Defaults
 from fedjax_cluster.algorithms.one_shot import (
     OneShotMethod,
     check_classes,
@@ -113,6 +114,18 @@ class flag(OneShotMethod):
     >>> flag(nn.lenet5(), clusters=10, local=local.sgd(0.01, batch_size=10, epochs=10), participation=0.2).name
     'flag'
     """
+
+    defaults = Defaults(
+        learning_rate=0.03,
+        local_steps=None,
+        local_epochs=2,
+        momentum=0.5,
+        batch_size=20,
+        participation=0.2,
+        rounds=60,
+        clients=100,
+        finds_clusters=True,
+    )
 
     local: LocalUpdate = option(
         "what a client does in a round; its optimiser and mini-batches also serve the t_g epochs and the search"

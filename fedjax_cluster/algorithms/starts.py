@@ -1,0 +1,112 @@
+"""First models of clusters that are trained on clients far apart, in place of random ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.algorithms.round import cluster_variables
+from fedjax_cluster.inference import dataset_loss
+from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.parallel import Population
+from fedjax_cluster.types import Clusters, Costs, LocalUpdate, Model, Variables
+
+Start = Literal["clients", "random"]
+START = (
+    '"clients" (ours): each first model is trained on a single client for `start_rounds` rounds, from the same initial '
+    'model; the first client is drawn at random, each next one is that to which all models before suit least. "random" '
+    "(the paper): K independent models, of which some may suit nobody, and are never trained"
+)
+
+
+def models_of_clients(
+    rng_key: Array,
+    model: Model,
+    local: LocalUpdate,
+    optimizer: optax.GradientTransformation,
+    models: Clusters,
+    population: Population,
+    present: Array,
+    rounds: int,
+) -> tuple[Clusters, Costs]:
+    """First models of K clusters, by farthest-first traversal with the clients' losses as distances.
+
+    Client i₁ is drawn at random; i_{k+1} = argmax_i min_{j≤k} F_i(θ_j), where θ_j is the first of `models` after
+    `rounds` rounds on client i_j alone. A model that diverges gives way to that of its number in `models`.
+
+    Args:
+      rng_key: decides the first client and the mini-batches.
+      model, local, optimizer: what is trained, and how in a round.
+      models: K initial models; the first is where all begin.
+      population: the clients.
+      present: bool[M], who can be drawn.
+      rounds: of each single client.
+
+    Returns:
+      The models, and what finding them costs.
+    """
+    num_clusters = models.active.shape[0]
+    draw_key, train_key = jax.random.split(rng_key)
+    first = cluster_variables(models, jnp.asarray(0))
+    drawn = jnp.argmax(jnp.where(present, jax.random.uniform(draw_key, present.shape), -1.0))
+    distance = jnp.full(present.shape, jnp.inf)
+    found, steps = [], 0.0
+    for slot in range(num_clusters):
+        own, num_steps = _train_alone(train_key, first, drawn, population, model, local, optimizer, rounds)
+        own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(slot)))
+        found.append(own)
+        steps += float(num_steps)
+        if slot + 1 < num_clusters:
+            distance = jnp.minimum(distance, _losses(own, population, model))
+            drawn = jnp.argmax(jnp.where(present & jnp.isfinite(distance), distance, -1.0))
+    params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*found, strict=True))
+    costs = Costs(
+        models_down=float(rounds * num_clusters + (num_clusters - 1) * int(present.sum())),
+        models_up=float(rounds * num_clusters),
+        gradient_evaluations=steps,
+        loss_evaluations=float((num_clusters - 1) * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))),
+    )
+    return models._replace(params=params, stats=stats), costs
+
+
+@functools.partial(jax.jit, static_argnames=("model", "local", "optimizer", "rounds"))
+def _train_alone(
+    rng_key: Array,
+    first: Variables,
+    index: Array,
+    population: Population,
+    model: Model,
+    local: LocalUpdate,
+    optimizer: optax.GradientTransformation,
+    rounds: int,
+) -> tuple[Variables, Array]:
+    """The model after so many rounds of one client alone, and its mini-batch steps."""
+    data = jax.tree.map(lambda leaf: leaf[index], population.data)
+
+    def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array]):
+        variables, server, steps = carry
+        key = client_key(jax.random.fold_in(rng_key, number), index)
+        result = local.run(key, model, variables, data)
+        minus = jax.tree.map(jnp.negative, result.delta)
+        updates, server = optimizer.update(minus, server, variables.params)
+        params = optax.apply_updates(variables.params, updates)
+        return Variables(params, result.stats), server, steps + result.num_steps
+
+    start = (first, optimizer.init(first.params), jnp.zeros((), jnp.int32))
+    variables, _, steps = jax.lax.fori_loop(0, rounds, one_round, start)
+    return variables, steps
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _losses(variables: Variables, population: Population, model: Model) -> Array:
+    """Every client's mean loss f32[M]."""
+    cohort = parallel.whole_population(population)
+    return parallel.for_each_client(
+        lambda client: dataset_loss(model, variables, client.data), cohort, collect=lambda loss: loss
+    ).collected
