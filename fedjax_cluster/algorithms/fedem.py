@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import parallel, tree
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Report,
@@ -51,6 +51,9 @@ class fedem(AveragingMethod):
       gives the K models with π: predictions are mixed, not parameters. Where a single cluster is asked of a client, it
       is the learner of the largest π.
     """
+
+    # A learner has a share of every client, about 1/K at first, and moves by as much less.
+    defaults = Defaults(learning_rate=0.4)
 
     local: LocalUpdate = option("what a client does with one learner")
     clusters: int = option("K, number of learners", bound=at_least(1))

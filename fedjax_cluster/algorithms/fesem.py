@@ -75,7 +75,7 @@ class fesem(AveragingMethod):
         '"random" centres are K independent models, and the clients begin in random clusters of equal size; models '
         'that start so far apart seldom let a client go. "clients": all train once from one model, K of the trained '
         "models, drawn at random, are the centres, and every client joins the nearest",
-        default="random",
+        default="clients",
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 

@@ -86,7 +86,9 @@ class gradient_loss(AveragingMethod):
     local: LocalUpdate = option("one step, as in the paper, or several; the first gradient is the one that scores")
     clusters: int = option("K, number of clusters", bound=at_least(1))
     start: Start = option(START, default="clients")
-    start_rounds: int = option('rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT)
+    start_rounds: int = option(
+        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT
+    )
     similarity_weight: float = option("λ; 0 without `pin` is IFCA's rule on the mini-batch", default=0.2, bound=UNIT)
     similarity: Similarity = option('"cosine", or "euclidean" for S_ik = −‖−η·∇L_ik − Δw_k‖', default="cosine")
     step_size: float | None = option(

@@ -53,7 +53,9 @@ class ifca(AveragingMethod):
     )
     clusters: int = option("K, number of clusters", bound=at_least(1))
     start: Start = option(START, default="clients")
-    start_rounds: int = option('rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT)
+    start_rounds: int = option(
+        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT
+    )
     score_on: Literal["all", "batch"] = option(
         'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step', default="all"
     )

@@ -28,6 +28,8 @@ from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
+GAP, SMALLEST_ANGLE = 1.4, 1e-3  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
+
 
 class Clients(NamedTuple):
     """What PACFL keeps of its clients, so that newcomers can be compared with them."""
@@ -39,6 +41,7 @@ class Clients(NamedTuple):
 
 class Server(NamedTuple):
     angles: Array  # f32[M, M], in degrees
+    threshold: Array  # f32[], largest angle at which clusters merge
 
 
 class pacfl(OneShotMethod):
@@ -56,17 +59,24 @@ class pacfl(OneShotMethod):
         classes.
 
     >>> from fedjax_cluster import local, nn
-    >>> pacfl(nn.linear(), clusters=5, local=local.sgd(0.1, batch_size=10, epochs=1)).threshold
-    10.0
+    >>> pacfl(nn.linear(), clusters=5, local=local.sgd(0.1, batch_size=10, epochs=1)).num_vectors
+    1
     """
 
     clusters: int = option(
         "the most clusters there can be; how many there are, the threshold decides", bound=at_least(1)
     )
-    threshold: float = option(
-        "largest distance at which clusters merge, in degrees; it depends on the data", default=10.0, bound=NOT_NEGATIVE
+    threshold: float | None = option(
+        "largest distance at which clusters merge, in degrees, which depends on the data; None (ours) takes the "
+        "smallest after which the next merge is farther by two fifths, and which leaves at most `clusters`",
+        default=None,
+        bound=NOT_NEGATIVE,
     )
-    num_vectors: int = option("p, principal vectors per class", default=3, bound=at_least(1))
+    num_vectors: int = option(
+        "p, principal vectors per class; where they are many for the features, all clients span the same",
+        default=1,
+        bound=at_least(1),
+    )
     angles: Literal["smallest", "sum"] = option(
         'the "smallest" principal angle between two spans, or the "sum" of all, which grows with their dimensions: it '
         "compares only clients that have equally many classes",
@@ -102,18 +112,25 @@ class pacfl(OneShotMethod):
             vectors = jnp.where(known[:, None, None, None], mapped.collected, 0.0)
             note("PACFL: comparing all pairs of clients")
             between, comparing = clocked(compare, vectors, angles=self.angles)
-            merge = functools.partial(clustering.agglomerative, linkage=self.linkage)
-            found, merging = clocked(lambda *arrays: merge(arrays[0], self.threshold, mask=arrays[1]), between, known)
+            grow = functools.partial(clustering.dendrogram, linkage=self.linkage)
+            merges, merging = clocked(lambda *arrays: grow(arrays[0], mask=arrays[1]), between, known)
+        threshold = self.threshold
+        if threshold is None:
+            count = int(known.sum())
+            # Two clients a cluster at least: the first merges, of whoever is nearest, are far apart by chance.
+            threshold = first_gap(np.asarray(merges.heights)[: max(count - 1, 0)], min(self.clusters, count // 2))
+        found = clustering.cut_dendrogram(merges, threshold)
         label = with_largest(np.asarray(found), present)
         number = int(label.max()) + 1
-        check_found("pacfl", number, self.clusters, f"{self.threshold:g}°")
+        check_found("pacfl", number, self.clusters, f"{threshold:g}°")
         models = models._replace(active=jnp.arange(self.clusters) < number)
         clients = Clients(one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present), vectors)
         size = tree.size(models.params) / self.clusters
         costs = Costs(
             models_up=vectors_sent(np.asarray(vectors)) / size, clusterings=1.0, clustering_seconds=comparing + merging
         )
-        state, _ = first_state(models, clients, self.optimizer, Server(between))
+        server = Server(between, jnp.asarray(threshold, jnp.float32))
+        state, _ = first_state(models, clients, self.optimizer, server)
         return state, clustering_info(self.clusters, costs, present, known)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
@@ -127,15 +144,34 @@ class pacfl(OneShotMethod):
         # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
         # long as there are slots.
         active = state.clusters.active
-        apart = (to_clusters.min() > self.threshold) & ~active.all()
+        apart = (to_clusters.min() > state.server.threshold) & ~active.all()
         slot = jnp.where(apart, jnp.argmin(active), jnp.argmin(to_clusters)).astype(jnp.int32)
         membership = tree.scatter(clients.membership, index, one_hot(slot, self.clusters))
         clusters = state.clusters._replace(active=active.at[slot].set(True))
-        return State(clusters, clients._replace(membership=membership), Server(between), state.round)
+        return State(
+            clusters, clients._replace(membership=membership), state.server._replace(angles=between), state.round
+        )
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         """The angles and the clusters, for plots."""
         return {"angles": state.server.angles, "labels": labels(state.clients.membership)}
+
+
+def first_gap(heights: np.ndarray, most: int) -> float:
+    """The smallest merge distance after which the next is farther by GAP, and which leaves at most `most` clusters.
+
+    Args:
+      heights: distances of the merges, ascending.
+      most: clusters; where no gap leaves so few, all merge.
+
+    >>> first_gap(np.array([1.0, 1.1, 1.2, 5.0, 6.0]), most=5)
+    1.2
+    >>> first_gap(np.array([1.0, 1.1, 1.2, 1.3]), most=5)
+    1.3
+    """
+    gaps = np.flatnonzero(heights[1:] > GAP * np.maximum(heights[:-1], SMALLEST_ANGLE))
+    fine = gaps[len(heights) - gaps <= most]
+    return float(heights[fine[0]]) if len(fine) else float(heights[-1]) if len(heights) else 0.0
 
 
 @functools.partial(jax.jit, static_argnames="angles")

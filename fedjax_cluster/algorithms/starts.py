@@ -70,7 +70,9 @@ def models_of_clients(
         models_down=float(rounds * num_clusters + (num_clusters - 1) * int(present.sum())),
         models_up=float(rounds * num_clusters),
         gradient_evaluations=steps,
-        loss_evaluations=float((num_clusters - 1) * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))),
+        loss_evaluations=float(
+            (num_clusters - 1) * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))
+        ),
     )
     return models._replace(params=params, stats=stats), costs
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, usual_clients
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.files import check_writable, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
+
+LOG = logging.getLogger(__name__)
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 COMPARISON = "comparison.json"
@@ -109,6 +112,11 @@ def compare(
             refused[label] = error
     if configs and len(refused) == len(configs):
         raise next(iter(refused.values()))
+    told: dict[str, list[str]] = {}
+    for label, config in configs.items():
+        told.setdefault(training_text(config), []).append(label)
+    for text, whose in told.items():
+        LOG.info(f"{', '.join(whose)}: {text}")
     directory = None if run_dir is None else as_path("run_dir", run_dir)
     comparison = Comparison(configs, tuple(seeds), {})
     errors: list[Exception] = []

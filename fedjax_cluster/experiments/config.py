@@ -281,6 +281,24 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
 
 
+def training_text(config: RunConfig) -> str:
+    """What clients and server do in a configuration, in a line.
+
+    >>> training_text(RunConfig(method="fedavg", local_epochs=2, rounds=50))
+    'models after 2 local epochs, rate 0.1, b = 64, 50 rounds'
+    """
+    if config.averaging == "gradients" and config.method not in MODEL_AVERAGING_ONLY:
+        sent = "gradients"
+    elif config.local_epochs:
+        sent = f"models after {config.local_epochs} local epoch{'s' * (config.local_epochs > 1)}"
+    else:
+        steps = config.local_steps or 1
+        sent = f"models after {steps} local step{'s' * (steps > 1)}"
+    part = "" if config.participation == 1 else f", {100 * config.participation:g} % of the clients"
+    rates = f"rate {config.learning_rate:g}" + (f", momentum {config.momentum:g}" if config.momentum else "")
+    return f"{sent}, {rates}, b = {config.batch_size}{part}, {config.rounds} rounds"
+
+
 def takes_clusters(method: str) -> bool:
     """Whether a method has a number of clusters."""
     return any(found.name == "clusters" for found in described_options(REGISTRY[method]))

@@ -23,7 +23,7 @@ GROUPS = {
     "model": ("model",),
     "method": ("clusters",),
     "training": (
-        *("rounds", "batch_size", "learning_rate", "local_steps", "local_epochs", "optimizer", "momentum"),
+        *("rounds", "batch_size", "learning_rate", "averaging", "local_steps", "local_epochs", "optimizer", "momentum"),
         *("weight_decay", "precision", "server_learning_rate", "participation", "seed"),
     ),
     "run": (),

@@ -16,7 +16,7 @@ import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.flag_groups import (
     Field,
     default_text,
@@ -32,8 +32,13 @@ from fedjax_cluster.types import Churn
 
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "seeds", "join", "leave")
+COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "seeds", "defaults_of", "join", "leave")
 SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
+DEFAULTS_OF: Field = (
+    "defaults_of",
+    noted(str | None, "method whose defaults all take, such as fedavg, where flags say nothing", "each its own"),
+    None,
+)
 OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
 MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
 
@@ -42,7 +47,7 @@ def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConf
     """A RunConfig from flags, and the flags that concern the command; a ValueError of one line for a wrong flag."""
     method = known_name("method", method, REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
-    groups = grouped([*_common_fields(), *_command_fields()], method)
+    groups = grouped([*_common_fields(method), *_command_fields()], method)
     groups[method] += _options(method)
     given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
     return _config(method, [method], given), {name: given[name] for name in OWN}
@@ -57,13 +62,19 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    fields = [*_common_fields(), *_command_fields(), SEEDS]
+    fields = [*_common_fields(), *_command_fields(), SEEDS, DEFAULTS_OF]
     groups = grouped(fields)
     groups["run"].insert(0, groups["run"].pop())
     few = 0 < len(names) <= MOST_WITH_OPTIONS
     if few or "--help" not in arguments:
         groups["method"] += _union_of_options("method", names or list(REGISTRY), fields)
     given = _parse(groups, arguments, prog, _what_is_compared(names))
+    if given["defaults_of"] is not None:
+        one = RunConfig(method=given["defaults_of"])
+        shared = {name: getattr(one, name) for name in OF_METHOD if given[name] is None}
+        if given["local_steps"] or given["local_epochs"]:
+            shared |= {name: given[name] for name in ("averaging", "local_steps", "local_epochs")}
+        given |= shared
     configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
     return configs, {name: given[name] for name in (*OWN, "seeds")}
 
@@ -87,10 +98,18 @@ def _what_is_compared(names: Sequence[str]) -> str:
     )
 
 
-def _common_fields() -> Iterator[Field]:
+def _common_fields(method: str | None = None) -> Iterator[Field]:
+    """The settings that every run has, with one method's defaults, or as many as there are."""
+    own = None if method is None else RunConfig(method=method)
     for name, hint, doc, default in described_options(RunConfig):
-        if name not in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
-            yield name, noted(hint, doc, default_text(default)), default
+        if name in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
+            continue
+        text = default_text(default)
+        if name in OF_METHOD:
+            text = "the method's own" if own is None else default_text(getattr(own, name))
+        elif name == "clients":
+            text = "the method's own" if method is None else str(REGISTRY[method].defaults.clients)
+        yield name, noted(hint, doc, text), default
 
 
 def _command_fields() -> Iterator[Field]:

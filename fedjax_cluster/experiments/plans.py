@@ -13,7 +13,15 @@ import numpy as np
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.experiments.comparison import run_name
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, settled, usual_clients
+from fedjax_cluster.experiments.config import (
+    OF_METHOD,
+    RunConfig,
+    build_algorithm,
+    build_federation,
+    settled,
+    training_text,
+    usual_clients,
+)
 from fedjax_cluster.experiments.runs import rounds_done
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
@@ -112,15 +120,16 @@ def comparison_tables(
             )
             task = counted(left, "run") + (f" of {len(seeds)}" if left < len(seeds) else "")
             options = " ".join(f"{name} {as_json(value)}" for name, value in config.method_options.items())
-            rows.append((method_name(label), Number(plans[0].parameters), task, options))
+            rows.append((method_name(label), Number(plans[0].parameters), task, training_text(config), options))
         except ValueError as error:
             refused.append(error)
-            rows.append((method_name(label), None, f"refused: {error}", ""))
+            rows.append((method_name(label), None, f"refused: {error}", "", ""))
     if len(refused) == len(configs):
         raise refused[0]
-    shared = {name: text for name, text in _settings(first).items() if name not in ("method", "method options", "seed")}
+    own = {name.replace("_", " ") for name in ("method", "method_options", "seed", *OF_METHOD)}
+    shared = {name: text for name, text in _settings(first).items() if name not in own}
     lines = {**shared, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
-    columns = (Column("method"), Column("parameters"), Column("would do"), Column("options"))
+    columns = (Column("method"), Column("parameters"), Column("would do"), Column("training"), Column("options"))
     return Table(TITLE, (Column(""), Column("")), tuple(lines.items())), Table("", columns, tuple(rows))
 
 

@@ -51,7 +51,7 @@ def _madmo(epsilon_1: float, epsilon_2: float) -> Changes:
 
 METHODS: dict[str, Changes] = {
     "CFL-GP": {"method": "cfl_gp", "method_options": {"every": 2, "stop_after": ROUNDS // 10}},
-    "IFCA": {"method": "ifca", "method_options": {"score_on": "batch"}},
+    "IFCA": {"method": "ifca", "method_options": {"score_on": "batch", "start": "random"}},
     "MADMO": _madmo(0.4, 1.6),
     "FedEM": {"method": "fedem"},
     "FedSoft": {"method": "fedsoft", "local_steps": 1},

@@ -79,7 +79,8 @@ _domains = functools.partial(_table, metrics=DOMAIN_METRICS, figure=figures.bars
 
 def _rows(clusters: int) -> dict[str, Any]:
     """FedGWC and the baselines with the true number of clusters."""
-    baselines = {name: {"method": name.lower(), "clusters": clusters} for name in ("IFCA", "FeSEM")}
+    random = {"clusters": clusters, "method_options": {"start": "random"}}
+    baselines = {name: {"method": name.lower(), **random} for name in ("IFCA", "FeSEM")}
     return {**ESTIMATORS, **baselines}
 
 
@@ -168,7 +169,10 @@ AGGREGATION = of_cells(
         for cell in grid(
             UNEVEN,
             {name: {}},
-            {"No clusters": alone, "FedGWC": {"method_options": {"rate": "count", "centre": False, "tolerance": 3e-5, **options}}},
+            {
+                "No clusters": alone,
+                "FedGWC": {"method_options": {"rate": "count", "centre": False, "tolerance": 3e-5, **options}},
+            },
             {name: printed(balanced_accuracy=accuracies)},
         )
     ),

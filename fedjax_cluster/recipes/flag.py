@@ -56,7 +56,7 @@ FLAG: Changes = {"method": "flag", "method_options": FLAG_OPTIONS}
 # CFL's public code, but for the first split, which is in its round 21.
 CFL_OPTIONS = {"epsilon_1": 0.4, "epsilon_2": 1.6, "gamma_max": 0.0, "first_round": 4}
 # Degrees; PACFL's threshold depends on the data and is not given.
-PACFL: Changes = {"method": "pacfl", "clusters": 100, "method_options": {"threshold": 5.0}}
+PACFL: Changes = {"method": "pacfl", "clusters": 100, "method_options": {"threshold": 5.0, "num_vectors": 3}}
 
 
 def _rows(clusters: int, *names: str) -> dict[str, Changes]:
@@ -69,7 +69,7 @@ def _rows(clusters: int, *names: str) -> dict[str, Changes]:
         "FedSoft": {"method": "fedsoft", "clusters": clusters},
         "PACFL": PACFL,
         "CFL": {"method": "cfl", "method_options": CFL_OPTIONS},
-        "IFCA": {"method": "ifca", "clusters": clusters},
+        "IFCA": {"method": "ifca", "clusters": clusters, "method_options": {"start": "random"}},
         "FLAG": FLAG,
     }
     return {name: changes for name, changes in rows.items() if not names or name in names}

@@ -26,7 +26,7 @@ BASE = RunConfig(
     averaging="gradients",
     learning_rate=0.1,
     examples_per_client=200,
-    method_options={"score_on": "batch"},
+    method_options={"score_on": "batch", "start": "random"},
 )
 CNN = {"model": "cnn", "model_options": {"kernel_size": 3, "pool": [1, 2], "dense": [128], "padding": "VALID"}}
 READING = (
@@ -41,8 +41,11 @@ METRICS = {
 }
 
 
+PAPER = {"pin": True, "start": "random"}
+
+
 def _weighted(weight: float, **options: Any) -> Changes:
-    return {"method": "gradient_loss", "method_options": {"similarity_weight": weight, "pin": True, **options}}
+    return {"method": "gradient_loss", "method_options": {**PAPER, "similarity_weight": weight, **options}}
 
 
 def _weights(*weights: float) -> dict[str, Changes]:

@@ -74,7 +74,7 @@ class cfl(AveragingMethod):
       CFL, Secs. II-A, III and V, Algorithms 1, 4 and 5.
     """
 
-    defaults = Defaults(rounds=60, finds_clusters=True)
+    defaults = Defaults(rounds=40, finds_clusters=True)
 
     local: LocalUpdate = option("a client's training")
     clusters: int = option("K_max, slots for clusters; a split beyond is refused, and reported", bound=at_least(1))
@@ -100,7 +100,7 @@ class cfl(AveragingMethod):
     far: float = option(
         "(ours) ε₂ as a part of the largest norm, without which clients that know their few examples by heart are "
         "divided; used where ε₂ is None",
-        default=0.45,
+        default=0.475,
         bound=UNIT,
     )
     gamma_max: float = option(

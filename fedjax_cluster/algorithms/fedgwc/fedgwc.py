@@ -90,8 +90,8 @@ class fedgwc(AveragingMethod):
         default=None,
     )
     rate: Rate = option(
-        'α; "count" (ours) is 1/(times i and j met), so that P is the mean reward, and counts start again from 1 after a '
-        'split; "participation" is the paper\'s, constant, the share of clients in a round, with which P shows for '
+        'α; "count" (ours) is 1/(times i and j met), so that P is the mean reward, and counts start again from 1 after '
+        'a split; "participation" is the paper\'s, constant, the share of clients in a round, with which P shows for '
         "thousands of rounds who met whom",
         default="count",
         bound=SHARE,

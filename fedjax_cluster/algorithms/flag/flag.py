@@ -162,7 +162,10 @@ class flag(OneShotMethod):
         "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1)
     )
     search_epochs: int | None = option(
-        "local epochs of a client in such a round; None is what `local` does", default=None, bound=at_least(1)
+        "local epochs of a client in such a round, the paper's 10, with fewer of which little is learnt in so few "
+        "rounds; None is what `local` does",
+        default=10,
+        bound=at_least(1),
     )
     elbow: Axis = option(
         'what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or α '
