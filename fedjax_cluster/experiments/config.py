@@ -15,7 +15,7 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.nn.precision import Precision
-from fedjax_cluster.optimizers import named
+from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
     BELOW_ONE,
     COUNT,
@@ -91,6 +91,12 @@ class RunConfig(Options):
         "the clients'",
         default=0.1,
         bound=POSITIVE,
+    )
+    learning_rate_decay: float = option(
+        "factor by which the learning rate falls from round to round, whoever's it is; the server's falls with its own "
+        "steps, of which a cluster has none in a round without its clients",
+        default=1.0,
+        bound=SHARE,
     )
     local_steps: int | None = option(
         "mini-batch steps of a client per round: model averaging. Without it and local-epochs each client sends one "
@@ -248,11 +254,15 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
             )
         steps = 1
     further = {"momentum": momentum} if config.optimizer == "sgd" else {}
-    optimizer = named(config.optimizer, learning_rate=config.learning_rate, **further)
+    rate = config.learning_rate
+    if config.learning_rate_decay < 1:
+        factor = config.learning_rate_decay
+        rate = schedule("exponential_decay", init_value=rate, transition_steps=1, decay_rate=factor)
+    optimizer = named(config.optimizer, learning_rate=rate, **further)
     common = {name: getattr(config, name) for name in ("batch_size", "weight_decay", "precision")}
     if steps is None and config.local_epochs is None:
         return local.sgd(1.0, steps=1, **common), optimizer
-    rate = config.learning_rate if config.optimizer == "sgd" and not momentum else optimizer
+    rate = rate if config.optimizer == "sgd" and not momentum else optimizer
     server = named("sgd", learning_rate=config.server_learning_rate)
     return local.sgd(rate, steps=steps, epochs=config.local_epochs, **common), server
 
