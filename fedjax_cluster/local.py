@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -168,7 +168,7 @@ class sgd(Options):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give exactly one of the two")
         if self.schedule is not None:
-            check_schedule("learning_rate", self.schedule)
+            check_schedule(f"learning_rate is {shown(self.schedule)}", self.schedule)
 
     def to_json(self) -> dict[str, Any]:
         options = {name: value for name, value in super().to_json().items() if name != "gradient"}
@@ -201,7 +201,7 @@ class sgd(Options):
             raise ValueError(
                 "learning_rate is an optax optimiser, but a rate is asked for; give a number or a schedule"
             )
-        if isinstance(rate, float):
+        if isinstance(rate, int | float):
             return rate
         if round is None:
             raise ValueError("learning_rate is a function of the round, but no round is given; give round=state.round")

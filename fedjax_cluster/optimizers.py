@@ -131,8 +131,11 @@ def schedule(name: str, **arguments: Any) -> NamedSchedule:
         function = make(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"name is {name!r}, but optax's takes other arguments: {error}") from error
+    if not isinstance(function, Schedule):
+        raise ValueError(f"name is {name!r}, which is no schedule of optax; give one such as 'exponential_decay'")
     made = NamedSchedule(name, json.dumps(as_json(arguments), sort_keys=True), function)
-    check_schedule("name", made)
+    given = ", ".join(f"{argument} {shown(value)}" for argument, value in arguments.items())
+    check_schedule(f"name is {name!r} with {given}", made)
     return made
 
 
@@ -143,8 +146,8 @@ def rate_of(function: Schedule, count: Array | int) -> Array:
         return jnp.asarray(function(jnp.asarray(count, jnp.int32)), jnp.float32)
 
 
-def check_schedule(name: str, function: Schedule) -> None:
-    """Raises a ValueError where a function gives no learning rate for the count 0."""
+def check_schedule(named: str, function: Schedule) -> None:
+    """Raises a ValueError where a function gives no learning rate for the count 0; `named` begins its message."""
     try:
         # Methods make variants of themselves while they are traced, too.
         with jax.ensure_compile_time_eval():
@@ -152,10 +155,10 @@ def check_schedule(name: str, function: Schedule) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(
-            f"{name} is {shown(function)}, which gives no learning rate at 0 ({reason}); give a number, or a schedule"
+            f"{named}, which gives no learning rate at 0 ({reason}); give a number, or a schedule"
         ) from error
     if not 0 <= first < math.inf:
-        raise ValueError(f"{name} is {shown(function)}, which is {first:g} at 0; a rate must be finite and 0 or more")
+        raise ValueError(f"{named}, which is {first:g} at 0; a rate must be finite and 0 or more")
 
 
 def has_schedule(optimizer: optax.GradientTransformation) -> bool:

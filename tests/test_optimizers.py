@@ -179,12 +179,18 @@ def test_fine_tuning_keeps_its_own_rate():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: local.sgd(lambda: 0.1, batch_size=4, steps=1), "gives no learning rate at 0"),
+        (
+            lambda: local.sgd(lambda: 0.1, batch_size=4, steps=1),  # pyright: ignore[reportArgumentType]
+            "gives no learning rate at 0",
+        ),
         (lambda: local.sgd(lambda t: -0.1 - t, batch_size=4, steps=1), r"which is -0\.1 at 0"),
         (lambda: local.sgd(lambda t: float("nan") * t, batch_size=4, steps=1), "which is nan at 0"),
-        (lambda: local.sgd(nn.mlp, batch_size=4, steps=1), "learning_rate is the uncalled mlp"),
+        (
+            lambda: local.sgd(nn.mlp, batch_size=4, steps=1),  # pyright: ignore[reportArgumentType]
+            "learning_rate is the uncalled mlp",
+        ),
         (lambda: optimizers.schedule("linear"), "name is 'linear', a schedule that optax does not have"),
-        (lambda: optimizers.schedule("adam", learning_rate=0.1), "gives no learning rate at 0"),
+        (lambda: optimizers.schedule("adam", learning_rate=0.1), "which is no schedule of optax"),
         (lambda: optimizers.schedule("constant_schedule", value=lambda t: t), "value is .*; give finite numbers"),
         (lambda: optimizers.schedule("constant_schedule", height=1.0), "takes other arguments"),
         (lambda: local.sgd(optax.adam(0.1), batch_size=4, steps=1).rate_at(0), "optax optimiser, but a rate"),
