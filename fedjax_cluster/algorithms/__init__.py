@@ -2,6 +2,7 @@
 
 from fedjax_cluster.algorithms.cfl.cfl import cfl
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import cfl_gp
+from fedjax_cluster.algorithms.ditto import ditto
 from fedjax_cluster.algorithms.fairavg import fairavg
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.fedavgm import fedavgm

@@ -1,0 +1,90 @@
+"""Ditto, FedPer, FedRep, SCAFFOLD and pFedMe against plain NumPy; who never took part, who joins, what is sent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import ditto
+from fedjax_cluster.simulation.loop import run_keys
+from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
+from tests.federations import as_lists, blobs, play
+from tests.reference import personal
+
+MODEL = nn.linear()
+CLIENTS, ROUNDS = 6, 4
+RATE, STEPS = 0.3, 3
+OWN = local.sgd(RATE, batch_size=None, steps=STEPS)
+
+
+def federation_of():
+    return blobs(clients=CLIENTS)
+
+
+def cohorts_of(algorithm, federation, rounds=ROUNDS):
+    """Who takes part in each round."""
+    state = start_of(algorithm, federation)
+    keys = run_keys(0).cohorts
+    chosen = [algorithm.select(jax.random.fold_in(keys, number), state) for number in range(rounds)]
+    return [np.asarray(each.index)[np.asarray(each.mask)].tolist() for each in chosen]
+
+
+def rows_of(params):
+    """[(kernel, bias)] of softmax models stacked over clients."""
+    kernel, bias = (np.asarray(params["output"][part], np.float64) for part in ("kernel", "bias"))
+    return list(zip(kernel, bias, strict=True))[:CLIENTS]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_ditto_is_its_algorithm(participation):
+    """Off the defaults: a strong pull, fewer personal steps than global ones, uniform means of unequal clients."""
+    federation = federation_of()
+    algorithm = ditto(MODEL, local=OWN, proximal=0.7, personal_steps=2, participation=participation)
+    start, cohorts = models_of(start_of(algorithm, federation))[0], cohorts_of(algorithm, federation)
+    state, reports = play(algorithm, federation, ROUNDS)
+    expected, own = personal.ditto(
+        start, as_lists(federation), cohorts, rate=RATE, steps=STEPS, proximal=0.7, personal_steps=2
+    )
+    assert_models_equal(models_of(state), [expected])
+    assert_models_equal(rows_of(state.clients.own.params), own)
+    assert float(reports[0].costs.gradient_evaluations) == len(cohorts[0]) * (STEPS + 2)
+    assert float(reports[0].costs.models_up) == len(cohorts[0])
+
+
+def test_dittos_pull_is_towards_the_model_of_the_round_and_not_the_clients_own():
+    """Without the pull everyone trains alone; with a large one all are near the global model."""
+    federation = federation_of()
+    distance = {}
+    for pull in (0.0, 2.0):
+        state, _ = play(ditto(MODEL, local=OWN, proximal=pull), federation, ROUNDS)
+        middle = models_of(state)[0][0]
+        distance[pull] = max(np.abs(kernel - middle).max() for kernel, _ in rows_of(state.clients.own.params))
+    assert distance[2.0] < 0.5 * distance[0.0]
+
+
+def test_who_never_took_part_in_ditto_has_the_global_model():
+    federation = federation_of()
+    algorithm = ditto(MODEL, local=OWN, participation=0.5)
+    (chosen,) = cohorts_of(algorithm, federation, 1)
+    other = next(client for client in range(CLIENTS) if client not in chosen)
+    state, _ = play(algorithm, federation, 1)
+    client = jax.tree.map(lambda leaf: leaf[0], federation.train)
+    for index, models in ((other, models_of(state)), (chosen[0], rows_of(state.clients.own.params)[chosen[0] :])):
+        variables, _ = algorithm.personalize(jax.random.key(0), state, client, jnp.asarray(index))
+        np.testing.assert_allclose(variables.params["output"]["kernel"][0], models[0][0], rtol=1e-6)
+
+
+def test_dittos_newcomer_begins_with_the_global_model_and_one_who_comes_back_with_its_own():
+    federation = federation_of()
+    algorithm = ditto(MODEL, local=OWN, participation=0.5)
+    (chosen,) = cohorts_of(algorithm, federation, 1)
+    other = next(client for client in range(CLIENTS) if client not in chosen)
+    state = jax.tree.map(jnp.asarray, play(algorithm, federation, 1)[0])
+    client = jax.tree.map(lambda leaf: leaf[0], federation.train)
+    for index in (other, chosen[0]):
+        clients = state.clients._replace(present=state.clients.present.at[index].set(False))
+        new = algorithm.admit(jax.random.key(0), state._replace(clients=clients), client, jnp.asarray(index))
+        expected = models_of(state)[0] if index == other else rows_of(state.clients.own.params)[index]
+        np.testing.assert_allclose(rows_of(new.clients.own.params)[index][0], expected[0], rtol=1e-6)
+        assert bool(new.clients.present[index])
