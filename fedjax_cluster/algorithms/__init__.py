@@ -8,7 +8,9 @@ from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.fedavgm import fedavgm
 from fedjax_cluster.algorithms.fedem import fedem
 from fedjax_cluster.algorithms.fedgwc.fedgwc import fedgwc
+from fedjax_cluster.algorithms.fedper import fedper
 from fedjax_cluster.algorithms.fedprox import fedprox
+from fedjax_cluster.algorithms.fedrep import fedrep
 from fedjax_cluster.algorithms.fedsoft import fedsoft
 from fedjax_cluster.algorithms.fesem import fesem
 from fedjax_cluster.algorithms.flag.flag import flag

@@ -10,6 +10,7 @@ from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
     Moved,
     admit_with_own,
+    all_costs,
     global_model,
     keep_own,
     moved_by,
@@ -38,11 +39,15 @@ class ditto(fedavg):
 
     >>> from fedjax_cluster import local, nn
     >>> ditto(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).personal_update.proximal
-    1.0
+    0.1
     """
 
     local: LocalUpdate = option("the steps of the global model, and of the personal one with λ in addition")
-    proximal: float = option("λ, the pull of the global model on the personal one", default=1.0, bound=NOT_NEGATIVE)
+    proximal: float = option(
+        "λ, the pull of the global model on the personal one; the public code tries 0.1, 1 and 2",
+        default=0.1,
+        bound=NOT_NEGATIVE,
+    )
     personal_steps: int | None = option(
         "s, mini-batch steps of the personal model a round; None takes as many as the global one",
         default=None,
@@ -81,11 +86,8 @@ class ditto(fedavg):
         done = cluster_round(train, state.clusters, cohort, rows, optimizer=self.optimizer, weighting=self.weighting)
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
-        costs = done.costs(cohort.mask)
-        more = jnp.sum(moved.num_steps.astype(jnp.float32))
-        costs = costs._replace(gradient_evaluations=costs.gradient_evaluations + more)
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, done.info(cohort.mask, costs=costs)
+        return state, done.info(cohort.mask, costs=all_costs(done, moved, cohort.mask))
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         return tree.broadcast(own_row(state.clients, index, global_model(state.clusters)), 1), jnp.ones(1)

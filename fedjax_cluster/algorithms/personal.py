@@ -10,8 +10,8 @@ import optax
 from jax import Array
 
 from fedjax_cluster import parallel, tree
-from fedjax_cluster.algorithms.round import cluster_variables, size_of
-from fedjax_cluster.types import Clusters, Cohort, LocalResult, PyTree, State, Variables
+from fedjax_cluster.algorithms.round import Round, cluster_variables, size_of
+from fedjax_cluster.types import Clusters, Cohort, Costs, LocalResult, PyTree, State, Variables
 
 
 class PersonalClients(NamedTuple):
@@ -47,6 +47,13 @@ def moved_by(start: Variables, result: LocalResult) -> Moved:
     """A client's own model after its training from `start`."""
     own = Variables(optax.apply_updates(start.params, result.delta), result.stats)
     return Moved(own, jnp.asarray(result.num_steps, jnp.int32), size_of(result.delta))
+
+
+def all_costs(done: Round, moved: Moved, mask: Array) -> Costs:
+    """The costs of a round with the gradient steps that what is the clients' own took; mask bool[C]."""
+    costs = done.costs(mask)
+    more = jnp.sum(jnp.where(mask, moved.num_steps, 0).astype(jnp.float32))
+    return costs._replace(gradient_evaluations=costs.gradient_evaluations + more)
 
 
 def keep_own(cohort: Cohort, clients: PersonalClients, own: PyTree, accepted: Array) -> PersonalClients:

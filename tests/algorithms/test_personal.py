@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import ditto
+from fedjax_cluster.algorithms import ditto, fedper, fedrep
 from fedjax_cluster.simulation.loop import run_keys
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -88,3 +88,78 @@ def test_dittos_newcomer_begins_with_the_global_model_and_one_who_comes_back_wit
         expected = models_of(state)[0] if index == other else rows_of(state.clients.own.params)[index]
         np.testing.assert_allclose(rows_of(new.clients.own.params)[index][0], expected[0], rtol=1e-6)
         assert bool(new.clients.present[index])
+
+
+NETWORK = nn.mlp(hidden=(5,))
+PLACES = [("hidden_0", "kernel"), ("hidden_0", "bias"), ("output", "kernel"), ("output", "bias")]
+
+
+def network_of(params):
+    return tuple(np.asarray(params[layer][part], np.float64) for layer, part in PLACES)
+
+
+def personal_networks(algorithm, state, federation):
+    """Each client's model, as `personalize` gives it."""
+    give = jax.jit(algorithm.personalize)
+    found = []
+    for index in range(CLIENTS):
+        client = jax.tree.map(lambda leaf, index=index: leaf[index], federation.train)
+        variables, mixture = give(jax.random.key(0), state, client, jnp.asarray(index))
+        assert mixture.tolist() == [1.0]
+        found.append(network_of(jax.tree.map(lambda leaf: leaf[0], variables.params)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layers", "base", "participation"), [(("!output",), (0, 1), 1.0), (("*/kernel",), (0, 2), 0.5)]
+)
+def test_fedper_is_its_algorithm(layers, base, participation):
+    """Off the defaults: any parameters may be the base; clients whose numbers of examples differ."""
+    federation = federation_of()
+    algorithm = fedper(NETWORK, local=OWN, shared_layers=layers, participation=participation)
+    start = network_of(jax.tree.map(lambda leaf: leaf[0], start_of(algorithm, federation).clusters.params))
+    cohorts = cohorts_of(algorithm, federation)
+    state, reports = play(algorithm, federation, ROUNDS)
+    model, own = personal.fedper(start, as_lists(federation), cohorts, rate=RATE, steps=STEPS, base=base)
+    assert_models_equal([network_of(jax.tree.map(lambda leaf: leaf[0], state.clusters.params))], [model])
+    assert_models_equal(personal_networks(algorithm, state, federation), own)
+    share = sum(start[place].size for place in base) / sum(part.size for part in start)
+    assert float(reports[0].costs.models_up) == pytest.approx(share * len(cohorts[0]))
+    assert float(reports[0].costs.gradient_evaluations) == STEPS * len(cohorts[0])
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_fedrep_is_its_algorithm(participation):
+    """The head first, and the representation under the new head; together, or the other way round, is another."""
+    federation = federation_of()
+    algorithm = fedrep(NETWORK, local=OWN, head_steps=2, participation=participation)
+    start = network_of(jax.tree.map(lambda leaf: leaf[0], start_of(algorithm, federation).clusters.params))
+    cohorts, base = cohorts_of(algorithm, federation), (0, 1)
+    state, reports = play(algorithm, federation, ROUNDS)
+    run = {"rate": RATE, "steps": STEPS, "head_steps": 2, "base": base}
+    model, own = personal.fedrep(start, as_lists(federation), cohorts, **run)
+    assert_models_equal([network_of(jax.tree.map(lambda leaf: leaf[0], state.clusters.params))], [model])
+    never = sorted(set(range(CLIENTS)) - {client for chosen in cohorts for client in chosen})
+    for number in never:
+        own[number] = personal.descend(own[number], *as_lists(federation)[number], RATE, 2, (2, 3))
+    assert_models_equal(personal_networks(algorithm, state, federation), own)
+    assert float(reports[0].costs.gradient_evaluations) == (STEPS + 2) * len(cohorts[0])
+
+
+def test_who_never_took_part_in_fedrep_fits_a_head_to_the_representation():
+    """Two steps of the head that all began with, on its own training rows."""
+    federation = federation_of()
+    algorithm = fedrep(NETWORK, local=OWN, head_steps=2, participation=0.5)
+    (chosen,) = cohorts_of(algorithm, federation, 1)
+    other = next(client for client in range(CLIENTS) if client not in chosen)
+    state, _ = play(algorithm, federation, 1)
+    common = network_of(jax.tree.map(lambda leaf: leaf[0], state.clusters.params))
+    expected = personal.descend(common, *as_lists(federation)[other], RATE, 2, (2, 3))
+    assert_models_equal([personal_networks(algorithm, state, federation)[other]], [expected])
+
+
+def test_nothing_shared_is_refused():
+    with pytest.raises(ValueError, match="shared_layers is empty"):
+        fedper(NETWORK, local=OWN, shared_layers=())
+    with pytest.raises(ValueError, match="no parameter matches"):
+        start_of(fedrep(NETWORK, local=OWN, shared_layers=("trunk",)), federation_of())

@@ -3,6 +3,8 @@
 Every step takes a client's whole data set; `cohorts` lists who takes part in each round.
 """
 
+import numpy as np
+
 from tests.reference.baselines import add, mean
 from tests.reference.federated import gradient, local_change
 
@@ -23,3 +25,57 @@ def ditto(model, clients, cohorts, *, rate, steps, proximal, personal_steps):
             own[number] = personal
         model = add(model, mean(changes))
     return model, own
+
+
+def mlp_gradient(model, x, y):
+    """Gradients of the mean cross entropy of softmax(relu(x W + b) V + c) in W, b, V, c."""
+    weights, bias, *head = model
+    before = x @ weights + bias
+    hidden = np.maximum(before, 0)
+    to_weights, to_bias, _ = gradient(*head, hidden, y)
+    scores = hidden @ head[0] + head[1]
+    scores = np.exp(scores - scores.max(1, keepdims=True))
+    scores /= scores.sum(1, keepdims=True)
+    scores[np.arange(len(y)), y] -= 1
+    back = scores / len(y) @ head[0].T * (before > 0)
+    return x.T @ back, back.sum(0), to_weights, to_bias
+
+
+def descend(model, x, y, rate, steps, moving):
+    """Steps of some of a network's four parts; the others stand still."""
+    for _ in range(steps):
+        slopes = mlp_gradient(model, x, y)
+        model = tuple(
+            part - rate * slope if place in moving else part
+            for place, (part, slope) in enumerate(zip(model, slopes, strict=True))
+        )
+    return model
+
+
+def joined(common, own, base):
+    return tuple(common[place] if place in base else own[place] for place in range(len(common)))
+
+
+def fedper(model, clients, cohorts, *, rate, steps, base):
+    """Arivazhagan et al. 2019, Algorithms 1 and 2: all parts move, the mean by examples is of those in `base`."""
+    everything = range(len(model))
+    own = [model] * len(clients)
+    for chosen in cohorts:
+        for number in chosen:
+            own[number] = descend(joined(model, own[number], base), *clients[number], rate, steps, everything)
+        shared = mean([own[number] for number in chosen], [len(clients[number][1]) for number in chosen])
+        model = joined(shared, model, base)
+    return model, [joined(model, each, base) for each in own]
+
+
+def fedrep(model, clients, cohorts, *, rate, steps, head_steps, base):
+    """Collins et al. 2021, Algorithm 1: the head first, then the representation under it; a mean of all alike."""
+    head = [place for place in range(len(model)) if place not in base]
+    own = [model] * len(clients)
+    for chosen in cohorts:
+        for number in chosen:
+            start = joined(model, own[number], base)
+            fitted = descend(start, *clients[number], rate, head_steps, head)
+            own[number] = descend(fitted, *clients[number], rate, steps, base)
+        model = joined(mean([own[number] for number in chosen]), model, base)
+    return model, [joined(model, each, base) for each in own]
