@@ -20,3 +20,5 @@ from fedjax_cluster.algorithms.local_only import local_only
 from fedjax_cluster.algorithms.method import REGISTRY, Method
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.per_fedavg import per_fedavg
+from fedjax_cluster.algorithms.pfedme import pfedme
+from fedjax_cluster.algorithms.scaffold import scaffold

@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import ditto, fedper, fedrep
+from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedrep, pfedme, scaffold
 from fedjax_cluster.simulation.loop import run_keys
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -163,3 +164,65 @@ def test_nothing_shared_is_refused():
         fedper(NETWORK, local=OWN, shared_layers=())
     with pytest.raises(ValueError, match="no parameter matches"):
         start_of(fedrep(NETWORK, local=OWN, shared_layers=("trunk",)), federation_of())
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_scaffold_is_its_algorithm(control, participation):
+    """Off the defaults: the server's rate is not 1; c moves by the share of the clients that took part."""
+    federation = federation_of()
+    algorithm = scaffold(MODEL, local=OWN, control=control, server=optax.sgd(0.6), participation=participation)
+    start, cohorts = models_of(start_of(algorithm, federation))[0], cohorts_of(algorithm, federation)
+    state, reports = play(algorithm, federation, ROUNDS)
+    run = {"rate": RATE, "steps": STEPS, "server_rate": 0.6, "control": control}
+    model, common, own = personal.scaffold(start, as_lists(federation), cohorts, **run)
+    assert_models_equal(models_of(state), [model])
+    assert_models_equal(rows_of(jax.tree.map(lambda leaf: leaf[None], state.server)), [common])
+    assert_models_equal(rows_of(state.clients.own), own)
+    passes = 1 if control == "gradient" else 0
+    assert float(reports[0].costs.gradient_evaluations) == (STEPS + passes) * len(cohorts[0])
+    assert float(reports[0].costs.models_up) == float(reports[0].costs.models_down) == 2 * len(cohorts[0])
+
+
+def test_scaffold_of_one_step_and_everyone_is_fedavg():
+    """The corrections cancel in the mean."""
+    federation, single = federation_of(), local.sgd(RATE, batch_size=None, steps=1)
+    ours, _ = play(scaffold(MODEL, local=single), federation, ROUNDS)
+    theirs, _ = play(fedavg(MODEL, local=single, weighting="uniform"), federation, ROUNDS)
+    assert_models_equal(models_of(ours), models_of(theirs))
+
+
+def test_scaffold_refuses_steps_that_are_no_multiple_of_a_gradient():
+    own = local.sgd(optax.sgd(0.1, momentum=0.9), batch_size=None, steps=2)
+    with pytest.raises(ValueError, match="control is 'steps', which divides the change by the rate of plain steps"):
+        scaffold(MODEL, local=own)
+    assert scaffold(MODEL, local=own, control="gradient").control == "gradient"
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_pfedme_is_its_algorithm(participation):
+    """Off the defaults: three inner steps, a weak pull, and a server that goes more than the whole way."""
+    federation = federation_of()
+    algorithm = pfedme(
+        MODEL,
+        local=OWN,
+        proximal=2.0,
+        inner_steps=3,
+        inner_learning_rate=0.2,
+        server=optax.sgd(1.4),
+        participation=participation,
+    )
+    start, cohorts = models_of(start_of(algorithm, federation))[0], cohorts_of(algorithm, federation)
+    state, reports = play(algorithm, federation, ROUNDS)
+    run = {"rate": RATE, "steps": STEPS, "server_rate": 1.4, "strength": 2.0, "inner_steps": 3, "inner_rate": 0.2}
+    model, own = personal.pfedme(start, as_lists(federation), cohorts, **run)
+    assert_models_equal(models_of(state), [model])
+    took_part = {client for chosen in cohorts for client in chosen}
+    ours, expected = rows_of(state.clients.own.params), own
+    assert_models_equal([ours[number] for number in took_part], [expected[number] for number in took_part])
+    assert float(reports[0].costs.gradient_evaluations) == 3 * STEPS * len(cohorts[0])
+
+
+def test_pfedme_refuses_inner_steps_that_diverge():
+    with pytest.raises(ValueError, match="whose product is above 2"):
+        pfedme(MODEL, local=OWN, proximal=30.0, inner_learning_rate=0.1)

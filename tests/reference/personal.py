@@ -79,3 +79,47 @@ def fedrep(model, clients, cohorts, *, rate, steps, head_steps, base):
             own[number] = descend(fitted, *clients[number], rate, steps, base)
         model = joined(mean([own[number] for number in chosen]), model, base)
     return model, [joined(model, each, base) for each in own]
+
+
+def scaffold(model, clients, cohorts, *, rate, steps, server_rate, control):
+    """Karimireddy et al. 2020, Algorithm 1, with option I ("gradient") or II ("steps") for the control variates."""
+    zero = tuple(np.zeros_like(part) for part in model)
+    common, own = zero, [zero] * len(clients)
+    for chosen in cohorts:
+        changes, differences = [], []
+        for number in chosen:
+            x, y = clients[number]
+            local = model
+            for _ in range(steps):
+                *slope, _ = gradient(*local, x, y)
+                local = add(local, add(add(slope, common), own[number], -1.0), -rate)
+            if control == "gradient":
+                new = tuple(gradient(*model, x, y)[:2])
+            else:
+                new = add(add(own[number], common, -1.0), add(model, local, -1.0), 1 / (steps * rate))
+            changes.append(add(local, model, -1.0))
+            differences.append(add(new, own[number], -1.0))
+            own[number] = new
+        model = add(model, mean(changes), server_rate)
+        common = add(common, mean(differences), len(chosen) / len(clients))
+    return model, common, own
+
+
+def pfedme(model, clients, cohorts, *, rate, steps, server_rate, strength, inner_steps, inner_rate):
+    """Dinh et al. 2020, Algorithm 1; inner steps begin where those of the local step before ended."""
+    own = [model] * len(clients)
+    for chosen in cohorts:
+        sent = []
+        for number in chosen:
+            x, y = clients[number]
+            local = personal = model
+            for _ in range(steps):
+                for _ in range(inner_steps):
+                    *slope, _ = gradient(*personal, x, y)
+                    away = add(personal, local, -1.0)
+                    personal = add(personal, add(slope, away, strength), -inner_rate)
+                local = add(local, add(local, personal, -1.0), -rate * strength)
+            own[number] = personal
+            sent.append(local)
+        model = tuple((1 - server_rate) * part + server_rate * new for part, new in zip(model, mean(sent), strict=True))
+    return model, own
