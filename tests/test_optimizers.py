@@ -107,7 +107,8 @@ def test_every_method_trains_by_the_rounds_rate(name):
         return max(float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, own), strict=True))
 
     assert moved(before, first) > 1e-3
-    if name not in ("fedavgm", "fedsoft"):  # where velocity goes on; where centres are means of who is drawn
+    # Velocity goes on; centres are means of who is drawn; personal models have a rate of their own.
+    if name not in ("fedavgm", "fedsoft", "pfedme"):
         assert moved(first, second) < 1e-6
 
 

@@ -11,7 +11,7 @@ from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 RATE = 1e-4
-QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}}
+QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}, "fedrep": {"head_steps": 1}}
 
 
 def models(name, state):
