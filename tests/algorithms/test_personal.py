@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedrep, pfedme, scaffold
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import personal
@@ -226,3 +226,31 @@ def test_pfedme_is_its_algorithm(participation):
 def test_pfedme_refuses_inner_steps_that_diverge():
     with pytest.raises(ValueError, match="whose product is above 2"):
         pfedme(MODEL, local=OWN, proximal=30.0, inner_learning_rate=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda own: ditto(NETWORK, local=own),
+        lambda own: fedper(NETWORK, local=own),
+        lambda own: fedrep(NETWORK, local=own),
+        lambda own: pfedme(NETWORK, local=own, proximal=1.0),
+    ],
+    ids=["ditto", "fedper", "fedrep", "pfedme"],
+)
+def test_personal_models_beat_the_global_one_where_groups_contradict(build):
+    federation, own = blobs(clients=6, groups=3, rows=40), local.sgd(0.2, batch_size=10, epochs=2)
+    plain = simulate(fedavg(NETWORK, local=own), federation, rounds=20)
+    ours = simulate(build(own), federation, rounds=20)
+    assert ours.summary["accuracy"] > plain.summary["accuracy"] + 0.03
+
+
+def test_a_run_with_personal_models_is_resumed_as_it_was(tmp_path):
+    """What is the clients' own is part of the state, as is c."""
+    federation, algorithm = federation_of(), scaffold(MODEL, local=OWN, participation=0.5)
+    whole = simulate(algorithm, federation, rounds=4, run_dir=tmp_path / "whole")
+    simulate(algorithm, federation, rounds=2, run_dir=tmp_path / "parts")
+    parts = simulate(algorithm, federation, rounds=4, run_dir=tmp_path / "parts")
+    for ours, other in zip(*(jax.tree.leaves(run.state) for run in (whole, parts)), strict=True):
+        np.testing.assert_array_equal(ours, other)
