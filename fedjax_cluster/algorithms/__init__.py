@@ -9,6 +9,7 @@ from fedjax_cluster.algorithms.fedavgm import fedavgm
 from fedjax_cluster.algorithms.fedem import fedem
 from fedjax_cluster.algorithms.fedgwc.fedgwc import fedgwc
 from fedjax_cluster.algorithms.fedper import fedper
+from fedjax_cluster.algorithms.fedproto import fedproto
 from fedjax_cluster.algorithms.fedprox import fedprox
 from fedjax_cluster.algorithms.fedrep import fedrep
 from fedjax_cluster.algorithms.fedsoft import fedsoft

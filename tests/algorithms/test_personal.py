@@ -1,5 +1,6 @@
-"""Ditto, FedPer, FedRep, SCAFFOLD and pFedMe against plain NumPy; who never took part, who joins, what is sent."""
+"""Ditto, FedPer, FedRep, SCAFFOLD, pFedMe and FedProto against plain NumPy; who never took part, and who joins."""
 
+import flax.linen as linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,7 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedrep, pfedme, scaffold
+from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedproto, fedrep, pfedme, scaffold
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -228,6 +229,44 @@ def test_pfedme_refuses_inner_steps_that_diverge():
         pfedme(MODEL, local=OWN, proximal=30.0, inner_learning_rate=0.1)
 
 
+def without_a_class(federation):
+    """The same, but nobody before the last two clients has the last class."""
+    y = np.where(np.arange(CLIENTS)[:, None] < CLIENTS - 2, federation.train.y % 2, federation.train.y)
+    return federation._replace(train=federation.train._replace(y=y.astype(np.int32)))
+
+
+@pytest.mark.parametrize(("participation", "weighting"), [(1.0, "examples"), (0.5, "uniform")])
+def test_fedproto_is_its_algorithm(participation, weighting):
+    """Off the defaults: a strong pull; a class that few clients have, and none in some rounds."""
+    federation = without_a_class(federation_of())
+    algorithm = fedproto(NETWORK, local=OWN, strength=3.0, weighting=weighting, participation=participation)
+    begun = start_of(algorithm, federation)
+    start, cohorts = (
+        network_of(jax.tree.map(lambda leaf: leaf[0], begun.clusters.params)),
+        cohorts_of(algorithm, federation),
+    )
+    state, reports = play(algorithm, federation, ROUNDS)
+    run = {"rate": RATE, "steps": STEPS, "strength": 3.0, "classes": 3, "weighted": weighting == "examples"}
+    own, prototypes, known = personal.fedproto(start, as_lists(federation), cohorts, **run)
+    assert_models_equal(personal_networks(algorithm, state, federation), own)
+    assert_models_equal([[state.server.mean]], [[prototypes]])
+    assert state.server.known.tolist() == known.tolist()
+    held = [len(np.unique(as_lists(federation)[number][1])) for number in cohorts[0]]
+    share = 5 / sum(part.size for part in start)
+    assert float(reports[0].costs.models_down) == 0
+    assert float(reports[0].costs.models_up) == pytest.approx(share * sum(held))
+    assert float(reports[0].costs.gradient_evaluations) == STEPS * len(cohorts[0])
+
+
+def test_fedproto_needs_classes_and_a_layer_to_take_embeddings_from():
+    federation = federation_of()
+    unlabelled = federation._replace(info=federation.info._replace(num_classes=0, task="regression"))
+    with pytest.raises(ValueError, match="have no class labels; use another method"):
+        start_of(fedproto(nn.mlp(hidden=(5,), num_outputs=1), local=OWN), unlabelled)
+    with pytest.raises(ValueError, match="the model calls 0 layers named 'output'"):
+        start_of(fedproto(nn.from_flax(linen.Dense(3)), local=OWN), federation)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
@@ -236,8 +275,9 @@ def test_pfedme_refuses_inner_steps_that_diverge():
         lambda own: fedper(NETWORK, local=own),
         lambda own: fedrep(NETWORK, local=own),
         lambda own: pfedme(NETWORK, local=own, proximal=1.0),
+        lambda own: fedproto(NETWORK, local=own),
     ],
-    ids=["ditto", "fedper", "fedrep", "pfedme"],
+    ids=["ditto", "fedper", "fedrep", "pfedme", "fedproto"],
 )
 def test_personal_models_beat_the_global_one_where_groups_contradict(build):
     federation, own = blobs(clients=6, groups=3, rows=40), local.sgd(0.2, batch_size=10, epochs=2)

@@ -123,3 +123,28 @@ def pfedme(model, clients, cohorts, *, rate, steps, server_rate, strength, inner
             sent.append(local)
         model = tuple((1 - server_rate) * part + server_rate * new for part, new in zip(model, mean(sent), strict=True))
     return model, own
+
+
+def fedproto(model, clients, cohorts, *, rate, steps, strength, classes, weighted):
+    """Tan et al. 2022, Algorithm 1, with the public code's distance: of each example, squared, per number."""
+    own, known, prototypes = [model] * len(clients), np.zeros(classes, bool), np.zeros((classes, len(model[1])))
+    for chosen in cohorts:
+        total, weight = np.zeros_like(prototypes), np.zeros(classes)
+        for number in chosen:
+            x, y = clients[number]
+            for _ in range(steps):
+                before = x @ own[number][0] + own[number][1]
+                hidden = np.maximum(before, 0)
+                pull = np.where(known[y][:, None], hidden - prototypes[y], 0.0) * 2 * strength / hidden.size
+                back = pull * (before > 0)
+                to_weights, to_bias, *to_head = mlp_gradient(own[number], x, y)
+                slopes = (to_weights + x.T @ back, to_bias + back.sum(0), *to_head)
+                own[number] = add(own[number], slopes, -rate)
+            hidden = np.maximum(x @ own[number][0] + own[number][1], 0)
+            for label in np.unique(y):
+                share = (y == label).sum() if weighted else 1
+                total[label] += share * hidden[y == label].mean(0)
+                weight[label] += share
+        for label in np.flatnonzero(weight):
+            prototypes[label], known[label] = total[label] / weight[label], True
+    return own, prototypes, known
