@@ -51,11 +51,13 @@ class fedproto(Method):
         `output`.
 
     >>> from fedjax_cluster import local, nn
-    >>> fedproto(nn.mlp((8,)), local=local.sgd(0.1, batch_size=8, epochs=1)).strength
+    >>> fedproto(nn.mlp((8,)), local=local.sgd(0.1, batch_size=8, epochs=1)).prototype_weight
     1.0
     """
 
-    strength: float = option("λ, how much embeddings are drawn to the prototypes", default=1.0, bound=NOT_NEGATIVE)
+    prototype_weight: float = option(
+        "λ, how much embeddings are drawn to the prototypes", default=1.0, bound=NOT_NEGATIVE
+    )
     weighting: Weighting = option(
         '"examples" weights a client\'s prototype by n_ij, "uniform" all alike, as the public code does',
         default="examples",
@@ -83,7 +85,7 @@ class fedproto(Method):
         classes, size = prototypes.mean.shape
 
         def train(client: Client, own: Variables) -> tuple[Array, Array, Moved, Report]:
-            drawn = drawn_to(self.model, prototypes, self.strength)
+            drawn = drawn_to(self.model, prototypes, self.prototype_weight)
             result = self.local.run(client_key(rng_key, client.index), drawn, own, client.data, round=state.round)
             moved = moved_by(own, result)
             mean, count = self.prototypes_of(moved.own, client.data, classes, size)
@@ -161,9 +163,11 @@ def drawn_to(model: Model, prototypes: Prototypes, strength: float) -> Model:
         return apply_with_embedding(model, variables, x, train=train, rng_key=rng_key)
 
     def loss(outputs: tuple[Any, Array], y: Array) -> Array:
-        embeddings = outputs[1].astype(jnp.float32)
-        distance = jnp.mean(jnp.square(embeddings - prototypes.mean[y]), axis=1)
-        penalty = jnp.where(prototypes.known[y], strength * distance, 0.0)
+        # By products: gathering from what all devices share fails within the loop over their clients.
+        members = jax.nn.one_hot(y, len(prototypes.known))
+        centre = jnp.matmul(members, prototypes.mean, precision="highest")
+        distance = jnp.mean(jnp.square(outputs[1].astype(jnp.float32) - centre), axis=1)
+        penalty = strength * distance * jnp.matmul(members, prototypes.known.astype(jnp.float32))
         return model.loss(outputs[0], y) + penalty - jax.lax.stop_gradient(penalty)
 
     return model._replace(apply=apply, loss=loss)

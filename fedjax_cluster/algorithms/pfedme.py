@@ -59,7 +59,7 @@ class pfedme(fedavg):
     """
 
     local: LocalUpdate = option("the R steps of w_i: their rate η and mini-batches")
-    proximal: float = option("λ, how near the personal model stays to w_i", default=15.0, bound=POSITIVE)
+    regularization: float = option("λ, how near the personal model stays to w_i", default=15.0, bound=POSITIVE)
     inner_steps: int = option("K, steps of the personal model on each mini-batch", default=5, bound=at_least(1))
     inner_learning_rate: float = option("α, of these", default=0.09, bound=POSITIVE)
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
@@ -68,9 +68,9 @@ class pfedme(fedavg):
     )
 
     def check(self) -> None:
-        if self.inner_learning_rate * self.proximal > 2:
+        if self.inner_learning_rate * self.regularization > 2:
             raise ValueError(
-                f"inner_learning_rate is {self.inner_learning_rate:g} and proximal {self.proximal:g}, whose product is "
+                f"inner_learning_rate is {self.inner_learning_rate:g} and regularization {self.regularization:g}, whose product is "
                 "above 2, so that the inner steps diverge; lower one of them"
             )
         # Refused here rather than in the first round.
@@ -79,7 +79,7 @@ class pfedme(fedavg):
     @property
     def update(self) -> LocalUpdate:
         decay = getattr(self.local, "weight_decay", 0.0)
-        gradient = MoreauGradient(self.proximal, self.inner_steps, self.inner_learning_rate, decay)
+        gradient = MoreauGradient(self.regularization, self.inner_steps, self.inner_learning_rate, decay)
         return changed(self.local, "given the gradient of a Moreau envelope", gradient=gradient, weight_decay=0.0)
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:

@@ -207,7 +207,7 @@ def test_pfedme_is_its_algorithm(participation):
     algorithm = pfedme(
         MODEL,
         local=OWN,
-        proximal=2.0,
+        regularization=2.0,
         inner_steps=3,
         inner_learning_rate=0.2,
         server=optax.sgd(1.4),
@@ -226,7 +226,7 @@ def test_pfedme_is_its_algorithm(participation):
 
 def test_pfedme_refuses_inner_steps_that_diverge():
     with pytest.raises(ValueError, match="whose product is above 2"):
-        pfedme(MODEL, local=OWN, proximal=30.0, inner_learning_rate=0.1)
+        pfedme(MODEL, local=OWN, regularization=30.0, inner_learning_rate=0.1)
 
 
 def without_a_class(federation):
@@ -239,7 +239,7 @@ def without_a_class(federation):
 def test_fedproto_is_its_algorithm(participation, weighting):
     """Off the defaults: a strong pull; a class that few clients have, and none in some rounds."""
     federation = without_a_class(federation_of())
-    algorithm = fedproto(NETWORK, local=OWN, strength=3.0, weighting=weighting, participation=participation)
+    algorithm = fedproto(NETWORK, local=OWN, prototype_weight=3.0, weighting=weighting, participation=participation)
     begun = start_of(algorithm, federation)
     start, cohorts = (
         network_of(jax.tree.map(lambda leaf: leaf[0], begun.clusters.params)),
@@ -274,7 +274,7 @@ def test_fedproto_needs_classes_and_a_layer_to_take_embeddings_from():
         lambda own: ditto(NETWORK, local=own),
         lambda own: fedper(NETWORK, local=own),
         lambda own: fedrep(NETWORK, local=own),
-        lambda own: pfedme(NETWORK, local=own, proximal=1.0),
+        lambda own: pfedme(NETWORK, local=own, regularization=1.0),
         lambda own: fedproto(NETWORK, local=own),
     ],
     ids=["ditto", "fedper", "fedrep", "pfedme", "fedproto"],
