@@ -70,8 +70,8 @@ class pfedme(fedavg):
     def check(self) -> None:
         if self.inner_learning_rate * self.regularization > 2:
             raise ValueError(
-                f"inner_learning_rate is {self.inner_learning_rate:g} and regularization {self.regularization:g}, whose product is "
-                "above 2, so that the inner steps diverge; lower one of them"
+                f"inner_learning_rate is {self.inner_learning_rate:g} and regularization {self.regularization:g}, "
+                "whose product is above 2, so that the inner steps diverge; lower one of them"
             )
         # Refused here rather than in the first round.
         _ = self.update

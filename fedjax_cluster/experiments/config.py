@@ -100,8 +100,8 @@ class RunConfig(Options):
     )
     local_steps: int | None = option(
         "mini-batch steps of a client per round: model averaging. Without it and local-epochs each client sends one "
-        "mini-batch gradient per round: gradient averaging. FeSEM, FedSoft and FLAG, to which the clients' models "
-        "matter, then average models after one step",
+        "mini-batch gradient per round: gradient averaging. Methods to which the clients' models matter, such as "
+        "FeSEM, FedSoft, FLAG, Ditto and FedPer, then average models after one step",
         default=None,
         bound=COUNT,
     )
