@@ -229,17 +229,20 @@ def test_pfedme_refuses_inner_steps_that_diverge():
         pfedme(MODEL, local=OWN, regularization=30.0, inner_learning_rate=0.1)
 
 
-def without_a_class(federation):
-    """The same, but nobody before the last two clients has the last class."""
-    y = np.where(np.arange(CLIENTS)[:, None] < CLIENTS - 2, federation.train.y % 2, federation.train.y)
-    return federation._replace(train=federation.train._replace(y=y.astype(np.int32)))
+def with_a_rare_class(federation, holder):
+    """The same, but one client alone has the last class."""
+    alone = np.arange(CLIENTS)[:, None] == holder
+    y = np.where(alone, federation.train.y, federation.train.y % 2).astype(np.int32)
+    return federation._replace(train=federation.train._replace(y=y))
 
 
 @pytest.mark.parametrize(("participation", "weighting"), [(1.0, "examples"), (0.5, "uniform")])
 def test_fedproto_is_its_algorithm(participation, weighting):
-    """Off the defaults: a strong pull; a class that few clients have, and none in some rounds."""
-    federation = without_a_class(federation_of())
+    """Off the defaults: a strong pull; a class that one client has, whose prototype stays when it is not drawn."""
     algorithm = fedproto(NETWORK, local=OWN, prototype_weight=3.0, weighting=weighting, participation=participation)
+    first, *later = cohorts_of(algorithm, federation_of())
+    holder = next((client for client in first if client not in later[-1]), 0)
+    federation = with_a_rare_class(federation_of(), holder)
     begun = start_of(algorithm, federation)
     start, cohorts = (
         network_of(jax.tree.map(lambda leaf: leaf[0], begun.clusters.params)),
