@@ -1,8 +1,5 @@
 """Learning rates as functions of the round: what counts, equality, resuming; optimisers and schedules by name."""
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +7,11 @@ import optax
 import pytest
 
 from fedjax_cluster import local, nn, optimizers, parallel
-from fedjax_cluster.algorithms import REGISTRY, cfl, fedavg, per_fedavg
+from fedjax_cluster.algorithms import cfl, fedavg, per_fedavg
 from fedjax_cluster.simulation.identity import identity_of
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
-from tests.algorithms.test_protocol import build, started
-from tests.federations import as_lists, blobs, one_step, play
+from tests.federations import as_lists, blobs, play
 from tests.reference import federated
 
 MODEL = nn.linear()
@@ -25,10 +21,6 @@ RESTARTS = [{"init_value": 0.0, "peak_value": 0.4, "warmup_steps": 1, "decay_ste
 
 def halving():
     return optimizers.schedule("exponential_decay", **HALVED)
-
-
-def constant(value):
-    return optimizers.schedule("constant_schedule", value=value)
 
 
 def training(rate, steps=2):
@@ -79,37 +71,11 @@ def test_momentum_starts_anew_where_the_rate_does_not():
     assert_models_equal(models_of(state), [expected])
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_every_method_hands_the_round_on(name):
-    """Traced alone: one that did not would be told that a round is needed."""
-    _, population, state, _ = started(name)
+def test_a_schedule_without_a_round_is_refused():
     own = local.sgd(halving(), batch_size=4, epochs=1)
-    algorithm = dataclasses.replace(build(name), local=own)
-    jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+    start, client = MODEL.init(jax.random.key(0), blobs().info), jax.tree.map(lambda leaf: leaf[0], blobs().train)
     with pytest.raises(ValueError, match="no round is given"):
-        own.run(jax.random.key(0), MODEL, MODEL.init(jax.random.key(0), blobs().info), None)  # pyright: ignore
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_every_method_trains_by_the_rounds_rate(name):
-    """At a rate of 0 from the second round on nothing moves any more."""
-    _, population, *_ = started(name)
-    rate = optimizers.schedule("join_schedules", schedules=[constant(0.2), constant(0.0)], boundaries=[1])
-    own = local.sgd(rate, batch_size=4, epochs=1)
-    algorithm = dataclasses.replace(build(name), local=own)
-    before, _ = algorithm.init(run_keys(0).initialization, population)
-    first, _ = one_step(algorithm, population, before, 0)
-    second, _ = one_step(algorithm, population, first, 1)
-
-    def moved(a, b):
-        own = [(x.clients._asdict().get("models"), x.clients._asdict().get("own"), x.clusters.params) for x in (a, b)]
-        return max(float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, own), strict=True))
-
-    assert moved(before, first) > 1e-3
-    # Velocity goes on; centres are means of who is drawn; personal models have a rate of their own.
-    if name not in ("fedavgm", "fedsoft", "pfedme"):
-        assert moved(first, second) < 1e-6
+        own.run(jax.random.key(0), MODEL, start, client)
 
 
 def test_a_run_that_is_resumed_goes_on_with_its_rate(tmp_path):
