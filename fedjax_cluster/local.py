@@ -12,7 +12,8 @@ import optax
 from jax import Array, lax
 
 from fedjax_cluster.nn.precision import Precision, mixed_precision
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option
+from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -127,17 +128,25 @@ class sgd(Options):
     """Local training by stochastic gradient steps.
 
     θ ← θ − η·(∇f(X, θ) + weight_decay·θ + proximal·(θ − θ_start)), over S steps or E epochs of mini-batches X.
-    The optimiser's state starts afresh every round, unless the caller hands back what `run` left.
+    The optimiser's state starts afresh every round, unless the caller hands back what `run` left. A schedule counts
+    rounds, not local steps: all steps of round t, from 0 on, have the rate η(t).
 
     Raises:
       ValueError: a size, rate or number of steps that cannot be.
 
     >>> sgd(0.1, batch_size=64, steps=1).steps
     1
+    >>> from fedjax_cluster import optimizers
+    >>> fading = optimizers.schedule("exponential_decay", init_value=0.1, transition_steps=1, decay_rate=0.5)
+    >>> f"{float(sgd(fading, batch_size=64, epochs=1).rate_at(2)):g}"
+    '0.025'
     """
 
-    learning_rate: float | optax.GradientTransformation = option(
-        "η, or any optax optimiser", bound=POSITIVE, kw_only=False
+    learning_rate: float | optax.GradientTransformation | Schedule = option(
+        "η; or a function of the round's number, such as `optimizers.schedule` or optax makes; or any optax "
+        "optimiser, whose rate may be such a function in `optimizers.named`",
+        bound=POSITIVE,
+        kw_only=False,
     )
     batch_size: int | None = option("b; None takes all rows of a client at every step", bound=at_least(1))
     steps: int | None = option("S mini-batches a round", default=None, bound=at_least(1))
@@ -158,21 +167,58 @@ class sgd(Options):
     def check(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps is {self.steps} and epochs is {self.epochs}; give exactly one of the two")
+        if self.schedule is not None:
+            check_schedule(f"learning_rate is {shown(self.schedule)}", self.schedule)
 
     def to_json(self) -> dict[str, Any]:
-        rate = self.learning_rate if isinstance(self.learning_rate, float) else "optax"
         options = {name: value for name, value in super().to_json().items() if name != "gradient"}
-        return {**options, "learning_rate": rate}
+        # An optimiser without a schedule stays what saved runs call it.
+        unscheduled = isinstance(self.learning_rate, optax.GradientTransformation) and self.schedule is None
+        return {**options, "learning_rate": "optax"} if unscheduled else options
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """The optimiser of the steps."""
+    def schedule(self) -> Schedule | None:
+        """The rate as a function of the round's number, where it is one."""
         rate = self.learning_rate
-        return rate if isinstance(rate, optax.GradientTransformation) else optax.sgd(rate)
+        if isinstance(rate, NamedOptimizer):
+            rate = dict(rate.numbers).get("learning_rate")
+        return rate if callable(rate) else None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the optimiser has a schedule of its own, which begins anew with the optimiser's state."""
+        rate = self.learning_rate
+        return isinstance(rate, optax.GradientTransformation) and self.schedule is None and has_schedule(rate)
+
+    def rate_at(self, round: Array | int | None) -> Array | float:
+        """η f32[] in the round of this number.
+
+        Raises:
+          ValueError: the steps are those of an optimiser, or the rate is a schedule and no round is given.
+        """
+        rate = self.schedule or self.learning_rate
+        if isinstance(rate, optax.GradientTransformation):
+            raise ValueError(
+                "learning_rate is an optax optimiser, but a rate is asked for; give a number or a schedule"
+            )
+        if isinstance(rate, int | float):
+            return rate
+        if round is None:
+            raise ValueError("learning_rate is a function of the round, but no round is given; give round=state.round")
+        return rate_of(rate, round)
+
+    def optimizer_at(self, round: Array | int | None) -> optax.GradientTransformation:
+        """The optimiser of the steps in the round of this number."""
+        if isinstance(self.learning_rate, optax.GradientTransformation):
+            if self.schedule is None:
+                return self.learning_rate
+            assert isinstance(self.learning_rate, NamedOptimizer)  # by `schedule`
+            return self.learning_rate.with_rate(self.rate_at(round))
+        return optax.sgd(self.rate_at(round))
 
     def init_optimizer(self, params: PyTree) -> PyTree:
         """The optimiser's state before any training."""
-        return self.optimizer.init(params)
+        return self.optimizer_at(0).init(params)
 
     def work(self, data: ClientData) -> np.ndarray:
         """What a round costs each of the clients with data [M, N, ...]: its steps, i[M]."""
@@ -213,9 +259,10 @@ class sgd(Options):
         anchor: PyTree | None = None,
         first: BatchGradient | None = None,
         optimizer: PyTree | None = None,
+        round: Array | int | None = None,
     ) -> LocalResult:
         """The client's training; see `types.LocalUpdate`."""
-        keys, method = jax.random.split(rng_key), self.optimizer
+        keys, method = jax.random.split(rng_key), self.optimizer_at(round)
         start = variables.params
         optimizer = method.init(start) if optimizer is None else optimizer
         anchor = start if anchor is None else anchor

@@ -171,7 +171,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Options):
         return value.to_json()
     if hasattr(value, "to_json"):
-        return value.to_json()
+        return as_json(value.to_json())
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):

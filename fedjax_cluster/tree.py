@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,3 +112,23 @@ def match(tree: PyTree, patterns: Sequence[str], *, strict: bool = True) -> PyTr
         include = not pattern.startswith("!")
         chosen = [include if hit else old for hit, old in zip(hits, chosen, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(tree), chosen)
+
+
+def pick(tree: PyTree, chosen: PyTree) -> dict[str, Any]:
+    """The leaves that are marked, by their path.
+
+    >>> pick({"hidden_0": 1, "output": 2}, {"hidden_0": False, "output": True})
+    {'output': 2}
+    """
+    marks = jax.tree.leaves(chosen)
+    return {name: leaf for name, leaf, mark in zip(paths(tree), jax.tree.leaves(tree), marks, strict=True) if mark}
+
+
+def put(tree: PyTree, leaves: Mapping[str, Any]) -> PyTree:
+    """The pytree with other leaves at some paths; what `pick` took goes back.
+
+    >>> put({"hidden_0": {"kernel": 1}, "output": {"kernel": 2}}, {"output/kernel": 3})
+    {'hidden_0': {'kernel': 1}, 'output': {'kernel': 3}}
+    """
+    old, treedef = jax.tree.flatten(tree)
+    return treedef.unflatten([leaves.get(name, leaf) for name, leaf in zip(paths(tree), old, strict=True)])

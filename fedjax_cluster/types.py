@@ -261,6 +261,7 @@ class LocalUpdate(Protocol):
         anchor: PyTree | None = None,
         first: BatchGradient | None = None,
         optimizer: PyTree | None = None,
+        round: Array | int | None = None,
     ) -> LocalResult:
         """The client's training.
 
@@ -272,6 +273,7 @@ class LocalUpdate(Protocol):
           anchor: parameters that a proximal term pulls towards; None is the start.
           first: the gradient of the first step, where the caller has it already.
           optimizer: the state that the client's optimiser had at the end of its last round; None starts afresh.
+          round: i32[], the round's number from 0 on, of which a learning rate may be a function.
         """
         ...
 

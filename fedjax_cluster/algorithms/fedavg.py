@@ -32,7 +32,7 @@ class fedavg(AveragingMethod):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         done = cluster_round(
-            train_in_cluster(rng_key, self.update, self.model, state.clusters),
+            train_in_cluster(rng_key, self.update, self.model, state.clusters, state.round),
             state.clusters,
             cohort,
             jnp.zeros_like(cohort.index),

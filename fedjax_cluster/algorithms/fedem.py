@@ -73,7 +73,7 @@ class fedem(AveragingMethod):
             def train_learner(learner: tuple[Variables, Array]) -> LocalResult:
                 variables, weights = learner
                 weighted, rows = weigh_examples(self.model, client.data, weights)
-                return self.local.run(key, weighted, variables, rows)
+                return self.local.run(key, weighted, variables, rows, round=state.round)
 
             models = Variables(state.clusters.params, state.clusters.stats)
             return mixture, jax.lax.map(train_learner, (models, responsibility))

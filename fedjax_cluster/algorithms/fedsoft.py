@@ -169,7 +169,8 @@ class fedsoft(Method):
                 lambda leaf: jnp.tensordot(pull / pull.sum(), leaf, 1, precision="highest"), state.clusters.params
             )
             pulled = pull_towards(self.model, centre, self.proximal * pull.sum())
-            result = self.local.run(client_key(rng_key, client.index), pulled, own, client.data)
+            key = client_key(rng_key, client.index)
+            result = self.local.run(key, pulled, own, client.data, round=state.round)
             moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
             return client.weights, moved, report(result)
 

@@ -104,7 +104,7 @@ class fesem(AveragingMethod):
         cohort = parallel.whole_population(population)
 
         def train(client: Client) -> LocalResult:
-            return self.local.run(client_key(rng_key, client.index), self.model, first, client.data)
+            return self.local.run(client_key(rng_key, client.index), self.model, first, client.data, round=0)
 
         def from_first(result: LocalResult) -> PyTree:
             return jax.tree.map(jnp.add, first.params, result.delta)
@@ -142,7 +142,7 @@ class fesem(AveragingMethod):
         centres = state.clusters
 
         def train(client: Client, old: Array) -> Trained:
-            result = train_client(rng_key, self.local, self.model, centres, old, client)
+            result = train_client(rng_key, self.local, self.model, centres, old, client, state.round)
             trained = jax.tree.map(lambda centre, delta: centre[old] + delta, centres.params, result.delta)
             slot = nearest_centre(centres, trained, self.layers)
             # Relative to the new centre, so that the mean of these takes it to the mean of the models.

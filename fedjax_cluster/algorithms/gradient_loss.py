@@ -159,7 +159,8 @@ class gradient_loss(AveragingMethod):
             key = client_key(rng_key, client.index)
             slot, first = self.choose(key, state, moves, client.data, pinned)
             variables = cluster_variables(state.clusters, slot)
-            return Trained(slot, self.local.run(key, self.model, variables, client.data, first=first))
+            result = self.local.run(key, self.model, variables, client.data, first=first, round=state.round)
+            return Trained(slot, result)
 
         pinned = parallel.gather_rows(cohort, state.clients.pinned)
         done = cluster_round(train, state.clusters, cohort, pinned, optimizer=self.optimizer, weighting=self.weighting)

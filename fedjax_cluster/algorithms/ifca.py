@@ -78,7 +78,7 @@ class ifca(AveragingMethod):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         def train(client: Client) -> Trained:
             slot, _ = least_loss_cluster(state.clusters, lambda variables: self.score(rng_key, variables, client))
-            result = train_client(rng_key, self.local, self.model, state.clusters, slot, client)
+            result = train_client(rng_key, self.local, self.model, state.clusters, slot, client, state.round)
             return Trained(slot, result)
 
         done = cluster_round(

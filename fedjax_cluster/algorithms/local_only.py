@@ -60,7 +60,8 @@ class local_only(AveragingMethod):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         def train(client: Client, model: Variables, optimizer_state: PyTree) -> tuple[Variables, PyTree, Report]:
-            result = self.local.run(client_key(rng_key, client.index), self.model, model, client.data)
+            key = client_key(rng_key, client.index)
+            result = self.local.run(key, self.model, model, client.data, round=state.round)
             updates, optimizer_state = self.optimizer.update(
                 jax.tree.map(jnp.negative, result.delta), optimizer_state, model.params
             )

@@ -73,6 +73,8 @@ class Method(Options):
     cluster = None
     template = None
 
+    keep_optimizer = False  # whether clients keep their optimiser's state from round to round
+
     def __init_subclass__(cls, abstract: bool = False, **keywords: Any):
         super().__init_subclass__(**keywords)
         for name, function in [(name, vars(cls).get(name)) for name in IN_32_BITS]:
@@ -80,6 +82,14 @@ class Method(Options):
                 setattr(cls, name, in_32_bits(function))
         if not abstract:
             REGISTRY[cls.__name__] = cls
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.keep_optimizer and getattr(self.local, "restarts", False):
+            raise ValueError(
+                "learning_rate of local is an optax optimiser with a schedule, which would start anew in every round; "
+                "give local.sgd the schedule itself, or optimizers.named('adam', learning_rate=schedule) and the like"
+            )
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ class OneShotMethod(AveragingMethod, abstract=True):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """θ_k ← θ_k + Σ_i n_i Δθ_i / Σ_i n_i over the round's clients of cluster k (Eq. 8 of FLAG)."""
         done = cluster_round(
-            train_in_cluster(rng_key, self.local, self.model, state.clusters),
+            train_in_cluster(rng_key, self.local, self.model, state.clusters, state.round),
             state.clusters,
             cohort,
             jnp.maximum(cohort_labels(state, cohort), 0),

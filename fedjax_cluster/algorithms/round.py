@@ -186,21 +186,28 @@ def cluster_round(
 
 
 def train_in_cluster(
-    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters
+    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters, round: Array
 ) -> Callable[[Client, Array], Trained]:
     """A client's part of a round in the cluster `slot` that it is in: local training from that model."""
 
     def train(client: Client, slot: Array) -> Trained:
-        return Trained(slot, train_client(rng_key, update, model, clusters, slot, client))
+        return Trained(slot, train_client(rng_key, update, model, clusters, slot, client, round))
 
     return train
 
 
 def train_client(
-    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters, slot: Array, client: Client
+    rng_key: Array,
+    update: LocalUpdate,
+    model: Model,
+    clusters: Clusters,
+    slot: Array,
+    client: Client,
+    round: Array | int,
 ) -> LocalResult:
-    """One client's local training from the model of a cluster."""
-    return update.run(client_key(rng_key, client.index), model, cluster_variables(clusters, slot), client.data)
+    """One client's local training from the model of a cluster, in the round of this number."""
+    start = cluster_variables(clusters, slot)
+    return update.run(client_key(rng_key, client.index), model, start, client.data, round=round)
 
 
 def report(result: LocalResult, *vectors: PyTree) -> Report:

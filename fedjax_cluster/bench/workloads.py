@@ -50,7 +50,7 @@ def trained_clients(
     @jax.jit
     def run(population, clusters):
         def train(client):
-            return train_client(jax.random.key(1), update, model, clusters, jnp.zeros((), jnp.int32), client)
+            return train_client(jax.random.key(1), update, model, clusters, jnp.zeros((), jnp.int32), client, 0)
 
         return parallel.for_each_client(train, parallel.whole_population(population), **outputs)
 

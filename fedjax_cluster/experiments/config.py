@@ -18,7 +18,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.nn.precision import Precision
-from fedjax_cluster.optimizers import named
+from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
     BELOW_ONE,
     COUNT,
@@ -68,7 +68,7 @@ KINDS = {
     "model": Kind(MODELS, ()),
 }
 # Their clients' models count, not only the mean of what these send: they have no gradient averaging.
-MODEL_AVERAGING_ONLY = ("fesem", "fedsoft", "flag")
+MODEL_AVERAGING_ONLY = ("ditto", "fedper", "fedproto", "fedrep", "fesem", "fedsoft", "flag", "pfedme")
 
 
 class RunConfig(Options):
@@ -112,10 +112,16 @@ class RunConfig(Options):
         bound=POSITIVE,
         filled=True,
     )
+    learning_rate_decay: float = option(
+        "factor by which the learning rate falls from round to round, whoever's it is; the server's falls with its own "
+        "steps, of which a cluster has none in a round without its clients",
+        default=1.0,
+        bound=SHARE,
+    )
     averaging: Averaging = option(
         "what the server averages: one mini-batch gradient of each client a round, or the clients' models after some "
-        "local steps. FeSEM, FedSoft and FLAG, to which the clients' models matter, take models after one step in "
-        "place of gradients",
+        "local steps. Methods to which the clients' models matter, such as FeSEM, FedSoft, FLAG, Ditto and FedPer, take "
+        "models after one step in place of gradients",
         default=None,
         filled=True,
     )
@@ -368,11 +374,15 @@ def build_local(config: RunConfig) -> tuple[LocalUpdate, optax.GradientTransform
             )
         steps, gradients = 1, False
     further = {"momentum": momentum} if config.optimizer == "sgd" else {}
-    optimizer = named(config.optimizer, learning_rate=config.learning_rate, **further)
+    rate = config.learning_rate
+    if config.learning_rate_decay < 1:
+        factor = config.learning_rate_decay
+        rate = schedule("exponential_decay", init_value=rate, transition_steps=1, decay_rate=factor)
+    optimizer = named(config.optimizer, learning_rate=rate, **further)
     common = {name: getattr(config, name) for name in ("batch_size", "weight_decay", "precision")}
     if gradients:
         return local.sgd(1.0, steps=1, **common), optimizer
-    rate = config.learning_rate if config.optimizer == "sgd" and not momentum else optimizer
+    rate = rate if config.optimizer == "sgd" and not momentum else optimizer
     server = named("sgd", learning_rate=config.server_learning_rate)
     return local.sgd(rate, steps=steps, epochs=config.local_epochs, **common), server
 

@@ -23,8 +23,8 @@ GROUPS = {
     "model": ("model",),
     "method": ("clusters",),
     "training": (
-        *("rounds", "batch_size", "learning_rate", "averaging", "local_steps", "local_epochs", "optimizer", "momentum"),
-        *("weight_decay", "precision", "server_learning_rate", "participation", "seed"),
+        *("rounds", "batch_size", "learning_rate", "learning_rate_decay", "averaging", "local_steps", "local_epochs"),
+        *("optimizer", "momentum", "weight_decay", "precision", "server_learning_rate", "participation", "seed"),
     ),
     "run": (),
 }
@@ -32,7 +32,7 @@ GROUPS = {
 LESS_USED = {
     "data": ("test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
     "model": ("init", "loss", "normalize", "num_outputs"),
-    "training": ("weight_decay", "precision", "server_learning_rate"),
+    "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "run": ("eval_clients", "checkpoint_every", "join", "leave"),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal

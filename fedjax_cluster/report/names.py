@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 PRINTED = (
-    *("CFL", "CFL-GP", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedProx", "FedSoft", "FeSEM", "FLAG"),
-    *("IFCA", "Local only", "PACFL", "Per-FedAvg"),
+    *("CFL", "CFL-GP", "Ditto", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedPer", "FedProto", "FedProx"),
+    *("FedRep", "FedSoft", "FeSEM", "FLAG", "IFCA", "Local only", "PACFL", "Per-FedAvg", "pFedMe", "SCAFFOLD"),
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES["gradient_loss"] = "Gradient and loss"

@@ -17,6 +17,7 @@ import optax
 
 from fedjax_cluster import parallel
 from fedjax_cluster.files import plain
+from fedjax_cluster.optimizers import rate_of
 from fedjax_cluster.options import Options
 from fedjax_cluster.types import (
     Churn,
@@ -92,7 +93,8 @@ def described(value: Any) -> tuple[Any, bool]:
         known = _is_known(value) and "<" not in called
         return called if known else f"{value.__module__}.{called}", known
     if to_json and not isinstance(value, Options):
-        return to_json(), _is_known(type(value))
+        content, known = described(to_json())
+        return content, known and _is_known(type(value))
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
     elif names is None:
@@ -114,7 +116,7 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
         return model.predict(model.apply(variables, client.x, train=False)[0])
 
     def training(variables: Variables) -> LocalResult:
-        return local.run(key, model, variables, client)
+        return local.run(key, model, variables, client, round=0)
 
     local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
     found = {
@@ -122,6 +124,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
         "the model": _digest(prediction, variables),
         "the local update": _digest(training, variables),
     }
+    schedule = getattr(local, "schedule", None)
+    if schedule is not None:
+        found["the learning rate"] = _digest(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))
     server = getattr(algorithm, "server", None)
     if isinstance(server, optax.GradientTransformation):
         found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)

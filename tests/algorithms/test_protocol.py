@@ -238,6 +238,36 @@ def test_a_step_of_the_server_that_is_not_finite_is_not_taken_and_its_clients_co
     assert np.isnan(info.loss).all()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_round_is_handed_on_to_a_schedule(name):
+    """Traced alone: where it were not, `run` would say that it needs one."""
+    _, population, state, _ = started(name)
+    own = local.sgd(lambda number: 0.2 * 0.5**number, batch_size=4, epochs=1)
+    algorithm = dataclasses.replace(build(name), local=own)
+    jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_train_at_the_rounds_rate(name):
+    """At a rate of 0 from the second round on nothing moves any more."""
+    _, population, *_ = started(name)
+    own = local.sgd(lambda number: jnp.where(number < 1, 0.2, 0.0), batch_size=4, epochs=1)
+    algorithm = dataclasses.replace(build(name), local=own)
+    before, _ = algorithm.init(run_keys(0).initialization, population)
+    first, _ = one_step(algorithm, population, before, 0)
+    second, _ = one_step(algorithm, population, first, 1)
+
+    def moved(old, new):
+        parts = [(s.clusters.params, *(getattr(s.clients, part, ()) for part in ("models", "own"))) for s in (old, new)]
+        return max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, parts), strict=True))
+
+    assert moved(before, first) > 1e-3
+    # Velocity goes on; centres are means of who is drawn; personal models have a rate of their own.
+    if name not in ("fedavgm", "fedsoft", "pfedme"):
+        assert moved(first, second) < 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_single_client(name):

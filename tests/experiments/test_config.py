@@ -11,12 +11,12 @@ from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 RATE = 1e-4
-QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}}
+QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}, "fedrep": {"head_steps": 1}}
 
 
 def models(name, state):
-    """What training moves: with FedSoft and alone the clients' own models."""
-    own = {"local_only": "models", "fedsoft": "own"}
+    """What training moves: with FedSoft and alone the clients' own models, of a single layer that is personal too."""
+    own = {"local_only": "models", "fedsoft": "own", "fedper": "own", "fedproto": "own", "fedrep": "own"}
     return getattr(state.clients, own[name]).params if name in own else state.clusters.params
 
 
@@ -46,6 +46,27 @@ def test_where_gradients_are_averaged_the_rate_is_the_servers():
     assert float(updates["w"][0]) == -0.25
     own, server = build_local(RunConfig(method="fesem", learning_rate=0.25))
     assert (own.learning_rate, own.steps) == (0.25, 1)
+
+
+@pytest.mark.parametrize("further", [{}, {"momentum": 0.5}, {"optimizer": "adam"}], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("steps", [None, 2], ids=["gradient averaging", "model averaging"])
+def test_the_learning_rate_falls_from_round_to_round(steps, further):
+    """Whoever's it is: on the clients by the round, on the server by its steps, one a round."""
+    if steps is None and "optimizer" in further:
+        further = {}  # the clients' alone
+    config = RunConfig(method="fedavg", learning_rate=0.4, learning_rate_decay=0.5, local_steps=steps, **further)
+    own, server = build_local(config)
+    if steps:
+        assert [float(own.rate_at(t)) for t in (0, 1, 3)] == pytest.approx([0.4, 0.2, 0.05])
+        return
+    assert own.learning_rate == 1.0
+    state, moves, velocity = server.init({"w": np.ones(1, np.float32)}), [], 0.0
+    for number in range(3):
+        updates, state = server.update({"w": np.ones(1, np.float32)}, state)
+        velocity = 1.0 + further.get("momentum", 0.0) * velocity
+        moves.append((float(updates["w"][0]), -0.4 * 0.5**number * velocity))
+    np.testing.assert_allclose(*zip(*moves, strict=True), rtol=1e-6)
+    assert build_local(RunConfig(method="fedavg", local_steps=2))[0].learning_rate == 0.1
 
 
 def test_a_configuration_of_another_version_is_refused_by_name():

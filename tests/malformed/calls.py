@@ -193,6 +193,9 @@ def runs() -> Iterator[Spec]:
     rates = {**BAD_SCALARS, "0": 0, "inf": INF}
     bad = {"optimizer": {**OTHERS, **NUMBERS}, "learning_rate": rates, "no_such_number": {"1": 1}}
     yield Spec(optimizers.named, {"optimizer": "sgd", "learning_rate": 0.1}, bad)
+    fading = {"name": "exponential_decay", "init_value": 0.1, "transition_steps": 1, "decay_rate": 0.5}
+    bad = {"name": {**OTHERS, **NUMBERS}, "init_value": {"an object": NOTHING, "NaN": NAN, "text": "x", "-1": -1}}
+    yield Spec(optimizers.schedule, fading, {**bad, "no_such_number": {"1": 1}})
 
 
 def arrays() -> Spec:

@@ -24,6 +24,7 @@ ACCEPTED = {
     "--cluster-until": ("0", "never clusters"),
     "--decimals": ("0", "whole numbers are sent"),
     "--proximal": (NOTHING, "no pull"),
+    "--prototype-weight": (NOTHING, "no pull"),
     "flag --beta": (NOTHING, "gradients alone"),
     "--delta": (NOTHING, "class sizes do not count"),
     "--gradient-epochs": ("0", "data alone, as its help says"),

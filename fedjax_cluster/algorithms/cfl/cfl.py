@@ -276,7 +276,8 @@ class cfl(AveragingMethod):
         start = cluster_variables(state.clusters, slot)
         data = self.training_rows(client.data)
         kept = optimizer if self.keep_optimizer else None
-        result = self.local.run(client_key(rng_key, client.index), self.model, start, data, optimizer=kept)
+        key = client_key(rng_key, client.index)
+        result = self.local.run(key, self.model, start, data, optimizer=kept, round=state.round)
         gradient = full_gradient(self.model, start, data) if self.of_gradients else None
         return Sent(
             delta=secret.apply(tree.ravel(result.delta)),
@@ -421,7 +422,8 @@ class cfl(AveragingMethod):
             if self.of_gradients:
                 sent = full_gradient(self.model, variables, rows)
             else:
-                sent = self.local.run(client_key(rng_key, index), self.model, variables, rows).delta
+                key = client_key(rng_key, index)
+                sent = self.local.run(key, self.model, variables, rows, round=state.round).delta
             vector = secret.apply(tree.ravel(sent))
             return vector[server.coordinates] if len(server.coordinates) else vector
 

@@ -207,7 +207,7 @@ class cfl_gp(AveragingMethod):
         return state._replace(server=server, round=state.round + 1), info
 
     def train_one(self, rng_key: Array, state: State, slot: Array, client: Client) -> LocalResult:
-        result = train_client(rng_key, self.local, self.model, state.clusters, slot, client)
+        result = train_client(rng_key, self.local, self.model, state.clusters, slot, client, state.round)
         # NOTE: the text zeroes the digits beyond; its accuracy at two decimals (87.3 %) is that of rounding to the
         # nearest (87.1 % on MNIST), where zeroing reaches 77.7 %.
         return result._replace(delta=keep_decimals(result.delta, self.decimals, self.rounding))

@@ -234,7 +234,7 @@ class fedgwc(AveragingMethod):
         membership, seen = parallel.gather_rows(cohort, (state.clients.membership, state.clients.seen))
 
         def train(client: Client, slot: Array) -> Trained:
-            result = train_client(rng_key, self.update, self.model, state.clusters, slot, client)
+            result = train_client(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
             return Trained(slot, result, result.losses)
 
         slot = jnp.maximum(labels(membership), 0)

@@ -213,7 +213,8 @@ class flag(OneShotMethod):
             counts = (counts > 0).astype(jnp.int32)
         if self.gradient_update is None:
             return Measured(vectors, counts, jnp.zeros_like(tree.ravel(start.params)), jnp.zeros((), jnp.int32))
-        result = self.gradient_update.run(client_key(rng_key, client.index), self.model, start, client.data)
+        key = client_key(rng_key, client.index)
+        result = self.gradient_update.run(key, self.model, start, client.data, round=0)
         return Measured(vectors, counts, tree.ravel(result.delta), jnp.asarray(result.num_steps, jnp.int32))
 
     @functools.partial(jax.jit, static_argnames="self")

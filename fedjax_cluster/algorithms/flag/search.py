@@ -180,7 +180,7 @@ def train_in_clusters(
 
         def train(client: Client, slot: Array) -> Trained:
             kept, _ = hold_out(client_key(split_key, client.index), client.data)
-            return Trained(slot, train_client(key, update, model, clusters, slot, client._replace(data=kept)))
+            return Trained(slot, train_client(key, update, model, clusters, slot, client._replace(data=kept), number))
 
         done = cluster_round(train, clusters, cohort, slot, optimizer=optimizer, weighting="examples")
         return done.clusters, steps + jnp.sum(done.reports.num_steps.astype(jnp.float32))

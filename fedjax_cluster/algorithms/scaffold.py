@@ -1,0 +1,150 @@
+"""SCAFFOLD: control variates against the drift of clients (Karimireddy et al. 2020, Algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.algorithms.fedavg import fedavg
+from fedjax_cluster.algorithms.personal import (
+    Moved,
+    admit_with_own,
+    all_costs,
+    global_model,
+    keep_own,
+    starting_clients,
+)
+from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
+from fedjax_cluster.inference import full_gradient
+from fedjax_cluster.local import BatchGradientOf, client_key, sgd
+from fedjax_cluster.options import changed, option
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.server import Weighting
+from fedjax_cluster.types import (
+    BatchGradient,
+    ClientData,
+    Cohort,
+    LocalResult,
+    LocalUpdate,
+    Model,
+    Population,
+    PyTree,
+    RoundInfo,
+    State,
+    Variables,
+)
+
+
+class scaffold(fedavg):
+    """Federated averaging whose local steps are corrected by what the other clients' gradients are like.
+
+    Client i steps y ← y − η·(∇f_i(y) + c − c_i) from y = θ, K times, and renews its control variate, c_i⁺ =
+    c_i − c + (θ − y)/(K·η), or c_i⁺ = ∇f_i(θ). θ ← θ + mean of y − θ, and c ← c + Σ_i (c_i⁺ − c_i)/N, over the round's
+    clients, of N in all; c and every c_i begin with 0.
+
+    Returns:
+      A method with one global model; memory grows with M·d for the control variates.
+
+    Raises:
+      ValueError: an option out of its bound, a local update that cannot follow another gradient, or an optimiser whose
+        steps are not its rate times a gradient where control is "steps".
+
+    >>> from fedjax_cluster import local, nn
+    >>> scaffold(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).control
+    'steps'
+    """
+
+    local: LocalUpdate = option("the corrected steps: their rate η, mini-batches and number K")
+    control: Literal["steps", "gradient"] = option(
+        'c_i is renewed by the mean gradient of its "steps" (the paper\'s option II), or by the "gradient" of all its '
+        "examples at the model that it was sent (option I)",
+        default="steps",
+    )
+    weighting: Weighting = option(
+        '"uniform" as in the paper, or "examples"; the mean of c is uniform', default="uniform"
+    )
+    server: optax.GradientTransformation | None = option(
+        "any optax transformation of minus the mean change; sgd(η_g) is the paper's, None is sgd(1.0)", default=None
+    )
+
+    def check(self) -> None:
+        if not isinstance(self.local, sgd):
+            raise ValueError("the local update cannot be given control variates; use local.sgd")
+        if self.control == "steps" and isinstance(self.local.learning_rate, optax.GradientTransformation):
+            raise ValueError(
+                "control is 'steps', which divides the change by the rate of plain steps, but learning_rate of local "
+                "is an optimiser, with momentum perhaps; give a number or a schedule, or control='gradient'"
+            )
+
+    def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        state, info = super().init(rng_key, population)
+        zero = jax.tree.map(jnp.zeros_like, global_model(state.clusters).params)
+        return state._replace(clients=starting_clients(state.clients.present, zero), server=zero), info
+
+    def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        start, common = global_model(state.clusters), state.server
+
+        def train(client: Client, own: PyTree) -> Trained:
+            update = self.corrected(jax.tree.map(jnp.subtract, common, own))
+            key = client_key(rng_key, client.index)
+            result = update.run(key, self.model, start, client.data, round=state.round)
+            renewed, more = self.renewed(start, common, own, result, client.data, state.round)
+            return Trained(jnp.zeros((), jnp.int32), result, Moved(renewed, more, size_of(renewed)))
+
+        rows = parallel.gather_rows(cohort, state.clients.own)
+        done = cluster_round(train, state.clusters, cohort, rows, optimizer=self.optimizer, weighting=self.weighting)
+        moved: Moved = done.extra
+        difference = jax.tree.map(jnp.subtract, moved.own, rows)
+        difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
+        count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
+        server = jax.tree.map(lambda leaf, change: leaf + change.sum(0) / count, common, difference)
+        clients = keep_own(cohort, state.clients, moved.own, done.accepted)
+        costs = all_costs(done, moved, cohort.mask)
+        # Of the model and of the control variate.
+        costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
+        return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
+
+    def corrected(self, correction: PyTree) -> LocalUpdate:
+        """The local update whose steps follow the gradient plus c − c_i."""
+        assert isinstance(self.local, sgd)  # by `check`
+        plain = self.local.step_gradient
+
+        def follow(
+            batch_gradient: BatchGradientOf,
+            keys: Array,
+            model: Model,
+            variables: Variables,
+            data: ClientData,
+            number: Array | int,
+            /,
+        ) -> BatchGradient:
+            found = plain(keys, model, variables, data, number)
+            return found._replace(gradient=jax.tree.map(jnp.add, found.gradient, correction))
+
+        return changed(self.local, "given control variates", gradient=follow)
+
+    def renewed(
+        self, start: Variables, common: PyTree, own: PyTree, result: LocalResult, data: ClientData, round: Array
+    ) -> tuple[PyTree, Array]:
+        """c_i⁺, and how many mini-batch gradients it took beside the steps, i32[]."""
+        assert isinstance(self.local, sgd)
+        if self.control == "gradient":
+            rows = self.local.batch_rows(data.x.shape[0])
+            return full_gradient(self.model, start, data), (data.num_examples + rows - 1) // rows
+        way = jnp.asarray(result.num_steps, jnp.float32) * self.local.rate_at(round)
+        # A round of rate 0 tells nothing of the gradient.
+        new = jax.tree.map(
+            lambda mine, theirs, delta: jnp.where(way > 0, mine - theirs - delta / jnp.where(way > 0, way, 1.0), mine),
+            own,
+            common,
+            result.delta,
+        )
+        return new, jnp.zeros((), jnp.int32)
+
+    def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        return admit_with_own(state, index, jax.tree.map(jnp.zeros_like, state.server))
