@@ -30,12 +30,14 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
+from fedjax_cluster.simulation.assignments import Kept, read_moves, write_moves
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
 from fedjax_cluster.types import Event, State
 
 LOG = logging.getLogger(__name__)
 VERSION = 3
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
+ASSIGNMENTS = "assignments.npz"
 COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
 MOST_NAMED = 4  # differences that a refusal names
 
@@ -130,10 +132,16 @@ class RunDirectory:
                 f"({error}); choose another directory"
             ) from error
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: Saved, moves: Kept) -> None:
         if self._refusal is None:
             self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
             write_history(self.path / METRICS, saved.history)
+            if moves:
+                write_moves(self.path / ASSIGNMENTS, moves)
+
+    def read_moves(self, done: int) -> Kept:
+        """Who moved in the first `done` rounds, as far as it was kept."""
+        return read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
 
     def write_event(self, event: Event) -> None:
         """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
