@@ -8,7 +8,9 @@ import importlib.metadata
 import io
 import logging
 import pathlib
+import platform
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -107,7 +109,7 @@ class RunDirectory:
             text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
             LOG.warning(f"{self.path} was begun with {text}; with other versions the last digits may differ")
         if known is None:
-            known = {"version": VERSION, "versions": versions, "identity": self._identity}
+            known = {"version": VERSION, "versions": versions, "machine": _machine(), "identity": self._identity}
         elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
             return
         write_json(self.path / CONFIG, sealed({**known, "experiment": self._config}))
@@ -229,6 +231,16 @@ def write_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> None
     if not path.is_file() or path.read_bytes() != content:
         with atomic_file(path) as beside:
             beside.write_bytes(content)
+
+
+def _machine() -> dict[str, str]:
+    """What a run was begun on; a reader may want to know it, nothing depends on it."""
+    devices = Counter(device.device_kind for device in jax.devices())
+    return {
+        "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def _listed(path: pathlib.Path) -> list[pathlib.Path]:
