@@ -229,8 +229,10 @@ def leave_run(
         return []
     plots = report.pages.write_plots(directory, run, formats=formats, brief=brief)
     more = "Pictures of the clients and of the method are added by the command report." if brief else ""
-    finished = None if isinstance(run, Mapping) else run
-    return [*plots, report.run_page.write_run_page(directory, finished, plots, _told(source, summary), more=more)]
+    finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
+    if finished is not None and not brief and told.settings.get("eval_clients") is None:
+        told = told._replace(per_client=finished.per_client)
+    return [*plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
 
 
 def leave_comparison(

@@ -24,7 +24,9 @@ CAPTIONS = {
         "the clusters agree with them: adjusted Rand index 1 is full agreement, 0 is chance.",
     ),
     "training_curves": Caption(
-        ROUNDS, "Training.", "Training loss of those who took part, and the number of clusters that hold a client."
+        ROUNDS,
+        "Training.",
+        "Training loss of those who took part and, where there were several, the number of clusters with a client.",
     ),
     "cluster_timeline": Caption(
         MOVES,
@@ -63,7 +65,7 @@ CAPTIONS = {
     "similarity_matrix": Caption(
         METHOD,
         "Similarity of the clients' updates.",
-        "Cosine of each pair of clients at the last split, ordered by cluster: bright blocks are alike.",
+        "Cosine of each pair of clients at the last split, ordered by cluster: 1 is the same direction.",
     ),
     "interaction_matrices": Caption(
         METHOD,

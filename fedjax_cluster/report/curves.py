@@ -107,6 +107,9 @@ def curves(
             elif name == ARI:
                 lowest = min(float(found.mean(axis=0).min(initial=0.0)) for _, found in values[name].values())
                 axes.set_ylim(lowest - 0.06, 1.06)
+            elif name.startswith("num_"):
+                low, high = axes.get_ylim()
+                axes.set_ylim(min(low, np.ceil(low) - 0.5), max(high, np.floor(high) + 0.5))
             if name in levels:
                 axes.axhline(factor * levels[name], **style.GUIDE)
         round_axis(panels[-1])

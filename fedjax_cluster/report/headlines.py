@@ -110,4 +110,4 @@ def _clusters(summary: Mapping[str, Any]) -> str:
     first = figure(summary, "first_round_of_ideal_agreement")
     if agreement >= FULL:
         return f"{text} that agree with the groups" + ("" if first is None else f", first after round {first:.0f}")
-    return f"{text} that agree with the groups to {agreement:.2f} (adjusted Rand index)"
+    return f"{text} (adjusted Rand index with the groups {agreement:.2f})"

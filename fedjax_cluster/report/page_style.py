@@ -32,11 +32,14 @@ thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 tbody th { font-weight: 500; }
 td { min-width: 2.5rem; }
 .number { text-align: right; white-space: nowrap; }
+.shares th, .shares td { vertical-align: middle; }
 .shares td { min-width: 2.6rem; padding: .15rem .3rem; text-align: right; }
 .share { display: block; padding: .15rem .4rem; border-radius: 4px;
   background: rgb(0 114 178 / calc(.08 + .6 * var(--share))); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem 1.75rem;
   align-items: start; margin: .75rem 0; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.75rem; }
+.columns > * { min-width: 0; }
 figure { margin: 0; min-width: 0; }
 figure.wide { grid-column: 1 / -1; }
 img { display: block; max-width: 100%; height: auto; padding: .5rem; border-radius: 8px; background: #ffffff; }
@@ -47,6 +50,8 @@ summary { cursor: pointer; color: var(--accent); }
 code { padding: .1em .3em; border-radius: 4px; background: var(--raised); font-size: .9em; overflow-wrap: anywhere; }
 footer { margin-top: 2.5rem; border-top: 1px solid var(--line); }
 @media (max-width: 40rem) { body { padding: 1rem .9rem 2rem; } h1 { font-size: 1.4rem; } .card b { font-size: 1.2rem; }
-  .cards { grid-template-columns: repeat(2, 1fr); } }
+  .cards { grid-template-columns: repeat(2, 1fr); }
+  .wide .picture { overflow-x: auto; }
+  .wide img { width: 38rem; max-width: none; } }
 @media print { nav { display: none; } figure, .card { break-inside: avoid; } }
 """

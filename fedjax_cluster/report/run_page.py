@@ -25,6 +25,7 @@ from fedjax_cluster.types import FinishedRun
 
 PAGE = "report.html"
 MOST_ROUNDS, MOST_CLIENTS, MOST_CLASSES = 200, 500, 100  # rows of folded tables; columns
+COSTS = ("models per client", "traffic", "mini-batches", "server's clustering", "speed", "time")  # of the summary
 MOST_NAMED = 12  # clients that changed between the same two clusters
 
 
@@ -35,6 +36,7 @@ class Told(NamedTuple):
     settings: Mapping[str, Any]  # the configuration
     options: Mapping[str, Any]  # all of the method's, with defaults
     machine: Mapping[str, Any]  # versions and devices, by name
+    per_client: Any = None  # accuracy and loss f32[M] on test rows, NaN for none
 
 
 def write_run_page(
@@ -57,18 +59,18 @@ def write_run_page(
         drawn.setdefault(known.section, []).append(web.picture(path, known.title, known.sentence, link))
     pictures = {name: web.figures(drawn.get(name, ())) for name in captions.SECTIONS}
     clients = None if run is None else shown_clients(run)
-    summary_lines = dataclasses.replace(summary_table(summary), title="")
+    lines = summary_table(summary)
+    told_once = dataclasses.replace(lines, title="", rows=tuple(row for row in lines.rows if row[0] not in COSTS))
     about_moves = "" if run is None else _moves(run)
-    about_clients = "" if run is None or clients is None else _clients(run, clients)
+    about_clients = "" if run is None or clients is None else _clients(run, clients, told.per_client)
     warning = web.paragraph(headlines.warning(summary), "warning")
     name = method_name(str(summary.get("algorithm", "the method")))
     sections = [
-        Section("summary", "Summary", web.table(summary_lines)),
+        Section("summary", "Summary", web.columns([web.table(told_once), _costs(summary)])),
         Section(captions.ROUNDS, "Over the rounds", pictures[captions.ROUNDS]),
         Section(captions.MOVES, "Who moved when", web.joined([pictures[captions.MOVES], about_moves])),
         Section(captions.CLIENTS, "Clients and clusters", web.joined([pictures[captions.CLIENTS], about_clients])),
         Section(captions.METHOD, f"Inside {name}", pictures[captions.METHOD]),
-        Section("costs", "Costs", _costs(summary)),
         Section("configuration", "Configuration", _configuration(told, name)),
         Section("environment", "Environment", web.pairs(told.machine.items())),
     ]
@@ -117,7 +119,7 @@ def _cluster(label: int) -> str:
     return "none" if label < 0 else str(label)
 
 
-def _clients(run: FinishedRun, clients: ShownClients) -> Html:
+def _clients(run: FinishedRun, clients: ShownClients, per_client: Any) -> Html:
     """Labels of each cluster, and every client in a row."""
     parts: list[Html] = []
     info, train = run.federation.info, run.federation.train
@@ -136,16 +138,29 @@ def _clients(run: FinishedRun, clients: ShownClients) -> Html:
     counted_moves = np.bincount([move.client for move in moves(*run.assignments)], minlength=len(run.labels))
     tests = np.asarray(run.federation.test.num_examples)
     examples = np.asarray(train.num_examples)
+    measured = {} if per_client is None else _measured(per_client)
     rows = []
     for place, client in enumerate(clients.index[:MOST_CLIENTS].tolist()):
         group = NOTHING if clients.group is None else group_name(int(clients.group[place]), clients.group_names)
         told = (_cluster(int(clients.labels[place])), counted_moves[client], examples[client], tests[client])
-        rows.append((client, group, *map(str, told)))
+        rows.append((client, group, *map(str, told), *(found[client] for found in measured.values())))
     headings = ("client", "true group", "cluster", "moves", "training examples", "test examples")
-    listed = web.grid(rows, headings, numeric=(True, False, True, True, True, True))
+    headings += tuple(measured)
+    listed = web.grid(rows, headings, numeric=(True, False, *(True for _ in headings[2:])))
     left_out = len(clients.index) - len(rows)
     more = web.paragraph(f"and {counted(left_out, 'more client')}" if left_out else "", "note")
     return web.joined([*parts, web.folded("Each client", web.joined([listed, more]))])
+
+
+def _measured(per_client: Any) -> dict[str, list[str]]:
+    """Columns of what clients were measured in, as texts."""
+    kinds = {"test accuracy (%)": (100 * np.asarray(per_client.accuracy), ".1f"),
+             "test loss": (np.asarray(per_client.loss), ".4g")}  # fmt: skip
+    return {
+        name: [f"{value:{digits}}" if np.isfinite(value) else NOTHING for value in values.tolist()]
+        for name, (values, digits) in kinds.items()
+        if np.isfinite(values).any()
+    }
 
 
 def _labels_of_cluster(label: int, labels: np.ndarray, counts: np.ndarray) -> list[object]:
@@ -181,16 +196,17 @@ def _costs(summary: Mapping[str, Any]) -> Html:
         if value is not None:
             each = f"{value / clients:,.{decimals}f}" if clients and decimals is not None else ""
             lines.append((name, f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}", each))
-    return web.grid(lines, ("", "in all", "per client"), numeric=(False, True, True)) if lines else Html("")
+    headings = ("costs", "in all", "per client")
+    return web.grid(lines, headings, numeric=(False, True, True)) if lines else Html("")
 
 
 def _configuration(told: Told, name: str) -> Html:
     """The settings that have a value, and all options of the method."""
     found = []
-    for heading, content in (("", told.settings), (f"Options of {name}", told.options)):
+    for heading, content in (("settings", told.settings), (f"options of {name}", told.options)):
         lines = [(key, as_text(value)) for key, value in flat(content)]
-        found += [web.element("h3", heading) if heading and lines else "", web.pairs(lines)]
-    return web.joined(found)
+        found += [web.grid(lines, (heading, ""))] if lines else []
+    return web.columns(found)
 
 
 def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

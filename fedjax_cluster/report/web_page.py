@@ -105,6 +105,7 @@ def picture(path: pathlib.Path, title: str, sentence: str, link: str = "") -> Ht
     source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     image = Html(f'<img src="{source}" alt="{escaped(f"{title} {sentence}".strip())}" {size}>')
     shown = element("a", image, href=link, title="the picture alone") if link else image
+    shown = element("div", shown, class_="picture")
     caption = element("figcaption", Html(f"{element('strong', title)} {escaped(sentence)}"))
     kind = {"class_": "wide"} if width > WIDE * FILE_DPI else {}
     return element("figure", joined([shown, caption]), **kind)
@@ -126,6 +127,12 @@ def figures(pictures: Iterable[Html]) -> Html:
     """Pictures side by side, as many as fit."""
     found = list(pictures)
     return element("div", joined(found), class_="figures") if found else Html("")
+
+
+def columns(parts: Iterable[Html]) -> Html:
+    """Tables side by side where there is room."""
+    found = [part for part in parts if part]
+    return element("div", joined(found), class_="columns") if found else Html("")
 
 
 def cards(lines: Iterable[tuple[str, str, str]]) -> Html:
