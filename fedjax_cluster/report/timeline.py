@@ -16,8 +16,8 @@ from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis
 from fedjax_cluster.report.names import group_name
 
-ROW, LOWEST, HIGHEST = 0.12, 0.9, 3.4  # inches of a client, and of all of them
-UPPER = 0.5  # inches of the panel of moves
+ROW, LOWEST, HIGHEST = 0.12, 1.0, 3.4  # inches of a client, and of all of them
+UPPER = 0.6  # inches of the panel of moves
 MOST_OUTLINED, MOST_NUMBERED = 40, 26  # clients with lines between them, and whose numbers fit
 MOST_COLORS_NAMED = 16
 EARLY = 0.2  # of the rounds: where the last move lies before that, the axis is logarithmic
@@ -82,7 +82,7 @@ def cluster_timeline(
     early = last >= 20 and bool(moved) and moved[-1].round <= EARLY * last
     edges, held = _columns(rounds, cluster[:, order], last, early)
     high = float(np.clip(ROW * clients, LOWEST, HIGHEST))
-    with style.drawing(style.DOUBLE, UPPER + high + 0.55) as figure:
+    with style.drawing(style.DOUBLE, UPPER + high + 0.6) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(UPPER, high))
         counts = np.bincount([move.round for move in moved], minlength=last + 1)[1:]
         wide = 1.0 if early else max(1.0, THINNEST * last)

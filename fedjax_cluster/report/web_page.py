@@ -82,6 +82,8 @@ def grid(cells: Sequence[Sequence[object]], headings: Sequence[object] = (), *, 
 def table(shown: Table) -> Html:
     """A table of the package, with its note."""
     headings, rows, numeric = shown.texts()
+    if not rows:
+        return paragraph(shown.note, "note")
     return joined([grid(rows, headings, numeric=numeric), paragraph(shown.note, "note")])
 
 
