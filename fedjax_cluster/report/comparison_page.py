@@ -166,11 +166,10 @@ def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Html:
     shown = {name: [as_text(content[name]) if name in content else "" for content in each.values()] for name in names}
     shared = [(name, values[0]) for name, values in shown.items() if len(set(values)) == 1]
     apart = [(name, *values) for name, values in shown.items() if len(set(values)) > 1]
-    headings = ("", *map(method_name, each))
-    return web.joined(
+    headings = ("settings that differ", *map(method_name, each))
+    return web.columns(
         [
-            web.pairs(shared),
-            web.element("h3", "What differs") if apart else "",
-            web.grid(apart, headings) if apart else "",
+            web.grid(shared, ("settings of all", "")) if shared else Html(""),
+            web.grid(apart, headings) if apart else Html(""),
         ]
     )

@@ -109,7 +109,8 @@ def curves(
                 axes.set_ylim(lowest - 0.06, 1.06)
             elif name.startswith("num_"):
                 low, high = axes.get_ylim()
-                axes.set_ylim(min(low, np.ceil(low) - 0.5), max(high, np.floor(high) + 0.5))
+                if high - low < 1:  # a count that stays the same has no ticks between whole numbers
+                    axes.set_ylim((low + high) / 2 - 1.2, (low + high) / 2 + 1.2)
             if name in levels:
                 axes.axhline(factor * levels[name], **style.GUIDE)
         round_axis(panels[-1])
