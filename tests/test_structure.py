@@ -25,12 +25,15 @@ FLOORS = (
 )
 OPTIONAL = {
     "datasets",
+    "mlflow",
     "pandas",
     "pyarrow",
     "safetensors",
     "sklearn",
+    "tensorboardX",
     "tensorflow_datasets",
     "torch",
+    "wandb",
 }  # or slow to import
 LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 20 500 when the house was redrawn; 2 000 more for checks of arguments, seals, locks, signals and rescued rounds;
