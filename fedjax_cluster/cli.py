@@ -17,6 +17,7 @@ from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, Re
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
+LOG = logging.getLogger(__name__)
 PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.0  # seconds; to read a small program takes a fifth of compiling it
 USAGE = f"""usage: {PROG} COMMAND [...]
@@ -213,6 +214,11 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     def done(label: str, seed: int, result: Any) -> None:
         _say_all(waiting)
         _announce(label, seed, result)
+        path = directory / fc.experiments.comparison.run_name(label, seed)
+        try:
+            fc.experiments.saved_runs.leave_run(path, result, result.summary, brief=True)
+        except (OSError, ValueError) as error:  # the other runs are worth more than a page
+            LOG.warning(f"no page of {path} was left ({error}); {PROG} report {path} writes it")
 
     def failed(label: str, seed: int, reason: str) -> None:
         waiting.append(f"{label} seed {seed} failed: {reason}")
@@ -254,7 +260,7 @@ def _report(arguments: list[str]) -> None:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
     names = [str(as_path("RUN_DIR", name)) for name in names]
     with _keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
-        for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out")):
+        for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out"), own.format):
             print(f"left {path}")
 
 
@@ -345,7 +351,7 @@ def _new_directory(name: str) -> pathlib.Path:
 def _show(result: Any, run_dir: pathlib.Path) -> None:
     try:
         with _keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
-            fc.report.pages.write_plots(run_dir, result)
+            fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
     finally:
         fc.report.tables.summary_table(result.summary, run_dir).print()
 

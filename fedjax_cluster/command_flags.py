@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import tyro
 
@@ -28,6 +29,8 @@ class ResumeFlags:
 class ReportFlags:
     out: str | None = None
     """where to leave the pictures and, of several runs, the table (default: the first directory)"""
+    format: Literal["png", "pdf", "svg"] = "png"
+    """pdf or svg: the pictures in that format as well, for a paper"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -393,3 +393,6 @@ class FinishedRun(Protocol):
 
     @property
     def labels(self) -> Any: ...  # i32[M], −1 without a cluster
+
+    @property
+    def assignments(self) -> tuple[Any, Any]: ...  # rounds done i32[E], ascending; clusters then i32[E, M]

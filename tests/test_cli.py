@@ -22,6 +22,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.recipes import RECIPES
 from fedjax_cluster.types import Churn
+from tests.pages import Page
 
 MAIN = [sys.executable, "-m", "fedjax_cluster"]
 
@@ -183,8 +184,11 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
         assert cli.main(["report", "own"]) == 1
         assert "not all was written; the runs are as they were" in capsys.readouterr().err
     assert not os.path.exists("own/plots")
+    assert not os.path.exists("own/report.html")
     assert cli.main(["resume", "own"]) == 0
-    assert set(os.listdir("own/plots")) == {"client_labels.png", "group_by_cluster.png", "learning_curves.png"}
+    names = {"client_labels", "group_by_cluster", "learning_curves", "training_curves"}
+    assert set(os.listdir("own/plots")) == {f"{name}.png" for name in names}
+    assert len(Page("own/report.html").images) == len(names)
 
 
 @pytest.mark.parametrize("end", [BrokenPipeError(), SystemExit(1)], ids=["print", "rich"])
@@ -216,7 +220,7 @@ def finished(loss, **summary):
 
 
 def test_a_diverged_run_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(fc.report.pages, "write_plots", lambda *what: [])
+    monkeypatch.setattr(fc.experiments.saved_runs, "leave_run", lambda *what: [])
     nothing = {"accuracy": None, "test_loss": np.nan}
     with cli._notices_on_stderr():
         cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")
@@ -392,7 +396,22 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     assert cli.main(["report", "runs/compare"]) == 0
     assert capsys.readouterr().out.count("IFCA") == 1
     assert os.path.exists("runs/compare/comparison.md")
-    assert cli.main(["report", "runs/compare/ifca-seed0"]) == 0
+    page = Page("runs/compare/report.html")
+    runs = [f"{method}-seed{seed}/report.html" for method in ("fedavg", "ifca") for seed in (0, 1)]
+    assert sorted(link for link in page.links if link.endswith(".html")) == runs
+    assert len(page.images) == 2
+    brief = Page("runs/compare/ifca-seed0/report.html")
+    assert "are added by the command report" in brief.text
+    assert cli.main(["report", "runs/compare/ifca-seed0", "--format", "pdf"]) == 0
+    whole = Page("runs/compare/ifca-seed0/report.html")
+    assert len(whole.images) > len(brief.images)
+    assert "test accuracy (%)" in whole.text, "of each client"
+    kinds = [{path.stem for path in pathlib.Path("runs/compare/ifca-seed0/plots").glob(f"*.{kind}")} for kind in
+             ("png", "pdf")]  # fmt: skip
+    assert kinds[0] == kinds[1]
+    # A comparison that is taken up leaves the page of a run that has ended as it is.
+    assert cli.main(["resume", "runs/compare"]) == 0
+    assert len(Page("runs/compare/ifca-seed0/report.html").images) == len(whole.images)
     assert "group_by_cluster.png" in os.listdir("runs/compare/ifca-seed0/plots")
 
 

@@ -19,7 +19,7 @@ from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.files import check_writable, read_json
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import read_config, read_history
+from fedjax_cluster.simulation.run_directory import SUMMARY, read_config, read_history
 
 OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
 THE_METHOD = ("identity.algorithm", "method")
@@ -83,20 +83,58 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
     Raises:
       ValueError: no run there, one that has not ended, or one with a damaged file.
     """
+    return _outcomes(_grouped(find_runs(paths)))
+
+
+def _grouped(paths: Sequence[pathlib.Path]) -> dict[str, dict[int, SavedRun]]:
+    """Label -> seed -> run."""
     groups: dict[str, dict[int, SavedRun]] = {}
-    for run in map(read_run, find_runs(paths)):
+    for run in map(read_run, paths):
         seeds = groups.setdefault(json.dumps(run.settings(identity=True), sort_keys=True), {})
         first = seeds.setdefault(run.seed, run)
         if first is not run:
             logger.warning(
                 f"{run.path} is not counted: {first.path} is a run of the same experiment and seed {run.seed}"
             )
-    runs = [tuple(seeds.values()) for seeds in groups.values()]
-    labels = _labels([of_group[0] for of_group in runs])
+    labels = _labels([next(iter(seeds.values())) for seeds in groups.values()])
+    return dict(zip(labels, groups.values(), strict=True))
+
+
+def _outcomes(groups: Mapping[str, Mapping[int, SavedRun]]) -> list[Outcome]:
     return [
-        Outcome(label, tuple(dict(run.summary) for run in of_group), tuple(run.history for run in of_group))
-        for label, of_group in zip(labels, runs, strict=True)
+        Outcome(label, tuple(dict(run.summary) for run in of.values()), tuple(run.history for run in of.values()))
+        for label, of in groups.items()
     ]
+
+
+def _background(groups: Mapping[str, Mapping[int, SavedRun]]) -> report.comparison_page.Background:
+    first = {label: next(iter(of.values())) for label, of in groups.items()}
+    return report.comparison_page.Background(
+        {label: {seed: run.path for seed, run in of.items()} for label, of in groups.items()},
+        {label: {**run.experiment, "rounds": run.rounds} for label, run in first.items()},
+        _machine_of(next(iter(first.values())).path),
+    )
+
+
+def _told(path: pathlib.Path, summary: Mapping[str, Any]) -> report.run_page.Told:
+    """What a run's config.json tells its page."""
+    config = read_config(path)
+    settings = dict(config["experiment"] or {})
+    options = dict(config["identity"].get("algorithm_config") or {})
+    if settings:
+        # The method's options stand by themselves, with their defaults; the others are settings already.
+        options = {name: value for name, value in options.items() if name not in KINDS["method"].common}
+        settings.pop("method_options", None)
+    return report.run_page.Told(summary, settings, options, _machine_of(path))
+
+
+def _machine_of(path: pathlib.Path) -> dict[str, Any]:
+    """Versions and devices with which a run was begun; nothing where it has left none."""
+    with contextlib.suppress(ValueError):
+        config = read_config(path)
+        versions = config.get("versions", {})
+        return {**versions, **config.get("machine", {})}
+    return {}
 
 
 def read_run(path: pathlib.Path) -> SavedRun:
@@ -121,22 +159,26 @@ def read_run(path: pathlib.Path) -> SavedRun:
     return run
 
 
-def write_report(paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Prints the runs' table, and writes it and their learning curves; returns the files written.
+def write_report(
+    paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None, format: str = "png"
+) -> list[pathlib.Path]:
+    """Prints the runs' table, and writes it, their pictures and a page of them; returns the files written.
 
     Of a single run it prints the summary and draws the pictures again, in the folder plots; of several it leaves
-    comparison.md, comparison.csv, comparison.tex and learning_curves.png.
+    comparison.md, comparison.csv, comparison.tex, learning_curves.png and small_multiples.png. The page is report.html.
 
     Args:
       paths: run directories, or directories that hold some; or that of a comparison, which may have been interrupted.
       out: where to leave them. None takes the run's own directory, and of several the first path; where that cannot be
         written, nothing is left, and the log says so.
+      format: "pdf" or "svg" for pictures in that format as well; the page has them as PNG.
 
     Raises:
       ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
     """
     compared = pathlib.Path(paths[0]) if len(paths) == 1 and comparison.is_comparison(pathlib.Path(paths[0])) else None
     runs = find_runs(paths)
+    formats = tuple(dict.fromkeys(("png", format)))
     directory = (
         pathlib.Path(out) if out is not None else runs[0] if len(runs) == 1 and not compared else pathlib.Path(paths[0])
     )
@@ -151,22 +193,85 @@ def write_report(paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | 
     if len(runs) == 1 and not compared:
         run = read_run(runs[0])
         report.tables.summary_table(run.summary, run.path).print()
-        return report.pages.write_plots(directory, _drawable(run)) if writable else []
-    groups = read_comparison(compared) if compared else read_runs(runs)
-    table = report.tables.comparison_table(groups)
+        return leave_run(directory, _drawable(run), run.summary, source=run.path, formats=formats) if writable else []
+    groups = {} if compared else _grouped(runs)
+    outcomes = read_comparison(compared) if compared else _outcomes(groups)
+    table = report.tables.comparison_table(outcomes)
     table.print()
-    return leave_comparison(groups, table, directory) if writable else []
+    if not writable:
+        return []
+    background = background_of(compared) if compared else _background(groups)
+    return leave_comparison(outcomes, table, directory, background, formats=formats)
+
+
+def leave_run(
+    directory: pathlib.Path,
+    run: SimulationResult | Mapping[str, dict[str, np.ndarray]],
+    summary: Mapping[str, Any],
+    *,
+    source: pathlib.Path | None = None,
+    formats: Sequence[str] = ("png",),
+    brief: bool = False,
+) -> list[pathlib.Path]:
+    """Draws a run's pictures into `directory`/plots and writes its report.html; returns the files written.
+
+    Args:
+      directory: where to leave them.
+      run: the run, or {method: history}.
+      summary: what summary.json holds.
+      source: the run's directory, where it is another.
+      formats: "png", and "pdf" or "svg" if wanted as well.
+      brief: only the pictures over the rounds; a page that is there already, and not older than the run, stays.
+    """
+    source = directory if source is None else source
+    page = directory / report.run_page.PAGE
+    if brief and page.is_file() and page.stat().st_mtime >= (source / SUMMARY).stat().st_mtime:
+        return []
+    plots = report.pages.write_plots(directory, run, formats=formats, brief=brief)
+    more = "Pictures of the clients and of the method are added by the command report." if brief else ""
+    finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
+    if finished is not None and not brief and told.settings.get("eval_clients") is None:
+        told = told._replace(per_client=finished.per_client)
+    return [*plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
 
 
 def leave_comparison(
-    outcomes: Sequence[Outcome], table: report.tables.Table, directory: pathlib.Path
+    outcomes: Sequence[Outcome],
+    table: report.tables.Table,
+    directory: pathlib.Path,
+    background: report.comparison_page.Background | None = None,
+    *,
+    formats: Sequence[str] = ("png",),
 ) -> list[pathlib.Path]:
-    """Writes a comparison's table and learning curves; returns the files written."""
+    """Writes a comparison's table, learning curves and report.html; returns the files written.
+
+    `background` is by default that of the comparison in `directory`.
+    """
     written = [directory / f"comparison.{kind}" for kind in ("md", "csv", "tex")]
     table.write(*written)
     drawn = {outcome.label: outcome.histories for outcome in outcomes if outcome.histories}
-    figure = report.small_multiples.comparison_figure(drawn)
-    return [*written, report.style.save(figure, directory / "learning_curves.png")]
+    figures = {"learning_curves": report.small_multiples.comparison_figure(drawn)}
+    if 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
+        figures["small_multiples"] = report.small_multiples.small_multiples(drawn)
+    plots = [
+        report.style.save(figure, directory / f"{name}.{kind}") for name, figure in figures.items() for kind in formats
+    ]
+    known = background_of(directory) if background is None else background
+    page = report.comparison_page.write_comparison_page(directory, outcomes, table, plots, known)
+    return [*written, *plots, page]
+
+
+def background_of(path: pathlib.Path) -> report.comparison_page.Background:
+    """Where the runs of a comparison are, and their settings.
+
+    Raises:
+      ValueError: not the directory of a comparison.
+    """
+    configs, seeds, _ = comparison.read(path)
+    runs = {label: {seed: path / comparison.run_name(label, seed) for seed in seeds} for label in configs}
+    settings = {label: config.to_json() for label, config in configs.items()}
+    begun = [run for of in runs.values() for run in of.values() if run.is_dir()]
+    return report.comparison_page.Background(runs, settings, _machine_of(begun[0]) if begun else {})
 
 
 def read_comparison(path: pathlib.Path) -> list[Outcome]:

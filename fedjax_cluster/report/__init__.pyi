@@ -1,12 +1,17 @@
 from . import bars as bars
+from . import captions as captions
 from . import client_labels as client_labels
 from . import clusters as clusters
+from . import comparison_page as comparison_page
 from . import curves as curves
+from . import headlines as headlines
 from . import histories as histories
 from . import methods as methods
 from . import names as names
+from . import page_style as page_style
 from . import pages as pages
 from . import paper_rows as paper_rows
+from . import run_page as run_page
 from . import shown_clients as shown_clients
 from . import significance as significance
 from . import similarity_matrix as similarity_matrix
@@ -14,3 +19,5 @@ from . import small_multiples as small_multiples
 from . import style as style
 from . import table as table
 from . import tables as tables
+from . import timeline as timeline
+from . import web_page as web_page

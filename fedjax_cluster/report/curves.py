@@ -107,6 +107,10 @@ def curves(
             elif name == ARI:
                 lowest = min(float(found.mean(axis=0).min(initial=0.0)) for _, found in values[name].values())
                 axes.set_ylim(lowest - 0.06, 1.06)
+            elif name.startswith("num_"):
+                low, high = axes.get_ylim()
+                if high - low < 1:  # a count that stays the same has no ticks between whole numbers
+                    axes.set_ylim((low + high) / 2 - 1.2, (low + high) / 2 + 1.2)
             if name in levels:
                 axes.axhline(factor * levels[name], **style.GUIDE)
         round_axis(panels[-1])

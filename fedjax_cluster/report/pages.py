@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.report import client_labels, clusters, curves
-from fedjax_cluster.report.histories import History
+from fedjax_cluster.report import client_labels, clusters, curves, timeline
+from fedjax_cluster.report.histories import History, by_seed, chosen_metric, has_values
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.style import save
 from fedjax_cluster.types import FinishedRun
@@ -21,24 +22,53 @@ logger = logging.getLogger(__name__)
 METHOD_FIGURES = {"cfl": "cfl", "cfl_gp": "cfl_gp", "fedgwc": "fedgwc", "flag": "flag", "pacfl": "flag"}
 
 
-def write_plots(directory: str | pathlib.Path, run: FinishedRun | Mapping[str, History]) -> list[pathlib.Path]:
+def write_plots(
+    directory: str | pathlib.Path,
+    run: FinishedRun | Mapping[str, History],
+    *,
+    formats: Sequence[str] = ("png",),
+    brief: bool = False,
+) -> list[pathlib.Path]:
     """Draws all that applies to a run into `directory`/plots, and returns the files written.
 
-    `learning_curves.png` always; `client_labels.png` where there are classes; `group_by_cluster.png` where true groups
-    are known; and the pictures of its method.
+    `learning_curves` and `training_curves` always; `cluster_timeline` where there were several clusters;
+    `client_labels` where there are classes; `group_by_cluster` where true groups are known; and the pictures of its
+    method.
 
     Args:
       directory: the run directory.
-      run: a finished run; or {method: history}, which is enough for the learning curves.
+      run: a finished run; or {method: history}, which is enough for the curves.
+      formats: "png", "pdf" or "svg": a file of each picture in each.
+      brief: only what happened over the rounds.
     """
-    figures = {"learning_curves": curves.learning_curves(run)} if isinstance(run, Mapping) else run_figures(run)
-    return [save(figure, pathlib.Path(directory) / "plots" / f"{name}.png") for name, figure in figures.items()]
+    figures = round_figures(run) if isinstance(run, Mapping) or brief else run_figures(run)
+    folder = pathlib.Path(directory) / "plots"
+    return [save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
+
+
+def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]:
+    """Name -> picture of what happened over the rounds: curves, and who was in which cluster."""
+    histories = run if isinstance(run, Mapping) else {run.algorithm.name: run.history}
+    figures = {"learning_curves": curves.learning_curves(histories)}
+    seeds = by_seed(histories)
+    shown = chosen_metric(seeds, None)
+    several = any(np.nanmax(history.get("num_clusters", 1)) > 1 for runs in seeds.values() for history in runs)
+    columns = [name for name in ("loss", "num_clusters") if name != shown and has_values(seeds, name)]
+    if columns := [name for name in columns if several or name != "num_clusters"]:
+        figures["training_curves"] = curves.curves(histories, columns)
+    if not isinstance(run, Mapping):
+        index, _, group, names = shown_clients(run)
+        rounds, cluster = run.assignments
+        cluster = np.asarray(cluster)[:, index]
+        if len(np.unique(cluster)) > 1:
+            figures["cluster_timeline"] = timeline.cluster_timeline(rounds, cluster, group, names, index)
+    return figures
 
 
 def run_figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> picture of all that applies to a finished run."""
     index, labels, group, names = shown_clients(run)
-    figures = {"learning_curves": curves.learning_curves({run.algorithm.name: run.history})}
+    figures = round_figures(run)
     info = run.federation.info
     if info.task == "classification":
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]

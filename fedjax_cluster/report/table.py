@@ -206,6 +206,11 @@ class Table:
         csv.writer(buffer, lineterminator="\n").writerows([names, *rows])
         return buffer.getvalue()
 
+    def texts(self) -> tuple[list[str], list[list[str]], list[bool]]:
+        """Headings, rows of cells as they are shown, and which columns are of numbers."""
+        numeric = [self._side(index) == "right" for index in range(len(self.columns))]
+        return [column.name for column in self.columns], self._texts(), numeric
+
     def write(self, *paths: str | pathlib.Path) -> None:
         """Writes the table to files ending in .md, .csv or .tex (otherwise ValueError); each is complete or absent."""
         ways: dict[str, Callable[[], str]] = {".md": self.markdown, ".csv": self.csv, ".tex": self.latex}

@@ -3,6 +3,7 @@ from . import churn as churn
 from . import evaluation as evaluation
 from . import history as history
 from . import ledger as ledger
+from . import loggers as loggers
 from . import loop as loop
 from . import model_files as model_files
 from . import progress as progress

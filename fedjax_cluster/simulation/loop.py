@@ -20,6 +20,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
+from fedjax_cluster.simulation.assignments import Kept, with_moves
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
@@ -38,7 +39,7 @@ from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory
-from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, RunKeys, run_keys, run_segment
+from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
 from fedjax_cluster.types import (
     Churn,
     ClientData,
@@ -200,6 +201,7 @@ class _Run:
     info: RoundInfo  # of `init`
     history: History = dataclasses.field(default_factory=dict)
     events: tuple[Event, ...] = ()
+    moves: Kept = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     evaluated: bool = True  # no evaluation is due that has not been done
     warned: bool = False
@@ -234,6 +236,9 @@ class _Run:
         if rows["event"][-1]:
             self.take_snapshot(reached - 1)
         self.history = append(self.history, rows)
+        if LABELS in reports:
+            assigned = np.asarray(reports[LABELS])[: reached - start, : len(self.federation.train.num_examples)]
+            self.moves = with_moves(self.moves, start, assigned)
         return elapsed, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
 
     def add_figures(self, per_client: dict[str, np.ndarray], callbacks: Sequence[Callback]) -> dict[str, float]:
@@ -288,7 +293,7 @@ class _Run:
             return True
         started = time.monotonic()
         try:
-            self.directory.save(Saved(self.state, self.history, self.evaluated))
+            self.directory.save(Saved(self.state, self.history, self.evaluated), self.moves)
         except (OSError, ValueError, RuntimeError) as error:
             LOG.warning(
                 f"cannot save round {self.done} in {self.directory.path} ({' '.join(str(error).split())[:150]}); "
@@ -336,6 +341,7 @@ class _Run:
             summary,
             self.keys.evaluation,
             self.mapping,
+            self.moves,
         )
 
 
@@ -371,7 +377,7 @@ def _start(
         directory.open()
         if (restored := directory.restore(state)) is not None:
             run.state, run.history, run.evaluated = restored[:3]
-            run.events = directory.read_events(restored)
+            run.events, run.moves = directory.read_events(restored), directory.read_moves(run.done)
         elif saved:  # a checkpoint that is none after all
             run.state, run.info = initial(template=False)
     if run.done == 0 and bool(run.info.event):

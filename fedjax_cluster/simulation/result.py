@@ -18,6 +18,7 @@ from rich.console import Console
 from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.nn.precision import in_32_bits
+from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.evaluation import evaluate_clients, predict_client
 from fedjax_cluster.simulation.model_files import save_client, save_clusters
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
@@ -34,13 +35,6 @@ class PerClient(NamedTuple):
     examples: np.ndarray  # i32[M], training rows
 
 
-class Assignments(NamedTuple):
-    """Clusters of the clients as rounds went on."""
-
-    rounds: np.ndarray  # i32[E], rounds done
-    cluster: np.ndarray  # i32[E, M], −1 where a client had none
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class SimulationResult:
     """A finished run.
@@ -54,6 +48,7 @@ class SimulationResult:
         `clustering_seconds` where these were timed, `seconds`, and the metrics on test rows (NaN between evaluations).
       events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
+      moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
     """
 
     algorithm: ClusteredAlgorithm
@@ -64,6 +59,7 @@ class SimulationResult:
     summary: dict[str, Any]
     evaluation_key: Array
     mapping: ClientMapping
+    moves: Kept = dataclasses.field(default_factory=dict)
 
     @property
     def labels(self) -> np.ndarray:
@@ -88,10 +84,15 @@ class SimulationResult:
 
     @property
     def assignments(self) -> Assignments:
-        """The clusters after each event that the method kept them of (CFL, FedGWC, FLAG, PACFL), and at the end."""
+        """The clusters after the first round, after each in which a client moved, after each event, and at the end.
+
+        Of more than 2 048 clients only after events that the method kept them of (CFL, FedGWC, FLAG, PACFL), and at
+        the end.
+        """
         count = len(self.federation.train.num_examples)
-        kept = {event.round + 1: np.asarray(event.content["labels"])[:count] for event in self.events
-                if "labels" in event.content}  # fmt: skip
+        of_events = {event.round + 1: np.asarray(event.content["labels"])[:count] for event in self.events
+                     if "labels" in event.content}  # fmt: skip
+        kept = {**self.moves, **of_events}
         kept[int(self.state.round)] = self.labels
         rounds = sorted(kept)
         return Assignments(np.asarray(rounds, np.int32), np.stack([kept[at] for at in rounds]).astype(np.int32))

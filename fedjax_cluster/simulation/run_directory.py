@@ -8,7 +8,9 @@ import importlib.metadata
 import io
 import logging
 import pathlib
+import platform
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,12 +32,14 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
+from fedjax_cluster.simulation.assignments import Kept, read_moves, write_moves
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
 from fedjax_cluster.types import Event, State
 
 LOG = logging.getLogger(__name__)
 VERSION = 3
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
+ASSIGNMENTS = "assignments.npz"
 COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
 MOST_NAMED = 4  # differences that a refusal names
 
@@ -105,7 +109,7 @@ class RunDirectory:
             text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
             LOG.warning(f"{self.path} was begun with {text}; with other versions the last digits may differ")
         if known is None:
-            known = {"version": VERSION, "versions": versions, "identity": self._identity}
+            known = {"version": VERSION, "versions": versions, "machine": _machine(), "identity": self._identity}
         elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
             return
         write_json(self.path / CONFIG, sealed({**known, "experiment": self._config}))
@@ -130,10 +134,16 @@ class RunDirectory:
                 f"({error}); choose another directory"
             ) from error
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: Saved, moves: Kept) -> None:
         if self._refusal is None:
             self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
             write_history(self.path / METRICS, saved.history)
+            if moves:
+                write_moves(self.path / ASSIGNMENTS, moves)
+
+    def read_moves(self, done: int) -> Kept:
+        """Who moved in the first `done` rounds, as far as it was kept."""
+        return read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
 
     def write_event(self, event: Event) -> None:
         """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
@@ -221,6 +231,16 @@ def write_history(path: pathlib.Path, history: Mapping[str, np.ndarray]) -> None
     if not path.is_file() or path.read_bytes() != content:
         with atomic_file(path) as beside:
             beside.write_bytes(content)
+
+
+def _machine() -> dict[str, str]:
+    """What a run was begun on; a reader may want to know it, nothing depends on it."""
+    devices = Counter(device.device_kind for device in jax.devices())
+    return {
+        "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def _listed(path: pathlib.Path) -> list[pathlib.Path]:

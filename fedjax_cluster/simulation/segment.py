@@ -10,11 +10,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_cluster import parallel
+from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.simulation.history import report_round
 from fedjax_cluster.types import ClusteredAlgorithm, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
+LABELS = "labels"  # i16[M] of a round's report, beside its scalars
+MOST_FOLLOWED = 2048  # clients whose clusters are reported each round: 4 MB a segment
 
 
 class RunKeys(NamedTuple):
@@ -58,7 +61,10 @@ def run_segment(
         return state, report(info, state)
 
     def report(info: RoundInfo, state: State) -> dict[str, Array]:
-        return report_round(info, with_numbers_everywhere(state), group)
+        state = with_numbers_everywhere(state)
+        row = report_round(info, state, group)
+        assigned = labels(state.clients.membership)
+        return row if len(assigned) > MOST_FOLLOWED else {**row, LABELS: assigned.astype(jnp.int16)}
 
     def with_numbers_everywhere(state: State) -> State:
         # Who is drawn, and what is reported, depends on numbers of all clients.

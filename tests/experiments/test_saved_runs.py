@@ -12,6 +12,7 @@ import fedjax_cluster as fc
 from fedjax_cluster.experiments import runs, saved_runs
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.files import write_json
+from tests.pages import Page
 
 HISTORY = "checkpoints/20/history/metadata"
 FILES = ("config.json", "summary.json", HISTORY)
@@ -140,7 +141,13 @@ def test_every_row_of_a_report_has_its_curve(leave, tmp_path, monkeypatch):
         "comparison.csv",
         "comparison.tex",
         "learning_curves.png",
+        "small_multiples.png",
+        "report.html",
     ]
+    page = Page(tmp_path / "out" / "report.html")
+    assert "4 methods over 2 seeds: " in page.text
+    assert all(row in page.text for row in rows)
+    assert len(page.images) == 2
 
 
 # ------------------------------------------------------------------------------------- damaged, read-only
@@ -234,7 +241,8 @@ def test_a_directory_that_cannot_be_written_is_reported_all_the_same(leave, tmp_
         with pytest.raises(ValueError, match="read-only"):
             saved_runs.write_report(paths, tmp_path / "elsewhere")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("plots", "comparison.md", "comparison.csv", "comparison.tex", "learning_curves.png")
+        *("plots", "comparison.md", "comparison.csv", "comparison.tex"),
+        *("learning_curves.png", "small_multiples.png", "report.html"),
     }
     assert {path.name for path in one.iterdir()} == {"config.json", "summary.json", "checkpoints"}
 
@@ -246,6 +254,8 @@ def test_a_run_whose_state_cannot_be_read_keeps_its_curves(leave, monkeypatch, c
         raise ValueError("the checkpoint is damaged")
 
     monkeypatch.setattr(saved_runs, "load_run", damaged)
-    (picture,) = saved_runs.write_report([path])
-    assert picture == path / "plots" / "learning_curves.png"
+    *pictures, page = saved_runs.write_report([path], format="svg")
+    names = [f"{name}.{kind}" for name in ("learning_curves", "training_curves") for kind in ("png", "svg")]
+    assert pictures == [path / "plots" / name for name in names]
+    assert len(Page(page).images) == 2
     assert f"only the curves of {path} are drawn" in caplog.text

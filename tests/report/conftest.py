@@ -1,12 +1,20 @@
 import itertools
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
+from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
 from fedjax_cluster.report.paper_rows import PaperRow
+from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, State
+
+CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
+GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
 
 
 @pytest.fixture
@@ -25,6 +33,47 @@ def make_history():
             "test_loss": np.where(evaluated, 1.0 / (number + 1), np.nan),
         }
         return {**history, **(columns or {})}
+
+    return make
+
+
+@pytest.fixture
+def make_result(make_history):
+    """A run of 6 clients on 8 rows of capacity; client 5 has no examples and so is in no cluster."""
+
+    def make(method="cfl_gp", *, group=GROUP, clustered=True):
+        rng = np.random.default_rng(0)
+        examples = np.asarray([3, 3, 3, 3, 3, 0], np.int32)
+        present = np.pad(examples > 0, (0, CAPACITY - CLIENTS))
+        profile = np.zeros((CAPACITY, CLUSTERS, WIDTH), np.float32)
+        profile[:CLIENTS] = rng.normal(size=(2, CLUSTERS, WIDTH))[GROUP] + 0.1 * rng.normal(
+            size=(CLIENTS, CLUSTERS, WIDTH)
+        )
+        profile[~present] = 0
+        weights = np.zeros((CAPACITY, CLUSTERS), np.float32)
+        weights[np.flatnonzero(present), [1, 1, 1, 0, 0]] = 1
+        clients = Clients(
+            jnp.asarray(weights),
+            jnp.asarray(present),
+            jnp.asarray(profile * clustered),
+            jnp.asarray(np.repeat(present[:, None], CLUSTERS, 1) * clustered, jnp.int32),
+        )
+        grams = jnp.asarray(np.einsum("akd,bkd->kab", profile, profile) * clustered, jnp.float32)
+        server = Server(**{**dict.fromkeys(Server._fields), "grams": grams})
+        state = State(Clusters({}, {}, jnp.ones(CLUSTERS, bool)), clients, server, jnp.zeros((), jnp.int32))
+        rows = ClientData(np.zeros((CLIENTS, 3, 2)), np.zeros((CLIENTS, 3), np.int32), examples)
+        federation = Federation(rows, rows, None, group, DatasetInfo("made up", (2,), 2, group_names=("left", "right")))
+        labels = np.where(present, weights.argmax(1), -1)[:CLIENTS]
+        moved = np.stack([np.where(labels < 0, -1, 1), labels, labels])  # clients 3 and 4 in round 4
+        return SimpleNamespace(
+            algorithm=SimpleNamespace(name=method),
+            federation=federation,
+            state=state,
+            history=make_history(),
+            events=(),
+            labels=labels,
+            assignments=(np.asarray([1, 4, 20]), moved),
+        )
 
     return make
 

@@ -13,6 +13,8 @@ from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
 
+ALWAYS = ("learning_curves", "training_curves", "cluster_timeline", "client_labels", "group_by_cluster")
+
 
 def lines_of(axes):
     """Label -> (x, y) of the lines drawn."""
@@ -102,7 +104,7 @@ def test_a_run_has_its_splits_the_last_similarities_and_the_tree(check_layout, t
     marks = [line.get_xdata()[0] for line in drawn["split_history"].axes[0].lines if line.get_label() == "split"]
     assert marks == sorted({event.round + 1 for event in splits})
     names = {path.name for path in pages.write_plots(tmp_path, run)}
-    assert names == {f"{name}.png" for name in (*drawn, "learning_curves", "client_labels", "group_by_cluster")}
+    assert names == {f"{name}.png" for name in (*drawn, *ALWAYS)}
 
 
 def test_a_run_without_a_split_has_its_curve():

@@ -1,54 +1,14 @@
-from types import SimpleNamespace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
-from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
 from fedjax_cluster.report import client_labels, clusters, curves, pages
 from fedjax_cluster.report.methods import cfl_gp
-from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, State
 
-CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
-GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
-ALL = ["client_features.png", "client_labels.png", "group_by_cluster.png", "learning_curves.png", "singular_values.png"]
-
-
-@pytest.fixture
-def make_result(make_history):
-    """A run of 6 clients on 8 rows of capacity; client 5 has no examples and so is in no cluster."""
-
-    def make(method="cfl_gp", *, group=GROUP, clustered=True):
-        rng = np.random.default_rng(0)
-        examples = np.asarray([3, 3, 3, 3, 3, 0], np.int32)
-        present = np.pad(examples > 0, (0, CAPACITY - CLIENTS))
-        profile = np.zeros((CAPACITY, CLUSTERS, WIDTH), np.float32)
-        profile[:CLIENTS] = rng.normal(size=(2, CLUSTERS, WIDTH))[GROUP] + 0.1 * rng.normal(
-            size=(CLIENTS, CLUSTERS, WIDTH)
-        )
-        profile[~present] = 0
-        weights = np.zeros((CAPACITY, CLUSTERS), np.float32)
-        weights[np.flatnonzero(present), [1, 1, 1, 0, 0]] = 1
-        clients = Clients(
-            jnp.asarray(weights),
-            jnp.asarray(present),
-            jnp.asarray(profile * clustered),
-            jnp.asarray(np.repeat(present[:, None], CLUSTERS, 1) * clustered, jnp.int32),
-        )
-        grams = jnp.asarray(np.einsum("akd,bkd->kab", profile, profile) * clustered, jnp.float32)
-        server = Server(**{**dict.fromkeys(Server._fields), "grams": grams})
-        state = State(Clusters({}, {}, jnp.ones(CLUSTERS, bool)), clients, server, jnp.zeros((), jnp.int32))
-        rows = ClientData(np.zeros((CLIENTS, 3, 2)), np.zeros((CLIENTS, 3), np.int32), examples)
-        federation = Federation(rows, rows, None, group, DatasetInfo("made up", (2,), 2, group_names=("left", "right")))
-        labels = np.where(present, weights.argmax(1), -1)[:CLIENTS]
-        algorithm = SimpleNamespace(name=method)
-        return SimpleNamespace(
-            algorithm=algorithm, federation=federation, state=state, history=make_history(), events=(), labels=labels
-        )
-
-    return make
+CLIENTS, CAPACITY, CLUSTERS = 6, 8, 2  # of `make_result`
+ROUNDS = ["cluster_timeline.png", "learning_curves.png", "training_curves.png"]
+ALL = sorted([*ROUNDS, "client_features.png", "client_labels.png", "group_by_cluster.png", "singular_values.png"])
 
 
 @pytest.fixture
@@ -110,18 +70,16 @@ def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given)
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"method": "ifca"}, ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]),
-        ({"method": "ifca", "group": None}, ["client_labels.png", "learning_curves.png"]),
-        ({"group": None}, ["client_features.png", "client_labels.png", "learning_curves.png", "singular_values.png"]),
-        (
-            {"group": np.full(CLIENTS, -1)},
-            ["client_features.png", "client_labels.png", "learning_curves.png", "singular_values.png"],
-        ),
-        ({"clustered": False}, ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]),
+        ({"method": "ifca"}, ["client_labels.png", "group_by_cluster.png"]),
+        ({"method": "ifca", "group": None}, ["client_labels.png"]),
+        ({"group": None}, ["client_features.png", "client_labels.png", "singular_values.png"]),
+        ({"group": np.full(CLIENTS, -1)}, ["client_features.png", "client_labels.png", "singular_values.png"]),
+        ({"clustered": False}, ["client_labels.png", "group_by_cluster.png"]),
     ],
 )
 def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
-    assert sorted(path.name for path in pages.write_plots(tmp_path, make_result(**options))) == names
+    written = pages.write_plots(tmp_path, make_result(**options))
+    assert sorted(path.name for path in written) == sorted([*ROUNDS, *names])
 
 
 def test_a_regression_has_no_labels(make_result, tmp_path):
@@ -133,8 +91,8 @@ def test_a_regression_has_no_labels(make_result, tmp_path):
 
 def test_curves_are_drawn_from_a_history_alone(make_history, tmp_path, given):
     history = make_history()
-    (path,) = pages.write_plots(str(tmp_path), {"ifca": history})
-    assert path == tmp_path / "plots" / "learning_curves.png"
+    paths = pages.write_plots(str(tmp_path), {"ifca": history})
+    assert paths == [tmp_path / "plots" / name for name in ("learning_curves.png", "training_curves.png")]
     (histories,), _ = given["learning_curves"]
     assert histories == {"ifca": history}
 
@@ -145,5 +103,6 @@ def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, t
     result.state = result.state._replace(server=result.state.server._replace(grams=lost))
     result.history = {**result.history, **dict.fromkeys(("loss", "accuracy", "test_loss"), np.full(20, np.nan))}
     written = pages.write_plots(tmp_path, result)
-    assert sorted(path.name for path in written) == ["client_labels.png", "group_by_cluster.png", "learning_curves.png"]
+    left = [*ROUNDS, "client_labels.png", "group_by_cluster.png"]
+    assert sorted(path.name for path in written) == sorted(left)
     assert "the pictures of cfl_gp alone are left out: " in caplog.text

@@ -42,7 +42,7 @@ def test_assignments_are_those_of_events_and_the_last(result):
     rounds, cluster = before.assignments
     assert rounds.tolist() == [1, 3]
     np.testing.assert_array_equal(cluster, [np.full(count, 7), result.labels])
-    assert result.assignments.rounds.tolist() == [3]
+    assert result.assignments.rounds.tolist() == [1, 3]
 
 
 def test_the_repr_is_a_screen(result):

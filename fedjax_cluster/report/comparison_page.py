@@ -1,0 +1,175 @@
+"""The page of a comparison: the table, the curves, each run with a link to its own page, and the settings."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from fedjax_cluster.report import web_page as web
+from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.report.run_page import PAGE, as_text, flat
+from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Table, spread
+from fedjax_cluster.report.tables import diverged, quality
+from fedjax_cluster.report.web_page import Html, Section
+
+MOST_TITLED = 4  # methods in the title
+PICTURES = {
+    "learning_curves": (
+        "Learning curves.",
+        "Mean over the seeds of what the methods are compared by, after each evaluation; a band is one sample standard "
+        "deviation, a cross where a method's run was not finite any more.",
+    ),
+    "small_multiples": (
+        "Each method alone.",
+        "The same curves, a panel for each method with the others in grey; the number is the last mean.",
+    ),
+}
+
+
+class Compared(Protocol):
+    """One method's runs over the seeds."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
+
+    @property
+    def failed(self) -> Mapping[int, str]: ...  # seed -> why
+
+
+class Background(NamedTuple):
+    """Where the runs of a comparison are, and with which settings they were made."""
+
+    directories: Mapping[str, Mapping[int, pathlib.Path]]  # label -> seed -> of the run
+    settings: Mapping[str, Mapping[str, Any]]  # label -> configuration
+    machine: Mapping[str, Any]  # versions and devices of the first run, by name
+
+
+def write_comparison_page(
+    directory: str | pathlib.Path,
+    compared: Sequence[Compared],
+    table: Table,
+    plots: Sequence[pathlib.Path],
+    background: Background,
+) -> pathlib.Path:
+    """Writes report.html into a comparison's directory and returns its path.
+
+    Args:
+      directory: where the page is left.
+      compared: the methods.
+      table: what `tables.comparison_table` says of them.
+      plots: pictures; those that are PNG files go into the page.
+      background: see there.
+    """
+    directory = pathlib.Path(directory)
+    drawn = [
+        web.picture(path, *PICTURES[path.stem], link=os.path.relpath(path, directory))
+        for path in plots
+        if path.suffix == ".png" and path.stem in PICTURES
+    ]
+    failures = [
+        (method_name(each.label), seed, reason) for each in compared for seed, reason in sorted(each.failed.items())
+    ]
+    sections = [
+        Section("results", "Results", web.table(table)),
+        Section("rounds", "Over the rounds", web.figures(drawn)),
+        Section("runs", "Each run", _runs(directory, compared, background)),
+        Section("failures", "What failed", web.grid(failures, ("method", "seed", "why")) if failures else Html("")),
+        Section("configuration", "Configuration", _settings(background.settings)),
+        Section("environment", "Environment", web.pairs(background.machine.items())),
+    ]
+    return web.write_page(
+        directory / PAGE,
+        _title(compared),
+        lead(compared),
+        sections,
+        end="Left by fedjax_cluster. Tables and pictures are in this file, which loads nothing from elsewhere.",
+    )
+
+
+def lead(compared: Sequence[Compared]) -> str:
+    """A comparison in one sentence: which method is best by its mean over the seeds, and which follows."""
+    counts = sorted({len(each.summaries) + len(each.failed) for each in compared})
+    seeds = " or ".join(f"{count}" for count in counts) + (" seed" if counts == [1] else " seeds")
+    begin = f"{counted(len(compared), 'method')} over {seeds}"
+    every = [summary for each in compared for summary in each.summaries]
+    accurate = any(quality(summary, "accuracy") is not None for summary in every)
+    name, factor, decimals, unit = ("accuracy", 100, 1, " %") if accurate else ("test_loss", 1, 4, "")
+    found = [(each.label, spread([quality(summary, name, factor) for summary in each.summaries])) for each in compared]
+    known = sorted(
+        ((label, value) for label, value in found if value is not None),
+        key=lambda pair: -pair[1].mean if accurate else pair[1].mean,
+    )
+    if not known:
+        return f"{begin}: none has a result."
+    texts = [
+        f"{method_name(label)} with {Number(*value, decimals=decimals).text()}{unit}" for label, value in known[:2]
+    ]
+    what = "highest mean test accuracy" if accurate else "lowest mean test loss"
+    alone = len(known) == 1
+    return f"{begin}: {texts[0]} {'alone has a result' if alone else f'has the {what}'}" + (
+        "." if alone else f"; {texts[1]} follows."
+    )
+
+
+def _title(compared: Sequence[Compared]) -> str:
+    names = [method_name(each.label) for each in compared]
+    summaries = [summary for each in compared for summary in each.summaries]
+    places = {tuple(str(summary.get(key) or "") for key in ("scenario", "dataset")) for summary in summaries}
+    named = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+    text = named if len(names) <= MOST_TITLED else counted(len(names), "method")
+    if len(places) != 1:
+        return text
+    scenario, data = next(iter(places))
+    return f"{text} on {' '.join(filter(None, (scenario.replace('_', ' '), data if data != scenario else '')))}"
+
+
+def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Background) -> Html:
+    """Methods by seeds: the figure of each run, and a link where it has left a page."""
+    lines, seeds = {}, sorted({seed for of in background.directories.values() for seed in of})
+    for each in compared:
+        ended = {summary.get("seed"): summary for summary in each.summaries}
+        cells: list[object] = []
+        for seed in seeds:
+            path = background.directories.get(each.label, {}).get(seed)
+            text = _figure(ended[seed]) if seed in ended else "failed" if seed in each.failed else NOTHING
+            page = None if path is None else path / PAGE
+            there = page is not None and page.is_file()
+            cells.append(web.element("a", text, href=_relative(page, directory)) if there and page else text)
+        lines[each.label] = (method_name(each.label), *cells)
+    if not seeds:
+        return Html("")
+    headings = ("method", *(f"seed {seed}" for seed in seeds))
+    grid = web.grid(list(lines.values()), headings, numeric=(False, *(True for _ in seeds)))
+    return web.joined([web.paragraph("A figure leads to the page of its run.", "note"), grid])
+
+
+def _relative(page: pathlib.Path, directory: pathlib.Path) -> str:
+    return pathlib.Path(os.path.relpath(page, directory)).as_posix()
+
+
+def _figure(summary: Mapping[str, Any]) -> str:
+    if diverged(summary):
+        return NOT_FINITE
+    accuracy, loss = quality(summary, "accuracy", 100), quality(summary, "test_loss")
+    return f"{accuracy:.1f} %" if accuracy is not None else NOTHING if loss is None else f"{loss:.4g}"
+
+
+def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Html:
+    """What all share, and beneath it what tells them apart."""
+    each = {label: dict(flat(content)) for label, content in settings.items()}
+    names = list(dict.fromkeys(name for content in each.values() for name in content if name != "seed"))
+    shown = {name: [as_text(content[name]) if name in content else "" for content in each.values()] for name in names}
+    shared = [(name, values[0]) for name, values in shown.items() if len(set(values)) == 1]
+    apart = [(name, *values) for name, values in shown.items() if len(set(values)) > 1]
+    headings = ("settings that differ", *map(method_name, each))
+    return web.columns(
+        [
+            web.grid(shared, ("settings of all", "")) if shared else Html(""),
+            web.grid(apart, headings) if apart else Html(""),
+        ]
+    )

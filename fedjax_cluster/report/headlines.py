@@ -1,0 +1,113 @@
+"""A run in a sentence, and its main figures at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.report.table import NOT_FINITE
+from fedjax_cluster.report.tables import diverged, figure, quality
+
+FULL = 1 - 5e-3  # an agreement that is shown as 1.00
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """What a run is called: its method, scenario and data.
+
+    >>> title({"algorithm": "cfl_gp", "scenario": "rotated", "dataset": "digits"})
+    'CFL-GP on rotated digits'
+    """
+    scenario, data = (str(summary.get(name) or "") for name in ("scenario", "dataset"))
+    data = "" if data == scenario else data
+    where = " ".join(filter(None, (scenario.replace("_", " "), data))) or "unknown data"
+    return f"{method_name(str(summary.get('algorithm', 'run')))} on {where}"
+
+
+def lead(summary: Mapping[str, Any], group: Any | None) -> str:
+    """A run in one sentence.
+
+    Args:
+      summary: what summary.json holds.
+      group: i32[M], true groups of the clients, −1 where unknown; None where there are none.
+    """
+    clients, rounds = figure(summary, "clients"), figure(summary, "rounds")
+    groups = 0 if group is None else len(np.unique(np.asarray(group)[np.asarray(group) >= 0]))
+    who = counted(clients, "client") if clients else "clients"
+    who += f" in {counted(groups, 'true group')}" if groups > 1 else ""
+    begin = f"{who}, {counted(rounds, 'round')}" if rounds else who
+    if diverged(summary):
+        since = figure(summary, "first_round_not_finite")
+        return f"{begin}: the run diverged{'' if since is None else f' in round {since:.0f}'}, and has no result."
+    return f"{begin}: {', '.join(filter(None, (_quality(summary), _clusters(summary))))}."
+
+
+def warning(summary: Mapping[str, Any]) -> str:
+    """What a reader must know before any figure; "" where there is nothing."""
+    if diverged(summary):
+        rejected = figure(summary, "num_rejected") or 0
+        return (
+            f"The run diverged: {counted(rejected, 'update')} that were not finite, or too large, were left out, and "
+            "the models are those of the last good round. A lower learning rate, or scaled data, may help."
+        )
+    if figure(summary, "first_round_not_finite") is not None:
+        return "Some clients' predictions are not finite, so there is no mean over the clients."
+    if rejected := figure(summary, "num_rejected"):
+        return f"{counted(rejected, 'update')} of clients that were not finite, or too large, were left out."
+    return ""
+
+
+def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What, how much and a remark, for what a reader looks for first."""
+    shown = []
+    accuracy, loss = quality(summary, "accuracy", 100), quality(summary, "test_loss")
+    if diverged(summary):
+        since = figure(summary, "first_round_not_finite")
+        shown.append(("Training loss", NOT_FINITE, "" if since is None else f"since round {since:.0f}"))
+    elif accuracy is not None:
+        worst = figure(summary, "accuracy_worst_decile", 100)
+        shown.append(("Test accuracy", f"{accuracy:.1f} %", "" if worst is None else f"worst tenth {worst:.1f} %"))
+    elif loss is not None:
+        shown.append(("Test loss", f"{loss:.4g}", "mean over the clients"))
+    clusters, agreement = figure(summary, "num_clusters"), figure(summary, "adjusted_rand_index")
+    if clusters is not None:
+        final = figure(summary, "first_round_of_final_clustering")
+        steady = final is None or final <= 1 or clusters <= 1
+        shown.append(("Clusters", f"{clusters:.0f}", "" if steady else f"unchanged after round {final:.0f}"))
+    if agreement is not None and (clusters or 0) > 1:
+        ideal = figure(summary, "first_round_of_ideal_agreement")
+        remark = "adjusted Rand index" if ideal is None else f"Rand index; 1.00 first after round {ideal:.0f}"
+        shown.append(("Agreement with groups", f"{agreement:.2f}", remark))
+    down, clients = figure(summary, "models_down"), figure(summary, "clients")
+    if down is not None and clients:
+        up = figure(summary, "models_up", 1 / clients) or 0.0
+        shown.append(("Models per client", f"{down / clients:,.4g}", f"sent down; {up:,.4g} sent up"))
+    seconds, compiling = figure(summary, "run_seconds"), figure(summary, "compile_seconds")
+    if seconds is not None:
+        shown.append(("Time", f"{seconds:,.1f} s", "" if compiling is None else f"and {compiling:,.1f} s compiling"))
+    return shown
+
+
+def _quality(summary: Mapping[str, Any]) -> str:
+    accuracy, worst = (quality(summary, name, 100) for name in ("accuracy", "accuracy_worst_decile"))
+    if accuracy is not None:
+        return f"test accuracy {accuracy:.1f} %" + (f" ({worst:.1f} % in the worst tenth)" if worst is not None else "")
+    loss = quality(summary, "test_loss")
+    return "" if loss is None else f"test loss {loss:.4g}"
+
+
+def _clusters(summary: Mapping[str, Any]) -> str:
+    clusters, agreement = figure(summary, "num_clusters"), figure(summary, "adjusted_rand_index")
+    if not clusters:
+        return ""
+    if clusters <= 1:
+        return "all in one cluster"
+    text = counted(clusters, "cluster")
+    if agreement is None:
+        return text
+    first = figure(summary, "first_round_of_ideal_agreement")
+    if agreement >= FULL:
+        return f"{text} that agree with the groups" + ("" if first is None else f", first after round {first:.0f}")
+    return f"{text} (adjusted Rand index with the groups {agreement:.2f})"
