@@ -98,8 +98,8 @@ def test_what_another_distribution_brings_runs_and_is_read_back_in_another_proce
 
 
 def test_they_are_listed_and_have_their_help(in_process):
-    """Faults: `list` shows only what came with the package; a broken entry point ends a command that needs none; a class
-    with the name of one of our methods registers itself in its place when it is imported.
+    """Faults: `list` shows only what came with the package; a broken entry point ends a command; a class of the name of
+    one of our methods registers itself in its place when it is imported.
     """
     listed = in_process("-m", "fedjax_cluster", "list")
     assert listed.returncode == 0, listed.stderr
