@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import pathlib
 import pkgutil
 import re
 import types
@@ -66,11 +67,8 @@ def entries(name: str) -> list[Entry]:
 def public_names(module: types.ModuleType) -> list[str]:
     """What a package's `__init__` or stub offers; of a module, the functions and classes that it defines."""
     if hasattr(module, "__path__"):
-        stub = inspect.getsourcefile(module).removesuffix(".py") + ".pyi"
-        try:
-            text = open(stub, encoding="utf-8").read()
-        except FileNotFoundError:
-            text = inspect.getsource(module)
+        stub = pathlib.Path(module.__path__[0], "__init__.pyi")
+        text = stub.read_text(encoding="utf-8") if stub.exists() else inspect.getsource(module)
         imported = [alias for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) for alias in node.names]
         return [alias.asname or alias.name for alias in imported]
     own = [each for each, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
