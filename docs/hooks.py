@@ -36,6 +36,10 @@ def on_page_markdown(text, page, config, files):
     return linked(markdown.with_formulas(text), page.file.src_uri)
 
 
+def on_page_content(html, page, config, files):
+    return markdown.set_formulas(html)
+
+
 def linked(text: str, page: str) -> str:
     """`fc.clustering.kmeans` as a link to its documentation, outside of code blocks and headings."""
     here = posixpath.dirname(page)

@@ -31,17 +31,27 @@ def from_docstring(text: str) -> str:
 
 
 def display(latex: str) -> str:
-    """A formula on a line of its own."""
-    return f'<div class="formula">{convert(latex, display="block")}</div>'
+    """A formula on a line of its own, for `set_formulas`."""
+    return f"⟦block {latex.encode().hex()}⟧"
 
 
 def with_formulas(text: str) -> str:
-    """Replaces $$…$$ and $…$ outside of code by MathML."""
+    """Marks $$…$$ and $…$ outside of code, for `set_formulas`: Markdown would take MathML for paragraphs."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
     for place in range(0, len(parts), 2):
         part = re.sub(r"\$\$(.+?)\$\$", lambda found: display(found[1]), parts[place], flags=re.DOTALL)
-        parts[place] = re.sub(r"\$([^$\n]+)\$", lambda found: convert(found[1]), part)
+        parts[place] = re.sub(r"\$([^$\n]+)\$", lambda found: f"⟦inline {found[1].encode().hex()}⟧", part)
     return "".join(parts)
+
+
+def set_formulas(html: str) -> str:
+    """Replaces the marks by MathML."""
+
+    def formula(found: re.Match) -> str:
+        text = convert(bytes.fromhex(found[2]).decode(), display=found[1])
+        return f'<span class="formula">{text}</span>' if found[1] == "block" else text
+
+    return re.sub(r"⟦(block|inline) ([0-9a-f]+)⟧", formula, html)
 
 
 def escaped(text: str) -> str:

@@ -154,7 +154,7 @@ def _hint(annotation: Any) -> str:
     if annotation is inspect.Signature.empty:
         return ""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"ForwardRef\('(.*?)'\)", r"\1", text).replace(f"{PACKAGE}.", "")
+    return re.sub(r"""ForwardRef\((['"])(.*?)\1\)""", r"\2", text).replace(f"{PACKAGE}.", "")
 
 
 def _default(value: Any) -> str:
@@ -181,7 +181,7 @@ def _fields(cls: type) -> str:
 def _methods(cls: type) -> Iterator[str]:
     for name, value in vars(cls).items():
         function = getattr(value, "fget", None) or getattr(value, "func", None) or value
-        if name.startswith("_") and name != "__call__" or not inspect.isfunction(function) or not function.__doc__:
+        if (name.startswith("_") and name != "__call__") or not inspect.isfunction(function) or not function.__doc__:
             continue
         shown = f"{cls.__name__}.{name}" if function is not value else signature(f"{cls.__name__}.{name}", value)
         yield f"{_fenced(shown)}\n{from_docstring(inspect.getdoc(function) or '')}"
