@@ -7,10 +7,16 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
+import jax
 import pytest
+from jax._src import pretty_printer
 
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.config import KINDS, Kind, known_name
+from fedjax_cluster.simulation import identity
+from tests.federations import blobs
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODULE = '''
@@ -145,6 +151,20 @@ def test_what_cannot_be_taken_is_one_line_of_the_log(monkeypatch, caplog, kind, 
     assert "odd" not in registry
     [record] = caplog.records
     assert record.getMessage().startswith(f"{kind} odd ({point}) is left out: {reason}")
+
+
+def test_a_program_is_the_same_in_a_notebook_and_in_a_batch_job(monkeypatch):
+    """Fault: a notebook cannot read the run of a batch job, as the text of a program has colours where JAX finds a
+    notebook or a terminal.
+    """
+    plain = identity.programs(fedavg(), blobs())
+    monkeypatch.setattr(pretty_printer, "CAN_USE_COLOR", True)
+    assert "\x1b[" in str(jax.make_jaxpr(lambda x: x + 1)(1.0).jaxpr)
+    assert identity.programs(fedavg(), blobs()) == plain
+
+
+def fedavg():
+    return REGISTRY["fedavg"](nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1))
 
 
 def test_they_are_loaded_once(monkeypatch):
