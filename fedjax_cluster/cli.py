@@ -183,6 +183,7 @@ def _resume(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     methods, rest = _leading_names(arguments)
+    fc.experiments.installed.load(fc.experiments.config.KINDS)
     if "--all" in rest:
         if methods:
             raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
@@ -306,6 +307,7 @@ def _completion(arguments: list[str]) -> None:
         return
     if not names or rest:
         raise ValueError(f"completion needs a shell and nothing else, one of {', '.join(make.SHELLS)}")
+    fc.experiments.installed.load(fc.experiments.config.KINDS)
     print(make.script(names[0], PROG, command_flags.completed()), end="")
 
 

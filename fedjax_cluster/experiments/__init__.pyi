@@ -4,6 +4,7 @@ from . import completion as completion
 from . import config as config
 from . import flag_groups as flag_groups
 from . import flags as flags
+from . import installed as installed
 from . import plans as plans
 from . import recipe as recipe
 from . import runs as runs

@@ -17,6 +17,7 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.experiments import installed
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
@@ -235,6 +236,7 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
     >>> known_name("method", "cfl-gp", REGISTRY)
     'cfl_gp'
     """
+    installed.load(KINDS)
     spelled = str(name).replace("-", "_").lower()
     if spelled in registry:
         return spelled

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_cluster.data.downloads import OPENML
-from fedjax_cluster.experiments import recipe
+from fedjax_cluster.experiments import installed, recipe
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
 from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss
@@ -39,6 +39,7 @@ def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, director
 def show(console: Console | None = None) -> None:
     """Prints the table, a line for each."""
     console = console or Console()
+    installed.load(KINDS)
     for kind, (registry, _) in KINDS.items():
         table = Table("name", "what it is", title=f"{kind.capitalize()}s", title_justify="left")
         for name, factory in registry.items():

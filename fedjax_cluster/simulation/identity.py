@@ -145,7 +145,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
 def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
     """Of the program that a function is traced to, and of the arrays that it holds."""
     traced = jax.make_jaxpr(function)(*arguments)
-    digest = hashlib.blake2b(ADDRESS.sub("", str(traced.jaxpr)).encode(), digest_size=8)
+    # In a terminal or a notebook its text would have colours.
+    text = traced.jaxpr.pretty_print(use_color=False)
+    digest = hashlib.blake2b(ADDRESS.sub("", text).encode(), digest_size=8)
     for constant in traced.consts:
         value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
         digest.update(np.ascontiguousarray(value).data)

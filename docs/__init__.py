@@ -1,0 +1,1 @@
+"""What the site's pages are made with; `mkdocs.yml` calls `hooks.py`."""
