@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -15,7 +16,7 @@ from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.parallel import Population
-from fedjax_cluster.types import Clusters, Costs, LocalUpdate, Model, Variables
+from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Model, Variables
 
 Start = Literal["clients", "random"]
 START = (
@@ -54,17 +55,19 @@ def models_of_clients(
     num_clusters = models.active.shape[0]
     draw_key, train_key = jax.random.split(rng_key)
     first = cluster_variables(models, jnp.asarray(0))
-    drawn = jnp.argmax(jnp.where(present, jax.random.uniform(draw_key, present.shape), -1.0))
-    distance = jnp.full(present.shape, jnp.inf)
+    there = np.asarray(present)
+    drawn = int(np.argmax(np.where(there, np.asarray(jax.random.uniform(draw_key, present.shape)), -1.0)))
+    distance = np.full(present.shape, np.inf)
     found, steps = [], 0.0
     for slot in range(num_clusters):
-        own, num_steps = _train_alone(train_key, first, drawn, population, model, local, optimizer, rounds)
+        data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
+        own, num_steps = _train_alone(train_key, first, index, data, model, local, optimizer, rounds)
         own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(slot)))
         found.append(own)
         steps += float(num_steps)
         if slot + 1 < num_clusters:
-            distance = jnp.minimum(distance, _losses(own, population, model))
-            drawn = jnp.argmax(jnp.where(present & jnp.isfinite(distance), distance, -1.0))
+            distance = np.minimum(distance, jax.device_get(_losses(own, population, model)))
+            drawn = int(np.argmax(np.where(there & np.isfinite(distance), distance, -1.0)))
     params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*found, strict=True))
     costs = Costs(
         models_down=float(rounds * num_clusters + (num_clusters - 1) * int(present.sum())),
@@ -77,24 +80,29 @@ def models_of_clients(
     return models._replace(params=params, stats=stats), costs
 
 
+def _of_client(population: Population, index: int) -> ClientData:
+    """One client's data, wherever they are."""
+    x, y, num_examples = population.data
+    row = index if population.placement is None else int(population.placement.place[index])
+    return jax.tree.map(jnp.asarray, jax.device_get(ClientData(x[row], y[row], num_examples[index])))
+
+
 @functools.partial(jax.jit, static_argnames=("model", "local", "optimizer", "rounds"))
 def _train_alone(
     rng_key: Array,
     first: Variables,
     index: Array,
-    population: Population,
+    data: ClientData,
     model: Model,
     local: LocalUpdate,
     optimizer: optax.GradientTransformation,
     rounds: int,
 ) -> tuple[Variables, Array]:
     """The model after so many rounds of one client alone, and its mini-batch steps."""
-    data = jax.tree.map(lambda leaf: leaf[index], population.data)
-
     def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array]):
         variables, server, steps = carry
         key = client_key(jax.random.fold_in(rng_key, number), index)
-        result = local.run(key, model, variables, data)
+        result = local.run(key, model, variables, data, round=number)
         minus = jax.tree.map(jnp.negative, result.delta)
         updates, server = optimizer.update(minus, server, variables.params)
         params = optax.apply_updates(variables.params, updates)

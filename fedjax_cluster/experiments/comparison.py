@@ -112,11 +112,6 @@ def compare(
             refused[label] = error
     if configs and len(refused) == len(configs):
         raise next(iter(refused.values()))
-    told: dict[str, list[str]] = {}
-    for label, config in configs.items():
-        told.setdefault(training_text(config), []).append(label)
-    for text, whose in told.items():
-        LOG.info(f"{', '.join(whose)}: {text}")
     directory = None if run_dir is None else as_path("run_dir", run_dir)
     comparison = Comparison(configs, tuple(seeds), {})
     errors: list[Exception] = []
@@ -159,7 +154,18 @@ def compare(
             raise errors[0]
         if directory is not None:
             _write(directory, comparison)
+    _say_training(configs)
     return outcomes
+
+
+def _say_training(configs: Mapping[str, RunConfig]) -> None:
+    """Notes what clients and server did in each method, where these differ."""
+    told: dict[str, list[str]] = {}
+    for label, config in configs.items():
+        told.setdefault(training_text(config), []).append(label)
+    for text, whose in told.items():
+        if len(told) > 1:
+            LOG.info(f"{', '.join(whose)}: {text}")
 
 
 @with_checks(checkpoint_every=NOT_NEGATIVE)

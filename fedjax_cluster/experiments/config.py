@@ -121,8 +121,8 @@ class RunConfig(Options):
     )
     averaging: Averaging = option(
         "what the server averages: one mini-batch gradient of each client a round, or the clients' models after some "
-        "local steps. Methods to which the clients' models matter, such as FeSEM, FedSoft, FLAG, Ditto and FedPer, take "
-        "models after one step in place of gradients",
+        "local steps. Methods to which the clients' models matter, such as FeSEM, FedSoft, FLAG and Ditto, take models "
+        "after one step in place of gradients",
         default=None,
         filled=True,
     )
@@ -283,10 +283,14 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     if clusters is None and takes_clusters(config.method):
         groups = 0 if federation.group is None else len(np.unique(federation.group))
         clusters = min(present, MOST_CLUSTERS if method.defaults.finds_clusters else groups or FEW_CLUSTERS)
-        if not method.defaults.finds_clusters:
-            why = "the number of the scenario's groups" if groups else "as the scenario has no groups to count"
-            LOG.info(f"K, the number of clusters, is {clusters}, {why}; --clusters gives another")
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
+
+
+def say_clusters(given: RunConfig, run: RunConfig, federation: Federation) -> None:
+    """Notes where the number of clusters that a method needs came from the data."""
+    if given.clusters is None and run.clusters is not None and not REGISTRY[run.method].defaults.finds_clusters:
+        why = "as the scenario has no groups" if federation.group is None else "the number of the scenario's groups"
+        LOG.info(f"K, the number of clusters, was {run.clusters}, {why}; --clusters gives another")
 
 
 def training_text(config: RunConfig) -> str:

@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters, settled
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
@@ -39,8 +39,9 @@ def run(
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
         check_writable(run_dir)
-    config, federation = settled(config, federation)
-    return simulate(
+    given = config
+    config, federation = settled(given, federation)
+    result = simulate(
         build_algorithm(config),
         federation,
         rounds=config.rounds,
@@ -55,6 +56,8 @@ def run(
         checkpoint_every=checkpoint_every,
         config=config.to_json(),
     )
+    say_clusters(given, config, federation)
+    return result
 
 
 @with_checks(rounds=COUNT, checkpoint_every=NOT_NEGATIVE)

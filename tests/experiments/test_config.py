@@ -24,7 +24,8 @@ def models(name, state):
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_one_round_moves_the_models_as_far_as_the_learning_rate_says(name, steps):
     """Gradients are near 1 here: at a rate of 1, which gradient averaging gives the clients, all would fly apart."""
-    options = {"method_options": QUICK.get(name, {}), "local_steps": steps}
+    averaging = {"averaging": "gradients"} if steps is None else {"local_steps": steps}
+    options = {"method_options": QUICK.get(name, {}), **averaging}
     config = RunConfig(method=name, model="linear", clusters=2, batch_size=32, learning_rate=RATE, **options)
     algorithm, data = build_algorithm(config), blobs(ragged=False).train
     population = parallel.place_population(data, INFO, ONE)
@@ -40,11 +41,11 @@ def test_one_round_moves_the_models_as_far_as_the_learning_rate_says(name, steps
 
 
 def test_where_gradients_are_averaged_the_rate_is_the_servers():
-    own, server = build_local(RunConfig(method="fedavg", learning_rate=0.25))
+    own, server = build_local(RunConfig(method="fedavg", averaging="gradients", learning_rate=0.25))
     assert own.learning_rate == 1.0
     updates, _ = server.update({"w": np.ones(1)}, server.init({"w": np.ones(1)}))
     assert float(updates["w"][0]) == -0.25
-    own, server = build_local(RunConfig(method="fesem", learning_rate=0.25))
+    own, server = build_local(RunConfig(method="fesem", averaging="gradients", learning_rate=0.25))
     assert (own.learning_rate, own.steps) == (0.25, 1)
 
 
@@ -54,7 +55,9 @@ def test_the_learning_rate_falls_from_round_to_round(steps, further):
     """Whoever's it is: on the clients by the round, on the server by its steps, one a round."""
     if steps is None and "optimizer" in further:
         further = {}  # the clients' alone
-    config = RunConfig(method="fedavg", learning_rate=0.4, learning_rate_decay=0.5, local_steps=steps, **further)
+    averaging = "models" if steps else "gradients"
+    settings = {"averaging": averaging, "learning_rate": 0.4, "learning_rate_decay": 0.5, "local_steps": steps}
+    config = RunConfig(method="fedavg", **settings, **further)
     own, server = build_local(config)
     if steps:
         assert [float(own.rate_at(t)) for t in (0, 1, 3)] == pytest.approx([0.4, 0.2, 0.05])

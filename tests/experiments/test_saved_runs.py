@@ -31,6 +31,7 @@ def leave(tmp_path):
     """Leaves what a finished run leaves, but for its state."""
 
     def make(name, *, rounds=20, accuracy=0.5, config=True, identity=(), **settings):
+        settings = {"clients": 16, **settings}
         experiment = RunConfig(method=settings.pop("method", "fedavg"), rounds=rounds, **settings)
         seed, method = experiment.seed, experiment.method
         own = {"algorithm": method, "algorithm_config": dict(experiment.method_options), "seed": seed, "data": 7 * seed}
@@ -68,7 +69,7 @@ def test_seeds_are_one_group(leave):
     [
         ({"model": "cnn"}, ["FedAvg, model mlp", "FedAvg, model cnn"]),
         ({"rounds": 30}, ["FedAvg, 20 rounds", "FedAvg, 30 rounds"]),
-        ({"local_steps": 5}, ["FedAvg, no local steps", "FedAvg, local steps 5"]),
+        ({"local_steps": 5}, ["FedAvg, local steps 10", "FedAvg, local steps 5"]),
         ({"clients": 32, "learning_rate": 1.0},
          ["FedAvg, 16 clients, learning rate 0.1", "FedAvg, 32 clients, learning rate 1.0"]),
         ({"model_options": {"hidden": [5]}}, ["FedAvg", "FedAvg, hidden [5]"]),

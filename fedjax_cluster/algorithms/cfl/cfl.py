@@ -22,9 +22,12 @@ from fedjax_cluster.algorithms.cfl.splits import (
     fall_back,
     inherit,
     lead_to_leaf,
+    norms_of_updates,
+    parents_model,
     record_models,
     remember,
     snapshot_of_splits,
+    without_held_out,
 )
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
@@ -82,27 +85,13 @@ class cfl(AveragingMethod):
         "any optax transformation of minus the mean change; a part inherits its state", default=None
     )
     epsilon_1: float | None = option(
-        "ε₁, norm of the mean update below which a cluster is near to stationary; None is `near` times the "
-        "root mean square of its clients' norms",
-        default=None,
-        bound=NOT_NEGATIVE,
+        "ε₁, norm of the mean update below which clients may split; None: by `near`", default=None, bound=NOT_NEGATIVE
     )
     epsilon_2: float | None = option(
-        "ε₂, norm above which a client is far from stationary; None is `far` times the largest norm of the run so far",
-        default=None,
-        bound=NOT_NEGATIVE,
+        "ε₂, norm that one of their updates must exceed; None: by `far`", default=None, bound=NOT_NEGATIVE
     )
-    near: float = option(
-        "(ours) ε₁ as a part of the clients' norms, for networks and rates of any scale; used where ε₁ is None",
-        default=0.5,
-        bound=UNIT,
-    )
-    far: float = option(
-        "(ours) ε₂ as a part of the largest norm, without which clients that know their few examples by heart are "
-        "divided; used where ε₂ is None",
-        default=0.475,
-        bound=UNIT,
-    )
+    near: float = option("(ours) ε₁ as a part of the root mean square of the clients' norms", default=0.5, bound=UNIT)
+    far: float = option("(ours) ε₂ as a part of the largest norm of the run so far", default=0.475, bound=UNIT)
     gamma_max: float = option(
         "γ_max, relative noise of the clients' updates that splits must bear; 0 keeps every split, 0.71 those alone "
         "whose parts disagree (a cosine below 0)",
@@ -293,8 +282,7 @@ class cfl(AveragingMethod):
         """Accuracy f32[] of the cluster's model minus that of its parent's, on rows from `first` on; 0 if not due."""
         if self.fall_back_after is None:
             return jnp.zeros(())
-        origin, splits = jnp.maximum(state.server.origin[slot], 0), state.server.splits
-        before = jax.tree.map(lambda leaf: leaf[origin], Variables(splits.params, splits.stats))
+        before = parents_model(state.server, slot)
         return lax.cond(
             due,
             lambda: score_rows(self.model, start, first, data) - score_rows(self.model, before, first, data),
@@ -303,35 +291,22 @@ class cfl(AveragingMethod):
 
     def training_rows(self, data: ClientData) -> ClientData:
         """Without the last rows, which are held out; rows are in random order."""
-        if self.fall_back_after is None:
-            return data
-        held = jnp.floor(self.held_out * data.num_examples.astype(jnp.float32)).astype(jnp.int32)
-        held = jnp.clip(held, jnp.minimum(1, data.num_examples - 1), data.num_examples - 1)
-        return data._replace(num_examples=data.num_examples - jnp.maximum(held, 0))
+        return data if self.fall_back_after is None else without_held_out(data, self.held_out)
 
     # ------------------------------------------------------------------------------------ when to split
 
     def criteria(self, state: State) -> tuple[Server, Array]:
         """The norms of the updates, and which clusters may be split, bool[K] (Eqs. 32, 33)."""
-        clients, server = state.clients, state.server
-        members = clients.membership * clients.present.astype(jnp.float32)[:, None]
-        valid = members * clients.valid.astype(jnp.float32)[:, None]
-        share = valid * clients.share[:, None]
-        count, total = jnp.sum(valid, 0), jnp.sum(share, 0)
-        mean = jnp.matmul(share.T, clients.update, precision="highest") / jnp.maximum(total, 1e-30)[:, None]
-        norms = jnp.linalg.norm(clients.update, axis=1, keepdims=True)
-        mean_norm = jnp.where(total > 0, jnp.linalg.norm(mean, axis=1), jnp.nan)
-        max_norm = jnp.where(total > 0, jnp.max(valid * norms, 0), jnp.nan)
-        largest = jnp.maximum(server.largest, jnp.max(jnp.where(total > 0, max_norm, 0.0)))
-        typical = jnp.sqrt(jnp.sum(valid * norms**2, 0) / jnp.maximum(count, 1.0))
-        # NOTE: the paper leaves ε₁ and ε₂ to the user, whose right values depend on network, rate and number of steps.
-        near = self.near * typical if self.epsilon_1 is None else self.epsilon_1
+        server, norms = state.server, norms_of_updates(state)
+        largest = jnp.max(jnp.where(jnp.isfinite(norms.largest), norms.largest, 0.0), initial=server.largest)
+        # NOTE: the paper leaves ε₁ and ε₂ to the user; their right values depend on network, rate and number of steps.
+        # Without the second, clients that know their few examples by heart are divided.
+        near = self.near * norms.typical if self.epsilon_1 is None else self.epsilon_1
         far = self.far * largest if self.epsilon_2 is None else self.epsilon_2
-        unseen = jnp.sum(members * (~clients.seen).astype(jnp.float32)[:, None], 0)
         ready = state.clusters.active & (server.fell_back < 0) & (state.round >= self.first_round)
-        ready = ready & (count >= self.min_size) & (unseen == 0)
-        server = server._replace(mean_norm=mean_norm, max_norm=max_norm, largest=largest)
-        return server, ready & (mean_norm < near) & (max_norm > far)
+        ready = ready & (norms.count >= self.min_size) & (norms.unseen == 0)
+        server = server._replace(mean_norm=norms.mean, max_norm=norms.largest, largest=largest)
+        return server, ready & (norms.mean < near) & (norms.largest > far)
 
     def find_splits(self, state: State, qualified: Array, mapping: ClientMapping) -> tuple[Division, Array]:
         """The server's clustering: cosines of all, and the best bipartition of every cluster that qualifies."""

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.round import Report, labels, one_hot
-from fedjax_cluster.types import Cohort, PyTree, State, Variables
+from fedjax_cluster.types import ClientData, Cohort, PyTree, State, Variables
 
 
 class Splits(NamedTuple):
@@ -96,6 +96,47 @@ class Division(NamedTuple):
     splits: Splits  # S rows
     origin: Array  # i32[K], number of the split that a cluster came out of; −1 for the root
     refused: Array  # i32[K], round since which a split is refused for want of a slot; −1
+
+
+def without_held_out(data: ClientData, share: float) -> ClientData:
+    """A client's rows but the last ones, a share of all: at least one is held out, and one left."""
+    held = jnp.floor(share * data.num_examples.astype(jnp.float32)).astype(jnp.int32)
+    held = jnp.clip(held, jnp.minimum(1, data.num_examples - 1), data.num_examples - 1)
+    return data._replace(num_examples=data.num_examples - jnp.maximum(held, 0))
+
+
+def parents_model(server: Server, slot: Array) -> Variables:
+    """The model that a cluster's parent had when it was split."""
+    origin = jnp.maximum(server.origin[slot], 0)
+    return jax.tree.map(lambda leaf: leaf[origin], Variables(server.splits.params, server.splits.stats))
+
+
+class Norms(NamedTuple):
+    """Norms of the latest updates in each cluster, f32[K]; NaN without any."""
+
+    mean: Array  # of the members' mean
+    largest: Array  # of a member's
+    typical: Array  # root mean square of the members'
+    count: Array  # members whose latest update was finite
+    unseen: Array  # members who took part in no round since the last split
+
+
+def norms_of_updates(state: State) -> Norms:
+    """What a cluster's readiness for a split is judged by."""
+    clients = state.clients
+    members = clients.membership * clients.present.astype(jnp.float32)[:, None]
+    valid = members * clients.valid.astype(jnp.float32)[:, None]
+    share = valid * clients.share[:, None]
+    count, total = jnp.sum(valid, 0), jnp.sum(share, 0)
+    mean = jnp.matmul(share.T, clients.update, precision="highest") / jnp.maximum(total, 1e-30)[:, None]
+    norms = jnp.linalg.norm(clients.update, axis=1, keepdims=True)
+    return Norms(
+        mean=jnp.where(total > 0, jnp.linalg.norm(mean, axis=1), jnp.nan),
+        largest=jnp.where(total > 0, jnp.max(valid * norms, 0), jnp.nan),
+        typical=jnp.sqrt(jnp.sum(valid * norms**2, 0) / jnp.maximum(count, 1.0)),
+        count=count,
+        unseen=jnp.sum(members * (~clients.seen).astype(jnp.float32)[:, None], 0),
+    )
 
 
 def divide(
