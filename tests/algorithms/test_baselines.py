@@ -91,7 +91,7 @@ def test_local_only_predicts_with_the_clients_own_model():
 def test_fesem_is_kmeans_on_models(layers, part):
     """Centres that start close together, so that clients do change their cluster."""
     federation = blobs(clients=9, groups=3, rows=12, seed=2)
-    algorithm = fesem(nn.linear(init_scale=0.1, zero_bias=True), clusters=3, local=OWN, layers=layers)
+    algorithm = fesem(nn.linear(init_scale=0.1, zero_bias=True), clusters=3, local=OWN, layers=layers, start="random")
     start = start_of(algorithm, federation)
     first = np.argmax(start.clients.membership, -1)[:9]
     state, _ = play(algorithm, federation, RUN["rounds"])
@@ -118,7 +118,7 @@ def test_fesem_may_start_from_models_of_clients():
 
 
 def test_fesem_starts_with_clusters_of_equal_size():
-    start = start_of(fesem(MODEL, clusters=3, local=OWN), blobs(clients=9))
+    start = start_of(fesem(MODEL, clusters=3, local=OWN, start="random"), blobs(clients=9))
     assert np.asarray(start.clients.membership).sum(0).tolist() == [3, 3, 3]
 
 

@@ -45,7 +45,7 @@ def test_clients_start_in_equal_groups(clients):
 
 def test_models_start_independently_and_equal_for_all_methods():
     population = parallel.place_population(blobs().train, blobs().info, parallel.client_mapping("scan"))
-    algorithms = [method(), ifca(nn.linear(), clusters=2, **GRADIENT), fedavg(nn.linear(), **GRADIENT)]
+    algorithms = [method(), ifca(nn.linear(), clusters=2, start="random", **GRADIENT), fedavg(nn.linear(), **GRADIENT)]
     kernels = [
         np.asarray(own.init(run_keys(0).initialization, population)[0].clusters.params["output"]["kernel"])
         for own in algorithms

@@ -1,13 +1,15 @@
 """Gradient-and-loss CFL: the rule against NumPy, its sign, its batch, pinned clients, costs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import fairavg, gradient_loss, ifca
+from fedjax_cluster import algorithms, local, nn, parallel
+from fedjax_cluster.algorithms import fairavg
 from fedjax_cluster.algorithms.gradient_loss import _unit_rows
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import purity
@@ -17,6 +19,9 @@ from tests.algorithms.test_oracles import assert_models_equal, models_of, start_
 from tests.federations import as_lists, blobs, play
 from tests.reference import gradient_loss as reference
 
+# From the paper's random models; others are tested with the starts.
+gradient_loss = functools.partial(algorithms.gradient_loss, start="random")
+ifca = functools.partial(algorithms.ifca, start="random")
 MODEL = nn.linear()
 WHOLE = local.sgd(0.3, batch_size=None, steps=1)
 SMALL = local.sgd(0.3, batch_size=4, steps=2)

@@ -22,7 +22,7 @@ ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 def build(name, **options):
     """Anew at each call: model, local update, server's optimiser and method."""
     taken = {option.name for option in described_options(REGISTRY[name])}
-    options = {"clusters": 2, "server": named("sgd", learning_rate=0.5), **options}
+    options = {"clusters": 2, "server": named("sgd", learning_rate=0.5), "control": "gradient", **options}
     update = local.sgd(named("sgd", learning_rate=0.2, momentum=0.9), batch_size=4, steps=2)
     return REGISTRY[name](
         nn.mlp(hidden=[5]), local=update, **{key: value for key, value in options.items() if key in taken}
@@ -73,7 +73,7 @@ def test_every_option_is_described_and_stands_in_help_and_in_the_configuration(n
 
 def test_every_single_option_counts():
     """Two FedGWCs that differ in one option are two values, whichever option it is."""
-    others = {"rate": "count", "tolerance": 1e-3, "beta": 0.1, "patience": 2, "max_children": 2, "smallest": 2}
+    others = {"rate": "participation", "tolerance": 1e-3, "beta": 0.1, "patience": 2, "max_children": 2, "smallest": 2}
     others |= {"sampling": "uniform", "centre": True, "variant": "released", "weighting": "uniform"}
     others |= {"server_momentum": 0.5, "proximal": 0.1, "participation": 0.5, "clusters": 3, "server": None}
     left = {option.name for option in described_options(REGISTRY["fedgwc"])} - set(others)
