@@ -7,13 +7,14 @@ import fedjax_cluster as fc
 from fedjax_cluster.experiments import config
 
 FILE = pathlib.Path(__file__).with_name("costs.json")
-CLIENTS, ROUNDS = 16, 20
+CLIENTS, CLUSTERS, ROUNDS = 16, 4, 20
 COLUMNS = ("models_down", "models_up", "gradient_evaluations", "loss_evaluations", "clusterings")
 
 
 def measured(method: str) -> dict[str, float]:
     """Costs of a client and round, and clusterings in all."""
-    settings = fc.RunConfig(method=method, clients=CLIENTS, rounds=ROUNDS)
+    shared = {"clients": CLIENTS, "clusters": CLUSTERS, "rounds": ROUNDS, "participation": 1.0}
+    settings = fc.RunConfig(method=method, averaging="gradients", **shared)
     algorithm, federation = config.build_algorithm(settings), config.build_federation(settings)
     history = fc.simulate(algorithm, federation, rounds=ROUNDS, eval_every=ROUNDS, progress=False).history
     total = {name: float(history[name].sum()) for name in COLUMNS}

@@ -27,7 +27,7 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "report": ("report", "report.methods"),
     "parallel": ("parallel",),
     "experiments": ("experiments.config", "experiments.comparison", "experiments.runs"),
-    "parts": ("types", "options", "optimizers", "cohorts", "server", "inference"),
+    "parts": ("types", "options", "optimizers", "cohorts", "server", "inference", "simulation.loggers"),
 }
 LONGEST_SIGNATURE = 88
 

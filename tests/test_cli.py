@@ -64,7 +64,7 @@ def test_the_main_job_reaches_its_figures():
     ("words", "message"),
     [
         (["run", "--clusters", "0"], "clusters is 0"),
-        (["run", "--clients", "3"], "only 3 clients"),
+        (["run", "--clients", "3", "--clusters", "4"], "only 3 clients"),
         (["run", "--participation", "1.5"], "participation is 1.5"),
         (["run", "--scenario", "rotatd"], "did you mean rotated?"),
         (["run", "nothing"], "unknown method 'nothing'"),
@@ -245,7 +245,7 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
 
 
 def test_a_run_that_cannot_do_what_it_is_for_says_so_first(capsys):
-    words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --eval-every 1 --model linear --run-dir own"
+    words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --participation 1 --model linear --run-dir own"
     assert cli.main(words.split()) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "cannot split" in line]
     assert len(said) == 1
@@ -455,7 +455,8 @@ def test_a_dry_comparison_tells_what_each_method_would_do(capsys):
     words = line.split()
     assert cli.main(words) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "CFL-GP 650 2 runs every 3" in shown
+    assert re.search(r"CFL-GP +650 +2 runs.*every 3", shown)
+    assert "gradients, rate 0.3" in shown
     assert "refused: clusters is 'auto', but ifca needs a" in shown
     assert "seeds 0 1" in shown
     assert not files()
@@ -552,7 +553,7 @@ def test_fuller_recipes_have_the_same_cells_and_more_work(capsys):
 
 
 def test_a_momentum_that_could_do_nothing_is_refused(capsys):
-    assert cli.main(["run", "fesem", "--momentum", "0.9", "--run-dir", "own"]) == 2
+    assert cli.main(["run", "fesem", "--averaging", "gradients", "--momentum", "0.9", "--run-dir", "own"]) == 2
     assert "give --local-steps" in capsys.readouterr().err
 
 

@@ -99,6 +99,7 @@ def _train_alone(
     rounds: int,
 ) -> tuple[Variables, Array]:
     """The model after so many rounds of one client alone, and its mini-batch steps."""
+
     def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array]):
         variables, server, steps = carry
         key = client_key(jax.random.fold_in(rng_key, number), index)

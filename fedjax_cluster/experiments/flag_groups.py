@@ -37,7 +37,13 @@ LESS_USED = {
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal
 SHORTEST_SENTENCE = 12  # characters; what is shorter is a symbol
-LONGEST_NOTES = (150, 100, 75, 50)  # characters of a note in the short help: the first with which it is short enough
+LONGEST_NOTES = (
+    150,
+    100,
+    75,
+    50,
+    40,
+)  # characters of a note in the short help: the first with which it is short enough
 
 
 def noted(hint: Any, note: str | None, default: str | None = None, **further: Any) -> Any:

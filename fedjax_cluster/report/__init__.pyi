@@ -8,7 +8,6 @@ from . import headlines as headlines
 from . import histories as histories
 from . import methods as methods
 from . import names as names
-from . import page_style as page_style
 from . import pages as pages
 from . import paper_rows as paper_rows
 from . import run_page as run_page

@@ -32,7 +32,15 @@ def hard_and_easy(clients=12, seed=0):
 
 
 def build(**options):
-    arguments = {"clusters": 2, "participation": 0.5, "tolerance": 1e-3, "beta": 0.1, "patience": 2, "max_children": 2}
+    arguments = {
+        "clusters": 2,
+        "centre": False,
+        "participation": 0.5,
+        "tolerance": 1e-3,
+        "beta": 0.1,
+        "patience": 2,
+        "max_children": 2,
+    }
     return fedgwc(nn.linear(), local=TRAINING, **{**arguments, **options})
 
 

@@ -96,7 +96,7 @@ def finished(federation, rounds, model=None, **options):
 
 
 def test_a_run_has_its_matrices_embedding_convergence_and_classes(check_layout, tmp_path):
-    run = finished(rotated(digits(), clients=12), 25, tolerance=0.05)
+    run = finished(rotated(digits(), clients=12), 25, tolerance=0.05, rate="participation")
     split = next(event for event in run.events if (event.content["labels"] != event.content["previous"]).any())
     drawn = fedgwc.figures(run)
     names = {"interaction_matrices", "spectral_embedding", "convergence", "class_distributions"}

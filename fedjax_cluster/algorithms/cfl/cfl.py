@@ -44,7 +44,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.inference import full_gradient, score_rows
 from fedjax_cluster.local import client_key, num_batches, server_key
-from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, UNIT, at_least, option
+from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Reduced
 from fedjax_cluster.server import Weighting, client_weight, update_clusters
 from fedjax_cluster.types import (
@@ -90,8 +90,8 @@ class cfl(AveragingMethod):
     epsilon_2: float | None = option(
         "ε₂, norm that one of their updates must exceed; None: by `far`", default=None, bound=NOT_NEGATIVE
     )
-    near: float = option("(ours) ε₁ as a part of the root mean square of the clients' norms", default=0.5, bound=UNIT)
-    far: float = option("(ours) ε₂ as a part of the largest norm of the run so far", default=0.475, bound=UNIT)
+    near: float = option("(ours) ε₁ as a part of the root mean square of the clients' norms", default=0.5, bound=SHARE)
+    far: float = option("(ours) ε₂ as a part of the largest norm of the run so far", default=0.475, bound=SHARE)
     gamma_max: float = option(
         "γ_max, relative noise of the clients' updates that splits must bear; 0 keeps every split, 0.71 those alone "
         "whose parts disagree (a cosine below 0)",
