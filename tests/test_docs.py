@@ -17,6 +17,7 @@ from fedjax_cluster import cli
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 
 PAGES = pathlib.Path(__file__).parents[1] / "docs" / "pages"
+LONG_PAGES = ("index.md", "models.md", "results.md")  # to run
 BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULES = ("", "data", "data.scenarios", "nn", "local", "clustering", "algorithms", "report", "parallel")
 
@@ -71,7 +72,13 @@ def own_folder(tmp_path, monkeypatch):
         registry.update(before)
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in PAGES.glob("*.md")))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in LONG_PAGES else page
+        for page in sorted(path.name for path in PAGES.glob("*.md"))
+    ],
+)
 @pytest.mark.usefixtures("own_folder")
 def test_the_blocks_of_a_page_run(page, caplog):
     """Faults: an argument is renamed and a page still has the old name; a message is reworded and quoted as it was."""

@@ -19,6 +19,9 @@ from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs, one_step
 
 METHODS = sorted(REGISTRY)
+# Of the methods with personal models or control variates one stands for all where a test compiles much.
+ALIKE = ("ditto", "fedper", "fedproto", "pfedme", "scaffold")
+FEWER = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in METHODS]
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 # On two devices one absent client is added, and must not change a draw.
 CLIENTS = 7
@@ -68,7 +71,7 @@ def test_argument_names_and_order(name):
     assert {"membership", "present"} <= set(started(name)[2].clients._fields)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_state_and_report_keep_their_shapes(name, participation):
     algorithm, population, state, info = started(name, participation)
@@ -148,7 +151,7 @@ def three_rounds(name, participation):
     return jax.device_get((state.clusters, labels_of(state.clients.membership)[:CLIENTS])), down
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 @pytest.mark.parametrize("participation", [0.4, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_round_loop_chunks_and_devices_change_nothing(name, participation):
     """Scanned in chunks on two devices as step by step on one; equal seeds give equal runs, segments split nothing,
@@ -204,7 +207,7 @@ def not_finite(name, state):
     return [at for at, leaf in named.items() if at not in reports and not np.isfinite(leaf).all()]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 @pytest.mark.parametrize("model", ["mlp", pytest.param("linear", marks=pytest.mark.slow)])
 def test_one_clients_enormous_features_spoil_no_state(name, model):
     """Squares of its finite update, and sums with others', leave float32: it is left out like one with NaN."""

@@ -93,6 +93,7 @@ def in_process(distribution, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_what_another_distribution_brings_runs_and_is_read_back_in_another_process(in_process):
     """Faults: only the command `run` looks for entry points; a saved run asks the registry before they are loaded."""
     own = "--scenario halves --model narrow --clients 2 --clusters 1 --strength 0.3 --width 9"
@@ -103,6 +104,7 @@ def test_what_another_distribution_brings_runs_and_is_read_back_in_another_proce
     assert read.stdout.splitlines() == ["steady 0.3 2", "3"], read.stderr
 
 
+@pytest.mark.slow
 def test_they_are_listed_and_have_their_help(in_process):
     """Faults: `list` shows only what came with the package; a broken entry point ends a command; a class of the name of
     one of our methods registers itself in its place when it is imported.
