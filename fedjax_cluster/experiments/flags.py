@@ -70,7 +70,10 @@ def parse_compare(
         groups["method"] += _union_of_options("method", names or list(REGISTRY), fields)
     given = _parse(groups, arguments, prog, _what_is_compared(names))
     if given["defaults_of"] is not None:
-        one = RunConfig(method=given["defaults_of"])
+        try:
+            one = RunConfig(method=given["defaults_of"])
+        except ValueError as error:
+            raise ValueError(f"--defaults-of: {error}") from None
         shared = {name: getattr(one, name) for name in OF_METHOD if given[name] is None}
         if given["local_steps"] or given["local_epochs"]:
             shared |= {name: given[name] for name in ("averaging", "local_steps", "local_epochs")}

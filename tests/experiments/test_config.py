@@ -6,7 +6,8 @@ import pytest
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_local
+from fedjax_cluster.experiments import flags
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_local, settled
 from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -91,3 +92,59 @@ def test_a_configuration_of_another_version_is_refused_by_name():
 def test_settings_that_would_do_nothing_or_something_else_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(**settings)
+
+
+def test_a_method_fills_in_what_is_not_given():
+    """And nothing of what is: with other steps, averaging or rounds its own no longer hold."""
+    own = RunConfig(method="flag")
+    assert (own.averaging, own.learning_rate, own.local_epochs, own.local_steps) == ("models", 0.03, 2, None)
+    assert (own.momentum, own.batch_size, own.participation, own.rounds) == (0.5, 20, 0.2, 60)
+    given = RunConfig(method="flag", local_steps=3, learning_rate=0.2, momentum=0.0, rounds=3000)
+    assert (given.local_steps, given.local_epochs, given.learning_rate, given.momentum) == (3, None, 0.2, 0.0)
+    assert (given.batch_size, given.eval_every) == (20, 100)
+    gradients = RunConfig(method="flag", averaging="gradients")
+    assert (gradients.local_steps, gradients.local_epochs, gradients.learning_rate) == (None, None, 0.3)
+    assert RunConfig(method="cfl_gp").averaging == "gradients"
+    models = RunConfig(method="cfl_gp", averaging="models")
+    assert (models.local_steps, models.learning_rate) == (10, 0.1)
+    assert RunConfig(method="cfl_gp", local_epochs=2).averaging == "models"
+    with pytest.raises(ValueError, match="averaging is 'gradients'"):
+        RunConfig(averaging="gradients", local_steps=2)
+
+
+def test_a_settled_configuration_stays_as_it_is():
+    settings = {"scenario": "rotated", "scenario_options": {"angles": (0, 90, 180)}}
+    for method, clusters in (("ifca", 3), ("cfl", 16), ("fedavg", None)):
+        config, federation = settled(RunConfig(method=method, **settings))
+        assert (config.clients, config.clusters) == (16, clusters)
+        assert len(federation.train.num_examples) == 16
+        assert RunConfig.from_json(config.to_json()) == config
+        assert settled(config)[0] == config
+    assert settled(RunConfig(method="ifca", scenario="dirichlet", clients=3))[0].clusters == 3, "no groups to count"
+
+
+def test_a_methods_many_clients_are_few_where_examples_are():
+    assert len(build_federation(RunConfig(method="fedgwc")).train.num_examples) == 16
+    lines = RunConfig(method="fedgwc", scenario="linear_regression")
+    assert len(build_federation(lines).train.num_examples) == 100
+    assert len(build_federation(RunConfig(scenario="linear_regression"), usual=20).train.num_examples) == 20
+
+
+def test_a_configuration_of_before_averaging_was_named_means_what_it_meant():
+    content = RunConfig(method="fedavg", averaging="gradients").to_json()
+    for steps, averaging in ((None, "gradients"), (4, "models")):
+        before = {**content, "local_steps": steps}
+        del before["averaging"]
+        assert (RunConfig.from_json(before).averaging, RunConfig.from_json(before).local_steps) == (averaging, steps)
+
+
+def test_a_comparison_may_give_all_methods_the_defaults_of_one():
+    configs, _ = flags.parse_compare(["flag", "cfl-gp"], ["--defaults-of", "fedavg"], "compare")
+    for config in configs.values():
+        assert (config.averaging, config.local_steps, config.local_epochs) == ("models", 10, None)
+        assert (config.learning_rate, config.participation, config.rounds, config.momentum) == (0.1, 1.0, 100, 0.0)
+    words = ["--defaults-of", "cfl-gp", "--local-epochs", "3", "--rounds", "7"]
+    config = flags.parse_compare(["flag", "ifca"], words, "compare")[0]["flag"]
+    assert (config.averaging, config.local_epochs, config.rounds, config.batch_size) == ("models", 3, 7, 64)
+    with pytest.raises(ValueError, match=r"--defaults-of: unknown method 'fedagv'; did you mean fedavg"):
+        flags.parse_compare(["flag"], ["--defaults-of", "fedagv"], "compare")

@@ -1,0 +1,94 @@
+"""First models that are trained on clients far apart: the traversal, its costs, and what it is for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import gradient_loss, ifca
+from fedjax_cluster.algorithms.round import labels, start_models
+from fedjax_cluster.algorithms.starts import models_of_clients
+from fedjax_cluster.clustering.scores import adjusted_rand_index
+from fedjax_cluster.simulation.loop import simulate
+from tests.federations import as_lists, blobs
+
+MODEL = nn.linear()
+RATE, ROUNDS = 0.3, 6
+WHOLE = local.sgd(1.0, batch_size=None, steps=1)
+ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+
+
+def softmax(x, kernel, bias):
+    scores = x @ kernel + bias
+    scores = np.exp(scores - scores.max(1, keepdims=True))
+    return scores / scores.sum(1, keepdims=True)
+
+
+def loss(model, x, y):
+    return -np.log(softmax(x, *model)[np.arange(len(y)), y]).mean()
+
+
+def descended(model, x, y, momentum=0.0):
+    """Gradient descent on one client, with heavy-ball momentum."""
+    model, velocity = [np.array(part, float) for part in model], [0.0, 0.0]
+    for _ in range(ROUNDS):
+        error = softmax(x, *model)
+        error[np.arange(len(y)), y] -= 1
+        gradient = [x.T @ error / len(y), error.mean(0)]
+        velocity = [momentum * v + g for v, g in zip(velocity, gradient, strict=True)]
+        model = [part - RATE * v for part, v in zip(model, velocity, strict=True)]
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_each_next_client_is_the_one_that_all_models_suit_least(momentum):
+    """Against NumPy. Faults: the nearest or a random client, losses of the last model alone, another's rows."""
+    federation = blobs(clients=9, groups=3)
+    population = parallel.place_population(federation.train, federation.info, ONE)
+    models, present = start_models(MODEL, jax.random.key(0), population, 4)
+    server = optax.sgd(RATE, momentum=momentum)
+    found, costs = models_of_clients(
+        jax.random.key(1), MODEL, WHOLE, server, models, population, present & (jnp.arange(9) != 4), ROUNDS
+    )
+    data = as_lists(federation)
+    first = [np.asarray(models.params["output"][part][0], float) for part in ("kernel", "bias")]
+    trained = [descended(first, *rows, momentum) for rows in data]
+    ours = [[np.asarray(found.params["output"][part][k]) for part in ("kernel", "bias")] for k in range(4)]
+    # The first client is any; its model tells which.
+    drawn = [min(range(9), key=lambda i: abs(trained[i][0] - ours[0][0]).max())]
+    while len(drawn) < 4:
+        least = [min(loss(trained[j], *data[i]) for j in drawn) if i != 4 else -1.0 for i in range(9)]
+        drawn.append(int(np.argmax(least)))
+    for model, client in zip(ours, drawn, strict=True):
+        for part, expected in zip(model, trained[client], strict=True):
+            np.testing.assert_allclose(part, expected, rtol=2e-4, atol=2e-5)
+    assert len({int(federation.group[i]) for i in drawn[:3]}) == 3
+    assert costs.models_down == 4 * ROUNDS + 3 * 8
+    assert (costs.models_up, costs.gradient_evaluations, costs.loss_evaluations) == (4 * ROUNDS, 4 * ROUNDS, 3 * 8)
+
+
+@pytest.mark.parametrize("method", [ifca, gradient_loss])
+def test_groups_seldom_go_without_a_model(method):
+    """Groups here are only mostly apart; from random models fewer of them find one of their own."""
+    agreement = {"clients": [], "random": []}
+    for start, found in agreement.items():
+        algorithm = method(MODEL, clusters=3, local=local.sgd(0.3, batch_size=None, steps=2), start=start)
+        for seed in range(4):
+            federation = blobs(clients=9, groups=3, ragged=False, seed=seed)
+            result = simulate(algorithm, federation, rounds=4, seed=seed, eval_every=4, mapping=ONE)
+            found.append(float(adjusted_rand_index(labels(result.state.clients.membership), federation.group)))
+    assert np.mean(agreement["clients"]) > 0.85
+    assert np.mean(agreement["clients"]) > np.mean(agreement["random"]) + 0.1
+
+
+def test_a_client_whose_training_diverges_is_no_start():
+    federation = blobs(clients=6, groups=2)
+    population = parallel.place_population(federation.train, federation.info, ONE)
+    models, present = start_models(MODEL, jax.random.key(0), population, 2)
+    found, _ = models_of_clients(
+        jax.random.key(1), MODEL, WHOLE, optax.sgd(float("inf")), models, population, present, ROUNDS
+    )
+    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(models.params), strict=True):
+        np.testing.assert_array_equal(one, other)
