@@ -82,7 +82,7 @@ def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
         return entries
     except FileNotFoundError:
         raise ValueError(f"there is no history {path} to check; bench --record {path} begins one") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IsADirectoryError) as error:
         raise ValueError(f"{path} is no history of speeds ({error}); give what bench --record wrote") from None
 
 

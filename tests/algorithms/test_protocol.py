@@ -19,8 +19,8 @@ from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import blobs, one_step
 
 METHODS = sorted(REGISTRY)
-# Of the methods with personal models or control variates one stands for all where a test compiles much.
-ALIKE = ("ditto", "fedper", "fedproto", "pfedme", "scaffold")
+# Where a test compiles much, one method stands for those that are like it: FedAvg, FedRep.
+ALIKE = ("ditto", "fairavg", "fedavgm", "fedper", "fedproto", "fedprox", "local_only", "pfedme", "scaffold")
 FEWER = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in METHODS]
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 # On two devices one absent client is added, and must not change a draw.

@@ -33,7 +33,9 @@ def client(info, rows=12):
     return ClientData(jnp.asarray(x), jnp.asarray(y), jnp.asarray(rows, jnp.int32))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["linear", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "linear")]
+)
 def test_training_computes_in_bfloat16_and_keeps_float32_parameters(name):
     model, info = MODELS[name]
     data, variables = client(info), model.init(jax.random.key(0), info)

@@ -109,7 +109,7 @@ def test_a_server_that_never_clusters_has_no_time_for_it():
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("rounds", [2, 6])
+@pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_cfl_gp_is_timed_at_what_its_round_did(rounds, devices):
     """With the round's own key, the timed function finds the labels that the round left."""
     mapping = parallel.client_mapping("scan", devices=jax.devices()[:devices])
@@ -182,7 +182,11 @@ def test_fesem_is_timed_on_one_cohort():
 
 @pytest.mark.parametrize(
     "make",
-    [gradient_profiles, bipartition, lambda: fesem(nn.linear(), clusters=2, local=BATCHES)],
+    [
+        pytest.param(gradient_profiles, marks=pytest.mark.slow),
+        bipartition,
+        lambda: fesem(nn.linear(), clusters=2, local=BATCHES),
+    ],
     ids=["cfl_gp", "cfl", "fesem"],
 )
 def test_a_round_takes_its_clusterings_times_the_time_of_one(make):

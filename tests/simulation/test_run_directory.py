@@ -430,7 +430,7 @@ def test_the_last_checkpoint_holds_the_last_evaluation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["ifca", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY) if name != "ifca")]
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY) if name != "fedavg")]
 )
 def test_a_run_moves_to_another_number_of_devices(tmp_path, name):
     """Seven clients, with a padded row on two devices, and without on one."""
