@@ -61,7 +61,9 @@ def write_moves(path: pathlib.Path, kept: Kept) -> None:
 
 def read_moves(path: pathlib.Path, done: int, num_clients: int) -> dict[int, np.ndarray]:
     """What was kept of the first `done` rounds; nothing where the file is missing or damaged: it is only looked at."""
-    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError), np.load(path) as content:
+    damaged = (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError)
+    # Opened here: NumPy leaves a damaged file open.
+    with contextlib.suppress(*damaged), open(path, "rb") as file, np.load(file) as content:
         rounds, cluster = content["rounds"], content["cluster"]
         if cluster.shape == (len(rounds), num_clients):
             return {int(at): row for at, row in zip(rounds, cluster, strict=True) if at <= done}

@@ -1,5 +1,8 @@
 """A malformed command line is refused in one line and status 2 before anything is computed, or there is a reason."""
 
+import os
+import shutil
+
 import pytest
 
 from fedjax_cluster import cli
@@ -108,6 +111,8 @@ def refusal(words, capsys, accepted):
 
 def fault(line, capsys, accepted):
     """What is wrong with how a line is answered; None where nothing is."""
+    if os.path.isdir("no-such-thing"):  # that an earlier line made
+        shutil.rmtree("no-such-thing")
     said = refusal(line.words, capsys, accepted)
     words, _ = ACCEPTED.get(line.flag) or ACCEPTED.get(f"{line.before[-1]} {line.flag}") or ("", "")
     if line.flag in PATTERNS or line.word.replace(lines.LONG, "26-digits") in words.split():

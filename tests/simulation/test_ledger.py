@@ -147,7 +147,8 @@ def test_cfl_is_timed_at_what_its_round_did():
 def test_fedgwc_is_timed_at_what_its_round_did():
     """With the round's key, on the interactions that it left, it finds the labels of the split."""
     algorithm = fedgwc(
-        nn.linear(), clusters=2, local=FULL, tolerance=10.0, patience=20, max_children=2, participation=0.75, beta=4.0
+        **{"model": nn.linear(), "clusters": 2, "local": FULL, "rate": "participation", "participation": 0.75},
+        **{"tolerance": 10.0, "patience": 20, "max_children": 2, "beta": 4.0},
     )
     federation, rounds = blobs(clients=12), 20
     before = simulate(algorithm, federation, rounds=rounds - 1, eval_every=50).state
