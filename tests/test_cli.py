@@ -192,6 +192,17 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
     assert len(Page("own/report.html").images) == len(names)
 
 
+@pytest.mark.slow
+def test_too_few_file_descriptors_keep_the_run_in_memory_without_the_errors_of_other_threads():
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "linear", "--run-dir", "own"]
+    limited = ["bash", "-c", 'ulimit -n 12; exec "$@"', "bash", *MAIN, *words]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert "cannot save round 2 in own" in done.stderr
+    assert "goes on in memory" in done.stderr
+    assert "ERROR:absl" not in done.stderr
+
+
 @pytest.mark.parametrize("end", [BrokenPipeError(), SystemExit(1)], ids=["print", "rich"])
 def test_a_closed_pipe_ends_quietly(capsys, monkeypatch, end):
     def unread(arguments):

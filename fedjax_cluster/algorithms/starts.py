@@ -19,10 +19,13 @@ from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Model, Variables
 
 Start = Literal["clients", "random"]
+CANDIDATES = 2  # to each model wanted
+LARGEST = 1e9  # a loss that is not finite counts as this
 START = (
     '"clients" (ours): each first model is trained on a single client for `start_rounds` rounds, from the same initial '
-    'model; the first client is drawn at random, each next one is that to which all models before suit least. "random" '
-    "(the paper): K independent models, of which some may suit nobody, and are never trained"
+    "model; the first client is drawn at random, each next one is that to which all models before suit least; of 2K "
+    'those K stay that together suit all clients best. "random" (the paper): K independent models, of which some may '
+    "suit nobody, and are never trained"
 )
 
 
@@ -39,7 +42,9 @@ def models_of_clients(
     """First models of K clusters, by farthest-first traversal with the clients' losses as distances.
 
     Client i₁ is drawn at random; i_{k+1} = argmax_i min_{j≤k} F_i(θ_j), where θ_j is the first of `models` after
-    `rounds` rounds on client i_j alone. A model that diverges gives way to that of its number in `models`.
+    `rounds` rounds on client i_j alone. A client whose data are hard for all models is far from them as well; so 2K are
+    drawn, and those left out one by one without which Σ_i min_j F_i(θ_j) rises least. A model that diverges gives way
+    to that of its number, modulo K, in `models`.
 
     Args:
       rng_key: decides the first client and the mini-batches.
@@ -55,29 +60,38 @@ def models_of_clients(
     num_clusters = models.active.shape[0]
     draw_key, train_key = jax.random.split(rng_key)
     first = cluster_variables(models, jnp.asarray(0))
-    there = np.asarray(present)
-    drawn = int(np.argmax(np.where(there, np.asarray(jax.random.uniform(draw_key, present.shape)), -1.0)))
-    distance = np.full(present.shape, np.inf)
-    found, steps = [], 0.0
-    for slot in range(num_clusters):
+    there = np.array(present)
+    candidates = min(CANDIDATES * num_clusters, int(there.sum()))
+    distance = np.asarray(jax.random.uniform(draw_key, present.shape))
+    found, losses, steps = [], [], 0.0
+    for number in range(candidates):
+        drawn = int(np.argmax(np.where(there, distance, -1.0)))
+        there[drawn] = False
         data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
         own, num_steps = _train_alone(train_key, first, index, data, model, local, optimizer, rounds)
-        own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(slot)))
+        own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(number % num_clusters)))
         found.append(own)
         steps += float(num_steps)
-        if slot + 1 < num_clusters:
-            distance = np.minimum(distance, jax.device_get(_losses(own, population, model)))
-            drawn = int(np.argmax(np.where(there & np.isfinite(distance), distance, -1.0)))
-    params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*found, strict=True))
+        losses.append(np.nan_to_num(jax.device_get(_losses(own, population, model)), nan=LARGEST, posinf=LARGEST))
+        distance = np.min(losses, axis=0)
+    kept = [found[number] for number in _best_together(np.array(losses)[:, np.asarray(present)], num_clusters)]
+    params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*kept, strict=True))
     costs = Costs(
-        models_down=float(rounds * num_clusters + (num_clusters - 1) * int(present.sum())),
-        models_up=float(rounds * num_clusters),
+        models_down=float(candidates * (rounds + int(present.sum()))),
+        models_up=float(rounds * candidates),
         gradient_evaluations=steps,
-        loss_evaluations=float(
-            (num_clusters - 1) * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))
-        ),
+        loss_evaluations=float(candidates * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))),
     )
     return models._replace(params=params, stats=stats), costs
+
+
+def _best_together(losses: np.ndarray, wanted: int) -> list[int]:
+    """Rows of losses [candidates, clients] that remain when those are left out by which Σ min rises least."""
+    kept = list(range(len(losses)))
+    while len(kept) > wanted:
+        without = [losses[[other for other in kept if other != one]].min(0).sum() for one in kept]
+        del kept[int(np.argmin(without))]
+    return kept
 
 
 def _of_client(population: Population, index: int) -> ClientData:

@@ -39,7 +39,8 @@ class Checkpoints:
     """The checkpoints of one run: the state of its M clients and the history up to it, saved as one."""
 
     def __init__(self, directory: pathlib.Path, num_clients: int, *, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # What fails in orbax's threads is raised here as well, and told in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory = directory.absolute()
         self._num_clients, self._read_only = num_clients, read_only
         options = orbax.CheckpointManagerOptions(
