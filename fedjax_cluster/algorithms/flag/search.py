@@ -24,6 +24,8 @@ Axis = Literal["log-clusters", "clusters", "threshold"]
 
 # α = 1 merges all although sums of scaled distances can round to slightly more.
 _ROUNDING = 1e-6
+# NOTE: a tenth of a small client is too little to tell two curves apart; it gives this many rows, or a third of its own.
+LEAST_HELD = 20
 
 
 class Search(NamedTuple):
@@ -120,7 +122,7 @@ def search_threshold(
     """Held-out accuracy of clustered training with the clusters i32[T, M] (−1: not clustered) of each threshold f32[T].
 
     Every distinct clustering is tried once: m′ clients, the same for all, train the light model of their cluster on
-    nine tenths of their training rows and are tested on the last tenth. `note` is told what goes on.
+    nine tenths of their training rows and are tested on the others. `note` is told what goes on.
     """
     counts = labels.max(1) + 1
     if len(np.unique(counts)) == 1:
@@ -200,16 +202,17 @@ def train_in_clusters(
 
 
 def hold_out(rng_key: Array, data: ClientData, share: float = 0.1) -> tuple[ClientData, ClientData]:
-    """Divides one client's training rows at random: kept [N, ...], and `share` of them, at least one, held out.
+    """Divides one client's training rows at random: kept [N, ...], and `share` of them held out.
 
-    A single row is kept.
+    At least 20 are held out, or a third where there are fewer than 60; a single row is kept.
     """
     rows, number = data.x.shape[0], data.num_examples
-    wanted = jnp.maximum(jnp.round(share * number.astype(jnp.float32)).astype(jnp.int32), 1)
-    held = jnp.where(number > 1, jnp.minimum(wanted, number - 1), 0)
+    least = jnp.clip(number // 3, 1, LEAST_HELD)
+    held = jnp.maximum(jnp.round(share * number.astype(jnp.float32)).astype(jnp.int32), least)
+    held = jnp.where(number > 1, jnp.minimum(held, number - 1), 0)
     order = shuffled_rows(rng_key, 0, rows, jnp.maximum(number, 1))
     order = jnp.where(jnp.arange(rows) < number, order, 0)
-    places = jnp.minimum(number - held + jnp.arange(max(int(np.ceil(share * rows)), 1)), rows - 1)
+    places = jnp.minimum(number - held + jnp.arange(max(int(np.ceil(share * rows)), LEAST_HELD)), rows - 1)
     return (
         ClientData(data.x[order], data.y[order], number - held),
         ClientData(data.x[order[places]], data.y[order[places]], held),
