@@ -54,7 +54,7 @@ class ReproduceFlags:
     seeds: int | None = None
     """runs per cell (default: the recipe's)"""
     run_dir: str | None = None
-    """where to leave the runs, table and figure (default: runs/RECIPE)"""
+    """where to leave the runs, table and figure (default: runs/reproduce/RECIPE)"""
 
 
 def completed() -> dict[str, type]:

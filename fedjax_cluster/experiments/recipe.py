@@ -1,22 +1,18 @@
-"""What a recipe is: a named list of runs with a paper's values, and how it is carried out."""
+"""What a recipe is: a named list of runs with a paper's values. `reproduction` carries it out."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedjax_cluster import algorithms, report
+from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
-from fedjax_cluster.experiments.comparison import RUNS, Outcome, compare
+from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
-from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.nn.flops import gradient_flops
-from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
@@ -172,76 +168,6 @@ def run_flops(config: RunConfig) -> float:
         case algorithms.per_fedavg(variant=variant):
             return training * GRADIENTS_PER_STEP[variant]
     return training
-
-
-def reproduce(
-    recipe: Recipe | Study,
-    *,
-    quick: bool = False,
-    full: bool = False,
-    seeds: int | None = None,
-    directory: str | pathlib.Path,
-) -> tuple[list[PaperRow], dict[tuple[str, str], Outcome]]:
-    """Carries a recipe out: runs, a table of our values and the paper's, a figure.
-
-    Args:
-      recipe: what to carry out.
-      quick: the smaller version, with one seed.
-      full: the version nearer to the paper's size.
-      seeds: runs per cell; None takes the recipe's.
-      directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png and each run's summary.
-
-    Returns:
-      The table's rows, and the outcome of each cell by (row, column); a study has none.
-
-    Raises:
-      ValueError: fewer than one seed, a directory that holds other runs, or `full` where there is nothing fuller.
-    """
-    if full:
-        if quick or isinstance(recipe, Study) or not recipe.full:
-            why = "quick and full exclude each other" if quick else "it has no fuller version"
-            raise ValueError(f"recipe {recipe.name} cannot be carried out in full: {why}")
-        recipe = dataclasses.replace(recipe, cells=recipe.full)
-    least = recipe.quick if isinstance(recipe, Study) else 1
-    count = checked("seeds", seeds, int | None, RUNS) or (least if quick else recipe.seeds)
-    directory = as_path("directory", directory)
-    check_writable(directory)
-    print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
-    if not quick:
-        print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)
-    if isinstance(recipe, Study):
-        (rows, figure), outcomes = recipe.run(count, quick), {}
-    else:
-        cells = recipe.quick if quick else recipe.cells
-        outcomes = {(cell.row, cell.column): _run_cell(recipe, cell, count, directory / "runs") for cell in cells}
-        rows, figure = measured(cells, outcomes, recipe.metrics), recipe.figure(cells, outcomes)
-    shown = report.tables.recipe_table(recipe.title, rows)
-    shown.print()
-    shown.write(directory / "table.md", directory / "table.csv")
-    # Before this word a table.json held the population's deviation.
-    write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
-    report.style.save(figure, directory / "figure.png")
-    print(f"left in {directory}")
-    return rows, outcomes
-
-
-def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -> Outcome:
-    label = f"{cell.row} {cell.column}".strip()
-
-    def note(label: str, seed: int, result: SimulationResult) -> None:
-        result.summary.update(recipe.measure(result))
-        figures = [
-            f"{heading} {factor * value:.4g}"
-            for name, (heading, factor) in recipe.metrics.items()
-            if (value := result.summary.get(name)) is not None
-        ]
-        print(f"{label}, seed {seed}: {', '.join(figures)}", file=sys.stderr)
-
-    seeds = range(recipe.first_seed, recipe.first_seed + count)
-    (outcome,) = compare({label: cell.config}, seeds=seeds, done=note, watch=recipe.watch)
-    for seed, summary in zip(seeds, outcome.summaries, strict=True):
-        write_json(directory / f"{file_name(cell)}-seed{seed}.json", summary)
-    return outcome
 
 
 def file_name(cell: Cell) -> str:

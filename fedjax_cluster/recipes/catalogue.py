@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_cluster.data.downloads import OPENML
-from fedjax_cluster.experiments import installed, recipe
+from fedjax_cluster.experiments import installed, reproduction
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
 from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss
@@ -29,11 +29,34 @@ def overview() -> str:
     return "An experiment of a paper: our results compared with the published ones.\n\n" + "\n\n".join(lines)
 
 
-def reproduce(name: str, *, quick: bool, full: bool, seeds: int | None, directory: pathlib.Path) -> None:
-    """Carries out the recipe of a name; see `fedjax_cluster.experiments.recipe.reproduce`."""
+def reproduce(
+    name: str, *, quick: bool = False, full: bool = False, seeds: int | None = None, directory: str | pathlib.Path
+) -> None:
+    """Carries out the recipe of a name; see `fedjax_cluster.experiments.reproduction.reproduce`."""
+    reproduction.reproduce(chosen_recipe(name), quick=quick, full=full, seeds=seeds, directory=directory)
+
+
+def chosen_recipe(name: str) -> Recipe | Study:
+    """The recipe of a name, with hyphens or underscores; a ValueError names all where there is none."""
     spelled = {key.replace("-", "_"): each for key, each in RECIPES.items()}
-    chosen = spelled[known_name("recipe", name, spelled)]
-    recipe.reproduce(chosen, quick=quick, full=full, seeds=seeds, directory=directory)
+    return spelled[known_name("recipe", name, spelled)]
+
+
+def place_of(name: str, *, quick: bool = False, full: bool = False) -> pathlib.Path:
+    """Where a recipe is carried out by default: beside the runs, with a folder for each version.
+
+    >>> str(place_of("cfl-fig8", quick=True))
+    'runs/reproduce/cfl-fig8-quick'
+    """
+    version = "-quick" if quick else "-full" if full else ""
+    return pathlib.Path("runs") / "reproduce" / f"{name}{version}"
+
+
+def resume(directory: pathlib.Path) -> None:
+    """Does what is missing of a reproduction."""
+    of = reproduction.read_recipe(directory)
+    version = {"quick": of["version"] == "quick", "full": of["version"] == "full"}
+    reproduce(of["recipe"], **version, seeds=of["seeds"], directory=directory)
 
 
 def show(console: Console | None = None) -> None:
