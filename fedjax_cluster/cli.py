@@ -272,8 +272,13 @@ def _report(arguments: list[str]) -> None:
 
 
 def _reproduce(arguments: list[str]) -> None:
-    names, rest = _leading_names(arguments, at_most=1)
-    own = _flags(ReproduceFlags, rest, "reproduce RECIPE", fc.recipes.catalogue.overview())
+    page = [word for word in arguments if word == "--page"]
+    names, rest = _leading_names([word for word in arguments if word != "--page"], at_most=None if page else 1)
+    own = _flags(ReproduceFlags, [*rest, *page], "reproduce RECIPE", fc.recipes.catalogue.overview())
+    if own.page:
+        for path in fc.recipes.page.write(names):
+            print(f"left {path}")
+        return
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
     options = {"quick": own.quick, "full": own.full, "seeds": own.seeds}

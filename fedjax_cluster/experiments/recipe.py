@@ -13,7 +13,7 @@ from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening,
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
 from fedjax_cluster.nn.flops import gradient_flops
-from fedjax_cluster.report.paper_rows import NAN, PaperRow
+from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
@@ -48,6 +48,7 @@ class Recipe:
       full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
+      tolerances: name in the summary -> how far ours may be from the paper's; by default `usual_tolerance`'s.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Recipe:
     first_seed: int = 0
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: ()
+    tolerances: Mapping[str, Tolerance] = dataclasses.field(default_factory=dict)
 
     @property
     def flops(self) -> float:
@@ -175,7 +177,12 @@ def file_name(cell: Cell) -> str:
     return f"{cell.row} {cell.column}".strip().replace(" ", "-").replace("/", "-")
 
 
-def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[PaperRow]:
+def measured(
+    cells: Sequence[Cell],
+    outcomes: Outcomes,
+    metrics: Mapping[str, tuple[str, float]],
+    tolerances: Mapping[str, Tolerance] | None = None,
+) -> list[PaperRow]:
     """The table of cells: a row for each of their metrics, name in the summary -> (heading, factor)."""
     rows = []
     for cell in cells:
@@ -186,5 +193,6 @@ def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tu
             paper = cell.paper.get(name, (NAN, NAN))
             seeds, valued = len(outcome.summaries), outcome.valued(name)
             some = valued if 0 < valued < seeds else None
-            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, seeds, dataset, some))
+            allowed = (tolerances or {}).get(name) or usual_tolerance(heading)
+            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, seeds, dataset, some, allowed))
     return rows

@@ -81,7 +81,7 @@ def reproduce(
             cells = recipe.quick if quick else recipe.cells
             records = _records(recipe, cells, count, directory / RUNS_FOLDER)
             outcomes = {place: _outcome(place, of_cell) for place, of_cell in records.items()}
-            rows, figure = measured(cells, outcomes, recipe.metrics), recipe.figure(cells, outcomes)
+            rows, figure = measured(cells, outcomes, recipe.metrics, recipe.tolerances), recipe.figure(cells, outcomes)
             ran = [record for of_cell in records.values() for record in of_cell]
         shown = report.tables.recipe_table(recipe.title, rows)
         shown.print()

@@ -61,7 +61,9 @@ def test_a_light_recipe_keeps_the_whole_table_for_full(cells):
 
 def test_rows_hold_both_results_the_seeds_and_the_data_set(cells, outcomes):
     rows = measured(cells, outcomes, METRICS)
-    assert rows[0] == PaperRow("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(200**0.5), 80.0, 1.0, 2, "digits")
+    assert rows[0] == PaperRow(
+        "IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(200**0.5), 80.0, 1.0, 2, "digits", None, (2.0, "higher")
+    )
     assert np.isnan([rows[1].paper, rows[2].paper]).all()
     synthetic = Cell("IFCA", "C=4", changed(BASE, scenario="linear_regression", model="linear"))
     assert measured([synthetic], outcomes, METRICS)[0].dataset == "synthetic"
