@@ -276,6 +276,8 @@ def _reproduce(arguments: list[str]) -> None:
     names, rest = _leading_names([word for word in arguments if word != "--page"], at_most=None if page else 1)
     own = _flags(ReproduceFlags, [*rest, *page], "reproduce RECIPE", fc.recipes.catalogue.overview())
     if own.page:
+        if len(rest):
+            raise ValueError(f"--page writes what was reproduced before; leave out {' '.join(rest)}")
         for path in fc.recipes.page.write(names):
             print(f"left {path}")
         return

@@ -77,6 +77,7 @@ def test_the_committed_page_is_what_the_command_writes(elsewhere, monkeypatch, c
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     kept, text = results.RESULTS.read_text(encoding="utf-8"), (page.BENCHMARKS / "reproduction.md").read_text("utf-8")
     assert cli.main(["reproduce", "--page"]) == 0
+    assert cli.main(["reproduce", "--page", "--quick"]) == 2
     assert page.PAGE.read_text(encoding="utf-8") == text
     assert results.RESULTS.read_text(encoding="utf-8") == kept
 
@@ -235,7 +236,7 @@ def test_the_minutes_are_those_measured_or_an_estimate_that_says_so(elsewhere):
     assert "not measured" in catalogue._expected(RECIPES["flag-table8"], None, True)
 
 
-def test_unfinished_and_quick_figures_are_refused(elsewhere):
+def test_unfinished_and_quick_figures_are_refused(elsewhere, monkeypatch):
     directory = reproduced(elsewhere / "quick", [left()], version="quick")
     with pytest.raises(ValueError, match="of --quick"):
         page.write([str(directory)])
@@ -244,4 +245,7 @@ def test_unfinished_and_quick_figures_are_refused(elsewhere):
         page.write([str(directory)])
     with pytest.raises(ValueError, match="unknown recipe"):
         page.write(["table99"])
+    monkeypatch.setattr(page, "BENCHMARKS", elsewhere / "installed")
+    with pytest.raises(ValueError, match="stands in a checkout"):
+        page.write()
     assert not page.PAGE.exists()
