@@ -51,11 +51,11 @@ def provenance() -> dict[str, Any]:
     """Commit, date, versions and device of what is computed now.
 
     Returns:
-      `commit` (see above), `date` (of UTC), `versions` (package -> version) and `device`, such as
+      `commit` (see above), `date` (of UTC), `versions` (package -> version), `backend` (JAX's) and `device`, such as
       "NVIDIA H100 80GB HBM3" or, of a CPU, its name and the cores.
 
     >>> sorted(provenance())
-    ['commit', 'date', 'device', 'versions']
+    ['backend', 'commit', 'date', 'device', 'versions']
     """
     kinds = Counter(device.device_kind for device in jax.devices())
     device = ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in kinds.items())
@@ -67,5 +67,6 @@ def provenance() -> dict[str, Any]:
             "jax": jax.__version__,
             "python": platform.python_version(),
         },
+        "backend": jax.default_backend(),
         "device": f"{processor()}, {cores()} cores" if jax.default_backend() == "cpu" else device,
     }

@@ -74,9 +74,9 @@ def reproduce(
     with _opened(directory, {"recipe": recipe.name, "version": version, "seeds": count}):
         print("\n".join(filter(None, (recipe.title, recipe.reading, "" if quick else expected))), file=sys.stderr)
         if isinstance(recipe, Study):
-            started = time.perf_counter()
+            started = _now()
             (rows, figure), outcomes = recipe.run(count, quick), {}
-            ran = [{"ran": provenance(), "seconds": time.perf_counter() - started}]
+            ran = [{"ran": provenance(), **_since(started)}]
         else:
             cells = recipe.quick if quick else recipe.cells
             records = _records(recipe, cells, count, directory / RUNS_FOLDER)
@@ -161,6 +161,7 @@ def _records(
     federations: dict[Any, Federation] = {}
     missing, started, done = [place for place in places if place not in known], time.monotonic(), 0.0
     for number, place in enumerate(missing, 1):
+        begun = time.monotonic()
         known[place] = _run(recipe, configs[place], places[place][1], federations)
         done += work[place]
         elapsed = time.monotonic() - started
@@ -168,7 +169,7 @@ def _records(
         figures = _figures(recipe, known[place]["summary"])
         label = f"{place[0]} {place[1]}".strip()
         run_number = len(places) - len(missing) + number
-        took = f"{known[place]['seconds'] or 0:.0f} s" + (f", about {_time(left)} left" if left else "")
+        took = f"{time.monotonic() - begun:.0f} s" + (f", about {_time(left)} left" if left else "")
         print(f"[{run_number} of {len(places)}] {label}, seed {place[2]}: {figures} ({took})", file=sys.stderr)
     return {(cell.row, cell.column): [known[cell.row, cell.column, seed] for seed in seeds] for cell in cells}
 
@@ -178,7 +179,7 @@ def _run(recipe: Recipe, config: RunConfig, path: pathlib.Path, federations: dic
     under_way = path.with_name(path.name.removesuffix(".json"))
     begun_before = under_way.exists()
     long = begun_before or run_flops(config) / FLOPS_PER_SECOND > CHECKPOINT_SECONDS
-    started = time.perf_counter()
+    started = _now()
     federation = shared_federation(config, federations)
     callbacks = recipe.watch(federation)
     result = run(config, run_dir=under_way if long else None, federation=federation, callbacks=callbacks)
@@ -188,7 +189,7 @@ def _run(recipe: Recipe, config: RunConfig, path: pathlib.Path, federations: dic
         "history": dict(result.history),
         "ran": provenance(),
         # Of a run that was taken up it is not known how long it had run before.
-        "seconds": None if begun_before else time.perf_counter() - started,
+        **({} if begun_before else _since(started)),
     }
     write_json(path, sealed(record))
     shutil.rmtree(under_way, ignore_errors=True)
@@ -259,10 +260,19 @@ def _time(seconds: float) -> str:
     )
 
 
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(started: tuple[float, float]) -> dict[str, float]:
+    """Seconds by the clock, and of the processor, summed over threads, which other work on the machine leaves alone."""
+    return dict(zip(("seconds", "processor_seconds"), np.subtract(_now(), started).tolist(), strict=True))
+
+
 def _together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """With what, on what and how long the runs of a recipe were; what they do not share is listed."""
     ran = [record["ran"] for record in records]
-    seconds = [record["seconds"] for record in records if record["seconds"] is not None]
+    timed = [record for record in records if "processor_seconds" in record]
 
     def all_of(values: Sequence[Any]) -> str | None:
         return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
@@ -273,6 +283,7 @@ def _together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "versions": {name: all_of([each["versions"].get(name) for each in ran]) for name in ran[0]["versions"]},
         "device": all_of([each["device"] for each in ran]),
         "runs": len(records),
-        "timed_runs": len(seconds),
-        "seconds": round(sum(seconds), 1),
+        "backend": all_of([each["backend"] for each in ran if "backend" in each]),
+        "timed_runs": len(timed),
+        **{name: round(sum(record[name] for record in timed), 1) for name in ("seconds", "processor_seconds")},
     }

@@ -20,7 +20,7 @@ PAGE = BENCHMARKS / "reproduction.md"
 FIGURES = BENCHMARKS / "figures"
 ITEM_COLUMNS = ("table or figure", "the paper's data and model", "ours", "what differs", "verdicts")
 COLUMNS = ("quantity", "setting", "ours (mean ± std, seeds)", "paper's", "data set", "verdict")
-RAN_COLUMNS = ("recipe", "seeds", "commit", "date", "versions", "device", "seconds")
+RAN_COLUMNS = ("recipe", "seeds", "commit", "date", "versions", "device", "seconds (the processor's)")
 NOT_KEPT = "not kept"
 INTRODUCTION = f"""# Figures of the papers, reproduced
 
@@ -141,7 +141,7 @@ def _ran(record: Record) -> str:
     rows = []
     for recipe, ran in record["ran"].items():
         versions = ", ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        taken = f"{ran['seconds']:g}"
+        taken = f"{ran['seconds']:g} ({ran['processor_seconds']:g})"
         if ran["timed_runs"] < ran["runs"]:
             taken += f" for {ran['timed_runs']} of {ran['runs']} runs"
         known = (str(ran["seeds"]), ran["commit"] or NOT_KEPT, ran["date"], versions, ran["device"], taken)

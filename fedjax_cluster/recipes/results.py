@@ -154,4 +154,8 @@ def seconds_per_run(recipe: str) -> tuple[float, str] | None:
       recipe: its name, with " --full" for that version.
     """
     ran = read()["ran"].get(recipe)
-    return (ran["seconds"] / ran["timed_runs"], ran["device"]) if ran and ran["timed_runs"] else None
+    if not ran or not ran["timed_runs"]:
+        return None
+    # Other work on the machine makes a run wait: no more than the processor's seconds are its own.
+    seconds = min(ran["seconds"], ran["processor_seconds"]) if ran["backend"] == "cpu" else ran["seconds"]
+    return seconds / ran["timed_runs"], ran["device"]

@@ -67,7 +67,7 @@ def reproduced(directory, table, **ran):
     about = {"commit": "abc", "date": "2026-01-01", "versions": {"jax": "0.1"}, "device": "a chip", **ran}
     (directory / "table.json").write_text(json.dumps(table))
     (directory / "recipe.json").write_text(json.dumps(sealed(of)))
-    times = {"runs": 4, "timed_runs": 4, "seconds": 60.0}
+    times = {"runs": 4, "timed_runs": 4, "seconds": 60.0, "processor_seconds": 90.0, "backend": "cpu"}
     (directory / "ran.json").write_text(json.dumps(sealed({**of, **times, **about})))
     (directory / "figure.png").write_bytes(b"a picture")
     return directory
@@ -219,11 +219,13 @@ def test_what_reproduce_left_is_taken_up_with_what_it_ran_on(elsewhere):
     )
     text = page.PAGE.read_text(encoding="utf-8")
     assert "| 88.0 ± 0.3 (2 seeds) | 86.8 ± 0.35 | MNIST | **reached** |" in text
-    assert "| `cfl-gp-table10` | 2 | abc | 2026-01-01 | jax 0.1 | a chip | 60 |" in text
+    assert "| `cfl-gp-table10` | 2 | abc | 2026-01-01 | jax 0.1 | a chip | 60 (90) |" in text
     assert "`cfl-gp-table10` (rows of other settings)" in " ".join(text.split())
     assert "![cfl-gp-table10](figures/cfl-gp-table10.png)" in text
     assert results.seconds_per_run("cfl-gp-table10") == (15.0, "a chip")
     assert results.seconds_per_run("cfl-gp-table9") is None
+    page.write([str(reproduced(elsewhere / "busy", [left()], processor_seconds=20.0))])
+    assert results.seconds_per_run("cfl-gp-table10") == (5.0, "a chip")
 
 
 def test_the_minutes_are_those_measured_or_an_estimate_that_says_so(elsewhere):
