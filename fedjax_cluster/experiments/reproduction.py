@@ -71,15 +71,16 @@ def reproduce(
     count = checked("seeds", seeds, int | None, RUNS) or (least if quick else recipe.seeds)
     directory = as_path("directory", directory)
     version: Version = "quick" if quick else "full" if full else "everyday"
+    with_what = provenance()  # of the code that was loaded, whatever is committed in the meantime
     with _opened(directory, {"recipe": recipe.name, "version": version, "seeds": count}):
         print("\n".join(filter(None, (recipe.title, recipe.reading, "" if quick else expected))), file=sys.stderr)
         if isinstance(recipe, Study):
             started = _now()
             (rows, figure), outcomes = recipe.run(count, quick), {}
-            ran = [{"ran": provenance(), **_since(started)}]
+            ran = [{"ran": with_what, **_since(started)}]
         else:
             cells = recipe.quick if quick else recipe.cells
-            records = _records(recipe, cells, count, directory / RUNS_FOLDER)
+            records = _records(recipe, cells, count, directory / RUNS_FOLDER, with_what)
             outcomes = {place: _outcome(place, of_cell) for place, of_cell in records.items()}
             rows, figure = measured(cells, outcomes, recipe.metrics, recipe.tolerances), recipe.figure(cells, outcomes)
             ran = [record for of_cell in records.values() for record in of_cell]
@@ -144,7 +145,7 @@ def _opened(directory: pathlib.Path, wanted: Mapping[str, Any]) -> Iterator[None
 
 
 def _records(
-    recipe: Recipe, cells: Sequence[Any], count: int, folder: pathlib.Path
+    recipe: Recipe, cells: Sequence[Any], count: int, folder: pathlib.Path, with_what: Mapping[str, Any]
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The records of all runs, by (row, column); those that are not there yet are made."""
     seeds = range(recipe.first_seed, recipe.first_seed + count)
@@ -162,7 +163,7 @@ def _records(
     missing, started, done = [place for place in places if place not in known], time.monotonic(), 0.0
     for number, place in enumerate(missing, 1):
         begun = time.monotonic()
-        known[place] = _run(recipe, configs[place], places[place][1], federations)
+        known[place] = _run(recipe, configs[place], places[place][1], federations, with_what)
         done += work[place]
         elapsed = time.monotonic() - started
         left = elapsed * sum(work[later] for later in missing[number:]) / done
@@ -174,7 +175,13 @@ def _records(
     return {(cell.row, cell.column): [known[cell.row, cell.column, seed] for seed in seeds] for cell in cells}
 
 
-def _run(recipe: Recipe, config: RunConfig, path: pathlib.Path, federations: dict[Any, Federation]) -> dict[str, Any]:
+def _run(
+    recipe: Recipe,
+    config: RunConfig,
+    path: pathlib.Path,
+    federations: dict[Any, Federation],
+    with_what: Mapping[str, Any],
+) -> dict[str, Any]:
     """One run and its record; while it is under way, a long one has a run directory beside it."""
     under_way = path.with_name(path.name.removesuffix(".json"))
     begun_before = under_way.exists()
@@ -187,7 +194,7 @@ def _run(recipe: Recipe, config: RunConfig, path: pathlib.Path, federations: dic
         "config": config.to_json(),
         "summary": {**result.summary, **recipe.measure(result)},
         "history": dict(result.history),
-        "ran": provenance(),
+        "ran": with_what,
         # Of a run that was taken up it is not known how long it had run before.
         **({} if begun_before else _since(started)),
     }

@@ -117,7 +117,7 @@ def test_every_recipe_stands_under_an_item_and_every_item_without_one_says_why()
 # The figures that README.md shows.
 HEADLINES = (
     ("cfl-gp-table10", "CFL-GP: accuracy (%)", "C=32"),
-    ("cfl-rotated", "CFL: best within five rounds (%)", "half turned by 180°, LeNet-5, ε₁ = 0.6, γ_max = 0.72"),
+    ("cfl-rotated", "CFL: best within five rounds (%)", "half turned by 180°"),
     ("gradient-loss-mnist", "λ = 0.2: runs that reach it (%)", ""),
     ("fedgwc-domains", "FedGWC, counted rate, centred (ours): Rand index", "MNIST blur"),
     ("flag-lenet5-by-label", "FLAG: accuracy, mean of the last 4 evaluations (%)", "ρ=20 %, α′=1"),
