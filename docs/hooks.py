@@ -27,6 +27,8 @@ def on_files(files, config):
     made |= {f"pictures/{name}.svg": text for name, text in pictures.all_of_them().items()}
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
+    for path in sorted((ROOT / "benchmarks" / "figures").glob("*.png")):
+        files.append(File.generated(config, f"figures/{path.name}", content=path.read_bytes()))
     return files
 
 
@@ -57,4 +59,4 @@ def linked(text: str, page: str) -> str:
 def repository_page(path: str) -> str:
     """A page of the repository; what it links to elsewhere in the repository becomes plain text."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#|figures/)[^)]*\)", r"\1", text)

@@ -25,7 +25,7 @@ USAGE = f"""usage: {PROG} COMMAND [...]
 commands:
   run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
   compare METHOD... [flags]   several methods, over seeds, on the same federations; --all: every method
-  resume RUN_DIR [--rounds N] take up an interrupted run or comparison, or extend a finished one
+  resume RUN_DIR [--rounds N] take up an interrupted run, comparison or recipe, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
@@ -171,11 +171,17 @@ def _resume(arguments: list[str]) -> int:
     names, rest = _leading_names(arguments, at_most=1)
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
-    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, or comparison.")
+    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison or recipe.")
     every, path = own.checkpoint_every, as_path("run_dir", names[0])
     if fc.experiments.comparison.is_comparison(path):
         go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
         return _compared(go_on, path)
+    if fc.experiments.reproduction.is_reproduction(path):
+        if own.rounds is not None:
+            raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out --rounds")
+        with _whole(path):
+            fc.recipes.catalogue.resume(path)
+        return 0
     result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
     _show(result, path)
     return 0
@@ -266,13 +272,22 @@ def _report(arguments: list[str]) -> None:
 
 
 def _reproduce(arguments: list[str]) -> None:
-    names, rest = _leading_names(arguments, at_most=1)
-    own = _flags(ReproduceFlags, rest, "reproduce RECIPE", fc.recipes.catalogue.overview())
+    page = [word for word in arguments if word == "--page"]
+    names, rest = _leading_names([word for word in arguments if word != "--page"], at_most=None if page else 1)
+    own = _flags(ReproduceFlags, [*rest, *page], "reproduce RECIPE", fc.recipes.catalogue.overview())
+    if own.page:
+        if len(rest):
+            raise ValueError(f"--page writes what was reproduced before; leave out {' '.join(rest)}")
+        for path in fc.recipes.page.write(names):
+            print(f"left {path}")
+        return
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
-    directory = _directory(own.run_dir) or pathlib.Path("runs") / names[0]
-    with _keeping(f"not all was written; what was done is kept in {directory}"):
-        fc.recipes.catalogue.reproduce(names[0], quick=own.quick, full=own.full, seeds=own.seeds, directory=directory)
+    options = {"quick": own.quick, "full": own.full, "seeds": own.seeds}
+    chosen = fc.recipes.catalogue.chosen_recipe(names[0]).name
+    directory = _directory(own.run_dir) or fc.recipes.catalogue.place_of(chosen, quick=own.quick, full=own.full)
+    with _whole(directory), _keeping(f"not all was written; what was done is kept in {directory}"):
+        fc.recipes.catalogue.reproduce(chosen, **options, directory=directory)
 
 
 def _bench(arguments: list[str]) -> None:

@@ -54,7 +54,9 @@ class ReproduceFlags:
     seeds: int | None = None
     """runs per cell (default: the recipe's)"""
     run_dir: str | None = None
-    """where to leave the runs, table and figure (default: runs/RECIPE)"""
+    """where to leave the runs, table and figure (default: runs/reproduce/RECIPE)"""
+    page: tyro.conf.FlagCreatePairsOff[bool] = False
+    """write benchmarks/reproduction.md, with what was left of the recipes (or directories) that are named"""
 
 
 def completed() -> dict[str, type]:

@@ -179,6 +179,8 @@ def compare(vectors: Array, angles: Literal["smallest", "sum"]) -> Array:
     """Angles f32[M, M] in degrees between the spans of the clients' vectors f32[M, L, f, p]."""
     # NOTE: the vectors of different classes are not orthogonal to each other. The public code measures angles between
     # them as they are; principal angles need an orthonormal basis of what they span.
+    # NOTE: "sum" adds principal angles. The paper's Eq. 4 is another one, the trace of arccos(UᵀV) with the vectors in
+    # identical order.
     bases = jax.lax.map(clustering.joint_basis, vectors)
     nonempty = jnp.ones((bases.shape[0], 1), jnp.int32)
     return clustering.classwise_angles(bases[:, None], nonempty, angles)[:, :, 0]

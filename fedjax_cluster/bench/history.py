@@ -6,11 +6,11 @@ import datetime
 import json
 import pathlib
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_cluster.files import write_json
+from fedjax_cluster.provenance import commit
 
 # Ratios of processor seconds differ by up to 8 % from run to run, medians of three by some 4 %.
 TOLERANCE = 0.12
@@ -41,7 +41,13 @@ def record(path: str | pathlib.Path, reports: Sequence[Mapping[str, Any]]) -> No
     found = {name: ratio for report in reports for name, ratio in ratios(report).items()}
     machine = {name: reports[0][name] for name in SAME}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    entry = {"commit": _commit(path), "date": today, **machine, "versions": reports[0]["versions"], "ratios": found}
+    entry = {
+        "commit": commit(path.resolve().parent),
+        "date": today,
+        **machine,
+        "versions": reports[0]["versions"],
+        "ratios": found,
+    }
     write_json(path, [*(read(path) if path.exists() else []), entry])
 
 
@@ -84,14 +90,3 @@ def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
         raise ValueError(f"there is no history {path} to check; bench --record {path} begins one") from None
     except (ValueError, TypeError, KeyError, AttributeError, IsADirectoryError) as error:
         raise ValueError(f"{path} is no history of speeds ({error}); give what bench --record wrote") from None
-
-
-def _commit(path: pathlib.Path) -> str | None:
-    """The commit of the folder that keeps the history; "+" marks what is not committed."""
-    git = ["git", "-C", str(path.resolve().parent)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")

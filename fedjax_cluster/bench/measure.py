@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import math
 import os
-import pathlib
 import platform
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_cluster import parallel
+from fedjax_cluster import parallel, provenance
 
 FEWEST_REPETITIONS = 5
 # PyTorch's two threads took 41 to 47 ms for the first round after one of XLA's, and 34 for those that followed.
@@ -204,19 +203,10 @@ def machine() -> dict[str, Any]:
     return {
         "device": f"{len(devices)} × {devices[0].device_kind}",
         "backend": jax.default_backend(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processor": provenance.processor(),
+        "cores": provenance.cores(),
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for text in cpuinfo.read_text().splitlines():
-            if text.startswith("model name"):
-                return text.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def calling(function: Callable[..., None]) -> tuple[str, str]:

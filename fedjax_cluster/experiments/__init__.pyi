@@ -7,5 +7,6 @@ from . import flags as flags
 from . import installed as installed
 from . import plans as plans
 from . import recipe as recipe
+from . import reproduction as reproduction
 from . import runs as runs
 from . import saved_runs as saved_runs

@@ -127,7 +127,7 @@ def compare(
                 try:
                     if label in refused:
                         raise refused[label]
-                    federation = _federation(seeded, federations, usual)
+                    federation = shared_federation(seeded, federations, usual)
                     result = run(
                         seeded,
                         run_dir=None if directory is None else directory / run_name(label, seed),
@@ -275,8 +275,8 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
-def _federation(config: RunConfig, known: dict[Any, Federation], usual: int | None) -> Federation:
-    """The configuration's federation; the last few are kept, as the methods of a comparison share them."""
+def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: int | None = None) -> Federation:
+    """The configuration's federation; the last few are kept in `known`, as the methods of a comparison share them."""
     names = ("scenario", "dataset", "clients", "seed", "test_fraction", "examples_per_client")
     key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
     if key not in known:

@@ -1,23 +1,19 @@
-"""What a recipe is: a named list of runs with a paper's values, and how it is carried out."""
+"""What a recipe is: a named list of runs with a paper's values. `reproduction` carries it out."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedjax_cluster import algorithms, report
+from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
-from fedjax_cluster.experiments.comparison import RUNS, Outcome, compare
+from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
-from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.nn.flops import gradient_flops
-from fedjax_cluster.options import as_path, checked
-from fedjax_cluster.report.paper_rows import NAN, PaperRow
+from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
@@ -52,6 +48,7 @@ class Recipe:
       full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
+      tolerances: name in the summary -> how far ours may be from the paper's; by default `usual_tolerance`'s.
     """
 
     name: str
@@ -66,6 +63,7 @@ class Recipe:
     first_seed: int = 0
     measure: Callable[[SimulationResult], Mapping[str, Any]] = lambda result: {}
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: ()
+    tolerances: Mapping[str, Tolerance] = dataclasses.field(default_factory=dict)
 
     @property
     def flops(self) -> float:
@@ -174,82 +172,17 @@ def run_flops(config: RunConfig) -> float:
     return training
 
 
-def reproduce(
-    recipe: Recipe | Study,
-    *,
-    quick: bool = False,
-    full: bool = False,
-    seeds: int | None = None,
-    directory: str | pathlib.Path,
-) -> tuple[list[PaperRow], dict[tuple[str, str], Outcome]]:
-    """Carries a recipe out: runs, a table of our values and the paper's, a figure.
-
-    Args:
-      recipe: what to carry out.
-      quick: the smaller version, with one seed.
-      full: the version nearer to the paper's size.
-      seeds: runs per cell; None takes the recipe's.
-      directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png and each run's summary.
-
-    Returns:
-      The table's rows, and the outcome of each cell by (row, column); a study has none.
-
-    Raises:
-      ValueError: fewer than one seed, a directory that holds other runs, or `full` where there is nothing fuller.
-    """
-    if full:
-        if quick or isinstance(recipe, Study) or not recipe.full:
-            why = "quick and full exclude each other" if quick else "it has no fuller version"
-            raise ValueError(f"recipe {recipe.name} cannot be carried out in full: {why}")
-        recipe = dataclasses.replace(recipe, cells=recipe.full)
-    least = recipe.quick if isinstance(recipe, Study) else 1
-    count = checked("seeds", seeds, int | None, RUNS) or (least if quick else recipe.seeds)
-    directory = as_path("directory", directory)
-    check_writable(directory)
-    print(f"{recipe.title}\n{recipe.reading}", file=sys.stderr)
-    if not quick:
-        print(f"{recipe.flops:.1e} FLOPs, about {recipe.minutes:g} minutes on two cores", file=sys.stderr)
-    if isinstance(recipe, Study):
-        (rows, figure), outcomes = recipe.run(count, quick), {}
-    else:
-        cells = recipe.quick if quick else recipe.cells
-        outcomes = {(cell.row, cell.column): _run_cell(recipe, cell, count, directory / "runs") for cell in cells}
-        rows, figure = measured(cells, outcomes, recipe.metrics), recipe.figure(cells, outcomes)
-    shown = report.tables.recipe_table(recipe.title, rows)
-    shown.print()
-    shown.write(directory / "table.md", directory / "table.csv")
-    # Before this word a table.json held the population's deviation.
-    write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
-    report.style.save(figure, directory / "figure.png")
-    print(f"left in {directory}")
-    return rows, outcomes
-
-
-def _run_cell(recipe: Recipe, cell: Cell, count: int, directory: pathlib.Path) -> Outcome:
-    label = f"{cell.row} {cell.column}".strip()
-
-    def note(label: str, seed: int, result: SimulationResult) -> None:
-        result.summary.update(recipe.measure(result))
-        figures = [
-            f"{heading} {factor * value:.4g}"
-            for name, (heading, factor) in recipe.metrics.items()
-            if (value := result.summary.get(name)) is not None
-        ]
-        print(f"{label}, seed {seed}: {', '.join(figures)}", file=sys.stderr)
-
-    seeds = range(recipe.first_seed, recipe.first_seed + count)
-    (outcome,) = compare({label: cell.config}, seeds=seeds, done=note, watch=recipe.watch)
-    for seed, summary in zip(seeds, outcome.summaries, strict=True):
-        write_json(directory / f"{file_name(cell)}-seed{seed}.json", summary)
-    return outcome
-
-
 def file_name(cell: Cell) -> str:
     """What the files of a cell are called, before the seed."""
     return f"{cell.row} {cell.column}".strip().replace(" ", "-").replace("/", "-")
 
 
-def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tuple[str, float]]) -> list[PaperRow]:
+def measured(
+    cells: Sequence[Cell],
+    outcomes: Outcomes,
+    metrics: Mapping[str, tuple[str, float]],
+    tolerances: Mapping[str, Tolerance] | None = None,
+) -> list[PaperRow]:
     """The table of cells: a row for each of their metrics, name in the summary -> (heading, factor)."""
     rows = []
     for cell in cells:
@@ -260,5 +193,6 @@ def measured(cells: Sequence[Cell], outcomes: Outcomes, metrics: Mapping[str, tu
             paper = cell.paper.get(name, (NAN, NAN))
             seeds, valued = len(outcome.summaries), outcome.valued(name)
             some = valued if 0 < valued < seeds else None
-            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, seeds, dataset, some))
+            allowed = (tolerances or {}).get(name) or usual_tolerance(heading)
+            rows.append(PaperRow(cell.row, cell.column, heading, *ours, *paper, seeds, dataset, some, allowed))
     return rows

@@ -5,7 +5,10 @@ from . import fedgwc as fedgwc
 from . import figures as figures
 from . import flag as flag
 from . import gradient_loss as gradient_loss
+from . import page as page
+from . import results as results
 from . import separation as separation
+from . import verdicts as verdicts
 from .catalogue import RECIPES as RECIPES
 from .catalogue import overview as overview
 from .catalogue import reproduce as reproduce

@@ -17,10 +17,13 @@ from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Outcomes, table
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.report.methods.cfl_gp import singular_values
+from fedjax_cluster.report.paper_rows import Tolerance
 from fedjax_cluster.simulation.result import SimulationResult
 
 ROUNDS = 200
 ACCURACY_AND_ARI = headings(accuracy="accuracy (%)", adjusted_rand_index="ARI")
+# Rounds to the ideal ARI have deviations of up to 90 in the paper; CFL-GP's first clustering is in round 1.
+FIRST_ROUND = {"first_round_of_ideal_agreement": Tolerance(5.0, "lower")}
 WITH_FIRST_ROUND = {**ACCURACY_AND_ARI, **headings(first_round_of_ideal_agreement="first round at ARI 1")}
 ACCURACY_BY_CLIENTS = figures.sweep("accuracy", "Number of clients", "Test accuracy (%)", 100.0)
 _table = functools.partial(table, metrics=ACCURACY_AND_ARI, seeds=3)
@@ -71,18 +74,27 @@ def _small(*columns: str, **changes: Any):
 
 TABLE_10 = _table(
     "cfl-gp-table10",
-    "CFL-GP, Table 10: rotated MNIST, eight angles, K = 4, against the number of clients",
+    "CFL-GP, Tables 10 and 3: rotated MNIST, eight angles, K = 4, against the number of clients",
     f"Neighbouring angles count as one group. {FULL_DATA} {MADMO}",
     MNIST,
     HARD_AND_MADMO,
     varied("C", "clients", (8, 16, 32, 64, 128)),
     {
-        "CFL-GP": printed(accuracy="86.8±0.35 87.2±0.21 87.2±0.18 87.2±0.28 87.3±0.24", adjusted_rand_index="1±0 " * 5),
-        "IFCA": printed(accuracy="79.3±2.62 82.8±3.18 85.2±2.85 85.4±2.58 86.0±2.28"),
+        # The rounds are Table 3's.
+        "CFL-GP": printed(
+            accuracy="86.8±0.35 87.2±0.21 87.2±0.18 87.2±0.28 87.3±0.24",
+            adjusted_rand_index="1±0 " * 5,
+            first_round_of_ideal_agreement="3.67±5.73 1±0 1±0 1±0 1±0",
+        ),
+        "IFCA": printed(
+            accuracy="79.3±2.62 82.8±3.18 85.2±2.85 85.4±2.58 86.0±2.28",
+            first_round_of_ideal_agreement="- 137.22±90.20 73.67±90.06 76.56±88.21 55.56±77.88",
+        ),
         "MADMO": printed(accuracy="63.7±4.02 69.6±2.76 72.5±2.17 76.4±2.42 81.8±2.20"),
         "Global": printed(accuracy="58.0±0.45 58.3±0.45 58.3±0.37 58.3±0.51 58.4±0.38"),
     },
     metrics=WITH_FIRST_ROUND,
+    tolerances=FIRST_ROUND,
     seeds=5,
     quick=_small("C=8", "C=32"),
     figure=ACCURACY_BY_CLIENTS,
@@ -129,13 +141,16 @@ TABLE_11 = _table(
 BATCH_SIZE = _table(
     "cfl-gp-batch-size",
     "CFL-GP, Figs. 2 and 11, Table 3: rotated MNIST, C = 32, against the batch size",
-    f"Neighbouring angles count as one group. {FULL_DATA}",
+    f"Neighbouring angles count as one group. {FULL_DATA} {MADMO}",
     MNIST,
-    HARD,
+    HARD_AND_MADMO,
     varied("b", "batch_size", (32, 64, 128, 256)),
-    {"CFL-GP": printed(adjusted_rand_index="1 1 1 1")},
+    {
+        "CFL-GP": printed(adjusted_rand_index="1 1 1 1", first_round_of_ideal_agreement="65.67±11.70 1±0 1±0 1±0"),
+        "IFCA": printed(first_round_of_ideal_agreement="- 73.67±90.06 74.22±89.69 115.44±95.71"),
+    },
     metrics=WITH_FIRST_ROUND,
-    seeds=2,
+    tolerances=FIRST_ROUND,
     quick=_small("b=64"),
     figure=figures.sweep("adjusted_rand_index", "Batch size", "Adjusted Rand index"),
 )
@@ -174,6 +189,7 @@ LINEAR_REGRESSION = _table(
     },
     {"CFL-GP": printed(test_loss="0.04 0.04", adjusted_rand_index="1 1")},
     metrics=headings(adjusted_rand_index="ARI", test_loss="test loss"),
+    tolerances={"test_loss": Tolerance(0.005, "lower")},
     seeds=20,
     quick=shortened(columns=("start (i)",)),
     figure=figures.bars("adjusted_rand_index", "ARI"),
@@ -220,14 +236,13 @@ COMPRESSION = _table(
 TABLE_7 = _table(
     "cfl-gp-table7",
     "CFL-GP, Table 7: gradients rounded to n_d decimals",
-    "All that a client sends is rounded to the nearest, as the accuracies show: zeroing the digits beyond, as the "
-    "text has it, reaches 77.7 % at n_d = 2. 80 clients, four angles, b = 100; "
+    "All that a client sends is rounded to the nearest, as the accuracies show: zeroing the digits beyond, which the "
+    "text says, reaches 77.7 % at n_d = 2. 80 clients, four angles, b = 100; "
     "500 examples per client where the paper has 875.",
     changed(EIGHTY_CLIENTS, **METHODS["CFL-GP"]),
     ONE_METHOD,
     varied("n_d", "method_options.decimals", (0, 1, 2, 3, 4)),
     {"CFL-GP": printed(accuracy="10.0 16.8 87.3 88.7 88.7", adjusted_rand_index="0 0.034 1 1 1")},
-    seeds=2,
     quick=shortened(columns=("n_d=0", "n_d=2"), rounds=40, clients=20),
     figure=figures.sweep("adjusted_rand_index", "Decimals kept $n_d$", "Adjusted Rand index"),
 )
@@ -242,6 +257,7 @@ UNKNOWN_CLUSTERS = _table(
     varied("C", "clients", (16, 32, 64, 128)),
     {"CFL-GP": printed(first_gap="4 4 4 4", second_gap="8 8 8 8", estimate="4 4 4 4")},
     metrics=headings(first_gap="largest gap after", second_gap="next gap after", estimate="estimated K"),
+    tolerances={name: Tolerance(0.0, "neither") for name in ("first_gap", "second_gap")},
     quick=shortened(columns=("C=16",), examples_per_client=300),
     measure=_singular_value_gaps,
     figure=_singular_values,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_cluster.experiments.cells import Cell, Changes, changed, headings, shortened
@@ -32,11 +33,13 @@ CNN = {"model": "cnn", "model_options": {"kernel_size": 3, "pool": [1, 2], "dens
 READING = (
     "The paper gives neither batch size nor learning rate: 64 and 0.1, one mini-batch gradient a round (Eq. 5). 200 "
     "examples per device, training and test, divided in the proportions of Fig. 2; ten outputs where Fig. 3 prints "
-    "eight. IFCA chooses on the mini-batch that it then steps on, from the same initial models and mini-batches. One "
-    "device is pinned to each cluster (Sec. II-C), so that purity ends a little below 1; IFCA has none but where named."
+    "eight. IFCA chooses on the mini-batch that it then steps on, 64 rows, or where so named on all of a device; "
+    "it has the same initial models and mini-batches. One device is pinned to each cluster (Sec. II-C), so that purity "
+    "ends a little below 1; IFCA has none but where named."
 )
 METRICS = {
     **headings(first_round_of_purity_90="first round at purity 0.9", reached="runs that reach it (%)"),
+    **headings(first_of_accuracy_80="first evaluation at accuracy 0.8, after round"),
     **headings(purity="final purity", lowest_later_purity="lowest purity after it", accuracy="accuracy (%)"),
 }
 
@@ -53,11 +56,14 @@ def _weights(*weights: float) -> dict[str, Changes]:
 
 
 def _measure(result: SimulationResult) -> Mapping[str, Any]:
-    """Whether purity 0.9 was reached, and what became of it."""
+    """Whether purity 0.9 was reached, and what became of it; the evaluation that first had an accuracy of 0.8."""
     purity = result.history["purity"]
     first = result.summary["first_round_of_purity_90"]
     later = None if first is None else float(purity[first:].min())
-    return {"reached": float(first is not None), "lowest_later_purity": later}
+    history = result.history
+    good = history["round"][np.nan_to_num(history["accuracy"]) >= 0.8] + 1
+    accurate = float(good[0]) if len(good) else None
+    return {"reached": float(first is not None), "lowest_later_purity": later, "first_of_accuracy_80": accurate}
 
 
 def _curves(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
@@ -89,12 +95,13 @@ def _recipe(name: str, title: str, rows: Changes, changes: Changes, *, reading: 
 
 
 IFCA = {"IFCA": {}}
+ON_ALL_ROWS = {"IFCA, scored on all rows": {"method_options": {"score_on": "all"}}}
 VARIANTS = {"λ = 0.2, printed sign": _weighted(0.2, sign="printed"), "IFCA, pinned": _weighted(0.0)}
 
 FIRST_ROUNDS = _recipe(
     "gradient-loss-mnist",
     "Fig. 4(a): class-overlap MNIST, MLP, the first rounds of ten runs",
-    {**_weights(0.2, 0.1, 0.3, 0.4, 0.5), **IFCA, **VARIANTS},
+    {**_weights(0.2, 0.1, 0.3, 0.4, 0.5), **IFCA, **ON_ALL_ROWS, **VARIANTS},
     {"rounds": 12, "eval_every": 4},
     seeds=10,
     figure=_first_rounds,
@@ -102,9 +109,9 @@ FIRST_ROUNDS = _recipe(
 LATE = _recipe(
     "gradient-loss-mnist-late",
     "Fig. 4(a)–(c): class-overlap MNIST, MLP, 200 rounds",
-    {**_weights(0.2, 0.5), **IFCA},
+    {**_weights(0.2, 0.1, 0.3, 0.4, 0.5), **IFCA},
     {"rounds": 200, "eval_every": 10, "batch_size": 32},
-    seeds=2,
+    seeds=3,
     reading="Mini-batches of 32 here. A client's cosine with its cluster's last change falls from 0.38 (mean) at "
     "round 50 to −0.12 at round 150, where the last step overshoots and the differences between clusters vary by "
     "±0.36: at λ = 0.5 that outweighs the small differences of loss, and pulls clients out after some 80 rounds.",
@@ -138,5 +145,5 @@ FASHION = _recipe(
     "Fig. 5(a): class-overlap Fashion-MNIST, MLP",
     {**_weights(0.2, 0.5), **IFCA},
     {"dataset": "fashion_mnist", "rounds": 12, "eval_every": 4},
-    seeds=3,
+    seeds=10,
 )

@@ -1,20 +1,30 @@
-"""What a person sees while a run goes on: the progress bar."""
+"""What a person sees while a run goes on: the progress bar, and lines where there is no terminal."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+import time
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+LOG = logging.getLogger(__name__)
+LINE_SECONDS = 30.0  # from one line to the next, such as in the log file of a job
+
 
 class Progress(contextlib.AbstractContextManager):
-    """A bar with the round, accuracy, ARI, clusters, client-rounds per second and time left."""
+    """A bar with the round, accuracy, ARI, clusters, client-rounds per second and time left.
+
+    Where `enabled` is None and there is no terminal to draw it on, the log gets a line every half minute.
+    """
 
     def __init__(self, name: str, rounds: int, done: int, *, enabled: bool | None):
+        self._lines = enabled is None and not sys.stderr.isatty()
+        self._name, self._rounds, self._said = name.replace("_", "-"), rounds, time.monotonic()
         enabled = sys.stderr.isatty() if enabled is None else enabled
         self._bar = RichProgress(
             TextColumn("{task.description}"),
@@ -25,7 +35,7 @@ class Progress(contextlib.AbstractContextManager):
             console=Console(stderr=True),
             disable=not enabled,
         )
-        self._task = self._bar.add_task(name.replace("_", "-"), total=rounds, completed=done, figures="compiling")
+        self._task = self._bar.add_task(self._name, total=rounds, completed=done, figures="compiling")
 
     def __enter__(self):
         self._bar.__enter__()
@@ -48,3 +58,6 @@ class Progress(contextlib.AbstractContextManager):
         ]
         shown.append(f"{client_rounds_per_second:,.0f} client-rounds/s")
         self._bar.update(self._task, completed=done, figures="  ".join(shown))
+        if self._lines and time.monotonic() - self._said >= LINE_SECONDS:
+            self._said = time.monotonic()
+            LOG.info(f"{self._name}: round {done} of {self._rounds}, {', '.join(shown)}")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster.experiments import recipe as recipes
+from fedjax_cluster.experiments import reproduction
 from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, printed, shortened
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
@@ -60,7 +61,9 @@ def test_a_light_recipe_keeps_the_whole_table_for_full(cells):
 
 def test_rows_hold_both_results_the_seeds_and_the_data_set(cells, outcomes):
     rows = measured(cells, outcomes, METRICS)
-    assert rows[0] == PaperRow("IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(200**0.5), 80.0, 1.0, 2, "digits")
+    assert rows[0] == PaperRow(
+        "IFCA", "C=4", "accuracy (%)", 80.0, pytest.approx(200**0.5), 80.0, 1.0, 2, "digits", None, (2.0, "higher")
+    )
     assert np.isnan([rows[1].paper, rows[2].paper]).all()
     synthetic = Cell("IFCA", "C=4", changed(BASE, scenario="linear_regression", model="linear"))
     assert measured([synthetic], outcomes, METRICS)[0].dataset == "synthetic"
@@ -94,8 +97,16 @@ def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
         quick=shortened(rounds=1), metrics=METRICS, seeds=2, first_seed=3, figure=figures.against_paper(METRICS),
         measure=lambda result: {"last": result.history["accuracy"][-1]},
     )  # fmt: skip
-    rows, outcomes = recipes.reproduce(made, directory=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.csv", "table.json", "figure.png", "runs"}
+    rows, outcomes = reproduction.reproduce(made, directory=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "table.md",
+        "table.csv",
+        "table.json",
+        "figure.png",
+        "runs",
+        "recipe.json",
+        "ran.json",
+    }
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"Global-C=4-seed3.json", "Global-C=4-seed4.json"}
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert row["ours"] == pytest.approx(rows[0].ours)
@@ -110,6 +121,6 @@ def test_a_study_has_its_rows_shown_and_no_full_version(tmp_path, cells, outcome
     study = Study(
         "drawn", "Drawn", "Ours.", 4, 1.0, lambda seeds, quick: ([PaperRow("a", "b", "P", 1.0, seeds=seeds)], figure)
     )
-    assert recipes.reproduce(study, quick=True, directory=tmp_path)[0][0].seeds == 1
+    assert reproduction.reproduce(study, quick=True, directory=tmp_path)[0][0].seeds == 1
     with pytest.raises(ValueError, match="no fuller version"):
-        recipes.reproduce(study, full=True, directory=tmp_path)
+        reproduction.reproduce(study, full=True, directory=tmp_path)

@@ -116,7 +116,7 @@ def search_threshold(
     num_clients: int,
     rounds: int,
     slots: int,
-    axis: Axis = "log-clusters",
+    axis: Axis = "threshold",
     note: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Search, Effort]:
     """Held-out accuracy of clustered training with the clusters i32[T, M] (−1: not clustered) of each threshold f32[T].
