@@ -55,21 +55,25 @@ def test_models_start_independently_and_equal_for_all_methods():
     np.testing.assert_array_equal(kernels[0][:1], kernels[2])
 
 
+def first_profiles(**options):
+    """Those after the first clustering round, which the clusters that it finds do not change yet."""
+    return np.asarray(run(2, **options).clients.profile)
+
+
 def test_random_coordinates_are_those_of_the_whole_profile():
-    whole, part = run(), run(compression=3.0)
+    part = run(2, compression=3.0)
     coordinates = np.asarray(part.server.coordinates)
     assert len(coordinates) == 7
     assert len(set(coordinates.tolist())) == 7
-    if labels(whole) == labels(part):
-        np.testing.assert_allclose(part.clients.profile, whole.clients.profile[..., coordinates], rtol=1e-4, atol=1e-6)
+    whole = first_profiles()
+    assert np.abs(whole[:, 0]).min() > 0
+    np.testing.assert_allclose(part.clients.profile, whole[..., coordinates], rtol=1e-4, atol=1e-6)
 
 
 def test_profile_of_chosen_layers():
-    result = run(profile_layers=["output/bias"])
-    assert result.clients.profile.shape[-1] == 3
-    whole = run()
-    if labels(whole) == labels(result):
-        np.testing.assert_allclose(result.clients.profile, whole.clients.profile[..., :3], rtol=1e-4, atol=1e-6)
+    chosen = first_profiles(profile_layers=["output/bias"])
+    assert chosen.shape[-1] == 3
+    np.testing.assert_allclose(chosen, first_profiles()[..., :3], rtol=1e-4, atol=1e-6)
 
 
 def test_truncation_to_no_decimals_stops_all_learning():

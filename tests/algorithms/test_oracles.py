@@ -1,12 +1,16 @@
 """The methods against plain NumPy versions written from the papers."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
+from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
@@ -114,3 +118,44 @@ def test_cfl_gp_in_cohorts_of_unequal_clients_with_every_option():
         others = np.setdiff1d(np.arange(9), turn.clients)
         np.testing.assert_array_equal(after[others], before[others])
     assert len(set(updates[:, 0])) > 1
+
+
+@pytest.mark.parametrize("estimate", ["evaluation", "participation"])
+def test_ifca_in_cohorts_of_unequal_clients_with_every_option(estimate):
+    """Catches another mean, who is scored on what, and who is evaluated where: seen long ago, or never."""
+    federation = uneven()
+    algorithm = ifca(
+        nn.linear(), clusters=3, local=MINI, participation=0.4, start="random", weighting="examples",
+        shared_layers=("output/bias",), estimate="participation",
+    )  # fmt: skip
+    played = turns(algorithm, federation, 3)
+    seen = np.full(9, -1)
+    for turn in played:
+        assert len(turn.clients) == 4
+        models = linear_models(turn.before.clusters.params)
+        least = least_losses(models, federation)
+        expected = federated.train_cohort(models, least, drawn_batches(turn, federation), 0.3, COUNTS)
+        weight = [sum(COUNTS[i] for i in turn.clients if least[i] == k) for k in range(3)]
+        assert_models_equal(models_of(turn.after), federated.share_bias(expected, weight))
+        seen[turn.clients] = least[turn.clients]
+        assert np.asarray(labels(turn.after.clients.membership)).tolist() == seen.tolist()
+
+    state = jax.tree.map(jnp.asarray, played[-1].after)
+    now = least_losses(models_of(state), federation)
+    own = dataclasses.replace(algorithm, estimate=estimate)
+    personal = jax.jit(jax.vmap(lambda data, index: own.personalize(jax.random.key(0), state, data, index)))
+    variables, _ = personal(jax.tree.map(jnp.asarray, federation.train), jnp.arange(9))
+    kept = (seen >= 0) & (seen != now)
+    # Somebody would do better elsewhere by now, and somebody never seen elsewhere than in cluster 0.
+    assert kept.any()
+    assert (now[seen < 0] > 0).any()
+    chosen = np.where(kept, seen, now) if estimate == "participation" else now
+    kernel = np.asarray(state.clusters.params["output"]["kernel"])
+    np.testing.assert_array_equal(variables.params["output"]["kernel"][:, 0], kernel[chosen])
+
+
+def least_losses(models, federation):
+    """The model of least loss on all training rows of each client."""
+    return np.asarray(
+        [np.argmin([federated.gradient(*model, x, y)[2] for model in models]) for x, y in as_lists(federation)]
+    )
