@@ -21,8 +21,9 @@ from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import ClientData, Federation
 from tests.federations import INFO, as_lists, blobs
+from tests.reference import federated, linkage
 from tests.reference import flag as reference
-from tests.reference import linkage
+from tests.turns import drawn_batches, linear_models, turns
 
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 FULL = local.sgd(0.3, batch_size=None, steps=2)
@@ -107,6 +108,25 @@ def test_training_is_federated_averaging_in_each_cluster():
     np.testing.assert_array_equal(event.content["proximity"], state.server.matrices.proximity)
     assert event.content["labels"].tolist() == federation.group.tolist()
     assert result.history["num_changed"].sum() == 0
+
+
+@pytest.mark.parametrize("method", ["flag", "pacfl"])
+def test_rounds_of_some_of_the_clients_are_averages_by_examples(method):
+    """Catches a participation that is not heeded, and a mean by clients, by default or at all."""
+    algorithm, state = at_threshold()[:2] if method == "flag" else pacfl_started()
+    algorithm = dataclasses.replace(algorithm, participation=0.5, local=local.sgd(0.3, batch_size=4, steps=2))
+    federation = lines()
+    sizes = federation.train.num_examples
+    for turn in turns(algorithm, federation, 2, state=state):
+        assert len(turn.clients) == 5
+        label = np.argmax(turn.before.clients.membership, -1)
+        expected = federated.train_cohort(
+            linear_models(turn.before.clusters.params), label, drawn_batches(turn, federation), 0.3, sizes
+        )
+        for own, other in zip(linear_models(turn.after.clusters.params), expected, strict=True):
+            for part, value in zip(own, other, strict=True):
+                np.testing.assert_allclose(part, value, rtol=1e-3, atol=1e-4)
+    assert any(len(set(sizes[label == k].tolist())) > 1 for k in range(3))
 
 
 def test_costs_of_the_clustering_are_counted():
