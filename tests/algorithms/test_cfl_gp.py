@@ -14,9 +14,11 @@ from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
 from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
 from fedjax_cluster.algorithms.round import labels as labels_of
+from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation.loop import run_keys, run_segment, simulate
 from tests.federations import blobs, play
 
+ONE_DEVICE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 GRADIENT = {"local": local.sgd(1.0, batch_size=None, steps=1), "server": optax.sgd(0.3)}
 
 
@@ -199,6 +201,26 @@ def test_a_block_never_filled_does_not_count_as_zero():
     imputed[:, 0] = profile[:, 0]
     _, values, _ = np.linalg.svd(imputed.reshape(8, -1))
     np.testing.assert_allclose(client_features(state, 2)[1], values[:2], rtol=1e-3)
+
+
+@pytest.mark.parametrize("apart", [1e-2, 1e-4])
+def test_groups_that_differ_little_from_what_all_share_are_found(apart):
+    """At 10⁻⁴ of the largest singular value, whose square a Gram matrix in float32 rounds away."""
+    clients, rng, group = 24, np.random.default_rng(0), np.arange(24) % 3
+    profile = rng.normal(size=(1, 3, 21)) + apart * rng.normal(size=(3, 3, 21))[group]
+    profile = (profile + 0.1 * apart * rng.normal(size=(clients, 3, 21))).astype(np.float32)
+    algorithm, federation = method(), blobs(clients=clients, groups=3)
+    state, _ = algorithm.init(
+        run_keys(0).initialization, parallel.place_population(federation.train, federation.info, ONE_DEVICE)
+    )
+    state = state._replace(
+        clients=state.clients._replace(profile=jnp.asarray(profile), updates=jnp.ones((clients, 3), jnp.int32)),
+        server=state.server._replace(grams=jnp.asarray(np.einsum("mkd,nkd->kmn", profile, profile))),
+    )
+    values = np.linalg.svd(profile.reshape(clients, -1), compute_uv=False)
+    assert (values[2] < 3e-4 * values[0]) == (apart == 1e-4)
+    found = jax.jit(algorithm.cluster)(jax.random.key(0), state)
+    assert adjusted_rand_index(found, group) == 1.0
 
 
 def test_many_clients_are_embedded_without_a_gram_matrix(monkeypatch):

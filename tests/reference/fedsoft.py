@@ -1,4 +1,4 @@
-"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022, Algorithm 1: softmax regression on given draws and mini-batches."""
+"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022, Algorithm 1: softmax regression, draws and mini-batches given."""
 
 import numpy as np
 
