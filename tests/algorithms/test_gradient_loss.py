@@ -42,7 +42,7 @@ def labels(state):
         (3, {"similarity_weight": 0.7, "pin": True, "first_round": "random"}, {"weight": 0.7}),
         (1, {"sign": "printed", "similarity_weight": 0.7}, {"printed": True, "weight": 0.7}),
         (1, {"similarity": "euclidean", "similarity_weight": 0.9}, {"similarity": "euclidean", "weight": 0.9}),
-        (1, {"reduction": "sum", "similarity_weight": 0.95}, {"total": True, "weight": 0.95}),
+        (1, {"reduction": "sum", "similarity_weight": 0.95, "pin": True}, {"total": True, "weight": 0.95}),
     ],
 )
 def test_the_rule_is_that_of_the_paper(steps, options, oracle):
@@ -54,8 +54,9 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
     pinned = np.where(start.clients.pinned.any(-1), start.clients.pinned.argmax(-1), -1)[:9]
     assert (pinned >= 0).sum() == (3 if algorithm.pin else 0)
     rounds = 5
-    drawn = labels(play(algorithm, federation, 1)[0]) if algorithm.first_round == "random" else None
-    assert drawn is None or (drawn[pinned >= 0] == pinned[pinned >= 0]).all()
+    began = labels(play(algorithm, federation, 1)[0])
+    drawn = began if algorithm.first_round == "random" else None
+    assert (began[pinned >= 0] == pinned[pinned >= 0]).all()
     expected, chosen = reference.gradient_loss(
         models_of(start),
         as_lists(federation),
@@ -70,6 +71,8 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
         models_of(start), as_lists(federation), rate=0.3, steps=steps, rounds=rounds, weight=0.0
     )[1]
     assert chosen[-1].tolist() != by_loss[-1].tolist()  # or the similarity would not be tested
+    # Nor would it be tested that pinned clients stay.
+    assert not algorithm.pin or (by_loss[0] != pinned)[pinned >= 0].any()
     state, _ = play(algorithm, federation, rounds)
     assert labels(state).tolist() == chosen[-1].tolist()
     assert_models_equal(models_of(state), expected)
