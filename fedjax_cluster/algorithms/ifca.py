@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
     cluster_round,
+    cluster_variables,
     cohort_labels,
     count_changed,
     first_state,
@@ -58,6 +59,11 @@ class ifca(AveragingMethod):
     )
     score_on: Literal["all", "batch"] = option(
         'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step', default="all"
+    )
+    estimate: Literal["evaluation", "participation"] = option(
+        'the cluster that a client is evaluated in: of least loss on its training rows at the "evaluation" (the public '
+        'code), for K forward passes over them, or that of its last "participation"',
+        default="evaluation",
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
     shared_layers: tuple[str, ...] = option(
@@ -110,7 +116,10 @@ class ifca(AveragingMethod):
         return self.local.first_loss(client_key(rng_key, client.index), self.model, variables, client.data)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
-        return personalize_by_label_or_loss(self.model, state, data, index)
+        if self.estimate == "participation":
+            return personalize_by_label_or_loss(self.model, state, data, index)
+        slot = nearest_by_loss(self.model, state.clusters, data)
+        return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         slot = nearest_by_loss(self.model, state.clusters, data)

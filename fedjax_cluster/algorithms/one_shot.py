@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -14,13 +16,31 @@ import numpy as np
 from jax import Array
 from rich.console import Console
 
+from fedjax_cluster import nn, tree
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import cluster_round, cohort_labels, initial_info, train_in_cluster
-from fedjax_cluster.options import at_least, option
+from fedjax_cluster.algorithms.threshold_search import Axis, Effort, Search, search_threshold
+from fedjax_cluster.options import Bound, at_least, changed, option
 from fedjax_cluster.server import Weighting
-from fedjax_cluster.types import ClientData, Cohort, Costs, DatasetInfo, RoundInfo, State
+from fedjax_cluster.types import (
+    ClientData,
+    Cohort,
+    Costs,
+    DatasetInfo,
+    LocalUpdate,
+    Model,
+    Population,
+    RoundInfo,
+    State,
+)
+
+LOG = logging.getLogger(__name__)
 
 Linkage = Literal["average", "single", "complete"]
+STEP = Bound(
+    lambda value: 1e-4 <= value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
+    "an equal step in which α falls from 1 to 0, such as 0.1 or 0.01, and at least 0.0001",
+)
 
 
 class OneShotMethod(AveragingMethod, abstract=True):
@@ -43,6 +63,83 @@ class OneShotMethod(AveragingMethod, abstract=True):
             weighting=self.weighting,
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
+
+
+class SearchingMethod(OneShotMethod, abstract=True):
+    """A method whose threshold can be chosen on held-out training rows (Algorithm 3 of FLAG)."""
+
+    interval: float = option("step of the searched α, from 1 down to 0", default=0.1, bound=STEP)
+    search_clients: int = option("m′, clients that take part in the search", default=30, bound=at_least(1))
+    search_rounds: int = option(
+        "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1)
+    )
+    search_epochs: int | None = option(
+        "local epochs of a client in such a round, the paper's 10, with fewer of which little is learnt in so few "
+        "rounds; None is what `local` does",
+        default=10,
+        bound=at_least(1),
+    )
+    elbow: Axis = option(
+        'what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or α '
+        '("threshold")',
+        default="threshold",
+    )
+    light_model: Model | None = option("trained in the search; None is a hidden layer of 64", default=None)
+
+    @property
+    def light(self) -> Model:
+        """What is trained in the search."""
+        return nn.mlp(hidden=(64,)) if self.light_model is None else self.light_model
+
+    @property
+    def search_update(self) -> LocalUpdate:
+        """A client's training in the search."""
+        if self.search_epochs is None:
+            return self.local
+        return changed(self.local, "given search_epochs", steps=None, epochs=self.search_epochs)
+
+    def search(
+        self, rng_key: Array, population: Population, labels: np.ndarray, thresholds: np.ndarray, note: Callable
+    ) -> tuple[Search, Effort]:
+        """Algorithm 3 for the clusters i32[T, M] at each threshold f32[T]; tells the curve, and of an elbow too fine.
+
+        `thresholds` are as `threshold_search.threshold_grid` gives them, of the method's own scale.
+        """
+        found, effort = search_threshold(
+            rng_key,
+            population,
+            labels,
+            thresholds,
+            model=self.light,
+            update=self.search_update,
+            num_clients=self.search_clients,
+            rounds=self.search_rounds,
+            slots=self.clusters,
+            axis=self.elbow,
+            note=note,
+        )
+        points = zip(found.thresholds, found.num_clusters, found.accuracy, strict=True)
+        curve = ", ".join(f"{at:g}: {count} clusters, {accuracy:.3f}" for at, count, accuracy in points)
+        LOG.info("%s: held-out accuracy by threshold, as a part of the largest: %s", self.name, curve)
+        chosen, elbow = int(found.chosen), int(found.elbow)
+        if (wanted := int(found.num_clusters[elbow])) > self.clusters:
+            LOG.warning(
+                "%s: the elbow is at α = %g with %d clusters, but clusters is %d; took α = %g with %d. "
+                "Raise clusters to %d",
+                self.name,
+                thresholds[elbow],
+                wanted,
+                self.clusters,
+                thresholds[chosen],
+                int(found.num_clusters[chosen]),
+                wanted,
+            )
+        return found, effort
+
+
+def model_size(model: Model, population: Population) -> int:
+    """The number of a model's parameters."""
+    return tree.size(jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0)).params)
 
 
 def nearest_cluster(distance: Array, membership: Array, known: Array, linkage: str) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,17 +13,20 @@ from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.one_shot import (
-    OneShotMethod,
+    STEP,
+    SearchingMethod,
     check_classes,
     check_found,
     clocked,
     cluster_distances,
     clustering_info,
+    model_size,
     progress_note,
     vectors_sent,
     with_largest,
 )
 from fedjax_cluster.algorithms.round import first_state, labels, one_hot, start_models
+from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
@@ -42,14 +45,17 @@ class Clients(NamedTuple):
 class Server(NamedTuple):
     angles: Array  # f32[M, M], in degrees
     threshold: Array  # f32[], largest angle at which clusters merge
+    search: Any  # Search, with thresholds in degrees; () where none was made
 
 
-class pacfl(OneShotMethod):
+class pacfl(SearchingMethod):
     """Principal-angle clustered federated learning.
 
     Before training every client sends the first p left singular vectors of each class's data; agglomerative
     clustering merges by the principal angles between the clients' spans of all of them, as long as these are at most
     the threshold; then every cluster runs federated averaging.
+
+    NOTE: the paper leaves the threshold to the user; `threshold="search"` and the one by default are ours.
 
     Returns:
       A method that clusters in `init`; the angles are in the snapshot before the first round.
@@ -66,11 +72,15 @@ class pacfl(OneShotMethod):
     clusters: int = option(
         "the most clusters there can be; how many there are, the threshold decides", bound=at_least(1)
     )
-    threshold: float | None = option(
-        "largest distance at which clusters merge, in degrees, which depends on the data; None (ours) takes the "
-        "smallest after which the next merge is farther by two fifths, and which leaves at most `clusters`",
+    threshold: float | Literal["search"] | None = option(
+        'largest distance at which clusters merge, in degrees, which depends on the data; "search" chooses it on '
+        "held-out training rows, as FLAG does; None (ours) takes the smallest after which the next merge is farther by "
+        "two fifths, and which leaves at most `clusters`",
         default=None,
         bound=NOT_NEGATIVE,
+    )
+    interval: float = option(
+        "step of the searched threshold as a part of the last merge's, from 1 down to 0", default=0.05, bound=STEP
     )
     num_vectors: int = option(
         "p, principal vectors per class; where they are many for the features, all clients span the same",
@@ -79,9 +89,14 @@ class pacfl(OneShotMethod):
     )
     angles: Literal["smallest", "sum"] = option(
         'the "smallest" principal angle between two spans, or the "sum" of all, which grows with their dimensions: it '
-        "compares only clients that have equally many classes",
+        "compares only clients that have equally many classes. (The paper's Eq. 4 is neither)",
         default="smallest",
     )
+
+    def check(self) -> None:
+        if self.threshold == "search":
+            # Refused here rather than in `init`.
+            _ = self.search_update
 
     def measure(self, data: ClientData, num_classes: int) -> Array:
         """The principal vectors of one client's classes, f32[L, f, p]."""
@@ -114,24 +129,42 @@ class pacfl(OneShotMethod):
             between, comparing = clocked(compare, vectors, angles=self.angles)
             grow = functools.partial(clustering.dendrogram, linkage=self.linkage)
             merges, merging = clocked(lambda *arrays: grow(arrays[0], mask=arrays[1]), between, known)
-        threshold = self.threshold
-        if threshold is None:
-            count = int(known.sum())
-            # Two clients a cluster at least: the first merges, of whoever is nearest, are far apart by chance.
-            threshold = first_gap(np.asarray(merges.heights)[: max(count - 1, 0)], min(self.clusters, count // 2))
-        found = clustering.cut_dendrogram(merges, threshold)
-        label = with_largest(np.asarray(found), present)
+            threshold, search, effort = self.find_threshold(rng_key, population, merges, int(known.sum()), note)
+        label = with_largest(np.asarray(clustering.cut_dendrogram(merges, threshold)), present)
         number = int(label.max()) + 1
         check_found("pacfl", number, self.clusters, f"{threshold:g}°")
         models = models._replace(active=jnp.arange(self.clusters) < number)
         clients = Clients(one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present), vectors)
-        size = tree.size(models.params) / self.clusters
+        size = model_size(self.model, population)
+        light = effort.models * model_size(self.light, population) / size
         costs = Costs(
-            models_up=vectors_sent(np.asarray(vectors)) / size, clusterings=1.0, clustering_seconds=comparing + merging
+            models_down=light,
+            models_up=light + vectors_sent(np.asarray(vectors)) / size,
+            gradient_evaluations=effort.gradients,
+            loss_evaluations=effort.evaluations,
+            clusterings=1.0,
+            clustering_seconds=comparing + merging,
         )
-        server = Server(between, jnp.asarray(threshold, jnp.float32))
+        server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
         state, _ = first_state(models, clients, self.optimizer, server)
         return state, clustering_info(self.clusters, costs, present, known)
+
+    def find_threshold(
+        self, rng_key: Array, population: Population, merges: clustering.Dendrogram, count: int, note: Callable
+    ) -> tuple[float, Any, Effort]:
+        """The threshold in degrees, and what its search found, () without one; of the `count` clients compared."""
+        heights = np.asarray(merges.heights)[: max(count - 1, 0)]
+        if self.threshold is None:
+            # Two clients a cluster at least: the first merges, of whoever is nearest, are far apart by chance.
+            return first_gap(heights, min(self.clusters, count // 2)), (), Effort(0, 0, 0)
+        if self.threshold != "search":
+            return self.threshold, (), Effort(0, 0, 0)
+        last = np.float32(max(heights.max(initial=0.0), SMALLEST_ANGLE))
+        grid = threshold_grid(self.interval)
+        tried = cuts(merges._replace(heights=merges.heights / last), grid)
+        search, effort = self.search(jax.random.fold_in(rng_key, 0), population, tried, grid, note)
+        search = search._replace(thresholds=(search.thresholds + np.float32(ROUNDING)) * last)
+        return float(search.thresholds[int(search.chosen)]), search, effort
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         clients = state.clients
@@ -153,8 +186,10 @@ class pacfl(OneShotMethod):
         )
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
-        """The angles and the clusters, for plots."""
-        return {"angles": state.server.angles, "labels": labels(state.clients.membership)}
+        """The angles, the clusters, and the threshold with its search, for plots."""
+        angles, threshold, search = state.server
+        curve = search._asdict() if search else {}
+        return {"angles": angles, "threshold": threshold, "labels": labels(state.clients.membership), **curve}
 
 
 def first_gap(heights: np.ndarray, most: int) -> float:
@@ -177,6 +212,8 @@ def first_gap(heights: np.ndarray, most: int) -> float:
 @functools.partial(jax.jit, static_argnames="angles")
 def compare(vectors: Array, angles: Literal["smallest", "sum"]) -> Array:
     """Angles f32[M, M] in degrees between the spans of the clients' vectors f32[M, L, f, p]."""
+    # NOTE: "sum" is not the paper's Eq. 4, which is the trace of arccos(UᵢᵀUⱼ), the angles between vectors of the same
+    # place in both clients' lists: these depend on the bases, principal angles on the spans alone.
     # NOTE: the vectors of different classes are not orthogonal to each other. The public code measures angles between
     # them as they are; principal angles need an orthonormal basis of what they span.
     # NOTE: "sum" adds principal angles. The paper's Eq. 4 is another one, the trace of arccos(UᵀV) with the vectors in

@@ -17,6 +17,8 @@ from fedjax_cluster.types import Variables
 from tests.federations import as_lists, blobs
 from tests.reference import bipartition as brute_force
 from tests.reference import cfl as reference
+from tests.reference.federated import change_on
+from tests.turns import COUNTS, drawn_batches, linear_models, turns, uneven
 
 FULL = local.sgd(0.3, batch_size=None, steps=2)
 MOMENTUM = local.sgd(optax.sgd(0.2, momentum=0.5), batch_size=None, steps=2)
@@ -127,6 +129,64 @@ def test_kept_optimizers_are_the_clients_own_in_cohorts_on_any_devices_and_new_f
     np.testing.assert_array_equal(kept[4], velocity[4])
     with pytest.raises(ValueError, match="keeps no state"):
         build(keep_optimizer=True)
+
+
+def latest_row(variables, x, *, train, rng_key=None):
+    """A linear model whose statistics remember the mini-batches."""
+    outputs, _ = LINEAR.apply(variables._replace(stats={}), x, train=train, rng_key=rng_key)
+    seen = variables.stats["seen"]
+    return outputs, {"seen": 0.5 * seen + 0.5 * x[0] if train else seen}
+
+
+def without_rows(rng_key, info):
+    return LINEAR.init(rng_key, info)._replace(stats={"seen": jnp.zeros(6)})
+
+
+LINEAR = nn.linear()
+REMEMBERING = LINEAR._replace(init=without_rows, apply=latest_row)
+
+
+def test_norms_models_and_statistics_in_cohorts_of_unequal_clients():
+    """By examples: the criterion's mean, the models and the statistics, before a split and after."""
+    federation, own = uneven(), local.sgd(0.3, batch_size=4, steps=3)
+    algorithm = cfl(
+        REMEMBERING, clusters=3, local=own, epsilon_1=0.6, epsilon_2=0.3, gamma_max=0.5, first_round=3,
+        weighting="examples", participation=0.5,
+    )  # fmt: skip
+    played = turns(algorithm, federation, 9)
+    latest, split = {}, 0
+    for turn in played:
+        batches = drawn_batches(turn, federation)
+        before, after = (np.argmax(state.clients.membership, -1) for state in (turn.before, turn.after))
+        models = linear_models(turn.before.clusters.params)
+        changes = {i: change_on(models[before[i]], batches[i], 0.3)[0] for i in turn.clients}
+        latest |= {i: reference.flat(change) for i, change in changes.items()}
+        for k in set(before.tolist()):
+            known = [i for i in latest if before[i] == k]
+            mean = np.average([latest[i] for i in known], 0, [COUNTS[i] for i in known]) if known else [np.nan]
+            np.testing.assert_allclose(turn.after.server.mean_norm[k], np.linalg.norm(mean), rtol=1e-3)
+            parts = sorted(set(after[before == k].tolist()))
+            split += len(parts) > 1
+            for part in parts:
+                there = [i for i in turn.clients if after[i] == part]
+                model, seen = list(models[k]), np.asarray(turn.before.clusters.stats["seen"][k])
+                if there:
+                    shares = [COUNTS[i] for i in there]
+                    model = [
+                        leaf + np.average([changes[i][p] for i in there], 0, shares) for p, leaf in enumerate(model)
+                    ]
+                    seen = np.average([remembered(seen, batches[i]) for i in there], 0, shares)
+                ours = linear_models(turn.after.clusters.params)[part]
+                for leaf, expected in zip(ours, model, strict=True):
+                    np.testing.assert_allclose(leaf, expected, rtol=2e-4, atol=2e-5)
+                np.testing.assert_allclose(turn.after.clusters.stats["seen"][part], seen, rtol=1e-4, atol=1e-5)
+    assert split
+
+
+def remembered(seen, batches):
+    for x, _ in batches:
+        seen = 0.5 * seen + 0.5 * x[0]
+    return seen
 
 
 # ------------------------------------------------------------------------- the faults that codes copied

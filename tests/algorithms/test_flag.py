@@ -12,17 +12,19 @@ import pytest
 
 from fedjax_cluster import clustering, local, nn, parallel
 from fedjax_cluster.algorithms import one_shot
-from fedjax_cluster.algorithms.flag import search as flag_search
+from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.data import digits, scenarios
+from fedjax_cluster.report.methods.flag import figures
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import ClientData, Federation
 from tests.federations import INFO, as_lists, blobs
+from tests.reference import federated, linkage
 from tests.reference import flag as reference
-from tests.reference import linkage
+from tests.turns import drawn_batches, linear_models, turns
 
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 FULL = local.sgd(0.3, batch_size=None, steps=2)
@@ -107,6 +109,25 @@ def test_training_is_federated_averaging_in_each_cluster():
     np.testing.assert_array_equal(event.content["proximity"], state.server.matrices.proximity)
     assert event.content["labels"].tolist() == federation.group.tolist()
     assert result.history["num_changed"].sum() == 0
+
+
+@pytest.mark.parametrize("method", ["flag", "pacfl"])
+def test_rounds_of_some_of_the_clients_are_averages_by_examples(method):
+    """Catches a participation that is not heeded, and a mean by clients, by default or at all."""
+    algorithm, state = at_threshold()[:2] if method == "flag" else pacfl_started()
+    algorithm = dataclasses.replace(algorithm, participation=0.5, local=local.sgd(0.3, batch_size=4, steps=2))
+    federation = lines()
+    sizes = federation.train.num_examples
+    for turn in turns(algorithm, federation, 2, state=state):
+        assert len(turn.clients) == 5
+        label = np.argmax(turn.before.clients.membership, -1)
+        expected = federated.train_cohort(
+            linear_models(turn.before.clusters.params), label, drawn_batches(turn, federation), 0.3, sizes
+        )
+        for own, other in zip(linear_models(turn.after.clusters.params), expected, strict=True):
+            for part, value in zip(own, other, strict=True):
+                np.testing.assert_allclose(part, value, rtol=1e-3, atol=1e-4)
+    assert any(len(set(sizes[label == k].tolist())) > 1 for k in range(3))
 
 
 def test_costs_of_the_clustering_are_counted():
@@ -407,6 +428,33 @@ def test_pacfl_takes_principal_angles_between_spans():
     np.testing.assert_allclose(state.server.angles, expected, atol=0.1)
     clusters = linkage.agglomerative(expected, "average", 14.0)
     assert labels_of(state.clients.membership).tolist() == reference.as_labels(clusters, 9).tolist()
+
+
+def test_pacfl_chooses_its_threshold_on_held_out_rows(caplog):
+    """As FLAG does, in degrees; the sweep is told, kept and drawn, and counted among the costs."""
+    federation = lines(rows=60)
+    algorithm = pacfl(
+        nn.linear(), clusters=6, local=FULL, threshold="search", interval=0.1, search_epochs=2, search_rounds=3,
+        light_model=LIGHT._replace(metrics=true_class_probability),
+    )  # fmt: skip
+    with caplog.at_level("INFO", "fedjax_cluster"):
+        result = simulate(algorithm, federation, rounds=1, mapping=SCAN)
+    (event,) = result.events
+    degrees, counts, chosen = (event.content[name] for name in ("thresholds", "num_clusters", "chosen"))
+    angles = event.content["angles"]
+    assert degrees[0] == pytest.approx(float(clustering.dendrogram(angles).heights[-1]), rel=1e-4)
+    assert event.content["threshold"] == degrees[chosen]
+    for at, count in zip(degrees, counts, strict=True):
+        assert len(set(np.asarray(clustering.agglomerative(angles, threshold=at)).tolist())) == count
+    curve = event.content["accuracy"]
+    assert chosen == reference.elbow(degrees / degrees[0], curve, counts, 6, "threshold") > 0
+    assert len(set(result.labels.tolist())) == counts[chosen]
+    # Beyond the round itself: so many distinct clusterings of nine clients, three rounds of two epochs each.
+    assert result.history["gradient_evaluations"][0] == 9 * 2 + len(set(counts.tolist())) * 9 * 3 * 2
+    assert any(f"{counts[-2]} clusters, {curve[-2]:.3f}" in record.getMessage() for record in caplog.records)
+    assert set(figures(result)) == {"dendrogram", "threshold_search"}
+    with pytest.raises(ValueError, match="threshold is 'elbow'"):
+        pacfl(nn.linear(), clusters=2, local=FULL, threshold="elbow")
 
 
 def test_nearest_cluster_measures_as_the_linkage_does():

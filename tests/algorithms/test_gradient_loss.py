@@ -18,6 +18,7 @@ from fedjax_cluster.types import Costs
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import gradient_loss as reference
+from tests.turns import COUNTS, drawn_batches, linear_models, turns, uneven
 
 # From the paper's random models; others are tested with the starts.
 gradient_loss = functools.partial(algorithms.gradient_loss, start="random")
@@ -38,10 +39,10 @@ def labels(state):
     ("steps", "options", "oracle"),
     [
         (1, {}, {}),
-        (3, {"similarity_weight": 0.7, "pin": True}, {"weight": 0.7}),
+        (3, {"similarity_weight": 0.7, "pin": True, "first_round": "random"}, {"weight": 0.7}),
         (1, {"sign": "printed", "similarity_weight": 0.7}, {"printed": True, "weight": 0.7}),
         (1, {"similarity": "euclidean", "similarity_weight": 0.9}, {"similarity": "euclidean", "weight": 0.9}),
-        (1, {"reduction": "sum", "similarity_weight": 0.95}, {"total": True, "weight": 0.95}),
+        (1, {"reduction": "sum", "similarity_weight": 0.95, "pin": True}, {"total": True, "weight": 0.95}),
     ],
 )
 def test_the_rule_is_that_of_the_paper(steps, options, oracle):
@@ -53,6 +54,9 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
     pinned = np.where(start.clients.pinned.any(-1), start.clients.pinned.argmax(-1), -1)[:9]
     assert (pinned >= 0).sum() == (3 if algorithm.pin else 0)
     rounds = 5
+    began = labels(play(algorithm, federation, 1)[0])
+    drawn = began if algorithm.first_round == "random" else None
+    assert (began[pinned >= 0] == pinned[pinned >= 0]).all()
     expected, chosen = reference.gradient_loss(
         models_of(start),
         as_lists(federation),
@@ -60,15 +64,41 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
         steps=steps,
         rounds=rounds,
         pinned=pinned,
+        first=drawn,
         **{"weight": 0.5, **oracle},
     )
     by_loss = reference.gradient_loss(
         models_of(start), as_lists(federation), rate=0.3, steps=steps, rounds=rounds, weight=0.0
     )[1]
     assert chosen[-1].tolist() != by_loss[-1].tolist()  # or the similarity would not be tested
+    # Nor would it be tested that pinned clients stay.
+    assert not algorithm.pin or (by_loss[0] != pinned)[pinned >= 0].any()
     state, _ = play(algorithm, federation, rounds)
     assert labels(state).tolist() == chosen[-1].tolist()
     assert_models_equal(models_of(state), expected)
+
+
+def test_cohorts_of_unequal_clients_and_clusters_that_become_empty():
+    """Catches a change kept from when somebody was there, and a mean that is not by examples."""
+    federation = uneven(seed=1)
+    algorithm = gradient_loss(
+        MODEL, clusters=3, local=local.sgd(0.3, batch_size=4, steps=3), similarity_weight=0.6, weighting="examples",
+        participation=0.5,
+    )  # fmt: skip
+    changes, occupied, became_empty = None, set(), False
+    for turn in turns(algorithm, federation, 6):
+        models, changes, chosen = reference.in_cohort(
+            linear_models(turn.before.clusters.params), changes, drawn_batches(turn, federation),
+            rate=0.3, weight=0.6, examples=COUNTS,
+        )  # fmt: skip
+        assert len(turn.clients) == 5
+        assert labels(turn.after)[turn.clients].tolist() == [chosen[i] for i in turn.clients]
+        assert_models_equal(models_of(turn.after), models)
+        moved = [reference.flat(model) for model in linear_models(turn.after.server.change)]
+        np.testing.assert_allclose(moved, changes, rtol=2e-4, atol=2e-5)
+        became_empty |= bool(occupied - set(chosen.values()))
+        occupied = set(chosen.values())
+    assert became_empty
 
 
 def test_without_similarity_it_is_ifca_on_the_mini_batch():

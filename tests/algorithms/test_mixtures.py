@@ -5,50 +5,43 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms.fedem import expectation, fedem
 from fedjax_cluster.algorithms.fedsoft import draw_clients, fedsoft
+from fedjax_cluster.inference import mixed_predictions
 from fedjax_cluster.local import server_key
-from fedjax_cluster.simulation.loop import run_keys, simulate
-from tests.federations import as_lists, blobs
+from fedjax_cluster.simulation.loop import run_keys
+from tests.algorithms.test_oracles import assert_models_equal
+from tests.federations import as_lists
 from tests.reference import fedem as fedem_reference
 from tests.reference import fedsoft as fedsoft_reference
+from tests.turns import drawn_batches, linear_models, turns, uneven
 
-ROUNDS = 5
-CLIENTS = 7  # on two devices an absent eighth is added
-OWN = local.sgd(0.3, batch_size=None, steps=2)
-
-
-def numpy_models(params):
-    params = params["output"]
-    return [
-        (np.asarray(kernel, np.float64), np.asarray(bias, np.float64))
-        for kernel, bias in zip(params["kernel"], params["bias"], strict=True)
-    ]
-
-
-def start_of(algorithm, federation):
-    population = parallel.place_population(federation.train, federation.info, parallel.client_mapping("scan"))
-    return jax.device_get(algorithm.init(run_keys(0).initialization, population)[0])
-
-
-def assert_models_equal(ours, theirs):
-    for own, other in zip(ours, theirs, strict=True):
-        for part, expected in zip(own, other, strict=True):
-            np.testing.assert_allclose(part, expected, rtol=2e-4, atol=2e-5)
+OWN = local.sgd(0.3, batch_size=4, steps=3)
 
 
 def test_fedem_is_the_papers_algorithm_and_mixes_predictions():
-    federation = blobs(clients=CLIENTS, groups=2)
-    algorithm = fedem(nn.linear(), clusters=3, local=OWN)
-    start = numpy_models(start_of(algorithm, federation).clusters.params)
-    result = simulate(algorithm, federation, rounds=ROUNDS)
-    models, mixtures = fedem_reference.fedem(start, as_lists(federation), rate=0.3, steps=2, rounds=ROUNDS)
-    assert_models_equal(numpy_models(result.state.clusters.params), models)
-    np.testing.assert_allclose(np.asarray(result.state.clients.membership)[:CLIENTS], mixtures, rtol=1e-3, atol=1e-6)
-    x = federation.test.x[2]
-    expected = fedem_reference.predictions(models, mixtures[2], x.astype(np.float64))
-    np.testing.assert_allclose(result.predict(x, 2), expected, rtol=1e-3, atol=1e-5)
+    """In cohorts of unequal clients: who is absent keeps its mixture."""
+    federation = uneven()
+    algorithm = fedem(nn.linear(), clusters=3, local=OWN, participation=0.4)
+    played = turns(algorithm, federation, 3)
+    start = linear_models(played[0].before.clusters.params)
+    models, mixtures = fedem_reference.fedem(start, as_lists(federation), [turn.rows for turn in played], rate=0.3)
+    last = jax.tree.map(jnp.asarray, played[-1].after)
+    assert_models_equal(linear_models(last.clusters.params), models)
+    np.testing.assert_allclose(last.clients.membership, mixtures, rtol=1e-3, atol=1e-6)
+    never = np.flatnonzero(~mixtures.any(1))
+    absent = next(i for i in played[0].clients if i not in played[-1].clients)
+    x = federation.test.x[absent]
+    for client, mixture in (
+        (absent, mixtures[absent]),
+        (never[0], fedem_reference.expectation(np.full(3, 1 / 3), models, *as_lists(federation)[never[0]])[1]),
+    ):
+        data = jax.tree.map(lambda leaf, i=client: jnp.asarray(leaf[i]), federation.train)
+        variables, shares = algorithm.personalize(jax.random.key(0), last, data, jnp.asarray(client))
+        expected = fedem_reference.predictions(models, mixture, x.astype(np.float64))
+        ours = mixed_predictions(algorithm.model, variables, shares, jnp.asarray(x))
+        np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_responsibilities_survive_losses_that_differ_by_hundreds():
@@ -59,35 +52,43 @@ def test_responsibilities_survive_losses_that_differ_by_hundreds():
 
 
 def test_fedsoft_is_the_papers_algorithm():
-    every = 2
-    federation = blobs(clients=CLIENTS, groups=2)
-    algorithm = fedsoft(nn.linear(), clusters=2, local=OWN, every=every, proximal=0.7, smallest_importance=0.01)
-    start = start_of(algorithm, federation)
-    centres = numpy_models(start.clusters.params)
+    """In cohorts of unequal clients, who are evaluated with their own models, or a centre if they were never drawn."""
+    every, rounds = 2, 3
+    federation = uneven(groups=2)
+    algorithm = fedsoft(
+        nn.linear(), clusters=2, local=OWN, every=every, proximal=0.7, smallest_importance=0.01, participation=0.4
+    )
+    played = turns(algorithm, federation, rounds)
+    centres = linear_models(played[0].before.clusters.params)
     keys = run_keys(0)
 
     def draws(number, odds):
         key = jax.random.fold_in(keys.cohorts, number)
         if number % every == 0:
             key = server_key(jax.random.fold_in(keys.local, number))
-        return np.asarray(draw_clients(key, jnp.asarray(odds, jnp.float32), 4, jnp.asarray(4)))
+        return np.asarray(draw_clients(key, jnp.asarray(odds, jnp.float32), 2, jnp.asarray(2)))
 
-    result = simulate(algorithm, federation, rounds=ROUNDS)
     expected, own, shares = fedsoft_reference.fedsoft(
         list(centres),
-        [centres[0]] * CLIENTS,
+        [centres[0]] * 9,
         as_lists(federation),
         draws,
+        [drawn_batches(turn, federation) for turn in played],
         every=every,
         proximal=0.7,
         smallest=0.01,
         rate=0.3,
-        steps=2,
-        rounds=ROUNDS,
     )
-    np.testing.assert_allclose(np.asarray(result.state.clients.membership)[:CLIENTS], shares, atol=1e-6)
-    assert_models_equal(numpy_models(result.state.clusters.params), expected)
-    assert_models_equal(numpy_models(result.state.clients.own.params)[:CLIENTS], own)
+    last = jax.tree.map(jnp.asarray, played[-1].after)
+    np.testing.assert_allclose(last.clients.membership, shares, atol=1e-6)
+    assert_models_equal(linear_models(last.clusters.params), expected)
+    assert_models_equal(linear_models(last.clients.own.params), own)
+    trained = [any(part is not start for part, start in zip(model, centres[0], strict=True)) for model in own]
+    assert 0 < sum(trained) < 9
+    personal = jax.jit(jax.vmap(lambda data, index: algorithm.personalize(jax.random.key(0), last, data, index)))
+    variables, _ = personal(jax.tree.map(jnp.asarray, federation.train), jnp.arange(9))
+    kept = [own[i] if trained[i] else expected[int(np.argmax(shares[i]))] for i in range(9)]
+    assert_models_equal(linear_models(jax.tree.map(lambda leaf: leaf[:, 0], variables.params)), kept)
 
 
 def test_clients_are_drawn_in_proportion_and_padding_changes_nothing():

@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.per_fedavg import MetaGradient, per_fedavg
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from tests.federations import as_lists, blobs
 from tests.reference import federated
+from tests.turns import COUNTS, drawn_batches, linear_models, turns, uneven
 
 ALPHA = 0.4
 WHOLE = local.sgd(0.3, batch_size=None, steps=1)
@@ -110,6 +111,29 @@ def test_batches_of_a_step_differ():
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
     dataclasses.replace(own, gradient=recording).run(jax.random.key(0), model, variables, client)
     assert seen == [0, 1, 2, 2]
+
+
+def test_every_step_has_mini_batches_of_its_own_in_cohorts_of_unequal_clients():
+    """Batches 0 and 1 of the first step, 3 and 4 of the second: with others the model would be another."""
+    federation = uneven(groups=1)
+    algorithm = per_fedavg(
+        nn.linear(), local=local.sgd(0.3, batch_size=4, steps=2), inner_learning_rate=ALPHA, participation=0.5,
+        weighting="examples",
+    )  # fmt: skip
+    for turn in turns(algorithm, federation, 2, batches=6):
+        assert len(turn.clients) == 5
+        model, changes = linear_models(turn.before.clusters.params)[0], []
+        for batches in drawn_batches(turn, federation).values():
+            own = model
+            for inner, outer in (batches[0:2], batches[3:5]):
+                ahead, _ = federated.change_on(own, [inner], ALPHA)
+                *slope, _ = federated.gradient(*(part + step for part, step in zip(own, ahead, strict=True)), *outer)
+                own = tuple(part - 0.3 * part_slope for part, part_slope in zip(own, slope, strict=True))
+            changes.append([end - begun for end, begun in zip(own, model, strict=True)])
+        sizes = [COUNTS[i] for i in turn.clients]
+        for place, part in enumerate(model_of(turn.after)):
+            mean = np.average([change[place] for change in changes], 0, sizes)
+            np.testing.assert_allclose(part, model[place] + mean, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""FedEM in plain NumPy, from Marfoq et al. 2021 (Algorithm 1): softmax regression, whole local data sets as batches."""
+"""FedEM in plain NumPy, from Marfoq et al. 2021 (Algorithm 1): softmax regression on given cohorts and mini-batches."""
 
 import numpy as np
 
@@ -24,33 +24,36 @@ def expectation(prior, models, x, y):
     return q, q.mean(0)
 
 
-def weighted_change(model, x, y, q, rate, steps):
-    """Δθ after steps on (1/n) Σ_n q_n ℓ(θ; x_n, y_n)."""
+def weighted_change(model, x, y, q, rate, batches):
+    """Δθ after a step on each mini-batch of rows B, on (1/|B|) Σ_{n ∈ B} q_n ℓ(θ; x_n, y_n)."""
     weights, bias = model[0].copy(), model[1].copy()
-    for _ in range(steps):
-        error = scores((weights, bias), x)
-        error[np.arange(len(y)), y] -= 1
-        error *= q[:, None] / len(y)
-        weights, bias = weights - rate * x.T @ error, bias - rate * error.sum(0)
+    for rows in batches:
+        error = scores((weights, bias), x[rows])
+        error[np.arange(len(rows)), y[rows]] -= 1
+        error *= q[rows, None] / len(rows)
+        weights, bias = weights - rate * x[rows].T @ error, bias - rate * error.sum(0)
     return weights - model[0], bias - model[1]
 
 
-def fedem(models, clients, *, rate, steps, rounds):
+def fedem(models, clients, cohorts, *, rate):
+    """Rounds of cohorts {client: its mini-batches' rows}; who was never in one has a mixture of zeros."""
     count = len(models)
-    mixtures = [np.full(count, 1 / count) for _ in clients]
-    total = sum(len(y) for _, y in clients)
-    for _ in range(rounds):
+    mixtures = np.zeros((len(clients), count))
+    for cohort in cohorts:
+        total = sum(len(clients[number][1]) for number in cohort)
         sums = [[np.zeros_like(part) for part in model] for model in models]
-        for number, (x, y) in enumerate(clients):
-            q, mixtures[number] = expectation(mixtures[number], models, x, y)
+        for number, batches in cohort.items():
+            x, y = clients[number]
+            prior = mixtures[number] if mixtures[number].any() else np.full(count, 1 / count)
+            q, mixtures[number] = expectation(prior, models, x, y)
             for k, model in enumerate(models):
-                change = weighted_change(model, x, y, q[:, k], rate, steps)
+                change = weighted_change(model, x, y, q[:, k], rate, batches)
                 for place in range(2):
                     sums[k][place] += len(y) / total * change[place]
         models = [
             tuple(part + more for part, more in zip(m, s, strict=True)) for m, s in zip(models, sums, strict=True)
         ]
-    return models, np.asarray(mixtures)
+    return models, mixtures
 
 
 def predictions(models, mixture, x):

@@ -1,6 +1,6 @@
 """FedAvg, IFCA and CFL-GP in plain NumPy, from the papers: softmax regression, one client after the other.
 
-Everything is deterministic: mini-batches are whole local data sets, so that no random stream has to agree.
+Mini-batches are whole local data sets, so that no random stream has to agree, or given by the caller, as cohorts are.
 """
 
 import itertools
@@ -28,6 +28,43 @@ def local_change(model, x, y, rate, steps, momentum=0.0, velocity=None):
         velocity[:] = [momentum * v + g for v, g in zip(velocity, (to_weights, to_bias), strict=True)]
         weights, bias = weights - rate * velocity[0], bias - rate * velocity[1]
     return weights - model[0], bias - model[1]
+
+
+def change_on(model, batches, rate):
+    """Δθ after a step on each mini-batch (x, y), and the loss before each step."""
+    weights, bias = model[0].copy(), model[1].copy()
+    losses = []
+    for x, y in batches:
+        to_weights, to_bias, loss = gradient(weights, bias, x, y)
+        losses.append(loss)
+        weights, bias = weights - rate * to_weights, bias - rate * to_bias
+    return (weights - model[0], bias - model[1]), losses
+
+
+def train_cohort(models, chosen, batches, rate, weight):
+    """θ_k + mean of the changes of those clients of a cohort {client: its batches} that train it.
+
+    Args:
+      chosen: {client: cluster} or a list of clusters.
+      weight: {client: weight} or a list of weights in the mean.
+    """
+    trained = []
+    for number, model in enumerate(models):
+        own = [client for client in batches if chosen[client] == number]
+        changes = [change_on(model, batches[client], rate)[0] for client in own]
+        shares = np.asarray([weight[client] for client in own], float)
+        trained.append(
+            tuple(part + np.average([c[place] for c in changes], 0, shares) for place, part in enumerate(model))
+            if own
+            else model
+        )
+    return trained
+
+
+def share_bias(models, weight):
+    """The bias averaged over clusters, weighted as their clients are."""
+    bias = np.average([bias for _, bias in models], 0, weight)
+    return [(kernel, bias) for kernel, _ in models]
 
 
 def fedavg(model, clients, *, rate, steps, rounds):
@@ -100,3 +137,21 @@ def spectral_clusters(profile, old, count):
         key=lambda names: sum(names[c] == o for c, o in zip(found, old, strict=True)),
     )
     return [best[cluster] for cluster in found]
+
+
+def fold_in_block(profile, updates, block, changes):
+    """The running mean of each client's changes {client: vector} at the model of this block; both are changed."""
+    for client, change in changes.items():
+        share = 1 / (updates[client, block] + 1)
+        profile[client, block] = (1 - share) * profile[client, block] + share * change
+        updates[client, block] += 1
+
+
+def imputed(profile, updates):
+    """Profiles in which a block that a client never filled is the mean of those who did."""
+    profile = profile.copy()
+    for block in range(profile.shape[1]):
+        filled = updates[:, block] > 0
+        if filled.any():
+            profile[~filled, block] = profile[filled, block].mean(0)
+    return profile

@@ -1,25 +1,23 @@
 """FedGWC's Algorithms 1 and 2 in plain NumPy: one client, one pair, one cluster after the other."""
 
 import numpy as np
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, SpectralClustering
+from sklearn.manifold import SpectralEmbedding
 
 from tests.reference import federated, interactions, scores, spectral
 
 
-def local_losses(model, x, y, rate, steps):
-    """The loss before each full-batch step, and the change after all of them."""
-    weights, bias = model[0].copy(), model[1].copy()
-    losses = []
-    for _ in range(steps):
-        to_weights, to_bias, loss = federated.gradient(weights, bias, x, y)
-        losses.append(loss)
-        weights, bias = weights - rate * to_weights, bias - rate * to_bias
-    return losses, (weights - model[0], bias - model[1])
+def centred(matrix, known):
+    """Each row less its mean over the others whom the client met; 0 where it met nobody, and on the diagonal."""
+    left = np.zeros_like(matrix)
+    for i in range(len(matrix)):
+        met = [j for j in range(len(matrix)) if known[i, j] and i != j]
+        left[i, met] = matrix[i, met] - np.mean(matrix[i, met]) if met else 0.0
+    return left
 
 
-def best_partition(matrix, beta, n_max, smallest):
-    """Algorithm 1: (labels or None, the least index) of one cluster's P."""
-    affinity = interactions.interaction_affinity(matrix, beta)
+def best_partition(affinity, n_max, smallest):
+    """Algorithm 1: (labels or None, the least index) of one cluster's W."""
     best, chosen = np.inf, None
     for n in range(2, n_max + 1):
         labels = KMeans(n, n_init=20, random_state=0).fit(spectral.normalised_rows(affinity, n)).labels_
@@ -29,48 +27,98 @@ def best_partition(matrix, beta, n_max, smallest):
     return (chosen, best) if best < 1 else (None, best)
 
 
+def released_rewards(losses, examples):
+    """The public code's: moments weighted by examples, divided by their sum."""
+    losses, share = np.asarray(losses), np.asarray(examples) / np.sum(examples)
+    mean = share @ losses
+    reward = np.exp(-0.5 * (losses - mean) ** 2 / (share @ (losses - mean) ** 2)).mean(1)
+    return reward / reward.sum()
+
+
+def released_affinity(matrix, beta):
+    """The public code's: scaled to [0, 1], with a zero diagonal."""
+    affinity = interactions.interaction_affinity((matrix - matrix.min()) / (matrix.max() - matrix.min()), beta)
+    np.fill_diagonal(affinity, 0.0)
+    return affinity
+
+
+def released_partition(affinity, n_max):
+    """The public code's, of scikit-learn's parts: the index is that of the embedding."""
+    best, chosen = np.inf, None
+    for n in range(2, n_max + 1):
+        own = {"n_components": n, "affinity": "precomputed", "random_state": 0}
+        labels = SpectralClustering(n, assign_labels="cluster_qr", **own).fit(affinity).labels_
+        index = scores.davies_bouldin(SpectralEmbedding(**own).fit_transform(affinity), labels)
+        if index < best and len(set(labels)) == n:
+            best, chosen = index, labels
+    return (chosen, best) if best < 1 else (None, best)
+
+
 def fedgwc(
-    model, clients, cohorts, *, rate, steps, alpha, smoothing, tolerance, beta, patience, n_max, smallest, slots
-):
-    """Algorithm 2 on given cohorts; `alpha` is a number or "count".
+    model, cohorts, sizes, *, rate, alpha, participation, tolerance, beta, smallest, slots, patience=None, n_max=None,
+    weighting="examples", centre=False, columns=False, released=False,
+):  # fmt: skip
+    """Algorithm 2 on given cohorts [{client: its mini-batches}]; `alpha` is a number or "count".
 
     Returns:
-      (models of the clusters, labels, P, running averages, [(round, labels after the split)]).
+      (models of the clusters, labels, P, running averages, [(round, labels after the split, W, its index)]).
     """
-    count = len(clients)
+    count = len(sizes)
     members = [list(range(count))]
     models, average, calm = [model], [1.0], [0]
-    matrix, met = np.zeros((count, count)), np.zeros((count, count), int)
+    matrix, met = np.full((count, count), 1 / count**2 if released else 0.0), np.zeros((count, count), int)
     splits = []
+
+    def cohort_size(k):
+        drawn, smallest_cohort = (count, 1) if released else (len(members[k]), 3)
+        return min(max(int(np.ceil(participation * drawn - 1e-9)), smallest_cohort), len(members[k]))
+
     for number, cohort in enumerate(cohorts):
         for k in range(len(members)):
             present = [client for client in cohort if client in members[k]]
-            losses, changes = zip(*(local_losses(models[k], *clients[i], rate, steps) for i in present), strict=True)
-            reward = interactions.gaussian_rewards(np.asarray(losses))
-            total = sum(len(clients[i][1]) for i in present)
-            shares = [len(clients[i][1]) / total for i in present]
+            assert len(present) == cohort_size(k)
+            changes, losses = zip(*(federated.change_on(models[k], cohort[i], rate) for i in present), strict=True)
+            common = min(map(len, losses))
+            losses = [own[:common] for own in losses]
+            examples = [sizes[i] for i in present]
+            reward = released_rewards(losses, examples) if released else interactions.gaussian_rewards(losses)
+            shares = np.ones(len(present)) if weighting == "uniform" else examples
             models[k] = tuple(
-                part + sum(share * change[place] for share, change in zip(shares, changes, strict=True))
+                part + np.average([change[place] for change in changes], 0, shares)
                 for place, part in enumerate(models[k])
             )
+            constant = cohort_size(k) / len(members[k]) if released else participation if alpha == "count" else alpha
             squared = 0.0
             for a, i in enumerate(present):
                 for j in present:
                     met[i, j] += 1
-                    own = 1 / met[i, j] if alpha == "count" else alpha
+                    own = 1 / met[i, j] if alpha == "count" else constant
                     new = (1 - own) * matrix[i, j] + own * reward[a]
                     squared += (new - matrix[i, j]) ** 2
                     matrix[i, j] = new
-            average[k] = (1 - smoothing) * average[k] + smoothing * squared / len(members[k]) ** 2
+            pairs = (cohort_size(k) if released else len(members[k])) ** 2
+            average[k] = (1 - constant) * average[k] + constant * squared / pairs
             calm[k] = calm[k] + 1 if average[k] < tolerance else 0
-        due = [k for k in range(len(members)) if calm[k] >= patience]
+        most = [n_max or min(len(own) // cohort_size(k), 4) for k, own in enumerate(members)]
+        needed = [patience or -(-len(own) // cohort_size(k)) for k, own in enumerate(members)]
+        due = [k for k in range(len(members)) if calm[k] >= needed[k] and most[k] > 1]
         if due:
             k = due[0]
             own = np.asarray(members[k])
-            found, _ = best_partition(matrix[np.ix_(own, own)], beta, n_max, smallest)
+            block = np.ix_(own, own)
+            perceived = (
+                centred(matrix[block], (met if alpha == "count" else matrix)[block] > 0) if centre else matrix[block]
+            )
+            perceived = perceived.T if columns else perceived
+            if released:
+                affinity = released_affinity(perceived, beta)
+                found, index = released_partition(affinity, most[k])
+            else:
+                affinity = interactions.interaction_affinity(perceived, beta)
+                found, index = best_partition(affinity, most[k], smallest)
             average[k], calm[k] = 1.0, 0
             if found is not None and len(members) + found.max() <= slots:
-                met[np.ix_(own, own)] = np.minimum(met[np.ix_(own, own)], 1)
+                met[block] = np.minimum(met[block], 1)
                 parts = sorted((own[found == label].tolist() for label in range(found.max() + 1)), key=len)
                 members[k] = parts.pop()
                 for part in parts:
@@ -78,11 +126,14 @@ def fedgwc(
                     models.append(models[k])
                     average.append(1.0)
                     calm.append(0)
-                labels = np.zeros(count, int)
-                for label, part in enumerate(members):
-                    labels[part] = label
-                splits.append((number, labels))
+                whole = np.zeros((count, count))
+                whole[block] = affinity
+                splits.append((number, as_labels(members, count), whole, index))
+    return models, as_labels(members, count), matrix, average, splits
+
+
+def as_labels(members, count):
     labels = np.zeros(count, int)
     for label, part in enumerate(members):
         labels[part] = label
-    return models, labels, matrix, average, splits
+    return labels

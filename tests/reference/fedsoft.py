@@ -1,4 +1,4 @@
-"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022 (Algorithm 1): softmax regression, whole data sets as batches."""
+"""FedSoft in plain NumPy, from Ruan & Joe-Wong 2022, Algorithm 1: softmax regression, draws and mini-batches given."""
 
 import numpy as np
 
@@ -14,10 +14,10 @@ def best_shares(centres, x, y):
     return counts / len(y)
 
 
-def proximal_steps(own, centres, importance, x, y, proximal, rate, steps):
-    """Gradient steps on f(w) + λ/2 Σ_k u_k ‖w − c_k‖² from the client's own model."""
+def proximal_steps(own, centres, importance, batches, proximal, rate):
+    """Gradient steps on f(w) + λ/2 Σ_k u_k ‖w − c_k‖² from the client's own model, one on each mini-batch (x, y)."""
     own = [part.copy() for part in own]
-    for _ in range(steps):
+    for x, y in batches:
         error = scores(own, x)
         error[np.arange(len(y)), y] -= 1
         gradient = [x.T @ error / len(y), error.mean(0)]
@@ -28,18 +28,20 @@ def proximal_steps(own, centres, importance, x, y, proximal, rate, steps):
     return own
 
 
-def fedsoft(centres, own, clients, draws, *, every, proximal, smallest, rate, steps, rounds):
-    """`draws(round, odds [M][K])` gives how often each cluster draws each client: randomness is the caller's."""
+def fedsoft(centres, own, clients, draws, cohorts, *, every, proximal, smallest, rate):
+    """`draws(round, odds [M][K])` gives how often each cluster draws each client: randomness is the caller's.
+
+    `cohorts` [{client: its mini-batches}] hold all those who are drawn, at least.
+    """
     shares = [None] * len(clients)
-    for number in range(rounds):
+    for number, cohort in enumerate(cohorts):
         if number % every == 0:
             shares = [best_shares(centres, x, y) for x, y in clients]
         importance = [np.maximum(share, smallest) for share in shares]
         odds = np.asarray([u * len(y) for u, (_, y) in zip(importance, clients, strict=True)])
         times = draws(number, odds)
-        for i, (x, y) in enumerate(clients):
-            if times[i].sum() > 0:
-                own[i] = proximal_steps(own[i], centres, importance[i], x, y, proximal, rate, steps)
+        for i in np.flatnonzero(times.sum(1) > 0):
+            own[i] = proximal_steps(own[i], centres, importance[i], cohort[i], proximal, rate)
         for k in range(len(centres)):
             drawn = [own[i] for i in range(len(clients)) for _ in range(int(times[i][k]))]
             if drawn:

@@ -50,6 +50,8 @@ from fedjax_cluster.types import (
 
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
+# A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
+RESOLVED = 3e-4
 DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
 
 
@@ -310,8 +312,8 @@ class cfl_gp(AveragingMethod):
         num_clusters, old = clients.membership.shape[1], labels(clients.membership)
         embed_key, kmeans_key = jax.random.split(rng_key)
 
-        def features_of(clients: Clients, grams: Array, mask: Array) -> Array:
-            return embed(embed_key, clients, grams, mask, num_clusters)[0]
+        def embedded(clients: Clients, grams: Array, mask: Array) -> tuple[Array, Array]:
+            return embed(embed_key, clients, grams, mask, num_clusters)
 
         def group(features: Array, mask: Array, old: Array) -> Array:
             found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
@@ -323,9 +325,14 @@ class cfl_gp(AveragingMethod):
             rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
             grams = grams.at[block].set(parallel.gram(rows, mapping))
             # The Gram matrices stand for the profiles, which stay where they are.
-            clients = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
-            features_of = parallel.on_each_device(features_of, mapping)
-        return parallel.on_each_device(group, mapping)(features_of(clients, grams, mask), mask, old), grams
+            light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
+            features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
+            features = parallel.run_if(
+                values[-1] < RESOLVED * values[0], lambda _: embedded(clients, grams[:, :0, :0], mask)[0], features
+            )
+        else:
+            features, _ = embedded(clients, grams, mask)
+        return parallel.on_each_device(group, mapping)(features, mask, old), grams
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         clients, server = state.clients, state.server

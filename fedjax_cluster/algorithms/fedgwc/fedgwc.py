@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
+from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Server
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
@@ -42,26 +43,9 @@ from fedjax_cluster.types import (
 
 Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
+Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
 LOG = logging.getLogger(__name__)
-
-
-class Clients(NamedTuple):
-    membership: Array  # f32[M, K], one-hot; zero for the absent
-    present: Array  # bool[M]
-    seen: Array  # f32[M], rounds that a client took part in
-    previous: Array  # i32[M], its cluster before the last split
-
-
-class Server(NamedTuple):
-    interactions: Array  # f32[M, M], P; entries between clusters are not used
-    meetings: Array  # i32[M, M], times a pair met; [0, 0] under a constant rate
-    average: Array  # f32[K], running average of the mean squared change of P in each cluster
-    calm: Array  # i32[K], rounds in a row that the average was below the tolerance
-    parent: Array  # i32[], the cluster tested last
-    index: Array  # f32[], its Davies–Bouldin index
-    tested: Array  # f32[], its running average at that time
-    refused: Array  # i32[], splits for which there were not slots enough
 
 
 class fedgwc(AveragingMethod):
@@ -70,6 +54,7 @@ class fedgwc(AveragingMethod):
     ω_i = mean_s exp(−(l_{i,s} − m_s)²/2σ_s²) among the cohort of i's cluster; P_ij ← (1−α) P_ij + α ω_i for all pairs
     of the cohort. Once P has come to rest in a cluster, W_ij = exp(−β‖v_i − v_j‖²) of its rows is clustered spectrally
     for n = 2 … n_max; the n of least Davies–Bouldin index on the rows of W splits the cluster, if that is below 1.
+    Losses count at the steps that the whole cohort of a cluster takes.
 
     Returns:
       A method; a split is an event, whose snapshot is P, W, the labels before and after, and the averages.
@@ -123,9 +108,15 @@ class fedgwc(AveragingMethod):
         "has a counted rate",
         default=None,
     )
+    perceived: Perceived | None = option(
+        'what of P tells clients apart: its "rows" (the paper: how each is rewarded in the company of the others) or '
+        '"columns" (the public code: how the others are in its company, in which a client\'s own difficulty is common '
+        "to all and cancels); None is that of the variant",
+        default=None,
+    )
     variant: Variant = option(
         '"released" is the public code where it differs from the paper: P starts at 1/M², moments weighted by '
-        "examples, rewards divided by their sum, affinity of min-max-scaled Pᵀ with a zero diagonal, `cluster_qr`, "
+        "examples, rewards divided by their sum, affinity of min-max-scaled P with a zero diagonal, `cluster_qr`, "
         "index on the spectral embedding, change divided by cohort², α = cohort/|cluster|, cohorts of one size, "
         "uniform sampling, any size of a child",
         default="paper",
@@ -169,6 +160,11 @@ class fedgwc(AveragingMethod):
     def rows_centred(self) -> bool:
         """Whether each row's mean is taken off P."""
         return self.counted if self.centre is None else self.centre
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether clients are told apart by the columns of P."""
+        return self.released if self.perceived is None else self.perceived == "columns"
 
     @property
     def children_bound(self) -> int:
@@ -314,11 +310,12 @@ class fedgwc(AveragingMethod):
 
     def affinity(self, server: Server, mask: Array) -> Array:
         """W f32[M, M] of the clients of mask bool[M]."""
-        if self.released:
-            return weigh.released_affinity(server.interactions, self.beta, mask)
-        known = server.meetings > 0 if self.counted else server.interactions != 0
-        kept = weigh.centred(server.interactions, mask, known) if self.rows_centred else server.interactions
-        return clustering.interaction_affinity(kept, self.beta, mask)
+        kept = server.interactions
+        if self.rows_centred:
+            kept = weigh.centred(kept, mask, server.meetings > 0 if self.counted else kept != 0)
+        kept = kept.T if self.by_columns else kept
+        alike = weigh.released_affinity if self.released else clustering.interaction_affinity
+        return alike(kept, self.beta, mask)
 
     def find_split(self, rng_key: Array, state: State) -> tuple[Array, weigh.Partition]:
         """FedGW_Cluster, the server's clustering, on the first cluster that has come to rest."""

@@ -11,6 +11,24 @@ from jax import Array
 from fedjax_cluster import clustering
 
 
+class Clients(NamedTuple):
+    membership: Array  # f32[M, K], one-hot; zero for the absent
+    present: Array  # bool[M]
+    seen: Array  # f32[M], rounds that a client took part in
+    previous: Array  # i32[M], its cluster before the last split
+
+
+class Server(NamedTuple):
+    interactions: Array  # f32[M, M], P; entries between clusters are not used
+    meetings: Array  # i32[M, M], times a pair met; [0, 0] under a constant rate
+    average: Array  # f32[K], running average of the mean squared change of P in each cluster
+    calm: Array  # i32[K], rounds in a row that the average was below the tolerance
+    parent: Array  # i32[], the cluster tested last
+    index: Array  # f32[], its Davies–Bouldin index
+    tested: Array  # f32[], its running average at that time
+    refused: Array  # i32[], splits for which there were not slots enough
+
+
 class Meeting(NamedTuple):
     """What one round changes in the interactions."""
 
@@ -36,6 +54,9 @@ def cluster_rewards(losses: Array, took: Array, slot: Array, num_clusters: int, 
 
     def among(cluster: Array) -> Array:
         mask = took & (slot == cluster)[:, None]
+        # NOTE: in the paper all clients take S steps. Steps that some do not take would compare the others among
+        # fewer, and one who is alone in a step has reward 1 there, however unlike the others.
+        mask = mask & (mask | ~mask.any(1, keepdims=True)).all(0)[None]
         return clustering.gaussian_rewards(losses, mask) if weight is None else released_rewards(losses, mask, weight)
 
     return jax.vmap(among)(jnp.arange(num_clusters)).sum(0)
@@ -111,12 +132,12 @@ def as_another(interactions: Array, index: Array, other: Array) -> Array:
 
 
 def released_affinity(interactions: Array, beta: float, mask: Array) -> Array:
-    """The public code's affinity: of the rows of Pᵀ, scaled to [0, 1] over the whole matrix, with a zero diagonal."""
+    """The public code's affinity: of the rows, scaled to [0, 1] over the whole matrix, with a zero diagonal."""
     pairs = mask[:, None] & mask[None, :]
     least = jnp.where(pairs, interactions, jnp.inf).min()
     most = jnp.where(pairs, interactions, -jnp.inf).max()
     scaled = jnp.where(pairs, (interactions - least) / jnp.maximum(most - least, 1e-8), 0.0)
-    affinity = clustering.interaction_affinity(scaled.T, beta, mask)
+    affinity = clustering.interaction_affinity(scaled, beta, mask)
     return jnp.where(jnp.eye(len(mask), dtype=bool), 0.0, affinity)
 
 

@@ -1,1 +1,1 @@
-"""FLAG, and its search for the threshold."""
+"""FLAG."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -13,53 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_cluster import clustering, nn, parallel, tree
-from fedjax_cluster.algorithms.flag.search import (
-    Axis,
-    Effort,
-    Search,
-    cuts,
-    given_threshold,
-    search_threshold,
-    threshold_grid,
-)
+from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.method import Defaults
 from fedjax_cluster.algorithms.one_shot import (
-    OneShotMethod,
+    SearchingMethod,
     check_classes,
     check_found,
     clocked,
     clustering_info,
     largest_cluster,
+    model_size,
     nearest_cluster,
     progress_note,
     vectors_sent,
     with_largest,
 )
 from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
+from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, threshold_grid
 from fedjax_cluster.local import client_key
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
-from fedjax_cluster.types import (
-    ClientData,
-    Clusters,
-    Costs,
-    LocalUpdate,
-    Model,
-    Population,
-    RoundInfo,
-    State,
-    Variables,
-)
-
-LOG = logging.getLogger(__name__)
+from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Population, RoundInfo, State, Variables
 
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
-STEP = Bound(
-    lambda value: 1e-4 <= value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
-    "an equal step in which α falls from 1 to 0, such as 0.1 or 0.01, and at least 0.0001",
-)
 
 
 class Clients(NamedTuple):
@@ -96,7 +71,7 @@ class Measured(NamedTuple):
     num_steps: Array  # i32[]
 
 
-class flag(OneShotMethod):
+class flag(SearchingMethod):
     """Clustered federated learning combining data and gradient information.
 
     Before training every client sends principal vectors of each class and its change Δ_i after t_g local epochs from a
@@ -156,23 +131,6 @@ class flag(OneShotMethod):
         "False keeps class sizes from the server, and weights all angles equally", default=True
     )
     threshold: float | None = option("α; None searches it (Algorithm 3)", default=None, bound=UNIT)
-    interval: float = option("step of the searched α, from 1 down to 0", default=0.1, bound=STEP)
-    search_clients: int = option("m′, clients that take part in the search", default=30, bound=at_least(1))
-    search_rounds: int = option(
-        "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1)
-    )
-    search_epochs: int | None = option(
-        "local epochs of a client in such a round, the paper's 10, with fewer of which little is learnt in so few "
-        "rounds; None is what `local` does",
-        default=10,
-        bound=at_least(1),
-    )
-    elbow: Axis = option(
-        'what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or α '
-        '("threshold")',
-        default="threshold",
-    )
-    light_model: Model | None = option("trained in the search; None is a hidden layer of 64", default=None)
     newcomers: bool = option(
         "keeps what clients sent, in memory and checkpoints, so that others can join later by proximity", default=True
     )
@@ -180,18 +138,6 @@ class flag(OneShotMethod):
     def check(self) -> None:
         # Refused here rather than in `init`.
         _ = self.search_update, self.gradient_update
-
-    @property
-    def light(self) -> Model:
-        """What is trained in the search."""
-        return nn.mlp(hidden=(64,)) if self.light_model is None else self.light_model
-
-    @property
-    def search_update(self) -> LocalUpdate:
-        """A client's training in the search."""
-        if self.search_epochs is None:
-            return self.local
-        return changed(self.local, "given search_epochs", steps=None, epochs=self.search_epochs)
 
     @property
     def gradient_update(self) -> LocalUpdate | None:
@@ -268,40 +214,15 @@ class flag(OneShotMethod):
     def find_threshold(
         self, rng_key: Array, population: Population, dendrogram: clustering.Dendrogram, note: Callable[[str], Any]
     ) -> tuple[Search, Effort]:
-        """Algorithm 3, or the given threshold; warns where the elbow has more clusters than slots."""
+        """Algorithm 3, or the given threshold."""
         if self.threshold is not None:
             return given_threshold(dendrogram, self.threshold), Effort(0, 0, 0)
         thresholds = threshold_grid(self.interval)
-        search, effort = search_threshold(
-            rng_key,
-            population,
-            cuts(dendrogram, thresholds),
-            thresholds,
-            model=self.light,
-            update=self.search_update,
-            num_clients=self.search_clients,
-            rounds=self.search_rounds,
-            slots=self.clusters,
-            axis=self.elbow,
-            note=note,
-        )
-        chosen, elbow = int(search.chosen), int(search.elbow)
-        if (wanted := int(search.num_clusters[elbow])) > self.clusters:
-            LOG.warning(
-                "flag: the elbow is at α = %g with %d clusters, but clusters is %d; took α = %g with %d. "
-                "Raise clusters to %d",
-                thresholds[elbow],
-                wanted,
-                self.clusters,
-                thresholds[chosen],
-                int(search.num_clusters[chosen]),
-                wanted,
-            )
-        return search, effort
+        return self.search(rng_key, population, cuts(dendrogram, thresholds), thresholds, note)
 
     def initial_costs(self, population: Population, measured: Measured, effort: Effort, clients: float) -> Costs:
-        size = _size(self.model, population)
-        light = effort.models * _size(self.light, population) / size
+        size = model_size(self.model, population)
+        light = effort.models * model_size(self.light, population) / size
         trained = clients if self.gradient_epochs else 0.0
         return Costs(
             models_down=trained + light,
@@ -396,7 +317,3 @@ def compare(
     data = clustering.data_dissimilarity(by_class, counts, delta, mask)
     gradient = clustering.gradient_angles(updates, mask)
     return Matrices(data, gradient, clustering.proximity(data, gradient, beta, mask))
-
-
-def _size(model: Model, population: Population) -> int:
-    return tree.size(jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0)).params)

@@ -27,7 +27,7 @@ MOST_NAMED_GROUPS = 12
 
 
 def figures(run: FinishedRun) -> dict[str, Figure]:
-    """The pictures of a run of `flag`, or of `pacfl`, of which there is only the dendrogram.
+    """The pictures of a run of `flag` or of `pacfl`, of which there are no matrices.
 
     FLAG: `dissimilarity_matrices`, `dendrogram`, and `threshold_search` where α was searched for. None for a run
     without an event, or in which fewer than two clients were compared.
@@ -44,16 +44,22 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[compared]
     tree = functools.partial(dendrogram, distance[pairs], linkage=algorithm.linkage, group=group, group_names=names)
     if "angles" in content:
-        return {"dendrogram": tree(threshold=algorithm.threshold, label="Angle at which clusters merge (degrees)")}
-    chosen, thresholds, accuracy = int(content["chosen"]), content["thresholds"], content["accuracy"]
-    data, gradient = content["data"][pairs], content["gradient"][pairs]
-    drawn = {
-        "dissimilarity_matrices": dissimilarity_matrices(data, gradient, distance[pairs], group, names),
-        "dendrogram": tree(threshold=float(thresholds[chosen])),
-    }
-    if np.isfinite(accuracy).any():
-        count, elbow = content["num_clusters"], int(content["elbow"])
-        drawn["threshold_search"] = threshold_search(thresholds, accuracy, count, chosen, elbow)
+        # Runs of former versions do not tell the one that was found.
+        threshold = content.get("threshold", algorithm.threshold)
+        label = "Angle at which clusters merge (degrees)"
+        drawn = {"dendrogram": tree(threshold=None if threshold is None else float(threshold), label=label)}
+        heading = "Clustering threshold α (degrees)"
+    else:
+        taken, heading = float(content["thresholds"][int(content["chosen"])]), "Clustering threshold α"
+        data, gradient = content["data"][pairs], content["gradient"][pairs]
+        drawn = {
+            "dissimilarity_matrices": dissimilarity_matrices(data, gradient, distance[pairs], group, names),
+            "dendrogram": tree(threshold=taken),
+        }
+    if "accuracy" in content and np.isfinite(content["accuracy"]).any():
+        thresholds, accuracy, count = (content[name] for name in ("thresholds", "accuracy", "num_clusters"))
+        chosen, elbow = int(content["chosen"]), int(content["elbow"])
+        drawn["threshold_search"] = threshold_search(thresholds, accuracy, count, chosen, elbow, heading)
     return drawn
 
 
@@ -98,7 +104,12 @@ def dissimilarity_matrices(
 
 
 def threshold_search(
-    thresholds: Any, accuracy: Any, num_clusters: Any, chosen: int, elbow: int | None = None
+    thresholds: Any,
+    accuracy: Any,
+    num_clusters: Any,
+    chosen: int,
+    elbow: int | None = None,
+    label: str = "Clustering threshold α",
 ) -> Figure:
     """Draws the held-out accuracy and the number of clusters against the clustering threshold α (FLAG, Fig. 1).
 
@@ -108,6 +119,7 @@ def threshold_search(
       num_clusters: i32[T].
       chosen: index of the α that was taken.
       elbow: index of the elbow, which is not taken where it gives more clusters than there are slots; None is `chosen`.
+      label: of the horizontal axis, with the thresholds' unit.
 
     Raises:
       ValueError: lengths that differ, or `chosen` out of range.
@@ -130,8 +142,8 @@ def threshold_search(
         axes.plot(alpha, 100 * mean, color=style.COLORS[1], marker="o", label="held-out accuracy", zorder=3)
         if np.isfinite(mean[int(chosen)]):
             ring = {"markersize": 8, "markerfacecolor": "none", "markeredgecolor": "black", "markeredgewidth": 1.0}
-            label = f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:g}"
-            axes.plot(alpha[int(chosen)], 100 * mean[int(chosen)], "o", label=label, zorder=4, **ring)
+            taken = f"{'elbow' if elbow in (None, chosen) else 'taken'}, α = {alpha[int(chosen)]:.4g}"
+            axes.plot(alpha[int(chosen)], 100 * mean[int(chosen)], "o", label=taken, zorder=4, **ring)
         axes.set_ylabel("Held-out accuracy (%)")
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(True, axis="y")
@@ -142,8 +154,8 @@ def threshold_search(
         for panel in (axes, bars):
             panel.spines[:].set_visible(False)
         axes.spines[["left", "bottom"]].set_visible(True)
-        bars.set(xlim=(alpha.max() + 0.7 * step, alpha.min() - 0.7 * step), xlabel="Clustering threshold α")
-        bars.xaxis.set_major_locator(MultipleLocator(0.2))
+        bars.set(xlim=(alpha.max() + 0.7 * step, alpha.min() - 0.7 * step), xlabel=label)
+        bars.xaxis.set_major_locator(MultipleLocator(0.2) if alpha.max() <= 1 else MaxNLocator(6))
         shared_legend(figure, (axes, bars))
     return figure
 

@@ -1,4 +1,4 @@
-"""FLAG's choice of the threshold α (Algorithm 3): a light model in clustered training for each clustering."""
+"""The choice of a threshold on held-out rows (FLAG, Algorithm 3): a light model trained for each clustering."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedjax_cluster.types import ClientData, Clusters, LocalUpdate, Model, Popul
 Axis = Literal["log-clusters", "clusters", "threshold"]
 
 # α = 1 merges all although sums of scaled distances can round to slightly more.
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 # NOTE: a tenth of a small client is too little to tell two curves apart; it gives this many rows, or a third of its own.
 LEAST_HELD = 20
 
@@ -58,7 +58,7 @@ def threshold_grid(interval: float) -> np.ndarray:
 def cuts(dendrogram: clustering.Dendrogram, thresholds: np.ndarray) -> np.ndarray:
     """i32[T, M]: the clusters at each threshold, all cut from one tree."""
     cut = jax.vmap(lambda threshold: clustering.cut_dendrogram(dendrogram, threshold))
-    return np.asarray(cut(jnp.asarray(thresholds) + _ROUNDING))
+    return np.asarray(cut(jnp.asarray(thresholds) + ROUNDING))
 
 
 def given_threshold(dendrogram: clustering.Dendrogram, threshold: float) -> Search:
@@ -140,7 +140,7 @@ def search_threshold(
         # Clusterings that differ only in clients that are not drawn train the same models.
         among = np.unique(labels[place, index], return_inverse=True)[1].astype(np.int32)
         if tuple(among) not in found:
-            note(f"FLAG: light training with α = {threshold:g}, {count} clusters")
+            note(f"Light training with α = {threshold:g}, {count} clusters")
             slot = np.zeros(labels.shape[1], np.int32)
             slot[index] = among
             found[tuple(among)] = jax.device_get(
