@@ -63,6 +63,7 @@ def completed() -> dict[str, type]:
     return {
         "run": fc.experiments.flags.every_flag(),
         "compare": fc.experiments.flags.every_flag(fc.experiments.flags.SEEDS),
+        "sweep": fc.experiments.flags.every_flag(fc.experiments.flags.SEEDS, fc.experiments.flags.RANDOM),
         "resume": ResumeFlags,
         "report": ReportFlags,
         "reproduce": ReproduceFlags,

@@ -42,7 +42,8 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 300 for the history of speeds; 150 for learning rates over rounds;
 # 1 000 for the methods with personal models and control variates; 1 200 for report.html of runs and comparisons, and
 # who moved when; 150 for what other distributions bring; 400 for each method's own defaults and starts.
-MOST_LINES = 28_600
+# 1 200 for sweeps, their picture, files of settings and the search for a learning rate.
+MOST_LINES = 29_800
 
 
 @functools.cache

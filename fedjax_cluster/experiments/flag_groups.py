@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from fedjax_cluster.report.names import value_text
+
 Field = tuple[str, Any, Any]  # name, annotated type, default
 NEEDED = "needed"
 # Where help shows the fields of a configuration and of the command; what is not named comes last.
@@ -50,24 +52,14 @@ def noted(hint: Any, note: str | None, default: str | None = None, **further: An
     """A flag's type with its note, and its default as help shows it; None leaves that to tyro."""
     if default is not None:
         further["help_behavior_hint"] = f"({default})" if default == NEEDED else f"(default: {default})"
-    if (metavar := _metavar(hint)) is not None:
-        further.setdefault("metavar", metavar)
+    if (word := metavar(hint)) is not None:
+        further.setdefault("metavar", word)
     return Annotated[hint, tyro.conf.arg(help=note or "", prefix_name=False, **further)]
 
 
 def default_text(value: Any) -> str:
-    """A default as help shows it.
-
-    >>> default_text(0.5), default_text(None), default_text(()), default_text((0, 90)), default_text(False)
-    ('0.5', 'none', 'none', '0 90', 'no')
-    """
-    if value is dataclasses.MISSING:
-        return NEEDED
-    if isinstance(value, tuple | list):
-        return " ".join(map(default_text, value)) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """A default as help shows it."""
+    return NEEDED if value is dataclasses.MISSING else value_text(value)
 
 
 def grouped(fields: Iterable[Field], method: str = "method") -> dict[str, list[Field]]:
@@ -112,6 +104,25 @@ def wants_help(arguments: Sequence[str]) -> bool:
     return not {"-h", "--help", "--help-all"}.isdisjoint(arguments)
 
 
+def takes_one_word(hint: Any) -> bool:
+    """Whether a flag's value is one word, and no list."""
+    kind = typing.get_args(hint)[0]
+    return not any(typing.get_origin(part) in (tuple, Sequence) for part in (kind, *typing.get_args(kind)))
+
+
+def widened(field: Field) -> Field:
+    """A flag that takes several words, of which each is a value."""
+    name, hint, _ = field
+    kind, *others = typing.get_args(hint)
+    word = metavar(kind | None)
+    others = [
+        dataclasses.replace(each, metavar=f"{word} ...") if word and hasattr(each, "metavar") else each
+        for each in others
+    ]
+    parts = tuple(part for part in typing.get_args(kind | None) if part is not type(None))
+    return name, Annotated[(tuple[typing.Union[parts], ...] | None, *others)], None  # noqa: UP007
+
+
 def parse_groups(
     groups: Mapping[str, list[Field]], arguments: Sequence[str], prog: str, description: str
 ) -> dict[str, Any]:
@@ -144,7 +155,7 @@ def _default(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 
 
-def _metavar(hint: Any) -> str | None:
+def metavar(hint: Any) -> str | None:
     """What stands for the words of a flag that may be left out: INT for `int | None`; None leaves it to tyro."""
     inner = typing.get_args(hint)
     parts = [part for part in inner if part is not type(None)]

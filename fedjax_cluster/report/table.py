@@ -110,6 +110,7 @@ class Table:
       columns: the headings; none is shown where all are "".
       rows: a cell per column: text, a Number, or None, which is shown as "–".
       note: beneath it; "" for none.
+      naming: how many columns, from the left, tell one row from another.
 
     >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
     | method | ARI |
@@ -121,6 +122,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str | Number | None, ...], ...]
     note: str = ""
+    naming: int = 1
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
@@ -236,7 +238,16 @@ class Table:
     def _beneath(self) -> list[str]:
         """The texts of columns that can be spared, a line a row: "FedProx failed: it needs a step more"."""
         apart = [at for at, column in enumerate(self.columns) if column.group and self._side(at) == "left"]
-        return [f"{row[0]} {self.columns[at].name}: {row[at]}" for at in apart for row in self.rows if row[at]]
+        return [
+            f"{self._named(row)} {self.columns[at].name}: {row[at]}" for at in apart for row in self.rows if row[at]
+        ]
+
+    def _named(self, row: Sequence[object]) -> str:
+        """What a row is called: its first cell, or all that name it with their headings."""
+        if self.columns[0].name in ("", "method"):
+            return str(row[0])
+        pairs = zip(self.columns[: self.naming], row, strict=False)
+        return ", ".join(f"{column.name} {cell}" for column, cell in pairs)
 
     def _narrowest(self) -> int:
         return sum(self._widths(0)) + 2 * len(self.columns) - 1
