@@ -28,7 +28,7 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "parallel": ("parallel",),
     "experiments": (
         *("experiments.config", "experiments.config_files", "experiments.comparison", "experiments.sweeps"),
-        "experiments.runs",
+        *("experiments.tuning", "experiments.runs"),
     ),
     "parts": ("types", "options", "optimizers", "cohorts", "server", "inference", "simulation.loggers"),
 }

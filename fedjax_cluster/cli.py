@@ -163,6 +163,7 @@ def _run(arguments: list[str]) -> None:
         plan = fc.experiments.plans.plan(config, run_dir)
         fc.experiments.plans.run_table(plan, run_dir).print()
         return
+    config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
     every = own["checkpoint_every"]
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
@@ -190,7 +191,7 @@ def _compare(arguments: list[str]) -> int:
             raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
         methods, rest = list(fc.algorithms.REGISTRY), [word for word in rest if word != "--all"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
-    return _over_seeds(configs, own, "compare")
+    return _over_seeds(configs, own, "compare", tune=own["tune"])
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -203,7 +204,7 @@ def _sweep(arguments: list[str]) -> int:
     return _over_seeds(own=own, name=f"sweep-{name}", **fc.experiments.sweeps.compared(cells))
 
 
-def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, **cells: Any) -> int:
+def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, tune: bool = False, **cells: Any) -> int:
     """Runs configurations over the seeds that the command's own flags ask for, in a directory that they may name."""
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
     directory = _directory(own["run_dir"]) or _new_directory(name)
@@ -214,6 +215,8 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, *
         for table in fc.experiments.plans.comparison_tables(configs, seeds, directory):
             table.print()
         return 0
+    if tune:
+        configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
     compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
     go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
     return _compared(go_on, directory)

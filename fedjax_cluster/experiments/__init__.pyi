@@ -11,3 +11,4 @@ from . import recipe as recipe
 from . import runs as runs
 from . import saved_runs as saved_runs
 from . import sweeps as sweeps
+from . import tuning as tuning

@@ -135,7 +135,7 @@ def compare(
                     if label in refusals:
                         raise refusals[label]
                     seeded = dataclasses.replace(configs[label], seed=seed)
-                    federation = _federation(seeded, federations, usual)
+                    federation = federation_of(seeded, federations, usual)
                     result = run(
                         seeded,
                         run_dir=None if directory is None else directory / run_name(label, seed),
@@ -304,7 +304,7 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
-def _federation(config: RunConfig, known: dict[Any, Federation], usual: int | None) -> Federation:
+def federation_of(config: RunConfig, known: dict[Any, Federation], usual: int | None) -> Federation:
     """The configuration's federation; the last few are kept, as the methods of a comparison share them."""
     names = (
         *("scenario", "dataset", "label_column", "user_column", "input_shape"),

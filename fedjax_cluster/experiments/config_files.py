@@ -102,6 +102,10 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         old, new = merged.get(kind, default), changes.get(kind, merged.get(kind, default))
         if known_name(kind, old, registry) != known_name(kind, new, registry):
             merged.pop(f"{kind}_options", None)
+    if not {"learning_rate", "method", *ALTERNATIVES, "averaging"}.isdisjoint(
+        name for name, value in changes.items() if value != settings.get(name)
+    ):
+        merged.pop("tuning", None)  # which was for another rate
     if not {*ALTERNATIVES, "averaging"}.isdisjoint(changes):
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
     for name, value in changes.items():

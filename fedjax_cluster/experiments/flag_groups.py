@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+import docstring_parser
 import tyro
 
+from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.report.names import value_text
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
@@ -60,6 +64,19 @@ def noted(hint: Any, note: str | None, default: str | None = None, **further: An
 def default_text(value: Any) -> str:
     """A default as help shows it."""
     return NEEDED if value is dataclasses.MISSING else value_text(value)
+
+
+@functools.cache
+def argument_notes(documented: Any) -> dict[str, str]:
+    """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
+    notes: dict[str, str] = {}
+    for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
+        note = " ".join((found.description or "").split())
+        referred = re.match(r"as in `(\w+)`", note)
+        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
+        elsewhere = argument_notes(other) if other else {}
+        notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
+    return notes
 
 
 def grouped(fields: Iterable[Field], method: str = "method") -> dict[str, list[Field]]:

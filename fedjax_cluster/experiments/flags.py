@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import re
@@ -12,16 +11,15 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import docstring_parser
 import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import sweeps
 from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.config_files import Several, options_for, overridden, read, without_several
 from fedjax_cluster.experiments.flag_groups import (
     Field,
+    argument_notes,
     default_text,
     grouped,
     noted,
@@ -37,12 +35,31 @@ from fedjax_cluster.types import Churn
 
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "config", "seeds", "random", "defaults_of", "join", "leave")
+COMMAND_FLAGS = (
+    "run_dir",
+    "dry_run",
+    "checkpoint_every",
+    "config",
+    "tune",
+    "seeds",
+    "random",
+    "defaults_of",
+    "join",
+    "leave",
+)
 SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
 DEFAULTS_OF: Field = (
     "defaults_of",
     noted(str | None, "method whose defaults all take, such as fedavg, where flags say nothing", "each its own"),
     None,
+)
+TUNE: Field = (
+    "tune",
+    noted(
+        tyro.conf.FlagCreatePairsOff[bool],
+        "first choose the learning rate, of five by factors of 3, on training rows held out, in short runs",
+    ),
+    False,
 )
 RANDOM: Field = (
     "random",
@@ -70,11 +87,11 @@ def parse_run(method: str | None, arguments: Sequence[str], prog: str) -> tuple[
     file = _file(arguments)
     method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
-    groups = grouped([*_common_fields(method), *_command_fields()], method)
+    groups = grouped([*_common_fields(method), *_command_fields(), TUNE], method)
     groups[method] += _options(method)
     given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
     config = _config(method, [method], _explicit(given, arguments, file), file)
-    return config, {name: given[name] for name in OWN}
+    return config, {name: given[name] for name in (*OWN, "tune")}
 
 
 def parse_sweep(
@@ -116,7 +133,7 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    fields = [*_common_fields(), *_command_fields(), SEEDS, DEFAULTS_OF]
+    fields = [*_common_fields(), *_command_fields(), TUNE, SEEDS, DEFAULTS_OF]
     groups = grouped(fields)
     groups["run"].insert(0, groups["run"].pop())
     few = 0 < len(names) <= MOST_WITH_OPTIONS
@@ -135,7 +152,7 @@ def parse_compare(
         given |= shared
     files = options_for(file, names) if file else {}
     configs = {name.replace("_", "-"): _config(name, names, given, files.get(name, {})) for name in names}
-    return configs, {name: given[name] for name in (*OWN, "seeds")}
+    return configs, {name: given[name] for name in (*OWN, "seeds", "tune")}
 
 
 def every_flag(*more: Field) -> type:
@@ -161,7 +178,7 @@ def _common_fields(method: str | None = None) -> Iterator[Field]:
     """The settings that every run has, with one method's defaults, or as many as there are."""
     own = None if method is None else RunConfig(method=method)
     for name, hint, doc, default in described_options(RunConfig):
-        if name in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
+        if name in ("method", "churn", "tuning", *(f"{kind}_options" for kind in KINDS)):
             continue
         text = default_text(default)
         if name in OF_METHOD:
@@ -211,7 +228,7 @@ def _described(factory: Callable[..., Any]) -> Iterator[Described]:
     if isinstance(factory, type) and issubclass(factory, Options):
         yield from described_options(factory)
         return
-    hints, notes = typing.get_type_hints(factory), _argument_notes(factory)
+    hints, notes = typing.get_type_hints(factory), argument_notes(factory)
     for name, parameter in inspect.signature(factory).parameters.items():
         default = dataclasses.MISSING if parameter.default is inspect.Parameter.empty else parameter.default
         yield Described(name, hints.get(name, str), notes.get(name, ""), default)
@@ -394,16 +411,3 @@ def _churn(given: Mapping[str, Any]) -> tuple[Churn, ...]:
             before, client = map(int, found.groups())
             rounds.setdefault(before, {"join": (), "leave": ()})[kind] += (client,)
     return tuple(Churn(before, **change) for before, change in sorted(rounds.items()))
-
-
-@functools.cache
-def _argument_notes(documented: Any) -> dict[str, str]:
-    """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
-    notes: dict[str, str] = {}
-    for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
-        note = " ".join((found.description or "").split())
-        referred = re.match(r"as in `(\w+)`", note)
-        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
-        elsewhere = _argument_notes(other) if other else {}
-        notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
-    return notes

@@ -54,7 +54,7 @@ class SavedRun(NamedTuple):
             # A configuration may leave out what has its default.
             shared = KINDS["method"].common
             experiment["method_options"] = {name: value for name, value in options.items() if name not in shared}
-        flat = _flat(experiment, but=("seed", "rounds"))
+        flat = _flat(experiment, but=("seed", "rounds", "tuning"))
         if identity or not self.experiment:
             flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
         return {**flat, "rounds": self.rounds}
