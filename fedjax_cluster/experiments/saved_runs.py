@@ -26,7 +26,6 @@ THE_METHOD = ("identity.algorithm", "method")
 ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
 MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
 COUNTED = ("rounds", "clients")
-MOST_DRAWN = 40  # learning curves of a comparison, or of a sweep's cells
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +254,8 @@ def leave_comparison(
     figures = (
         {} if (figure := report.sensitivity.sensitivity(outcomes, known.cells)) is None else {"sensitivity": figure}
     )
-    if len(drawn) <= MOST_DRAWN:
+    # The names of cells are too long for small multiples.
+    if not known.cells or len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["learning_curves"] = report.small_multiples.comparison_figure(drawn)
     if not known.cells and 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["small_multiples"] = report.small_multiples.small_multiples(drawn)

@@ -18,7 +18,7 @@ MOST_TITLED = 4  # methods in the title
 PICTURES = {
     "sensitivity": (
         "What the options do.",
-        "After the last round: mean over the seeds, ± one sample standard deviation; grey dots are single runs.",
+        "After the last round: mean over the seeds and sample standard deviation; beside a line, grey dots are runs.",
     ),
     "learning_curves": (
         "Learning curves.",
@@ -81,7 +81,7 @@ def write_comparison_page(
         (method_name(each.label), seed, reason) for each in compared for seed, reason in sorted(each.failed.items())
     ]
     sections = [
-        Section("results", "Results", web.table(table)),
+        Section("results", "Results", web.table(table.without_texts())),
         Section("rounds", "Options" if background.cells else "Over the rounds", web.figures(drawn)),
         Section("runs", "Each run", _runs(directory, compared, background)),
         Section("failures", "What failed", web.grid(failures, (thing, "seed", "why")) if failures else Html("")),

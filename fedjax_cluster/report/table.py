@@ -127,7 +127,7 @@ class Table:
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
         console, headed = console or Console(), any(column.name for column in self.columns)
-        fitting = self._without_texts()
+        fitting = self.without_texts()
         while fitting._narrowest() > console.width and (
             groups := [each.group for each in fitting.columns if each.group]
         ):
@@ -144,7 +144,7 @@ class Table:
         if self.title:
             console.print(Text(self.title, "bold"))
         console.print(shown, crop=False, soft_wrap=shown.width > console.width)
-        left_out = [each.name for each in self._without_texts().columns if each not in fitting.columns]
+        left_out = [each.name for each in self.without_texts().columns if each not in fitting.columns]
         notes = [self.note, *self._beneath(), f"no room here for: {', '.join(left_out)}" if left_out else ""]
         for note in filter(None, notes):
             console.print(Text(note, "italic"))
@@ -231,7 +231,7 @@ class Table:
             self, columns=tuple(chosen(self.columns)), rows=tuple(tuple(chosen(row)) for row in self.rows)
         )
 
-    def _without_texts(self) -> Table:
+    def without_texts(self) -> Table:
         """The table without what is told beneath it."""
         return self._only([not (each.group and self._side(at) == "left") for at, each in enumerate(self.columns)])
 

@@ -102,8 +102,13 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     leading = {Column("method"): shown}
     if cells:
         options = list(dict.fromkeys(option for values in cells.values() for option in values))
+        found = {column.name for column in columns}
         leading = {
-            Column(option_name(each)): [value_text(cells[of.label].get(each)) for of in runs] for each in options
+            # The number of clusters can be both an option and a result.
+            Column(option_name(each) + " (given)" * (option_name(each) in found)): [
+                value_text(cells[of.label].get(each)) for of in runs
+            ]
+            for each in options
         }
     rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
     return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading))

@@ -154,6 +154,16 @@ def test_a_dry_sweep_tells_its_cells_and_writes_nothing(capsys):
     assert not pathlib.Path("runs").exists()
 
 
+def test_help_is_short_and_says_that_flags_take_several_values(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "cfl", "--help"])
+    shown = capsys.readouterr().out
+    assert sum(-(-len(line) // 80) or 1 for line in shown.splitlines()) <= 100
+    for text in ("--learning-rate FLOAT ...", "--random INT", "--seeds INT", "(default: 0.1)", "every combination"):
+        assert text in shown
+
+
 def test_from_python_options_have_their_names(pretend):
     axes = {"learning_rate": (0.1, 1.0), "every": [1, 2], "scenario_options.angles": [(0, 90), (0, 180)]}
     settings = {"method": "cfl_gp", "clients": 4, "rounds": 2, "model": "linear", "method_options": {"every": 5}}
