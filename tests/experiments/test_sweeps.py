@@ -81,7 +81,7 @@ def test_a_combination_that_cannot_be_is_a_row_also_after_resuming(pretend, undr
     assert cli.main(line.split()) == 130
     pretend.failing = {}
     assert cli.main(["resume", "own"]) == 0
-    why = "clusters 6, clients 4 failed: clusters is 6 but there are only 4 clients"
+    why = "clusters (given) 6, clients 4 failed: clusters is 6 but there are only 4 clients"
     assert why in " ".join(capsys.readouterr().out.split())
     outcomes = saved_runs.read_comparison(pathlib.Path("own"))
     assert [each.label for each in outcomes if each.failed] == ["clusters 6, clients 4"]
