@@ -12,9 +12,9 @@ WIDTH = "100"
 
 
 def shown(command: str | None = None) -> str:
-    """A command's help, or without a command the list of all; `run` and `compare` with every flag."""
+    """A command's help, or without a command the list of all; `run`, `compare` and `sweep` with every flag."""
     arguments = [command] if command else []
-    arguments.append("--help-all" if command in ("run", "compare") else "--help")
+    arguments.append("--help-all" if command in ("run", "compare", "sweep") else "--help")
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
     os.environ.update(COLUMNS=WIDTH, NO_COLOR="1")
     try:

@@ -26,7 +26,10 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "clustering": ("clustering", "clustering.scores"),
     "report": ("report", "report.methods"),
     "parallel": ("parallel",),
-    "experiments": ("experiments.config", "experiments.comparison", "experiments.runs"),
+    "experiments": (
+        *("experiments.config", "experiments.config_files", "experiments.comparison", "experiments.sweeps"),
+        *("experiments.tuning", "experiments.runs"),
+    ),
     "parts": ("types", "options", "optimizers", "cohorts", "server", "inference", "simulation.loggers"),
 }
 LONGEST_SIGNATURE = 88

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fedjax_cluster as fc
@@ -25,7 +25,8 @@ USAGE = f"""usage: {PROG} COMMAND [...]
 commands:
   run [METHOD] [flags]        one run (default: CFL-GP on rotated digits)
   compare METHOD... [flags]   several methods, over seeds, on the same federations; --all: every method
-  resume RUN_DIR [--rounds N] take up an interrupted run, comparison or recipe, or extend a finished one
+  sweep METHOD --FLAG A B ...  one method with several values of some flags, on a grid or drawn at random, over seeds
+  resume RUN_DIR [--rounds N] take up an interrupted run, comparison, sweep or recipe, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
@@ -156,12 +157,13 @@ def _prepare_jax() -> None:
 
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
-    config, own = fc.experiments.flags.parse_run(method[0] if method else "cfl_gp", rest, f"{PROG} run")
+    config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
     run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
     if own["dry_run"]:
         plan = fc.experiments.plans.plan(config, run_dir)
         fc.experiments.plans.run_table(plan, run_dir).print()
         return
+    config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
     every = own["checkpoint_every"]
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
@@ -195,22 +197,34 @@ def _compare(arguments: list[str]) -> int:
             raise ValueError(f"compare --all takes every method; leave out {' '.join(methods)}, or --all")
         methods, rest = list(fc.algorithms.REGISTRY), [word for word in rest if word != "--all"]
     configs, own = fc.experiments.flags.parse_compare(methods, rest, f"{PROG} compare METHOD...")
+    return _over_seeds(configs, own, "compare", tune=own["tune"])
+
+
+def _sweep(arguments: list[str]) -> int:
+    method, rest = _leading_names(arguments, at_most=1)
+    cells, own = fc.experiments.flags.parse_sweep(method[0] if method else None, rest, f"{PROG} sweep METHOD")
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
-    directory = _directory(own["run_dir"]) or _new_directory("compare")
+    if not fc.experiments.comparison.RUNS.holds(count := len(cells) * own["seeds"]):
+        raise ValueError(f"the sweep has {count} runs, {own['seeds']} of each of {len(cells)} cells; give fewer values")
+    name = next(cell.config.method for cell in cells.values() if cell.config is not None)
+    return _over_seeds(own=own, name=f"sweep-{name}", **fc.experiments.sweeps.compared(cells))
+
+
+def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, tune: bool = False, **cells: Any) -> int:
+    """Runs configurations over the seeds that the command's own flags ask for, in a directory that they may name."""
+    checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
+    directory = _directory(own["run_dir"]) or _new_directory(name)
     fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
+    seeds = range(first, first + own["seeds"])
     if own["dry_run"]:
-        seeds = range(first, first + own["seeds"])
         for table in fc.experiments.plans.comparison_tables(configs, seeds, directory):
             table.print()
         return 0
-    go_on = functools.partial(
-        fc.experiments.comparison.compare,
-        configs,
-        seeds=range(first, first + own["seeds"]),
-        run_dir=directory,
-        checkpoint_every=own["checkpoint_every"],
-    )
+    if tune:
+        configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
+    compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
+    go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
     return _compared(go_on, directory)
 
 
@@ -233,7 +247,8 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     with _whole(directory):
         outcomes = go_on(done=done, failed=failed, time_clustering=True)
         _say_all(waiting)
-        table = fc.report.tables.comparison_table(outcomes)
+        cells = fc.experiments.comparison.read(directory).cells
+        table = fc.report.tables.comparison_table(outcomes, cells)
         try:
             with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
                 if any(outcome.histories for outcome in outcomes):
@@ -244,8 +259,9 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     sys.stdout.flush()
     if lost := [outcome for outcome in outcomes if outcome.failed]:
         seeds = [f" (seed {', '.join(map(str, each.failed))})" if each.summaries else "" for each in lost]
-        named = ", ".join(each.label + of for each, of in zip(lost, seeds, strict=True))
-        print(f"{PROG}: {len(lost)} of {len(outcomes)} methods failed: {named}", file=sys.stderr)
+        what, between = ("cells", "; ") if cells else ("methods", ", ")
+        named = between.join(each.label + of for each, of in zip(lost, seeds, strict=True))
+        print(f"{PROG}: {len(lost)} of {len(outcomes)} {what} failed: {named}", file=sys.stderr)
     return 0 if any(outcome.summaries for outcome in outcomes) else 1
 
 
@@ -329,6 +345,7 @@ def _completion(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "run": _run,
     "compare": _compare,
+    "sweep": _sweep,
     "resume": _resume,
     "report": _report,
     "reproduce": _reproduce,

@@ -61,10 +61,11 @@ class ReproduceFlags:
 
 def completed() -> dict[str, type]:
     """Every command with the flags that a shell completes."""
-    nothing = dataclasses.make_dataclass("Nothing", ())
+    nothing, flags = dataclasses.make_dataclass("Nothing", ()), fc.experiments.flags
     return {
-        "run": fc.experiments.flags.every_flag(),
-        "compare": fc.experiments.flags.every_flag(fc.experiments.flags.SEEDS),
+        "run": flags.every_flag(flags.TUNE),
+        "compare": flags.every_flag(flags.TUNE, flags.SEEDS),
+        "sweep": flags.every_flag(flags.SEEDS, flags.RANDOM),
         "resume": ResumeFlags,
         "report": ReportFlags,
         "reproduce": ReproduceFlags,

@@ -24,7 +24,7 @@ Axis = Literal["log-clusters", "clusters", "threshold"]
 
 # α = 1 merges all although sums of scaled distances can round to slightly more.
 ROUNDING = 1e-6
-# NOTE: a tenth of a small client is too little to tell two curves apart; it gives this many rows, or a third of its own.
+# NOTE: a tenth of a small client is too little to tell clusterings apart; it gives these, or a third of its rows.
 LEAST_HELD = 20
 
 

@@ -2,6 +2,7 @@ from . import cells as cells
 from . import comparison as comparison
 from . import completion as completion
 from . import config as config
+from . import config_files as config_files
 from . import flag_groups as flag_groups
 from . import flags as flags
 from . import installed as installed
@@ -10,3 +11,5 @@ from . import recipe as recipe
 from . import reproduction as reproduction
 from . import runs as runs
 from . import saved_runs as saved_runs
+from . import sweeps as sweeps
+from . import tuning as tuning

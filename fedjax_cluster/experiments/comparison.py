@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
 from fedjax_cluster.experiments.runs import run
-from fedjax_cluster.files import check_writable, plain, read_json, sealed, taken, write_json
+from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
@@ -23,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 COMPARISON = "comparison.json"
-LONGEST_REASON = 300  # characters
+LONGEST_REASON, LONGEST_NAME = 300, 100  # characters
 
 
 class Comparison(NamedTuple):
@@ -32,6 +33,7 @@ class Comparison(NamedTuple):
     configs: dict[str, RunConfig]
     seeds: tuple[int, ...]
     failed: dict[str, dict[int, str]]  # label -> seed -> why
+    cells: dict[str, dict[str, Any]]  # of a sweep: label -> option -> value, also of cells without a configuration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,8 @@ def compare(
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
     time_clustering: bool = False,
     checkpoint_every: float = CHECKPOINT_SECONDS,
+    cells: Mapping[str, Mapping[str, Any]] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
     """Runs several configurations over seeds; seed s means the same federation and initial models for all.
 
@@ -92,6 +96,8 @@ def compare(
       done: called after each run.
       failed: called with label, seed and reason after each run that fails; the others go on. None raises its error.
       watch: the callbacks of `simulate` for a federation.
+      cells: of a sweep, label -> option -> value in the order of the rows; see `experiments.sweeps`.
+      refused: cell -> why it has no configuration.
 
     Returns:
       For each label its runs, and why others failed.
@@ -100,7 +106,7 @@ def compare(
       ValueError: a directory of another comparison, or one that another process works in; no configuration that can be
         run, or every run refused for the same reason.
     """
-    refused: dict[str, ValueError] = {}
+    refusals = {label: ValueError(why) for label, why in (refused or {}).items()}
     for label, config in configs.items():
         try:
             config = checked(f"the configuration of {label}", config, RunConfig)
@@ -109,24 +115,26 @@ def compare(
         except ValueError as error:
             if failed is None:
                 raise
-            refused[label] = error
-    if configs and len(refused) == len(configs):
-        raise next(iter(refused.values()))
+            refusals[label] = error
+    labels = list(cells or configs)
+    if labels and len(refusals) == len(labels):
+        raise next(iter(refusals.values()))
     directory = None if run_dir is None else as_path("run_dir", run_dir)
-    comparison = Comparison(configs, tuple(seeds), {})
+    known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
+    comparison = Comparison(configs, tuple(seeds), known, {label: dict(of) for label, of in (cells or {}).items()})
     errors: list[Exception] = []
     outcomes = []
     federations: dict[Any, Federation] = {}
     usual = usual_clients(configs.values()) if configs else None
     with contextlib.nullcontext() if directory is None else _opened(directory, comparison):
-        for label, config in configs.items():
+        for label in labels:
             ended: list[SimulationResult] = []
             reasons: dict[int, str] = {}
             for seed in seeds:
-                seeded = dataclasses.replace(config, seed=seed)
                 try:
-                    if label in refused:
-                        raise refused[label]
+                    if label in refusals:
+                        raise refusals[label]
+                    seeded = dataclasses.replace(configs[label], seed=seed)
                     federation = shared_federation(seeded, federations, usual)
                     result = run(
                         seeded,
@@ -149,12 +157,13 @@ def compare(
             summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
             outcomes.append(Outcome(label, summaries, histories, reasons))
             comparison.failed.update({label: reasons} if reasons else {})
-        everywhere = len(errors) == len(configs) * len(seeds) and len(set(map(str, errors))) == 1
+        everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
         if everywhere and isinstance(errors[0], ValueError):
             raise errors[0]
         if directory is not None:
             _write(directory, comparison)
-    _say_training(configs)
+    if not cells:  # whose rows tell it
+        _say_training(configs)
     return outcomes
 
 
@@ -181,10 +190,13 @@ def resume(run_dir: str | pathlib.Path, rounds: int | None = None, **options: An
       ValueError: not the directory of a comparison, or fewer rounds than it has.
     """
     path = as_path("run_dir", run_dir)
-    configs, seeds, _ = read(path)
+    configs, seeds, failed, cells = read(path)
     if rounds is not None:
+        if any("rounds" in values for values in cells.values()):
+            raise ValueError(f"rounds is {rounds}, but the sweep in {path} varies the rounds; leave --rounds out")
         configs = {label: dataclasses.replace(config, rounds=rounds) for label, config in configs.items()}
-    return compare(configs, seeds=seeds, run_dir=path, **options)
+    refused = {label: next(iter(why.values())) for label, why in failed.items() if label not in configs}
+    return compare(configs, seeds=seeds, run_dir=path, cells=cells, refused=refused, **options)
 
 
 def is_comparison(path: pathlib.Path) -> bool:
@@ -205,7 +217,8 @@ def read(path: pathlib.Path) -> Comparison:
     try:
         configs = {label: RunConfig.from_json(config) for label, config in content["configs"].items()}
         failed = {label: {int(seed): str(why) for seed, why in of.items()} for label, of in content["failed"].items()}
-        return Comparison(configs, tuple(map(int, content["seeds"])), failed)
+        cells = {label: dict(values) for label, values in content.get("cells", {}).items()}
+        return Comparison(configs, tuple(map(int, content["seeds"])), failed, cells)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / COMPARISON} is damaged ({error}); delete it and compare anew") from None
 
@@ -213,10 +226,14 @@ def read(path: pathlib.Path) -> Comparison:
 def run_name(label: str, seed: int) -> str:
     """What the directory of a run is called below the comparison's.
 
-    >>> run_name("cfl-gp", 3)
-    'cfl-gp-seed3'
+    >>> run_name("cfl-gp", 3), run_name("learning rate 0.1, every 2", 0)
+    ('cfl-gp-seed3', 'learning-rate-0.1-every-2-seed0')
     """
-    return f"{label}-seed{seed}"
+    name = re.sub(r",? +", "-", label)
+    if not re.fullmatch(r"[\w.+=-]+", name) or len(name) > LONGEST_NAME:
+        # What no file may be called, such as a path, is told apart by its digest.
+        name = f"{re.sub(r'[^a-zA-Z0-9_.+=-]+', '-', name)[:LONGEST_NAME]}-{digest(label)[:8]}"
+    return f"{name}-seed{seed}"
 
 
 @contextlib.contextmanager
@@ -240,7 +257,12 @@ def _opened(directory: pathlib.Path, comparison: Comparison):
 
 
 def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
-    """A comparison may get more methods, seeds and rounds."""
+    """A comparison may get more methods, cells, seeds and rounds."""
+    kinds = [_kind(each) for each in (before, now)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"the run directory {directory} belongs to {kinds[0]}, not to {kinds[1]}; choose another directory"
+        )
     for label in filter(before.configs.__contains__, now.configs):
         old, new = (plain(each.configs[label].to_json()) for each in (before, now))
         different = [f"{name} is {old[name]} there and {new[name]} here" for name in old if old[name] != new[name]]
@@ -257,9 +279,16 @@ def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison
             )
 
 
+def _kind(of: Comparison) -> str:
+    options = dict.fromkeys(option for values in of.cells.values() for option in values)
+    return f"a sweep of {' and '.join(options)}" if options else "a comparison"
+
+
 def _write(directory: pathlib.Path, comparison: Comparison) -> None:
     configs = {label: config.to_json() for label, config in comparison.configs.items()}
-    content = {"configs": configs, "seeds": comparison.seeds, "failed": comparison.failed}
+    content: dict[str, Any] = {"configs": configs, "seeds": comparison.seeds, "failed": comparison.failed}
+    if comparison.cells:
+        content["cells"] = comparison.cells
     write_json(directory / COMPARISON, sealed(content))
 
 
@@ -277,7 +306,10 @@ def _reason(error: Exception) -> str:
 
 def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: int | None = None) -> Federation:
     """The configuration's federation; the last few are kept in `known`, as the methods of a comparison share them."""
-    names = ("scenario", "dataset", "clients", "seed", "test_fraction", "examples_per_client")
+    names = (
+        *("scenario", "dataset", "label_column", "user_column", "input_shape"),
+        *("clients", "seed", "test_fraction", "examples_per_client"),
+    )
     key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
     if key not in known:
         while len(known) >= 8:

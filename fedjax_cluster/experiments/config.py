@@ -162,6 +162,9 @@ class RunConfig(Options):
     model_options: Mapping[str, Any] = option("further arguments of the model's factory", default_factory=dict)
     method_options: Mapping[str, Any] = option("further options of the method", default_factory=dict)
     scenario_options: Mapping[str, Any] = option("further arguments of the scenario", default_factory=dict)
+    tuning: Mapping[str, Any] = option(
+        "how the learning rate was chosen, by `experiments.tuning`", default_factory=dict
+    )
 
     def __post_init__(self):
         for kind, (registry, _) in KINDS.items():

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+import docstring_parser
 import tyro
+
+from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.report.names import value_text
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
 NEEDED = "needed"
@@ -50,24 +56,27 @@ def noted(hint: Any, note: str | None, default: str | None = None, **further: An
     """A flag's type with its note, and its default as help shows it; None leaves that to tyro."""
     if default is not None:
         further["help_behavior_hint"] = f"({default})" if default == NEEDED else f"(default: {default})"
-    if (metavar := _metavar(hint)) is not None:
-        further.setdefault("metavar", metavar)
+    if (word := metavar(hint)) is not None:
+        further.setdefault("metavar", word)
     return Annotated[hint, tyro.conf.arg(help=note or "", prefix_name=False, **further)]
 
 
 def default_text(value: Any) -> str:
-    """A default as help shows it.
+    """A default as help shows it."""
+    return NEEDED if value is dataclasses.MISSING else value_text(value)
 
-    >>> default_text(0.5), default_text(None), default_text(()), default_text((0, 90)), default_text(False)
-    ('0.5', 'none', 'none', '0 90', 'no')
-    """
-    if value is dataclasses.MISSING:
-        return NEEDED
-    if isinstance(value, tuple | list):
-        return " ".join(map(default_text, value)) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+@functools.cache
+def argument_notes(documented: Any) -> dict[str, str]:
+    """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
+    notes: dict[str, str] = {}
+    for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
+        note = " ".join((found.description or "").split())
+        referred = re.match(r"as in `(\w+)`", note)
+        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
+        elsewhere = argument_notes(other) if other else {}
+        notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
+    return notes
 
 
 def grouped(fields: Iterable[Field], method: str = "method") -> dict[str, list[Field]]:
@@ -112,6 +121,25 @@ def wants_help(arguments: Sequence[str]) -> bool:
     return not {"-h", "--help", "--help-all"}.isdisjoint(arguments)
 
 
+def takes_one_word(hint: Any) -> bool:
+    """Whether a flag's value is one word, and no list."""
+    kind = typing.get_args(hint)[0]
+    return not any(typing.get_origin(part) in (tuple, Sequence) for part in (kind, *typing.get_args(kind)))
+
+
+def widened(field: Field) -> Field:
+    """A flag that takes several words, of which each is a value."""
+    name, hint, _ = field
+    kind, *others = typing.get_args(hint)
+    word = metavar(kind | None)
+    others = [
+        dataclasses.replace(each, metavar=f"{word} ...") if word and hasattr(each, "metavar") else each
+        for each in others
+    ]
+    parts = tuple(part for part in typing.get_args(kind | None) if part is not type(None))
+    return name, Annotated[(tuple[typing.Union[parts], ...] | None, *others)], None  # noqa: UP007
+
+
 def parse_groups(
     groups: Mapping[str, list[Field]], arguments: Sequence[str], prog: str, description: str
 ) -> dict[str, Any]:
@@ -144,7 +172,7 @@ def _default(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 
 
-def _metavar(hint: Any) -> str | None:
+def metavar(hint: Any) -> str | None:
     """What stands for the words of a flag that may be left out: INT for `int | None`; None leaves it to tyro."""
     inner = typing.get_args(hint)
     parts = [part for part in inner if part is not type(None)]

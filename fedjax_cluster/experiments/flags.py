@@ -11,20 +11,23 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import docstring_parser
 import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.experiments import sweeps
 from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.config_files import Several, options_for, overridden, read, without_several
 from fedjax_cluster.experiments.flag_groups import (
     Field,
+    argument_notes,
     default_text,
     grouped,
     noted,
     parse_groups,
     show_help,
+    takes_one_word,
     wants_help,
+    widened,
 )
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import Described, Options, as_json, described_options
@@ -32,25 +35,93 @@ from fedjax_cluster.types import Churn
 
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = ("run_dir", "dry_run", "checkpoint_every", "seeds", "defaults_of", "join", "leave")
+COMMAND_FLAGS = (
+    "run_dir",
+    "dry_run",
+    "checkpoint_every",
+    "config",
+    "tune",
+    "seeds",
+    "random",
+    "defaults_of",
+    "join",
+    "leave",
+)
 SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
 DEFAULTS_OF: Field = (
     "defaults_of",
     noted(str | None, "method whose defaults all take, such as fedavg, where flags say nothing", "each its own"),
     None,
 )
+TUNE: Field = (
+    "tune",
+    noted(
+        tyro.conf.FlagCreatePairsOff[bool],
+        "first choose the learning rate, of five by factors of 3, on training rows held out, in short runs",
+    ),
+    False,
+)
+RANDOM: Field = (
+    "random",
+    noted(
+        int | None,
+        "so many draws in place of the grid: two positive numbers with a point are the ends of a log-uniform "
+        "distribution, other two numbers those of a uniform one, and of anything else each is equally likely",
+        "the grid",
+    ),
+    None,
+)
 OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
+DEFAULT_METHOD = "cfl_gp"
 MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
 
 
-def parse_run(method: str, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
-    """A RunConfig from flags, and the flags that concern the command; a ValueError of one line for a wrong flag."""
-    method = known_name("method", method, REGISTRY)
+def parse_run(method: str | None, arguments: Sequence[str], prog: str) -> tuple[RunConfig, dict[str, Any]]:
+    """A RunConfig from flags, and the flags that concern the command; a ValueError of one line for a wrong flag.
+
+    Args:
+      method: by name; None is that of the file that --config names, or the default.
+      arguments: the flags. They come before what the file says.
+      prog: the command, for its help.
+    """
+    file = _file(arguments)
+    method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
-    groups = grouped([*_common_fields(method), *_command_fields()], method)
+    groups = grouped([*_common_fields(method), *_command_fields(), TUNE], method)
     groups[method] += _options(method)
     given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
-    return _config(method, [method], given), {name: given[name] for name in OWN}
+    config = _config(method, [method], _explicit(given, arguments, file), file)
+    return config, {name: given[name] for name in (*OWN, "tune")}
+
+
+def parse_sweep(
+    method: str | None, arguments: Sequence[str], prog: str
+) -> tuple[dict[str, sweeps.Cell], dict[str, Any]]:
+    """The cells of a sweep from flags of which some have several values, and the flags that concern the command."""
+    file = _file(arguments, several=True)
+    method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
+    groups = grouped([*_common_fields(method), *_command_fields(), SEEDS, RANDOM], method)
+    groups[method] += _options(method)
+    groups["run"] = [*groups["run"][-2:], *groups["run"][:-2]]
+    usual = {name: default for of in groups.values() for name, _, default in of}
+    about = f"Runs {method.replace('_', '-')} with every combination of the options that have several values, such as "
+    about += "--learning-rate 0.01 0.03 0.1, over seeds. A list of numbers, such as --angles takes, is one value."
+    given = _parse(groups, arguments, prog, about, several=True)
+    given = {name: usual.get(name) if value is None else value for name, value in given.items()}
+    given = _explicit(given, arguments, file)
+    axes: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Several):
+            axes |= {name: tuple(value)} if len(value) > 1 else {}
+            given[name] = value[0] if value else True  # a flag that needs no word
+    order = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments]
+    axes = {name: axes[name] for name in sorted(axes, key=order.index)}
+    file, in_file = without_several(file, given)
+    axes |= {name: values for name, values in in_file.items() if given.get(name) is None}
+    seed = file.get("seed", 0) if given["seed"] is None else given["seed"]
+    chosen = sweeps.combinations(axes, given["random"], seed)
+    cells = sweeps.cells(chosen, lambda values: _config(method, [method], {**given, **values}, file))
+    return cells, {name: given[name] for name in (*OWN, "seeds")}
 
 
 def parse_compare(
@@ -62,24 +133,26 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    fields = [*_common_fields(), *_command_fields(), SEEDS, DEFAULTS_OF]
+    fields = [*_common_fields(), *_command_fields(), TUNE, SEEDS, DEFAULTS_OF]
     groups = grouped(fields)
     groups["run"].insert(0, groups["run"].pop())
     few = 0 < len(names) <= MOST_WITH_OPTIONS
     if few or "--help" not in arguments:
         groups["method"] += _union_of_options("method", names or list(REGISTRY), fields)
-    given = _parse(groups, arguments, prog, _what_is_compared(names))
+    file = _file(arguments)
+    given = _explicit(_parse(groups, arguments, prog, _what_is_compared(names)), arguments, file)
     if given["defaults_of"] is not None:
         try:
             one = RunConfig(method=given["defaults_of"])
         except ValueError as error:
             raise ValueError(f"--defaults-of: {error}") from None
-        shared = {name: getattr(one, name) for name in OF_METHOD if given[name] is None}
+        shared = {name: getattr(one, name) for name in OF_METHOD if given[name] is None and name not in file}
         if given["local_steps"] or given["local_epochs"]:
             shared |= {name: given[name] for name in ("averaging", "local_steps", "local_epochs")}
         given |= shared
-    configs = {name.replace("_", "-"): _config(name, names, given) for name in names}
-    return configs, {name: given[name] for name in (*OWN, "seeds")}
+    files = options_for(file, names) if file else {}
+    configs = {name.replace("_", "-"): _config(name, names, given, files.get(name, {})) for name in names}
+    return configs, {name: given[name] for name in (*OWN, "seeds", "tune")}
 
 
 def every_flag(*more: Field) -> type:
@@ -105,7 +178,7 @@ def _common_fields(method: str | None = None) -> Iterator[Field]:
     """The settings that every run has, with one method's defaults, or as many as there are."""
     own = None if method is None else RunConfig(method=method)
     for name, hint, doc, default in described_options(RunConfig):
-        if name in ("method", "churn", *(f"{kind}_options" for kind in KINDS)):
+        if name in ("method", "churn", "tuning", *(f"{kind}_options" for kind in KINDS)):
             continue
         text = default_text(default)
         if name in OF_METHOD:
@@ -123,6 +196,8 @@ def _command_fields() -> Iterator[Field]:
         noted(tyro.conf.FlagCreatePairsOff[bool], "print the configuration and what would be done, and do nothing"),
         False,
     )
+    note = "file of settings, which flags come before: a run's config.json, or YAML"
+    yield "config", noted(str | None, note, "none"), None
     yield "checkpoint_every", noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
     for name, note in (
         ("join", "clients, counted from 0, who join after so many rounds, and are absent until then, such as 30:18"),
@@ -153,7 +228,7 @@ def _described(factory: Callable[..., Any]) -> Iterator[Described]:
     if isinstance(factory, type) and issubclass(factory, Options):
         yield from described_options(factory)
         return
-    hints, notes = typing.get_type_hints(factory), _argument_notes(factory)
+    hints, notes = typing.get_type_hints(factory), argument_notes(factory)
     for name, parameter in inspect.signature(factory).parameters.items():
         default = dataclasses.MISSING if parameter.default is inspect.Parameter.empty else parameter.default
         yield Described(name, hints.get(name, str), notes.get(name, ""), default)
@@ -219,18 +294,32 @@ def _one_word(hint: Any) -> type | None:
     return next((kind for kind in (hint, *typing.get_args(hint)) if kind in (int, float, str)), None)
 
 
-def _parse(groups: dict[str, list[Field]], arguments: Sequence[str], prog: str, description: str) -> dict[str, Any]:
+def _parse(
+    groups: dict[str, list[Field]], arguments: Sequence[str], prog: str, description: str, several: bool = False
+) -> dict[str, Any]:
     """The values of the fields, and of the options of every scenario and model, by name.
 
-    The short help has the options of the scenario and the model that are chosen; help looks at nothing else.
+    The short help has the options of the scenario and the model that are chosen; help looks at nothing else. With
+    `several`, a flag of one word takes more, and its value is `Several`, or None where it is not given.
     """
     short = wants_help(arguments) and "--help-all" not in arguments
     for kind, group in (("scenario", "data"), ("model", "model")):
         before = [field for of in groups.values() for field in of]
         names = [_chosen(kind, arguments)] if short else KINDS[kind].registry
         groups[group] += _union_of_options(kind, names, before)
+    single = {
+        name
+        for of in groups.values()
+        for name, hint, _ in of
+        if several and name not in COMMAND_FLAGS and takes_one_word(hint)
+    }
+    if several:
+        groups = {
+            group: [widened(field) if field[0] in single else field for field in of] for group, of in groups.items()
+        }
     if not wants_help(arguments):
-        return parse_groups(groups, arguments, prog, description)
+        given = parse_groups(groups, arguments, prog, description)
+        return {name: Several(of) if name in single and of is not None else of for name, of in given.items()}
     more = "Options of other scenarios and models, and what is seldom needed: --help-all." if short else ""
     show_help(groups, prog, f"{description} {more}".strip(), short=short)
     raise SystemExit(0)
@@ -238,19 +327,43 @@ def _parse(groups: dict[str, list[Field]], arguments: Sequence[str], prog: str, 
 
 def _chosen(kind: str, arguments: Sequence[str]) -> str:
     """The scenario or model that the arguments name, or the default."""
-    flag = f"--{kind}"
+    default = next(found.default for found in described_options(RunConfig) if found.name == kind)
+    return known_name(kind, _word_after(f"--{kind}", arguments) or default, KINDS[kind].registry)
+
+
+def _word_after(flag: str, arguments: Sequence[str]) -> str | None:
+    """What the arguments give a flag, the last where it stands there several times."""
     words = [word for word in arguments if word.startswith(f"{flag}=")]
     words += [f"{flag}={after}" for word, after in itertools.pairwise(arguments) if word == flag]
-    default = next(found.default for found in described_options(RunConfig) if found.name == kind)
-    return known_name(kind, words[-1].partition("=")[2] if words else default, KINDS[kind].registry)
+    return words[-1].partition("=")[2] if words else None
 
 
-def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> RunConfig:
+def _file(arguments: Sequence[str], several: bool = False) -> dict[str, Any]:
+    """The settings of the file that the arguments name; nothing without one, or where help is asked for."""
+    path = None if wants_help(arguments) else _word_after("--config", arguments)
+    return {} if path is None else read(path, several=several)
+
+
+def _explicit(given: dict[str, Any], arguments: Sequence[str], file: Mapping[str, Any]) -> dict[str, Any]:
+    """Where there is a file, what the arguments name, and None for the rest, which it may say."""
+    if not file:
+        return given
+    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments if word.startswith("--")}
+    flags |= {flag.removeprefix("no_") for flag in flags} | set(COMMAND_FLAGS)
+    return {name: value if name in flags else None for name, value in given.items()}
+
+
+def _config(
+    method: str, methods: Sequence[str], given: Mapping[str, Any], file: Mapping[str, Any] | None = None
+) -> RunConfig:
     """One method's configuration; flags of the other `methods` of a comparison are theirs."""
-    settings = {field.name for field in dataclasses.fields(RunConfig)}
-    scenario, model = (known_name(kind, given[kind], KINDS[kind].registry) for kind in ("scenario", "model"))
+    settings, file = {field.name: field.default for field in dataclasses.fields(RunConfig)}, file or {}
+    scenario, model = (
+        known_name(kind, given[kind] or file.get(kind, settings[kind]), KINDS[kind].registry)
+        for kind in ("scenario", "model")
+    )
     of_methods = {option for other in methods for option in needed_options("method", other)}
-    used = of_methods | settings | set(COMMAND_FLAGS)
+    used = of_methods | set(settings) | set(COMMAND_FLAGS)
     options: dict[str, Any] = {}
     for kind, name in (("method", method), ("scenario", scenario), ("model", model)):
         chosen = options[f"{kind}_options"] = {}
@@ -258,6 +371,7 @@ def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> Ru
         for option, needed in needed_options(kind, name).items():
             flag = f"{kind}_{option}" if f"{kind}_{option}" in given else option
             value = None if kind != "method" and flag in of_methods else given.get(flag)
+            needed = needed and option not in file.get(f"{kind}_options", {})
             if option not in parsable and (needed or value is not None):
                 shown = name.replace("_", "-")
                 raise ValueError(f"{option} of {kind} {shown} cannot be given on the command line; use Python")
@@ -270,8 +384,10 @@ def _config(method: str, methods: Sequence[str], given: Mapping[str, Any]) -> Ru
                 f"--{flag.replace('_', '-')} belongs neither to scenario {scenario.replace('_', '-')} "
                 f"nor to model {model.replace('_', '-')}, but to {_owners(flag)}"
             )
-    known: dict[str, Any] = {name: given[name] for name in settings if name in given}
-    return RunConfig(method=method, churn=_churn(given), **known, **options)
+    known: dict[str, Any] = {name: given[name] for name in settings if given.get(name) is not None}
+    if churn := _churn(given):
+        known["churn"] = churn
+    return RunConfig(**overridden(file, {"method": method, **known, **options}))
 
 
 def _owners(flag: str) -> str:
@@ -295,15 +411,3 @@ def _churn(given: Mapping[str, Any]) -> tuple[Churn, ...]:
             before, client = map(int, found.groups())
             rounds.setdefault(before, {"join": (), "leave": ()})[kind] += (client,)
     return tuple(Churn(before, **change) for before, change in sorted(rounds.items()))
-
-
-def _argument_notes(documented: Any) -> dict[str, str]:
-    """The notes on arguments in a docstring, by name; "as in `other`" stands for what the other says."""
-    notes: dict[str, str] = {}
-    for found in docstring_parser.parse(inspect.getdoc(documented) or "").params:
-        note = " ".join((found.description or "").split())
-        referred = re.match(r"as in `(\w+)`", note)
-        other = referred and (inspect.unwrap(documented).__globals__.get(referred[1]) or SCENARIOS.get(referred[1]))
-        elsewhere = _argument_notes(other) if other else {}
-        notes |= {name: elsewhere.get(name, note) for name in found.arg_name.split(", ")}
-    return notes

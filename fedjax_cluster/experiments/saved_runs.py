@@ -53,7 +53,7 @@ class SavedRun(NamedTuple):
             # A configuration may leave out what has its default.
             shared = KINDS["method"].common
             experiment["method_options"] = {name: value for name, value in options.items() if name not in shared}
-        flat = _flat(experiment, but=("seed", "rounds"))
+        flat = _flat(experiment, but=("seed", "rounds", "tuning"))
         if identity or not self.experiment:
             flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
         return {**flat, "rounds": self.rounds}
@@ -196,11 +196,11 @@ def write_report(
         return leave_run(directory, _drawable(run), run.summary, source=run.path, formats=formats) if writable else []
     groups = {} if compared else _grouped(runs)
     outcomes = read_comparison(compared) if compared else _outcomes(groups)
-    table = report.tables.comparison_table(outcomes)
+    background = background_of(compared) if compared else _background(groups)
+    table = report.tables.comparison_table(outcomes, background.cells)
     table.print()
     if not writable:
         return []
-    background = background_of(compared) if compared else _background(groups)
     return leave_comparison(outcomes, table, directory, background, formats=formats)
 
 
@@ -249,14 +249,19 @@ def leave_comparison(
     """
     written = [directory / f"comparison.{kind}" for kind in ("md", "csv", "tex")]
     table.write(*written)
+    known = background_of(directory) if background is None else background
     drawn = {outcome.label: outcome.histories for outcome in outcomes if outcome.histories}
-    figures = {"learning_curves": report.small_multiples.comparison_figure(drawn)}
-    if 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
+    figures = (
+        {} if (figure := report.sensitivity.sensitivity(outcomes, known.cells)) is None else {"sensitivity": figure}
+    )
+    # The names of cells are too long for small multiples.
+    if not known.cells or len(drawn) <= report.small_multiples.MOST_IN_ONE:
+        figures["learning_curves"] = report.small_multiples.comparison_figure(drawn)
+    if not known.cells and 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["small_multiples"] = report.small_multiples.small_multiples(drawn)
     plots = [
         report.style.save(figure, directory / f"{name}.{kind}") for name, figure in figures.items() for kind in formats
     ]
-    known = background_of(directory) if background is None else background
     page = report.comparison_page.write_comparison_page(directory, outcomes, table, plots, known)
     return [*written, *plots, page]
 
@@ -267,11 +272,11 @@ def background_of(path: pathlib.Path) -> report.comparison_page.Background:
     Raises:
       ValueError: not the directory of a comparison.
     """
-    configs, seeds, _ = comparison.read(path)
+    configs, seeds, _, cells = comparison.read(path)
     runs = {label: {seed: path / comparison.run_name(label, seed) for seed in seeds} for label in configs}
     settings = {label: config.to_json() for label, config in configs.items()}
     begun = [run for of in runs.values() for run in of.values() if run.is_dir()]
-    return report.comparison_page.Background(runs, settings, _machine_of(begun[0]) if begun else {})
+    return report.comparison_page.Background(runs, settings, _machine_of(begun[0]) if begun else {}, cells)
 
 
 def read_comparison(path: pathlib.Path) -> list[Outcome]:
@@ -280,9 +285,12 @@ def read_comparison(path: pathlib.Path) -> list[Outcome]:
     Raises:
       ValueError: not such a directory, or no run of it has ended.
     """
-    configs, seeds, known = comparison.read(path)
+    configs, seeds, known, cells = comparison.read(path)
     outcomes = []
-    for label, config in configs.items():
+    for label in cells or configs:
+        if (config := configs.get(label)) is None:
+            outcomes.append(Outcome(label, (), (), known[label]))
+            continue
         ended, failed = [], {}
         for seed in seeds:
             with contextlib.suppress(ValueError):

@@ -11,6 +11,7 @@ from . import names as names
 from . import pages as pages
 from . import paper_rows as paper_rows
 from . import run_page as run_page
+from . import sensitivity as sensitivity
 from . import shown_clients as shown_clients
 from . import significance as significance
 from . import similarity_matrix as similarity_matrix

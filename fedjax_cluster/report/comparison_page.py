@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_cluster.report import web_page as web
-from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.report.names import counted, method_name, option_name
 from fedjax_cluster.report.run_page import PAGE, as_text, flat
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Table, spread
 from fedjax_cluster.report.tables import diverged, quality
@@ -16,6 +16,10 @@ from fedjax_cluster.report.web_page import Html, Section
 
 MOST_TITLED = 4  # methods in the title
 PICTURES = {
+    "sensitivity": (
+        "What the options do.",
+        "After the last round: mean over the seeds and sample standard deviation; beside a line, grey dots are runs.",
+    ),
     "learning_curves": (
         "Learning curves.",
         "Mean over the seeds of what the methods are compared by, after each evaluation; a band is one sample standard "
@@ -47,6 +51,7 @@ class Background(NamedTuple):
     directories: Mapping[str, Mapping[int, pathlib.Path]]  # label -> seed -> of the run
     settings: Mapping[str, Mapping[str, Any]]  # label -> configuration
     machine: Mapping[str, Any]  # versions and devices of the first run, by name
+    cells: Mapping[str, Mapping[str, Any]] = {}  # of a sweep: label -> option -> value
 
 
 def write_comparison_page(
@@ -66,6 +71,7 @@ def write_comparison_page(
       background: see there.
     """
     directory = pathlib.Path(directory)
+    thing = "cell" if background.cells else "method"
     drawn = [
         web.picture(path, *PICTURES[path.stem], link=os.path.relpath(path, directory))
         for path in plots
@@ -75,27 +81,27 @@ def write_comparison_page(
         (method_name(each.label), seed, reason) for each in compared for seed, reason in sorted(each.failed.items())
     ]
     sections = [
-        Section("results", "Results", web.table(table)),
-        Section("rounds", "Over the rounds", web.figures(drawn)),
+        Section("results", "Results", web.table(table.without_texts())),
+        Section("rounds", "Options" if background.cells else "Over the rounds", web.figures(drawn)),
         Section("runs", "Each run", _runs(directory, compared, background)),
-        Section("failures", "What failed", web.grid(failures, ("method", "seed", "why")) if failures else Html("")),
-        Section("configuration", "Configuration", _settings(background.settings)),
+        Section("failures", "What failed", web.grid(failures, (thing, "seed", "why")) if failures else Html("")),
+        Section("configuration", "Configuration", _settings(background)),
         Section("environment", "Environment", web.pairs(background.machine.items())),
     ]
     return web.write_page(
         directory / PAGE,
-        _title(compared),
-        lead(compared),
+        _title(compared, background),
+        lead(compared, thing),
         sections,
         end="Left by fedjax_cluster. Tables and pictures are in this file, which loads nothing from elsewhere.",
     )
 
 
-def lead(compared: Sequence[Compared]) -> str:
-    """A comparison in one sentence: which method is best by its mean over the seeds, and which follows."""
+def lead(compared: Sequence[Compared], thing: str = "method") -> str:
+    """A comparison in one sentence: which method, or cell of a sweep, has the best mean, and which follows."""
     counts = sorted({len(each.summaries) + len(each.failed) for each in compared})
     seeds = " or ".join(f"{count}" for count in counts) + (" seed" if counts == [1] else " seeds")
-    begin = f"{counted(len(compared), 'method')} over {seeds}"
+    begin = f"{counted(len(compared), thing)} over {seeds}"
     every = [summary for each in compared for summary in each.summaries]
     accurate = any(quality(summary, "accuracy") is not None for summary in every)
     name, factor, decimals, unit = ("accuracy", 100, 1, " %") if accurate else ("test_loss", 1, 4, "")
@@ -116,8 +122,12 @@ def lead(compared: Sequence[Compared]) -> str:
     )
 
 
-def _title(compared: Sequence[Compared]) -> str:
+def _title(compared: Sequence[Compared], background: Background) -> str:
     names = [method_name(each.label) for each in compared]
+    if background.cells:
+        options = dict.fromkeys(option_name(option) for values in background.cells.values() for option in values)
+        swept = dict.fromkeys(method_name(str(of.get("method"))) for of in background.settings.values())
+        names = [f"{' and '.join(swept)} over {' and '.join(options)}"]
     summaries = [summary for each in compared for summary in each.summaries]
     places = {tuple(str(summary.get(key) or "") for key in ("scenario", "dataset")) for summary in summaries}
     named = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
@@ -143,7 +153,7 @@ def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Bac
         lines[each.label] = (method_name(each.label), *cells)
     if not seeds:
         return Html("")
-    headings = ("method", *(f"seed {seed}" for seed in seeds))
+    headings = ("cell" if background.cells else "method", *(f"seed {seed}" for seed in seeds))
     grid = web.grid(list(lines.values()), headings, numeric=(False, *(True for _ in seeds)))
     return web.joined([web.paragraph("A figure leads to the page of its run.", "note"), grid])
 
@@ -159,9 +169,9 @@ def _figure(summary: Mapping[str, Any]) -> str:
     return f"{accuracy:.1f} %" if accuracy is not None else NOTHING if loss is None else f"{loss:.4g}"
 
 
-def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Html:
-    """What all share, and beneath it what tells them apart."""
-    each = {label: dict(flat(content)) for label, content in settings.items()}
+def _settings(background: Background) -> Html:
+    """What all share, and beneath it what tells them apart, which the rows of a sweep do already."""
+    each = {label: dict(flat(content)) for label, content in background.settings.items()}
     names = list(dict.fromkeys(name for content in each.values() for name in content if name != "seed"))
     shown = {name: [as_text(content[name]) if name in content else "" for content in each.values()] for name in names}
     shared = [(name, values[0]) for name, values in shown.items() if len(set(values)) == 1]
@@ -170,6 +180,6 @@ def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Html:
     return web.columns(
         [
             web.grid(shared, ("settings of all", "")) if shared else Html(""),
-            web.grid(apart, headings) if apart else Html(""),
+            web.grid(apart, headings) if apart and not background.cells else Html(""),
         ]
     )

@@ -49,3 +49,25 @@ def group_name(group: int, names: Sequence[str]) -> str:
     if group < 0:
         return "unknown"
     return names[group] if group < len(names) else f"group {group}"
+
+
+def option_name(name: str) -> str:
+    """A setting's or an option's name as a heading has it.
+
+    >>> option_name("method_options.every"), option_name("learning_rate")
+    ('every', 'learning rate')
+    """
+    return name.rpartition(".")[2].replace("_", " ")
+
+
+def value_text(value: object) -> str:
+    """An option's value as tables and pictures have it.
+
+    >>> value_text(0.30000000000000004), value_text(None), value_text(()), value_text((0, 90)), value_text(False)
+    ('0.3', 'none', 'none', '0 90', 'no')
+    """
+    if isinstance(value, list | tuple):
+        return " ".join(map(value_text, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

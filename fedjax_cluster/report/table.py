@@ -110,6 +110,7 @@ class Table:
       columns: the headings; none is shown where all are "".
       rows: a cell per column: text, a Number, or None, which is shown as "–".
       note: beneath it; "" for none.
+      naming: how many columns, from the left, tell one row from another.
 
     >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
     | method | ARI |
@@ -121,11 +122,12 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str | Number | None, ...], ...]
     note: str = ""
+    naming: int = 1
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
         console, headed = console or Console(), any(column.name for column in self.columns)
-        fitting = self._without_texts()
+        fitting = self.without_texts()
         while fitting._narrowest() > console.width and (
             groups := [each.group for each in fitting.columns if each.group]
         ):
@@ -142,7 +144,7 @@ class Table:
         if self.title:
             console.print(Text(self.title, "bold"))
         console.print(shown, crop=False, soft_wrap=shown.width > console.width)
-        left_out = [each.name for each in self._without_texts().columns if each not in fitting.columns]
+        left_out = [each.name for each in self.without_texts().columns if each not in fitting.columns]
         notes = [self.note, *self._beneath(), f"no room here for: {', '.join(left_out)}" if left_out else ""]
         for note in filter(None, notes):
             console.print(Text(note, "italic"))
@@ -229,14 +231,23 @@ class Table:
             self, columns=tuple(chosen(self.columns)), rows=tuple(tuple(chosen(row)) for row in self.rows)
         )
 
-    def _without_texts(self) -> Table:
+    def without_texts(self) -> Table:
         """The table without what is told beneath it."""
         return self._only([not (each.group and self._side(at) == "left") for at, each in enumerate(self.columns)])
 
     def _beneath(self) -> list[str]:
         """The texts of columns that can be spared, a line a row: "FedProx failed: it needs a step more"."""
         apart = [at for at, column in enumerate(self.columns) if column.group and self._side(at) == "left"]
-        return [f"{row[0]} {self.columns[at].name}: {row[at]}" for at in apart for row in self.rows if row[at]]
+        return [
+            f"{self._named(row)} {self.columns[at].name}: {row[at]}" for at in apart for row in self.rows if row[at]
+        ]
+
+    def _named(self, row: Sequence[object]) -> str:
+        """What a row is called: its first cell, or all that name it with their headings."""
+        if self.columns[0].name in ("", "method"):
+            return str(row[0])
+        pairs = zip(self.columns[: self.naming], row, strict=False)
+        return ", ".join(f"{column.name} {cell}" for column, cell in pairs)
 
     def _narrowest(self) -> int:
         return sum(self._widths(0)) + 2 * len(self.columns) - 1

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_cluster.report import significance
-from fedjax_cluster.report.names import counted, method_name, over_seeds
+from fedjax_cluster.report.names import counted, method_name, option_name, over_seeds, value_text
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
@@ -25,7 +25,7 @@ class Runs(Protocol):
     def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
 
 
-def comparison_table(runs: Sequence[Runs]) -> Table:
+def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]] | None = None) -> Table:
     """Compares methods: accuracy, ARI, clusters, rounds, each seed, models sent and speed; means over the seeds.
 
     Of several methods over several seeds it has the mean ranks, and from three seeds on a paired test of the best
@@ -35,6 +35,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
         test loss takes its place. A method whose runs have all diverged has "not finite" there, one that `failed`
         (an attribute, seed -> reason; may be missing) "failed", and the reasons in a column or beneath the table.
+      cells: of a sweep, label -> option -> value: the options are the first columns, and nothing is ranked or tested.
 
     Raises:
       ValueError: no runs, a method without a summary or a failure, or a figure that is no number.
@@ -65,7 +66,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
     lost = [sum(map(diverged, method.summaries)) for method in runs]
     instead = [Number(math.nan) if count else "failed" if of else None for count, of in zip(lost, failed, strict=True)]
     seeds, values, ran = _by_seed(runs, failed, lambda s: quality(s, name, factor))
-    ranks, tests, told = _against_one_another(values, ran, higher)
+    ranks, tests, told = ({}, {}, "") if cells else _against_one_another(values, ran, higher)
     columns = {
         Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
@@ -88,7 +89,7 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         columns[Column("failed", group="failed")] = [*map(_reasons, failed, counts)]
     names = [method_name(method.label) for method in runs]
     shown = names
-    if len(set(counts)) > 1:
+    if len(set(counts)) > 1 and not cells:
         shown = [f"{name} ({counted(n, 'seed')})" for name, n in zip(names, counts, strict=True)]
     ended = ", ".join(f"{name} {n} of {all_}" for name, n, all_ in zip(names, lost, counts, strict=True) if n)
     partly = any(isinstance(number, Number) and number.seeds for cells in columns.values() for number in cells)
@@ -98,8 +99,19 @@ def comparison_table(runs: Sequence[Runs]) -> Table:
         f"runs that ended not finite: {ended}" if ended else "",
         told,
     ]
-    rows = tuple(zip(shown, *columns.values(), strict=True))
-    return Table("", (Column("method"), *columns), rows, "; ".join(filter(None, notes)))
+    leading = {Column("method"): shown}
+    if cells:
+        options = list(dict.fromkeys(option for values in cells.values() for option in values))
+        found = {column.name for column in columns}
+        leading = {
+            # The number of clusters can be both an option and a result.
+            Column(option_name(each) + " (given)" * (option_name(each) in found)): [
+                value_text(cells[of.label].get(each)) for of in runs
+            ]
+            for each in options
+        }
+    rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
+    return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading))
 
 
 def _by_seed(

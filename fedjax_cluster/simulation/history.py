@@ -169,6 +169,7 @@ def summarize(
         "clients": clients,
         "rounds": rounds,
         "seed": seed,
+        **({"tuning": config["tuning"]} if config and config.get("tuning") else {}),
         **last,
         **others,
         "train_loss": float(history["loss"][-1]),

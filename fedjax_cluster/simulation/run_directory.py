@@ -39,6 +39,7 @@ from fedjax_cluster.types import Event, State
 LOG = logging.getLogger(__name__)
 VERSION = 3
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
+TUNING = "tuning.json"  # may be there before a run
 ASSIGNMENTS = "assignments.npz"
 COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
 MOST_NAMED = 4  # differences that a refusal names
@@ -75,7 +76,7 @@ class RunDirectory:
             if different or known.get("version", 1) < 3:  # the older ones do not hold all of it
                 # The settings first: they are what a person has given.
                 _refuse(self.path, _different_settings(known.get("experiment"), self._config) or different)
-        elif any(not (path.name == LOCK or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
+        elif any(not (path.name in (LOCK, TUNING) or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
             raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
         return known
 

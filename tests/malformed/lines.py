@@ -71,6 +71,10 @@ def lines() -> Iterator[Line]:
     yield from of_fields(
         ("compare", "fedavg", "ifca"), [("seeds", int, 1), ("run_dir", str, None), ("checkpoint_every", float, 30.0)]
     )
+    yield from of_fields(
+        ("sweep", "fedavg", "--learning-rate", "0.1", "1"),
+        [("random", int, None), ("rounds", int, 1), ("model", str, "")],
+    )
     commands = {
         ("resume", "left"): cli.ResumeFlags,
         ("report", "left"): cli.ReportFlags,

@@ -378,3 +378,14 @@ def test_one_of_a_thing_is_singular():
     )
     assert "1 client, 1 round, seed" in table.title
     assert ("server's clustering", "1 time, 2 ms each") in table.rows
+
+
+def test_a_sweep_has_its_options_first_and_no_heading_twice():
+    """Fault: the option `clusters` and the clusters found share a heading, and a reader of the CSV loses one."""
+    runs = [SimpleNamespace(label=name, summaries=[{"accuracy": 0.5, "num_clusters": 3}]) for name in ("a", "b")]
+    cells = {"a": {"clusters": 4, "method_options.every": 1}, "b": {"clusters": 8, "method_options.every": 2}}
+    table = tables.comparison_table(runs, cells)
+    names = [column.name for column in table.columns]
+    assert names[:2] == ["clusters (given)", "every"]
+    assert len(set(names)) == len(names)
+    assert [row[:2] for row in table.rows] == [("4", "1"), ("8", "2")]

@@ -1,0 +1,264 @@
+"""Configurations as files that people edit: a run's config.json, or YAML; settings over other settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
+from fedjax_cluster.simulation.arguments import checked_churn
+from fedjax_cluster.simulation.run_directory import VERSION
+
+# What config.json has beside the experiment, and what of a file concerns several runs.
+OF_A_RUN = {"version", "versions", "machine", "identity", "seal"}
+OPTIONS = tuple(f"{kind}_options" for kind in KINDS)
+# Of these a file's gives way where another is given.
+ALTERNATIVES = ("local_steps", "local_epochs")
+
+
+class Several(tuple):
+    """Several values of a setting that has one in a run: what a sweep goes through."""
+
+
+def read(path: str | os.PathLike, *, several: bool = False) -> dict[str, Any]:
+    """The settings in a file: those of the run that left this config.json, or any of `RunConfig`, by name.
+
+    Args:
+      path: ends in .json, .yaml or .yml. An edited config.json is taken, whatever its seal says.
+      several: a list for what is no list is `Several` values.
+
+    Returns:
+      Those of the file alone, checked one by one; `RunConfig(**settings)` has the others' defaults.
+
+    Raises:
+      ValueError: no such file, damaged, of another version, or a setting that is unknown or of another type; says which
+        and in which file.
+    """
+    path = as_path("config", path)
+    content = _content(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"config {path} holds {shown(content)}; it must hold settings by name, such as rounds: 50")
+    if "configs" in content:
+        raise ValueError(
+            f"config {path} is that of a comparison; give the config.json of one of its runs, or resume it"
+        )
+    version = content.get("version", VERSION)
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise ValueError(f"config {path} is of version {shown(version)}; this fedjax_cluster reads 1 to {VERSION}")
+    if isinstance(content.get("identity"), dict):
+        if not isinstance(content.get("experiment"), dict):
+            raise ValueError(f"config {path} is that of a run of simulate(), which has no settings; write them down")
+        unknown, content = set(content) - OF_A_RUN - {"experiment"}, content["experiment"]
+        if unknown:
+            raise ValueError(f"config {path} has the unknown key {min(unknown)}; settings stand below experiment")
+    # Runs of version 0.1 call it membership.
+    content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name != "version"}
+    try:
+        return _checked(content, several)
+    except ValueError as error:
+        raise ValueError(f"{' '.join(str(error).split())} (in {path})") from None
+
+
+def run_config(path: str | os.PathLike, **changes: Any) -> RunConfig:
+    """The configuration in a file, with changes.
+
+    Args:
+      path: see `read`.
+      **changes: settings of `RunConfig`; options in mappings are merged with the file's.
+
+    Raises:
+      ValueError: as `read` and `RunConfig` raise it.
+    """
+    settings = overridden(read(path), changes)
+    try:
+        return RunConfig(**settings)
+    except ValueError as error:
+        raise ValueError(f"{error} (in {path})") from None
+
+
+def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with changes: mappings of options are merged; what goes with the old ones alone is dropped.
+
+    That is the options of another method, scenario or model, and of local steps and epochs what is not given.
+
+    >>> overridden({"rounds": 9, "local_steps": 10}, {"local_epochs": 1})
+    {'rounds': 9, 'local_epochs': 1}
+    >>> overridden({"method": "cfl_gp", "method_options": {"every": 2}}, {"method": "fedavg"})
+    {'method': 'fedavg'}
+    """
+    merged = dict(settings)
+    for kind, (registry, _) in KINDS.items():
+        default = RunConfig.__dataclass_fields__[kind].default
+        old, new = merged.get(kind, default), changes.get(kind, merged.get(kind, default))
+        if known_name(kind, old, registry) != known_name(kind, new, registry):
+            merged.pop(f"{kind}_options", None)
+    if not {"learning_rate", "method", *ALTERNATIVES, "averaging"}.isdisjoint(
+        name for name, value in changes.items() if value != settings.get(name)
+    ):
+        merged.pop("tuning", None)  # which was for another rate
+    if not {*ALTERNATIVES, "averaging"}.isdisjoint(changes):
+        merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
+    for name, value in changes.items():
+        merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
+    return merged
+
+
+def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Method -> what of a file's settings it takes, where several methods are compared.
+
+    The file's method options go to the methods that have them; those of a method that is not compared are dropped.
+
+    Raises:
+      ValueError: an option that no method has.
+    """
+    methods, options = list(methods), dict(settings.get("method_options", {}))
+    if "method" in settings and known_name("method", settings["method"], KINDS["method"].registry) not in methods:
+        options = {}
+    known = {method: needed_options("method", method) for method in methods}
+    for name in options:
+        if not any(name in of for of in known.values()):
+            raise ValueError(
+                f"method_options.{name}: none of {', '.join(methods).replace('_', '-')} has such an option"
+            )
+    return {
+        method: {
+            **settings,
+            "method": method,
+            "method_options": {n: v for n, v in options.items() if n in known[method]},
+        }
+        for method in methods
+    }
+
+
+def without_several(
+    file: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """A file's settings of one value, and those of several by the name of their flag, which is among `given`."""
+    one, several = {}, {}
+    for name, value in file.items():
+        kind = name.removesuffix("_options")
+        if isinstance(value, Several):
+            several[name] = tuple(value)
+        elif kind in KINDS and name != kind:
+            for option, values in value.items():
+                if isinstance(values, Several):
+                    several[f"{kind}_{option}" if f"{kind}_{option}" in given else option] = tuple(values)
+            one[name] = {option: values for option, values in value.items() if not isinstance(values, Several)}
+        else:
+            one[name] = value
+    return one, several
+
+
+def _content(path: pathlib.Path) -> Any:
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise ValueError(f"config is {shown(str(path))}; its name must end in .json, .yaml or .yml")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ValueError(f"cannot read the config {path}: {reason}") from None
+    try:
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_once)
+        return yaml.load(text, Loader=_Loader)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        said = getattr(error, "problem", None) or str(error)
+        where = f" in line {place.line + 1}" if place else ""
+        raise ValueError(f"config {path} cannot be read{where}: {said}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the floats of its version 1.2, to which 1e-3 is a number, and without keys that stand twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        _once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"{twice[0]} stands there twice")
+    return dict(pairs)
+
+
+def _checked(content: Mapping[str, Any], several: bool) -> dict[str, Any]:
+    """Settings in their types."""
+    fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    hints = {found.name: found.hint for found in described_options(RunConfig)}
+    kinds = {kind: content.get(kind, fields[kind].default) for kind in KINDS}
+    for name in content:
+        if name not in fields:
+            raise ValueError(_unknown(str(name), list(fields), kinds))
+    for kind, (registry, _) in KINDS.items():
+        checked(kind, kinds[kind], str)
+        kinds[kind] = known_name(kind, kinds[kind], registry)
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if name == "churn":
+            found[name] = checked_churn(value)
+        elif name in KINDS:
+            found[name] = kinds[name]
+        elif value is not None or fields[name].default is not None:
+            found[name] = _each(several, name, value, hints[name], fields[name].metadata["bound"])
+    for kind in KINDS:
+        found |= {f"{kind}_options": dict(found[f"{kind}_options"])} if f"{kind}_options" in found else {}
+        for option in found.get(f"{kind}_options", {}):
+            allowed = needed_options(kind, kinds[kind])
+            # What several methods are to have is known once these are.
+            if option not in allowed and (kind != "method" or "method" in content):
+                of = f"{kind} {kinds[kind].replace('_', '-')}"
+                listed = ", ".join(sorted(allowed)) or "none"
+                raise ValueError(f"{kind}_options.{option}: {of} has no such option; its options: {listed}")
+            if option in allowed:
+                value, (hint, bound) = found[f"{kind}_options"][option], _type_of(kind, kinds[kind], option)
+                found[f"{kind}_options"][option] = _each(several, f"{kind}_options.{option}", value, hint, bound)
+    return found
+
+
+def _each(several: bool, name: str, value: Any, hint: Any, bound: Bound | None) -> Any:
+    """A value in its type; of a list for what is none, each."""
+    if several and isinstance(value, list):
+        try:
+            return as_json(checked(name, value, hint, bound))
+        except ValueError:
+            return Several(as_json(checked(name, each, hint, bound)) for each in value)
+    return as_json(checked(name, value, hint, bound))
+
+
+def _type_of(kind: str, name: str, option: str) -> tuple[Any, Bound | None]:
+    """The type of an option, and the bound of its numbers."""
+    factory = KINDS[kind].registry[name]
+    if isinstance(factory, type) and issubclass(factory, Options):
+        hint = next(found.hint for found in described_options(factory) if found.name == option)
+        return hint, next(
+            field.metadata.get("bound")
+            for field in dataclasses.fields(typing.cast(Any, factory))
+            if field.name == option
+        )
+    return typing.get_type_hints(factory).get(option, Any), None
+
+
+def _unknown(name: str, fields: list[str], kinds: Mapping[str, Any]) -> str:
+    for kind, part in kinds.items():
+        if part in KINDS[kind].registry and name in needed_options(kind, part):
+            return f"{name} is an option of the {kind}; put it below {kind}_options"
+    close = difflib.get_close_matches(name, fields, 1)
+    hint = f"did you mean {close[0]}?" if close else f"settings: {', '.join(fields)}"
+    return f"{name} is no setting; {hint}"

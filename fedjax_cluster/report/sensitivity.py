@@ -1,0 +1,273 @@
+"""The picture of a sweep: how much one option matters, or two together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from fedjax_cluster.report import style
+from fedjax_cluster.report.curves import BAND, draw_line
+from fedjax_cluster.report.histories import ARI, column_label
+from fedjax_cluster.report.names import option_name, over_seeds, value_text
+from fedjax_cluster.report.table import Spread, spread
+from fedjax_cluster.report.tables import Runs, quality
+
+LABELS = {
+    **{"learning_rate": "Learning rate", "batch_size": "Mini-batch (examples)", "rounds": "Communication rounds"},
+    **{"local_steps": "Local steps (mini-batches a round)", "local_epochs": "Local epochs (a round)"},
+    **{"participation": "Participation (share of the clients)", "clients": "Clients", "clusters": "Clusters"},
+}
+COLORS = "cividis"  # even in lightness, and the same to colour-blind eyes
+LEAST_RATIO = 4  # of values on a logarithmic axis
+MOST_IN_LINE, MOST_SPREAD, MOST_NUMBERED = 3, 7, 20  # columns with room for mean ± std, both in two lines, the mean
+LEGIBLE = 0.45  # lightness above which a cell's number is black
+FAILED: dict[str, Any] = {"facecolor": "#EEEEEE", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
+
+
+def sensitivity(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]]) -> Figure | None:
+    """Draws the last accuracy, or test loss, and the adjusted Rand index where there is one, against swept options.
+
+    One option: the mean over the seeds with a band of ± one sample standard deviation, and each run as a dot. Two: a
+    heat map with the means as numbers, or where not every combination was run, as with random draws, a dot for each.
+    The axis of an option is logarithmic where its values are rather even in proportion than in distance.
+
+    Args:
+      runs: the outcome of each cell.
+      cells: label -> option -> value.
+
+    Returns:
+      The figure; None for three options and more, and where no run has a figure.
+    """
+    options = list(dict.fromkeys(option for values in cells.values() for option in values))
+    summaries = [summary for cell in runs for summary in cell.summaries]
+    kinds = [name for name in ("accuracy", "test_loss") if any(quality(each, name) is not None for each in summaries)]
+    metrics = kinds[:1] + [ARI] * any(quality(each, ARI) is not None for each in summaries)
+    if not 1 <= len(options) <= 2 or not kinds:
+        return None
+    places = [[cells[of.label][option] for of in runs] for option in options]
+    values = {
+        metric: [[quality(each, metric, column_label(metric)[1]) for each in of.summaries] for of in runs]
+        for metric in metrics
+    }
+    if len(options) == 1:
+        return _lines(options[0], places[0], values)
+    full = len({tuple(map(value_text, pair)) for pair in zip(*places, strict=True)}) == len(_levels(places[0])) * len(
+        _levels(places[1])
+    )
+    return (_heat_maps if full else _dots)(options, places, values)
+
+
+def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[float | None]]]) -> Figure:
+    """A panel a metric: mean, band and runs against one option."""
+    levels = _levels(place)
+    at, logarithmic = _positions(place, levels)
+    order, texts = np.argsort(at), [value_text(level) for level in levels]
+    with style.drawing(style.SINGLE, 0.6 + 1.4 * len(values)) as figure:
+        panels, legend = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0], {}
+        for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
+            found = [spread(of_cells[index]) for index in order]
+            mean = np.asarray([np.nan if each is None else each.mean for each in found])
+            deviation = np.asarray([0.0 if each is None else each.std or 0.0 for each in found])
+            highest = {"accuracy": 100.0, ARI: 1.0}.get(metric, np.inf)
+            if logarithmic:
+                axes.set_xscale("log")
+            if _numeric(levels):
+                draw_line(axes, at[order], mean, deviation, label="mean", index=0, count=1, highest=highest)
+                for line in axes.get_lines():
+                    line.set_markevery(None)
+            else:  # there is nothing between two names
+                look = {"fmt": "o", "color": style.COLORS[0], "elinewidth": 1.0}
+                axes.errorbar(at[order], mean, deviation if deviation.any() else None, label="mean", **look)
+                axes.set_xlim(-0.5, len(levels) - 0.5)
+            pairs = [(at[index], value) for index in order for value in of_cells[index] if value is not None]
+            if len(pairs) > np.isfinite(mean).sum():
+                axes.plot(*zip(*pairs, strict=True), **_dot(), label="_runs")
+                legend["each run"] = Line2D([], [], **_dot())
+                band = Patch(color=style.COLORS[0], alpha=2 * BAND, linewidth=0)
+                bar = Line2D([], [], color=style.COLORS[0], linewidth=1.0)
+                legend[f"± sample std {over_seeds(map(len, of_cells))}"] = band if _numeric(levels) else bar
+            if (missing := np.isnan(mean)).any():
+                look = {"color": style.COLORS[1], "linestyle": "none", "marker": "x", "markersize": 5}
+                # At the foot, whatever the scale of the values is.
+                axes.plot(
+                    at[order][missing], np.full(missing.sum(), 0.05), transform=axes.get_xaxis_transform(), **look
+                )
+                legend["failed or not finite"] = Line2D([], [], **look)
+            axes.set_ylabel(_metric_label(metric))
+            axes.yaxis.set_major_locator(MaxNLocator(5, steps=style.STEPS))
+            if metric == ARI:
+                axes.set_ylim(min(0.0, float(np.nanmin(mean - deviation))) - 0.06, 1.06)
+        _mark(panels[-1], at, levels, texts, logarithmic)
+        panels[-1].set_xlabel(_label(option))
+        handles, labels = panels[0].get_legend_handles_labels()
+        style.legend_above(figure, [*handles, *legend.values()], [*labels, *legend])
+    return figure
+
+
+def _heat_maps(
+    options: Sequence[str], places: Sequence[Sequence[Any]], values: Mapping[str, list[list[float | None]]]
+) -> Figure:
+    """A map a metric: the option with more values along it, the other one upwards; the means as numbers."""
+    along = int(len(_levels(places[1])) > len(_levels(places[0])))
+    columns, rows = _levels(places[along]), _levels(places[1 - along])
+    texts = [[value_text(level) for level in levels] for levels in (columns, rows)]
+    height = min(max(0.3 * len(rows), 1.15), 6.0)
+    with style.drawing(style.SINGLE, 0.5 + (height + 0.15) * len(values)) as figure:
+        panels = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0]
+        lost = False
+        for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
+            shown = np.full((len(rows), len(columns)), np.nan)
+            spreads: dict[tuple[int, int], Spread] = {}
+            for x, y, found in zip(places[along], places[1 - along], map(spread, of_cells), strict=True):
+                if found is not None:
+                    cell = texts[1].index(value_text(y)), texts[0].index(value_text(x))
+                    shown[cell], spreads[cell] = found.mean, found
+            scale = Normalize(*_limits(shown, metric))
+            image = axes.imshow(shown, cmap=COLORS, norm=scale, origin="lower", aspect="auto", interpolation="nearest")
+            figure.colorbar(image, ax=axes, label=_metric_label(metric), pad=0.02)
+            for row, column in np.ndindex(shown.shape):
+                if np.isnan(shown[row, column]):
+                    axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **FAILED))
+                    lost = True
+                elif len(columns) <= MOST_NUMBERED:
+                    _number(axes, column, row, spreads[row, column], metric, scale, len(columns))
+            axes.set_xticks(range(len(columns)), texts[0])
+            axes.set_yticks(range(len(rows)), texts[1])
+            axes.tick_params(which="both", length=0)
+            axes.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
+            axes.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
+            axes.grid(False)
+            axes.grid(which="minor", color="white", linewidth=0.8)
+            axes.set_axisbelow(False)
+            axes.spines[:].set_visible(False)
+        panels[-1].set_xlabel(_label(options[along]))
+        figure.supylabel(_label(options[1 - along]), fontsize=7.5)
+        if sum(map(len, texts[0])) > 40:
+            panels[-1].tick_params(axis="x", rotation=60)
+        several = over_seeds([_most(values)]) if len(columns) <= MOST_SPREAD else ""
+        handles: dict[str, Any] = {}
+        if several:
+            handles[f"mean ± sample std {several}"] = Line2D([], [], linestyle="none")
+        if lost:
+            handles["failed or not finite"] = Patch(**FAILED)
+        style.legend_above(figure, list(handles.values()), list(handles), lines=False)
+    return figure
+
+
+def _dots(
+    options: Sequence[str], places: Sequence[Sequence[Any]], values: Mapping[str, list[list[float | None]]]
+) -> Figure:
+    """A panel a metric: a dot for each combination, its colour the mean."""
+    at = [_positions(place, _levels(place)) for place in places]
+    with style.drawing(style.SINGLE, 0.5 + 1.8 * len(values)) as figure:
+        panels, lost = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0], False
+        for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
+            mean = np.asarray([np.nan if (found := spread(each)) is None else found.mean for each in of_cells])
+            known, (x, y) = np.isfinite(mean), (positions for positions, _ in at)
+            low, high = _limits(mean, metric)
+            look = {"cmap": COLORS, "vmin": low, "vmax": high, "s": 26, "edgecolor": "black", "linewidth": 0.4}
+            image = axes.scatter(x[known], y[known], c=mean[known], **look)
+            axes.plot(x[~known], y[~known], linestyle="none", marker="x", color=style.COLORS[1], markersize=5)
+            lost = lost or not known.all()
+            figure.colorbar(image, ax=axes, label=_metric_label(metric), pad=0.02)
+            for axis, name, (_, logarithmic), place in zip("xy", options, at, places, strict=True):
+                axes.set(**{f"{axis}scale": "log"} if logarithmic else {})
+                if axis == "y" or axes is panels[-1]:
+                    axes.set(**{f"{axis}label": _label(name)})
+                if not _numeric(place):
+                    levels = _levels(place)
+                    axes.set(**{f"{axis}ticks": range(len(levels)), f"{axis}ticklabels": map(value_text, levels)})
+                elif not logarithmic:
+                    whole = all(isinstance(value, int) for value in place)
+                    getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(5, steps=style.STEPS, integer=whole))
+        if lost:
+            cross = Line2D([], [], linestyle="none", marker="x", color=style.COLORS[1], markersize=5)
+            style.legend_above(figure, [cross], ["failed or not finite"], lines=False)
+    return figure
+
+
+def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int) -> None:
+    """A cell's mean, and beneath it the deviation, in the colour that can be read there."""
+    decimals = {"accuracy": 1, ARI: 2}.get(metric, 3)
+    red, green, blue, _ = colormaps[COLORS](scale(found.mean))
+    dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < LEGIBLE
+    text, look = (
+        f"{found.mean:.{decimals}f}",
+        {"ha": "center", "va": "center", "fontsize": style.FONT_POINTS, "linespacing": 0.9},
+    )
+    if found.std is not None and columns <= MOST_SPREAD:
+        text += f"{' ± ' if columns <= MOST_IN_LINE else chr(10) + '±'}{found.std:.{decimals}f}"
+    rotation = 0 if columns <= MOST_SPREAD else 90
+    axes.text(column, row, text, color="white" if dark else "black", rotation=rotation, **look)
+
+
+def _most(values: Mapping[str, list[list[float | None]]]) -> int:
+    """The most seeds that a cell has a figure of."""
+    return max(sum(value is not None for value in each) for of_cells in values.values() for each in of_cells)
+
+
+def _limits(mean: np.ndarray, metric: str) -> tuple[float, float]:
+    """What the colours span: of an index at least from 0 to 1."""
+    low, high = float(np.nanmin(mean)), float(np.nanmax(mean))
+    if metric == ARI:
+        return min(low, 0.0), 1.0
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _levels(place: Sequence[Any]) -> list[Any]:
+    """The values of an option, each once: numbers ascending, others as they come."""
+    found = list({value_text(value): value for value in place}.values())
+    return sorted(found) if _numeric(found) else found
+
+
+def _numeric(place: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in place)
+
+
+def _positions(place: Sequence[Any], levels: Sequence[Any]) -> tuple[np.ndarray, bool]:
+    """Where values stand on an axis, and whether it is logarithmic; what is no number stands side by side."""
+    if not _numeric(place):
+        texts = [value_text(level) for level in levels]
+        return np.asarray([texts.index(value_text(value)) for value in place], np.float64), False
+    at = np.asarray(levels, np.float64)
+    logarithmic = len(at) > 1 and at[0] > 0 and at[-1] / at[0] >= LEAST_RATIO
+    if logarithmic and len(at) > 2:
+        apart, times = np.diff(at), np.diff(np.log(at))
+        logarithmic = bool(times.std() / times.mean() < apart.std() / apart.mean())
+    return np.asarray(place, np.float64), logarithmic
+
+
+def _mark(axes: Axes, at: np.ndarray, levels: Sequence[Any], texts: Sequence[str], logarithmic: bool) -> None:
+    """Ticks at the values, as far as their texts have room."""
+    if not _numeric(levels):
+        axes.set_xticks(range(len(levels)), texts, rotation=60 if sum(map(len, texts)) > 40 else 0)
+        return
+    places = np.unique(at)
+    scaled = np.log(places) if logarithmic else places
+    if len(places) == 1 or np.diff(scaled).min() / (scaled[-1] - scaled[0]) >= 0.018 * max(map(len, texts)) + 0.02:
+        style.ticks_at(axes.xaxis, places.tolist())
+    elif not logarithmic:
+        whole = all(isinstance(level, int) for level in levels)
+        axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=whole))
+
+
+def _dot() -> dict[str, Any]:
+    return {"linestyle": "none", "marker": "o", "markersize": 2.2, "color": style.NEUTRAL, "alpha": 0.7, "zorder": 5}
+
+
+def _label(option: str) -> str:
+    name = option.rpartition(".")[2]
+    return LABELS.get(name, option_name(option).capitalize())
+
+
+def _metric_label(metric: str) -> str:
+    return column_label(metric)[0]

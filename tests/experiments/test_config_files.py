@@ -1,0 +1,151 @@
+"""Settings from files that people edit: what flags come before, and what is told of a mistake."""
+
+import json
+import pathlib
+
+import pytest
+
+from fedjax_cluster import RunConfig, cli
+from fedjax_cluster.experiments import config_files, flags
+from fedjax_cluster.files import sealed, write_json
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def left(config, version=3, **more):
+    """The config.json of a run."""
+    identity = {"algorithm": config.method, "seed": config.seed}
+    content = {"version": version, "identity": identity, "experiment": config.to_json(), "versions": {}, "machine": {}}
+    write_json(path := pathlib.Path("config.json"), sealed({**content, **more}))
+    return path
+
+
+def parsed(line, method=None):
+    return flags.parse_run(method, [*line.split()], "run")[0]
+
+
+def yaml(text, name="run.yaml"):
+    (path := pathlib.Path(name)).write_text(text)
+    return path
+
+
+def test_the_config_that_a_run_left_is_that_run_and_an_edited_one_the_edited_run():
+    given = RunConfig(
+        method="ifca", scenario="label_swap", local_epochs=2, clients=8, method_options={"score_on": "batch"}, seed=7
+    )
+    path = left(given)
+    assert parsed("--config config.json") == config_files.run_config(path) == given
+    path.write_text(path.read_text().replace('"rounds": 100', '"rounds": 12'))
+    assert config_files.run_config(path).rounds == 12
+    churned = RunConfig(method="fedavg", clients=8, churn=[[3, [1], []]])
+    assert config_files.run_config(left(churned)) == churned
+
+
+def test_flags_come_before_the_file_and_defaults_after_it():
+    left(RunConfig(method="ifca", learning_rate=0.25, local_steps=4, model="cnn", model_options={"channels": [4, 8]}))
+    config = parsed("--config config.json --rounds 9 --learning-rate 0.5")
+    assert (config.method, config.rounds, config.learning_rate, config.local_steps) == ("ifca", 9, 0.5, 4)
+    assert config.model_options == {"channels": [4, 8]}
+    # A default that is given as a flag is given.
+    assert parsed("--config config.json --scenario rotated --batch-size 64 --seed 0").seed == 0
+    # What goes with the other choice alone gives way.
+    config = parsed("--config config.json --local-epochs 1")
+    assert (config.local_steps, config.local_epochs) == (None, 1)
+    config = parsed("--config config.json --averaging gradients")
+    assert (config.averaging, config.local_steps) == ("gradients", None)
+    assert parsed("--config config.json --model mlp").model_options == {}
+    assert parsed("--config=config.json", "fedavg").method == "fedavg"
+    path = yaml("method: cfl-gp\nmethod_options: {every: 3, decimals: 5}\n")
+    assert parsed(f"--config {path} --every 4").method_options == {"every": 4, "decimals": 5}
+
+
+def test_yaml_has_numbers_as_people_write_them():
+    yaml("learning_rate: 1e-3\nclusters: auto\nscenario_options:\n  angles: [0, 90]\nclients: 8\n")
+    config = parsed("--config run.yaml")
+    assert (config.learning_rate, config.clusters, config.scenario_options) == (0.001, "auto", {"angles": [0, 90]})
+
+
+def test_a_comparison_gives_each_method_the_options_that_it_has():
+    yaml("rounds: 7\nlearning_rate: 0.2\nmethod_options: {every: 3}\n")
+    words = ["--config", "run.yaml", "--defaults-of", "fedavg"]
+    configs, _ = flags.parse_compare(["cfl-gp", "ifca"], words, "compare")
+    assert [config.method_options for config in configs.values()] == [{"every": 3}, {}]
+    assert {(config.rounds, config.learning_rate, config.local_steps) for config in configs.values()} == {(7, 0.2, 10)}
+    with pytest.raises(ValueError, match=r"method_options\.every: none of ifca, fedavg has such an option"):
+        flags.parse_compare(["ifca", "fedavg"], words, "compare")
+    # Those of a run's method that is not compared are not meant.
+    left(RunConfig(method="cfl_gp", method_options={"every": 3}))
+    assert flags.parse_compare(["ifca"], ["--config", "config.json"], "compare")[0]["ifca"].method_options == {}
+
+
+def test_a_sweep_takes_lists_from_the_file():
+    yaml("method: cfl-gp\nlearning_rate: [0.1, 1]\nrounds: 5\nmethod_options: {every: [1, 2]}\nclients: 8\n")
+    cells, _ = flags.parse_sweep(None, ["--config", "run.yaml", "--rounds", "6"], "sweep")
+    assert list(cells) == [f"learning rate {rate}, every {every}" for rate in ("0.1", "1") for every in (1, 2)]
+    assert {cell.config.rounds for cell in cells.values()} == {6}
+    assert cells["learning rate 1, every 2"].config.method_options["every"] == 2
+    cells, _ = flags.parse_sweep(None, ["--config", "run.yaml", "--every", "4"], "sweep")
+    assert list(cells) == ["learning rate 0.1", "learning rate 1"]
+    assert cells["learning rate 1"].config.method_options["every"] == 4
+    assert cli.main(["run", "--config", "run.yaml"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("round: 5", "round is no setting; did you mean rounds? (in run.yaml)"),
+        ("every: 2", "every is an option of the method; put it below method_options (in run.yaml)"),
+        ("rounds: 5.5", "rounds is 5.5; it must be a whole number, at least 1"),
+        ("rounds: many", "rounds is 'many'; it must be"),
+        ("seed:", "seed is None; it must be"),
+        ("optimizer: rmsprop", "optimizer is 'rmsprop'; it must be 'sgd' or 'adam' (in run.yaml)"),
+        ("method: fedavgg", "unknown method 'fedavgg'; did you mean fedavg?"),
+        ("method: 3", "method is 3; it must be text (in run.yaml)"),
+        ("method: ifca\nmethod_options: {every: 1}", "method_options.every: method ifca has no such option"),
+        ("method: cfl-gp\nmethod_options: {every: x}", "method_options.every is 'x'; it must be a whole number"),
+        ("scenario_options: {angles: 3}", "scenario_options.angles is 3; it must be a list of numbers"),
+        ("method_options: 3", "method_options is 3"),
+        ("version: 9\nrounds: 3", "config run.yaml is of version 9; this fedjax_cluster reads 1 to 3"),
+        ("- rounds", "config run.yaml holds ['rounds']; it must hold settings by name"),
+        ("", "config run.yaml holds None"),
+        ("rounds: 3\nrounds: 4", "config run.yaml cannot be read: rounds stands there twice"),
+        ("rounds: [", "config run.yaml cannot be read in line 1: expected"),
+        ("configs: {}", "config run.yaml is that of a comparison"),
+        ("identity: {}\nexperiment: {}\nrounds: 3", "config run.yaml has the unknown key rounds"),
+        ("identity: {}", "is that of a run of simulate(), which has no settings"),
+        ("1: 2", "1 is no setting"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_names_key_and_file(text, message, capsys):
+    yaml(text)
+    assert cli.main(["run", "--config", "run.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "run.yaml" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.json", None, "cannot read the config none.json: No such file"),
+        ("run.toml", b"", "config is 'run.toml'; its name must end in .json, .yaml or .yml"),
+        ("run.json", b"{", "config run.json cannot be read"),
+        ("run.json", b'{"rounds": 1, "rounds": 2}', "rounds stands there twice"),
+        ("run.json", b"\xff", "cannot read the config run.json: it is no text"),
+        ("run.json", b"[" * 100_000, "config run.json cannot be read"),
+    ],
+)
+def test_what_is_no_such_file_is_one_line(name, content, message, capsys):
+    if content is not None:
+        pathlib.Path(name).write_bytes(content)
+    assert cli.main(["compare", "fedavg", "--config", name]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_run_of_version_0_1_is_read():
+    content = {"method": "fedavg", "membership": [[2, [1], []]], "clients": 4, "version": 1}
+    pathlib.Path("old.json").write_text(json.dumps(content))
+    assert config_files.run_config("old.json", rounds=3).churn[0].join == (1,)

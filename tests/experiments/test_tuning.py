@@ -1,0 +1,148 @@
+"""The learning rate is chosen on training rows that were held out, and on nothing else."""
+
+import json
+import logging
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+from fedjax_cluster import RunConfig, cli
+from fedjax_cluster.experiments import comparison, config_files, runs, tuning
+from fedjax_cluster.experiments.config import build_federation
+from fedjax_cluster.types import ClientData, Federation
+
+pytestmark = pytest.mark.usefixtures("here")
+CONFIG = RunConfig(method="ifca", clusters=2, clients=4, rounds=100, model="linear")
+GOOD = {0.0111: 0.1, 0.0333: 0.5, 0.1: 0.7, 0.3: 0.8, 0.9: 0.3}
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Runs that compute nothing: `figures` has the accuracy of each rate, and an exception ends the command there."""
+
+    class Tried:
+        figures: dict = GOOD
+        rates: tuple = ()
+        given: dict
+
+        def __call__(self, algorithm, federation, **given):
+            rate = algorithm.local.learning_rate
+            if isinstance(self.figures[rate], BaseException):
+                raise self.figures[rate]
+            self.rates, self.given = (*self.rates, rate), {**given, "federation": federation}
+            return types.SimpleNamespace(summary={"accuracy": self.figures[rate], "test_loss": self.figures[rate]})
+
+    monkeypatch.setattr(tuning, "simulate", replacement := Tried())
+    return replacement
+
+
+def federation(counts, rows=10):
+    """Clients whose rows all differ; test rows are NaN, and the groups no groups."""
+    number = np.asarray(counts, np.int32)
+    x = np.arange(len(counts) * rows, dtype=np.float32).reshape(len(counts), rows, 1) + 1
+    data = ClientData(x, x[..., 0].astype(np.int32), number)
+    lost = data._replace(x=np.full_like(x, np.nan))
+    info = build_federation(CONFIG).info._replace(input_shape=(1,), num_classes=1000)
+    return Federation(data, lost, None, np.asarray(counts), info)
+
+
+def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
+    given = federation([10, 1, 7, 2])
+    found = tuning.held_out(given, seed=3)
+    assert found.group is found.validation is None
+    assert found.train.num_examples.tolist() == [8, 6, 1]
+    assert found.test.num_examples.tolist() == [2, 1, 1]
+    for place, client in enumerate((0, 2, 3)):
+        kept, held = (part.x[place, : part.num_examples[place], 0] for part in (found.train, found.test))
+        assert sorted([*kept, *held]) == given.train.x[client, : given.train.num_examples[client], 0].tolist()
+        # Labels go with their rows, and the padding holds nothing of the other part.
+        np.testing.assert_array_equal(found.train.y[place, : len(kept)], kept.astype(np.int32))
+        assert not found.train.x[place, len(kept) :].any()
+        assert not found.test.x[place, len(held) :].any()
+    again, other = tuning.held_out(given, seed=3), tuning.held_out(given, seed=4)
+    np.testing.assert_array_equal(found.test.x, again.test.x)
+    assert (found.test.x != other.test.x).any()
+    with pytest.raises(ValueError, match="no client has two training rows"):
+        tuning.held_out(federation([1, 1]), seed=0)
+
+
+def test_the_best_rate_is_taken_and_told(tried, caplog):
+    caplog.set_level(logging.INFO, "fedjax_cluster")
+    found = tuning.tuned(CONFIG)
+    assert tried.rates == tuple(GOOD)
+    assert (tried.given["rounds"], tried.given["federation"].group) == (20, None)
+    assert (found.learning_rate, found.rounds) == (0.3, 100)
+    assert found.tuning["figures"] == {f"{rate:g}": value for rate, value in GOOD.items()}
+    assert "IFCA: learning rate 0.3; accuracy on held-out training rows: 0.0111: 10.0 %, 0.0333" in caplog.text
+    assert RunConfig.from_json(json.loads(json.dumps(found.to_json()))) == found
+    # Taken over with the rest of a run's settings, but not to another rate.
+    assert config_files.overridden(found.to_json(), {"rounds": 9})["tuning"]
+    assert "tuning" not in config_files.overridden(found.to_json(), {"learning_rate": 0.2})
+
+
+def test_equals_go_to_the_nearest_and_what_is_not_finite_is_not_taken(tried, caplog):
+    caplog.set_level(logging.INFO, "fedjax_cluster")
+    tried.figures = {**GOOD, 0.0111: 0.8000000001, 0.9: float("nan")}
+    assert tuning.tuned(CONFIG).learning_rate == 0.3
+    tried.figures = {**GOOD, 0.0111: 0.9, 0.9: None}
+    assert tuning.tuned(CONFIG).learning_rate == 0.0111
+    assert "0.0111 (the end of what was tried: others may be better)" in caplog.text
+    assert "0.9: not finite" in caplog.text
+    tried.figures = dict.fromkeys(GOOD, float("inf"))
+    with pytest.raises(ValueError, match=r"no learning rate of 0\.0111, 0\.0333, 0\.1, 0\.3, 0\.9 has a finite figure"):
+        tuning.tuned(CONFIG)
+
+
+def test_of_losses_the_lowest_is_taken(tried):
+    regression = federation([10, 10, 10, 10])
+    regression = regression._replace(info=regression.info._replace(task="regression"))
+    assert tuning.tuned(CONFIG, federation=regression).learning_rate == 0.0111
+
+
+def test_killed_while_it_tunes_it_goes_on_with_the_rest_and_then_runs(tried, monkeypatch):
+    ran = []
+    monkeypatch.setattr(runs, "run", lambda config, **given: ran.append(config))
+    monkeypatch.setattr(cli, "_show", lambda result, run_dir: None)
+    words = ["run", "ifca", "--clusters", "2", "--clients", "4", "--model", "linear", "--tune", "--run-dir", "own"]
+    tried.figures = {**GOOD, 0.1: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(words)
+    tried.figures, tried.rates = GOOD, ()
+    assert cli.main(words) == 0
+    assert tried.rates == (0.1, 0.3, 0.9)
+    assert (ran[0].learning_rate, ran[0].tuning["rounds"]) == (0.3, 20)
+    assert not list(pathlib.Path("own").glob(".lock"))
+    # Other settings are another search.
+    assert cli.main([*words, "--batch-size", "32"]) == 0
+    assert len(tried.rates) == 8
+
+
+def test_a_comparison_tunes_each_method_by_itself(tried, pretend, monkeypatch, capsys):
+    monkeypatch.setattr(cli.fc.experiments.saved_runs, "leave_comparison", lambda *given, **options: [])
+    words = [
+        "compare",
+        "fedavg",
+        "ifca",
+        "--clusters",
+        "9",
+        "--clients",
+        "4",
+        "--model",
+        "linear",
+        "--rounds",
+        "20",
+        "--tune",
+        "--run-dir",
+        "own",
+    ]
+    assert cli.main(words) == 2  # more clusters than clients
+    words[words.index("9")] = "2"
+    assert cli.main(words) == 0
+    configs = comparison.read(pathlib.Path("own")).configs
+    assert {config.learning_rate for config in configs.values()} == {0.3}
+    assert len(tried.rates) == 10
+    assert cli.main(words) == 0
+    assert len(tried.rates) == 10
+    assert "FedAvg: learning rate 0.3" in capsys.readouterr().err
