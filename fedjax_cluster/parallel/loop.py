@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import tree
 from fedjax_cluster.parallel.mapping import AXIS
 from fedjax_cluster.parallel.rows import rows_in
+from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, PyTree
 
 
@@ -132,6 +133,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     # Traced once for all its uses.
     @functools.partial(jax.jit, inline=True)
     def outputs(client, rows):
+        client, rows = untiled((client, rows))
         output = fn(client, *rows)
         contribution = None if reduce is None else reduce(output)
         return contribution, None if collect is None else collect(output)
@@ -167,6 +169,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         # The last chunk reaches back over rows already done; they are masked, not counted twice.
         start = jnp.minimum(number * chunk, count - chunk)
         batch, row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, chunk), (clients, rows))
+        batch, row = kept((batch, row))
         contribution, collected = jax.vmap(outputs)(batch, row)
         finite = jax.vmap(tree.all_finite)((contribution, collected))
         mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
