@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as linen
-import jax
 from jax import Array
 
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init

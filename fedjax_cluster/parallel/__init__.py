@@ -18,6 +18,7 @@ from fedjax_cluster.parallel.mapping import (
     num_devices,
     place_rows,
     place_state,
+    platform,
     replicate,
     row_sharding,
     use_all_cores,

@@ -19,6 +19,8 @@ from fedjax_cluster.parallel.rows import rows_in
 from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, PyTree
 
+CLIENTS = "clients_in_turn"  # the loop's name in compiled programs
+
 
 class Client(NamedTuple):
     """One row of a cohort, as a per-client function sees it."""
@@ -184,9 +186,10 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         return several(0, carry)
     # Valid rows come first, so a ragged cohort costs what it holds.
     last = jnp.max(jnp.where(clients.mask, jnp.arange(1, count + 1), 0))
-    if chunk == 1:
-        return lax.fori_loop(0, last, single, carry)
-    return lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry)
+    with jax.named_scope(CLIENTS):
+        if chunk == 1:
+            return lax.fori_loop(0, last, single, carry)
+        return lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry)
 
 
 def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:
