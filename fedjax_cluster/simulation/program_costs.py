@@ -21,6 +21,7 @@ INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_computation"
 CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
+CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # What no kernel writes.
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota"}
@@ -69,6 +70,7 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
         for name in _called(line.text)
     }
     unknown: set[str] = set()
+    chains: dict[str, tuple[str, int]] = {}
 
     @functools.cache
     def cost(name: str, depth: int, inside: bool) -> tuple[float, float, float, tuple, int]:
@@ -82,7 +84,9 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
             found = re.search(r'"estimated_cycles":"(\d+)"', line.text)
             cycles += float(found[1]) if found else 0.0
             kind = line.kind.removesuffix("-start")
-            if kind in COLLECTIVES:
+            if (chain := CHAIN.search(line.text)) is not None and kind in COLLECTIVES:
+                chains[chain[1]] = kind, _bytes(line.shape)
+            elif kind in COLLECTIVES:
                 messages[kind, "number"] += 1
                 messages[kind, "bytes"] += _bytes(line.shape)
                 largest = max(largest, _bytes(line.shape))
@@ -107,7 +111,11 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
         return flops, written, cycles, tuple(messages.items()), largest
 
     flops, written, cycles, messages, largest = cost(entry, 0, False)
-    found = dict(messages)
+    found = Counter(dict(messages))
+    for kind, size in chains.values():
+        found[kind, "number"] += 1
+        found[kind, "bytes"] += size
+        largest = max(largest, size)
     kinds = {kind: (int(found[kind, "number"]), float(found[kind, "bytes"])) for kind, _ in found}
     return ProgramCosts(flops, 2 * written, cycles, kinds, largest, len(unknown))
 
