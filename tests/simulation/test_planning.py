@@ -1,6 +1,9 @@
 """The plan of a run: from shapes what the run itself has, and the compiler's figures counted right."""
 
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import chex
 import jax
@@ -70,6 +73,60 @@ def test_parts_and_chunks():
     assert (found.cohort, found.chunk) == (64, 8)
     assert found.costs.flops > 0
     assert twice.costs.flops == 2 * found.costs.flops
+
+
+MEASURED = """
+import ctypes, gc, re, jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 1)
+import fedjax_cluster as fc
+from fedjax_cluster import parallel
+from fedjax_cluster.simulation import planning
+from fedjax_cluster.simulation.abstract import abstract_arguments, without_training
+from fedjax_cluster.simulation.devices import target
+from fedjax_cluster.simulation.segment import run_keys
+
+def resident(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+method = fc.algorithms.METHOD
+shape = fc.PopulationShape(48, 400, fc.types.DatasetInfo("images", (28, 28), 10), "float32")
+expected = planning.plan(method, shape).memory.peak
+mapping, keys = parallel.client_mapping(), run_keys(0)
+compiled = planning._compile(method, abstract_arguments(method, shape, mapping), target("local"))
+
+def data(clients):
+    x = jnp.full((clients, 400, 28, 28), 0.5) + jnp.arange(clients, dtype=jnp.float32)[:, None, None, None]
+    return fc.types.ClientData(x, jnp.zeros((clients, 400), jnp.int32), jnp.full(clients, 400, jnp.int32))
+
+def began():
+    train = parallel.Population(data(48), shape.info, mapping)
+    state, report = method.init(keys.initialization, train)
+    return train, parallel.place_state(state, mapping), report
+
+jax.block_until_ready(began())  # what this compiles is no part of the run
+gc.collect(); ctypes.CDLL(None).malloc_trim(0)
+before = resident("VmRSS")
+train, state, report = jax.block_until_ready(began())
+open("/proc/self/clear_refs", "w").write("5")
+jax.block_until_ready(compiled(keys, state, train, None, report, jnp.asarray(2, jnp.int32)))
+print(expected, resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs Linux's count of memory")
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ditto(fc.nn.cnn(), local=fc.local.sgd(0.1, batch_size=32, steps=2))",
+        "fedavg(fc.nn.mlp(), local=fc.local.sgd(0.1, batch_size=32, steps=2))",
+    ],
+)
+def test_the_peak_is_that_of_a_run(method):
+    program = MEASURED.replace("METHOD", method)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    expected, measured = map(int, done.stdout.split())
+    assert 0.85 < measured / expected < 1.15
 
 
 HLO = """
