@@ -130,7 +130,7 @@ def plan(
         started = time.perf_counter()
         try:
             compiled = _compile(algorithm, _with_mapping(arguments, chosen), aim)
-            memory = _memory(compiled, arguments, devices, test)
+            memory = _memory(compiled, arguments, devices, test, aim.platform)
         except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
             memory, failure = None, " ".join(str(error).split())
             if "RESOURCE_EXHAUSTED" not in failure:
@@ -185,7 +185,7 @@ def _cohort_size(algorithm: ClusteredAlgorithm, state: Any, devices: int) -> int
     return -(-drawn // devices) * devices
 
 
-def _memory(compiled: Any, arguments: tuple, devices: int, test: int) -> Memory:
+def _memory(compiled: Any, arguments: tuple, devices: int, test: int, platform: str) -> Memory:
     found = compiled.memory_analysis()
     _, state, train, *_ = arguments
     population = _bytes_of((train.data.x, train.data.y), devices)
@@ -194,7 +194,8 @@ def _memory(compiled: Any, arguments: tuple, devices: int, test: int) -> Memory:
     results = found.output_size_in_bytes - found.alias_size_in_bytes
     total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
     rest = found.argument_size_in_bytes - population - clients - others + results
-    peak = max(found.peak_memory_in_bytes, 0) or total
+    # On a CPU the compiler's peak is without the temporaries.
+    peak = total if platform == "cpu" else found.peak_memory_in_bytes or total
     return Memory(population, clients + others, found.temp_size_in_bytes, max(0, rest), test, peak + test)
 
 
