@@ -108,8 +108,8 @@ def plan(
       ValueError: an unknown device, a compiler that is not installed, or a federation that the method refuses.
 
     >>> import fedjax_cluster as fc
-    >>> info = fc.data.DatasetInfo("digits", (8, 8), 10)
-    >>> shape = fc.simulation.PopulationShape(clients=100, rows=20, info=info)
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> shape = fc.PopulationShape(clients=100, rows=20, info=DatasetInfo("digits", (8, 8), 10))
     >>> found = plan(fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(0.1, batch_size=8, steps=1)), shape)
     >>> found.fits, found.memory.peak > 0
     (True, True)
