@@ -17,7 +17,10 @@ from .experiments.config import RunConfig as RunConfig
 from .experiments.runs import load_run as load_run
 from .experiments.runs import resume as resume
 from .parallel.programs import enable_compilation_cache as enable_compilation_cache
+from .simulation.abstract import PopulationShape as PopulationShape
 from .simulation.loop import simulate as simulate
+from .simulation.planning import Plan as Plan
+from .simulation.planning import plan as plan
 from .simulation.result import SimulationResult as SimulationResult
 
 __version__: str

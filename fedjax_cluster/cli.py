@@ -29,6 +29,7 @@ commands:
   resume RUN_DIR [--rounds N] take up an interrupted run, comparison, sweep or recipe, or extend a finished one
   report RUN_DIR...           the table and pictures of runs that were left, anew
   reproduce RECIPE [flags]    an experiment of a paper, our figures beside theirs
+  plan [METHOD] --device NAME what a run needs of devices that need not be there
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
   cache [--empty]             what is kept of data sets and compiled programs, by size; empties it
@@ -312,6 +313,10 @@ def _bench(arguments: list[str]) -> None:
     fc.bench.run_suites(names, smoke=own.smoke, output=own.output, record=own.record, check=own.check)
 
 
+def _plan(arguments: list[str]) -> int:
+    return fc.experiments.device_plans.command(arguments, f"{PROG} plan")
+
+
 def _list(arguments: list[str]) -> None:
     if fc.experiments.flag_groups.wants_help(arguments):
         print(f"usage: {PROG} list\n\nPrints the methods, scenarios, data sets, models and recipes by name.")
@@ -349,6 +354,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "resume": _resume,
     "report": _report,
     "reproduce": _reproduce,
+    "plan": _plan,
     "bench": _bench,
     "list": _list,
     "cache": _cache,

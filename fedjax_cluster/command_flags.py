@@ -69,6 +69,7 @@ def completed() -> dict[str, type]:
         "resume": ResumeFlags,
         "report": ReportFlags,
         "reproduce": ReproduceFlags,
+        "plan": fc.experiments.flags.every_flag(*fc.experiments.device_plans.FLAGS),
         "bench": BenchFlags,
         "list": nothing,
         "cache": CacheFlags,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,10 @@ from fedjax_cluster.local import mean_loss
 from fedjax_cluster.types import ClientData, Model, PyTree, Variables
 
 GRADIENT_ROWS = 256
+# Rows that go through a model together. On a CPU as many as its caches hold: of a LeNet-5, 64 rows took 22 µs each, 256
+# took 41 and 512 took 48; an MLP has a tenth to lose. Elsewhere products must be large.
+CPU_ROWS, ACCELERATOR_ROWS = 64, 256
 LEAST_SCORE = -1e30  # finite, so that clients' scores can be compared and summed
-
-
-def rows_at_once() -> int:
-    """How many rows go through a model together.
-
-    On a CPU as many as its caches hold: of a LeNet-5, 64 rows took 22 µs each, 256 took 41 and 512 took 48; an MLP has
-    a tenth to lose. Elsewhere products must be large.
-    """
-    return 64 if jax.default_backend() == "cpu" else 256
 
 
 def walk_rows(
@@ -42,10 +37,19 @@ def walk_rows(
       carry: the start.
       rows: leaves [N, ...].
       num_examples: rows beyond it are padding.
-      chunk: None takes `rows_at_once()`.
+      chunk: None takes what suits the platform that the program is lowered for.
     """
+    if chunk is None and jax.tree.leaves(rows)[0].shape[0] > CPU_ROWS:
+        cpu, other = (functools.partial(_walk, visit, size) for size in (CPU_ROWS, ACCELERATOR_ROWS))
+        return lax.platform_dependent(carry, rows, num_examples, cpu=cpu, default=other)
+    return _walk(visit, chunk or CPU_ROWS, carry, rows, num_examples)
+
+
+def _walk(
+    visit: Callable[[Any, PyTree, Array, Array], Any], chunk: int, carry: Any, rows: PyTree, num_examples: Array | int
+) -> Any:
     count = jax.tree.leaves(rows)[0].shape[0]
-    size = min(chunk or rows_at_once(), count)
+    size = min(chunk, count)
 
     def advance(number: Array, carry: Any) -> Any:
         start = jnp.minimum(number * size, count - size)
@@ -136,7 +140,7 @@ def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Arr
         return lax.dynamic_update_slice_in_dim(predictions, mixed(piece), start, 0)
 
     count = x.shape[0]
-    if count <= rows_at_once():
+    if count <= CPU_ROWS:
         return mixed(x)
     shape = jax.eval_shape(mixed, x)
     return walk_rows(write, jnp.zeros(shape.shape, shape.dtype), x, count)

@@ -44,9 +44,9 @@ def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
     model, info = nn.mlp(hidden=(5,)), DatasetInfo("rows", (3,), 4)
     variables = jax.vmap(lambda key: model.init(key, info))(jax.random.split(jax.random.key(0), models))
     arguments = model, variables, jnp.arange(1.0, models + 1.0), jax.random.normal(jax.random.key(1), (rows, 3))
-    monkeypatch.setattr(inference, "rows_at_once", lambda: rows)
+    monkeypatch.setattr(inference, "CPU_ROWS", rows)
     expected = inference.mixed_predictions(*arguments)
-    monkeypatch.setattr(inference, "rows_at_once", lambda: 8)
+    monkeypatch.setattr(inference, "CPU_ROWS", 8)
     np.testing.assert_allclose(inference.mixed_predictions(*arguments), expected, rtol=1e-6)
 
 

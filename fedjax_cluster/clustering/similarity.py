@@ -72,7 +72,13 @@ def _gram(block: Array, scale: Array | None) -> Array:
 
 def _over_chunks(product: Callable[..., Array], *blocks: Array) -> Array:
     """The sum of `product(*chunks)` over chunks of the columns that all blocks have."""
-    size = _CHUNK if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK
+    if blocks[0].shape[1] < _CHUNK:
+        return product(*blocks)
+    cpu, other = (partial(_in_chunks, product, size) for size in (_CHUNK, _ACCELERATOR_CHUNK))
+    return lax.platform_dependent(*blocks, cpu=cpu, default=other)
+
+
+def _in_chunks(product: Callable[..., Array], size: int, *blocks: Array) -> Array:
     num_chunks = blocks[0].shape[1] // size
     total = product(*(block[:, num_chunks * size :] for block in blocks))
     if num_chunks:

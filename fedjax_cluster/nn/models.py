@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as linen
-import jax
 from jax import Array
 
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
@@ -226,7 +225,7 @@ class Cnn(linen.Module):
                 f"no pixel; choose at most {max(x.shape[1:3])}"
             )
         # A few channels are no work for a processor's vectors, but the rows are.
-        rows_last = jax.default_backend() == "cpu" and max(self.channels, default=0) <= MOST_FEATURES
+        rows_last = max(self.channels, default=0) <= MOST_FEATURES
         x = x.transpose(ROWS_LAST) if rows_last else x
         for i, (features, size, side) in enumerate(zip(self.channels, self.kernel_sizes, self.pools, strict=True)):
             given = x, features, (size, size), self.scheme, f"conv_{i}"

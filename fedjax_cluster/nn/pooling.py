@@ -65,17 +65,28 @@ def avg_pool(
     return reduce(lax.add, slices_by_tap(x, shape, window)) / size
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _max_pool(x: Array, shape: Pair, window: Window) -> Array:
+    # A step of `cnn` compiled for a TPU v5e takes half the cycles with XLA's own pooling, one of `lenet5` a third.
+    cpu, other = (partial(form, shape=shape, window=window) for form in (_own_max_pool, _xla_max_pool))
+    return lax.platform_dependent(x, cpu=cpu, default=other)
+
+
+def _xla_max_pool(x: Array, shape: Pair, window: Window) -> Array:
+    pads = ((0, 0), *window.padding, (0, 0))
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *shape, 1), (1, *window.strides, 1), pads)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _own_max_pool(x: Array, shape: Pair, window: Window) -> Array:
     if _tiles(shape, window):
         return _tiled(x, shape).max(axis=(2, 4))
     return reduce(lax.max, slices_by_tap(x, shape, window, -jnp.inf))
 
 
-@_max_pool.defjvp
+@_own_max_pool.defjvp
 def _max_pool_jvp(shape: Pair, window: Window, primals, tangents):
     (x,), (tangent,) = primals, tangents
-    maximum = _max_pool(x, shape, window)
+    maximum = _own_max_pool(x, shape, window)
     position_type = jnp.int8 if shape[0] * shape[1] < 128 else jnp.int32
     if _tiles(shape, window):
         # The transpose of the last sum writes the gradient once, row by row; that of slices would pad and add.

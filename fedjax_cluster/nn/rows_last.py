@@ -120,11 +120,33 @@ def _of_x(kernel: Array, y: Array) -> Array:
     return reduce(lax.add, [of_row(a) for a in range(kh)])
 
 
+def _xla_y(x: Array, kernel: Array) -> Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("CHWN", "HWIO", "CHWN"))
+
+
+def _xla_x(kernel: Array, y: Array) -> Array:
+    kh, kw, channels, _ = kernel.shape
+    x = jax.ShapeDtypeStruct((channels, y.shape[1] + kh - 1, y.shape[2] + kw - 1, y.shape[3]), y.dtype)
+    return jax.linear_transpose(lambda x: _xla_y(x, kernel), x)(y)[0]
+
+
+def _xla_kernel(x: Array, y: Array) -> Array:
+    size = x.shape[1] - y.shape[1] + 1, x.shape[2] - y.shape[2] + 1
+    kernel = jax.ShapeDtypeStruct((*size, x.shape[0], y.shape[0]), y.dtype)
+    return jax.linear_transpose(lambda kernel: _xla_y(x, kernel), kernel)(y)[0]
+
+
 FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
+# An accelerator's compiler chooses the layouts itself.
+XLA_FORMS = {"x": _xla_x, "kernel": _xla_kernel, "y": _xla_y}
 
 
 def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
     return FORMS[wanted](first, second)
+
+
+def _on_accelerator(first: Array, second: Array, *, wanted: str) -> Array:
+    return XLA_FORMS[wanted](first, second)
 
 
 @contraction_p.def_abstract_eval
@@ -155,12 +177,15 @@ def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
         jnp.broadcast_to(operand, (sizes[0], *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     )
-    if jax.default_backend() == "cpu":
-        return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted), (first, second)), 0
-    return jax.vmap(FORMS[wanted])(first, second), 0
+
+    def one_by_one(first: Array, second: Array) -> Array:
+        return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted), (first, second))
+
+    return lax.platform_dependent(first, second, cpu=one_by_one, default=jax.vmap(XLA_FORMS[wanted])), 0
 
 
 contraction_p.def_impl(jax.jit(_evaluate, static_argnames="wanted"))
 ad.defbilinear(contraction_p, _transpose_first, _transpose_second)
 batching.primitive_batchers[contraction_p] = _batch
-mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False))
+mlir.register_lowering(contraction_p, mlir.lower_fun(_on_accelerator, multiple_results=False))
+mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False), platform="cpu")

@@ -1,14 +1,7 @@
 """Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
 
-from fedjax_cluster.parallel.loop import (
-    Client,
-    Contribution,
-    Mapped,
-    Reduced,
-    bytes_per_client,
-    for_each_client,
-    run_if,
-)
+from fedjax_cluster.parallel.chunks import bytes_per_client
+from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if
 from fedjax_cluster.parallel.mapping import (
     AXIS,
     client_mapping,
@@ -18,6 +11,7 @@ from fedjax_cluster.parallel.mapping import (
     num_devices,
     place_rows,
     place_state,
+    platform,
     replicate,
     row_sharding,
     use_all_cores,

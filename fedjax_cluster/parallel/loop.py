@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
+from fedjax_cluster.parallel.chunks import chunk_size
 from fedjax_cluster.parallel.mapping import AXIS
 from fedjax_cluster.parallel.rows import rows_in
+from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, PyTree
+
+CLIENTS = "clients_in_turn"  # the loop's name in compiled programs
 
 
 class Client(NamedTuple):
@@ -132,13 +134,14 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     # Traced once for all its uses.
     @functools.partial(jax.jit, inline=True)
     def outputs(client, rows):
+        client, rows = untiled((client, rows))
         output = fn(client, *rows)
         contribution = None if reduce is None else reduce(output)
         return contribution, None if collect is None else collect(output)
 
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (clients, rows))
     shapes = jax.eval_shape(outputs, *one)
-    chunk = _chunk_size(outputs, one, mapping, count)
+    chunk = chunk_size(outputs, one, mapping, count)
 
     def zeros(shape, leading=()):
         return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), shape)
@@ -167,6 +170,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         # The last chunk reaches back over rows already done; they are masked, not counted twice.
         start = jnp.minimum(number * chunk, count - chunk)
         batch, row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, chunk), (clients, rows))
+        batch, row = kept((batch, row))
         contribution, collected = jax.vmap(outputs)(batch, row)
         finite = jax.vmap(tree.all_finite)((contribution, collected))
         mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
@@ -181,9 +185,10 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         return several(0, carry)
     # Valid rows come first, so a ragged cohort costs what it holds.
     last = jnp.max(jnp.where(clients.mask, jnp.arange(1, count + 1), 0))
-    if chunk == 1:
-        return lax.fori_loop(0, last, single, carry)
-    return lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry)
+    with jax.named_scope(CLIENTS):
+        if chunk == 1:
+            return lax.fori_loop(0, last, single, carry)
+        return lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry)
 
 
 def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:
@@ -225,30 +230,3 @@ def _add_many(reduced: Reduced, contribution: Contribution, mask: Array, finite:
         reduced.count + (assignment > 0).astype(jnp.int32).sum(0),
         reduced.num_rejected + (mask & ~finite).astype(jnp.int32).sum(),
     )
-
-
-def _chunk_size(fn, one, mapping: ClientMapping, count: int) -> int:
-    if mapping.strategy == "scan" or count == 1:
-        return 1
-    if mapping.strategy == "vmap":
-        return count
-    if mapping.chunk_size is not None:
-        return min(mapping.chunk_size, count)
-    device = jax.devices()[0] if mapping.mesh is None else mapping.mesh.devices.flat[0]
-    memory = (device.memory_stats() or {}).get("bytes_limit", 2**32)
-    return max(1, min(count, int(0.25 * memory) // max(1, bytes_per_client(fn, one))))
-
-
-def bytes_per_client(fn: Callable[..., Any], arguments: tuple) -> int:
-    """Upper bound of the memory one client's call holds: the sizes of all its intermediate results."""
-
-    def total(jaxpr) -> int:
-        own = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for e in jaxpr.eqns for v in e.outvars if _sized(v))
-        inner = [sub for equation in jaxpr.eqns for sub in jaxprs_in_params(equation.params)]
-        return own + sum(total(sub) for sub in inner)
-
-    return total(jax.make_jaxpr(fn)(*arguments).jaxpr)
-
-
-def _sized(variable) -> bool:
-    return hasattr(variable.aval, "shape") and hasattr(variable.aval.dtype, "itemsize")

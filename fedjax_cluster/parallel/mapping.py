@@ -140,8 +140,14 @@ def client_mapping(
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; at least one client must be in a chunk")
     if strategy == "auto":
-        strategy = "scan" if jax.default_backend() == "cpu" and chunk_size is None else "chunked"
+        platform = (jax.devices() if devices is None else list(devices))[0].platform
+        strategy = "scan" if platform == "cpu" and chunk_size is None else "chunked"
     return ClientMapping(strategy, chunk_size, client_mesh(devices))
+
+
+def platform(mapping: ClientMapping) -> str:
+    """What the devices are: "cpu", "tpu" or "gpu"."""
+    return (jax.devices()[0] if mapping.mesh is None else mapping.mesh.devices.flat[0]).platform
 
 
 def num_devices(mapping: ClientMapping) -> int:

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.parallel import messages
-from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, replicate
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, platform, replicate
+from fedjax_cluster.parallel.tiles import tiled
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Placement, Population, PyTree, Selection
 
 SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
@@ -48,6 +49,8 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
         if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices):
             x, y = x[client], y[client]
             placement = Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
+    if platform(mapping) == "tpu":
+        x, y = tiled(x), tiled(y)
     x, y = place_rows(mapping, (x, y))
     num_examples, work, placement = replicate(mapping, (num_examples, work, placement))
     return Population(ClientData(x, y, num_examples), info, mapping, work, placement)

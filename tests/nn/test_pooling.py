@@ -118,6 +118,20 @@ def test_ties_send_the_gradient_to_the_first(window):
     chex.assert_trees_all_equal(gradient[0, :, :, 0], expected.astype(np.float32))
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_an_accelerator_takes_its_own(window, monkeypatch):
+    x = image(2, 13, 11, 3)
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(max_pool(x, *window) ** 3))(x)
+
+    expected, lowered = gradient(x), jax.jit(gradient).trace(x)
+    texts = {each: lowered.lower(lowering_platforms=(each,)).as_text() for each in ("cpu", "tpu", "cuda")}
+    assert {each: "reduce_window" in text for each, text in texts.items()} == {"cpu": False, "tpu": True, "cuda": True}
+    monkeypatch.setattr(lax, "platform_dependent", lambda *given, cpu, default: default(*given))
+    chex.assert_trees_all_close(gradient(x), expected, rtol=1e-6)
+
+
 def test_maps_over_clients():
     x = image(3, 2, 6, 6, 4)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_cluster import parallel
-from fedjax_cluster.parallel import loop as client_loop
-from fedjax_cluster.parallel import messages
+from fedjax_cluster.parallel import chunks, messages
 from fedjax_cluster.parallel import rows as rows_module
 from fedjax_cluster.parallel.loop import Contribution
 from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
@@ -322,8 +321,38 @@ def test_wrong_numbers_are_refused():
 
 def test_automatic_chunks_follow_memory():
     one = (jnp.zeros((100, 10)),)
-    bound = client_loop.bytes_per_client(lambda x: (x @ x.T).sum(), one)
+    bound = parallel.bytes_per_client(lambda x: (x @ x.T).sum(), one)
     assert 100 * 100 * 4 <= bound <= 4 * 100 * 100 * 4
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_compiler_says_how_many_clients_fit(devices, monkeypatch):
+    """Where the upper bound settles nothing: 20 values of 4 kB one after the other, of which a client holds a few."""
+    asked = []
+
+    def compiled(*given, own=chunks.compiled_bytes):
+        asked.append(own(*given))
+        return asked[-1]
+
+    monkeypatch.setattr(chunks, "compiled_bytes", compiled)
+    _, clients = population(32, mapping_of("chunked", None, devices))
+    shared = jnp.full((1000,), 0.5)
+
+    def fn(client):
+        values = shared * client.data.x.sum()
+        for _ in range(20):
+            values = jnp.sort(jnp.sin(values))
+        return values.sum()
+
+    def run():
+        return parallel.for_each_client(fn, parallel.whole_population(clients), collect=lambda found: found).collected
+
+    expected = jax.jit(run)()
+    assert not asked  # nothing is compiled where all clients fit anyway
+    monkeypatch.setattr(chunks, "free_memory", lambda device: 4 * 80_000)
+    found = jax.jit(lambda: run())()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert 2_000 <= asked[0] <= 40_000 < 80_000  # the bound
 
 
 def test_lapack_keeps_to_one_thread_and_numpy_to_its_own():

@@ -1,0 +1,92 @@
+"""`fedjax-cluster plan`: a run's configuration compiled for devices that need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import tyro
+
+from fedjax_cluster.experiments.config import FEW_CLUSTERS, RunConfig, build_algorithm, settled, takes_clusters
+from fedjax_cluster.experiments.flag_groups import Field, noted, parse_fields, wants_help
+from fedjax_cluster.experiments.flags import parse_run
+from fedjax_cluster.simulation.abstract import PopulationShape
+from fedjax_cluster.simulation.devices import KNOWN
+from fedjax_cluster.simulation.planning import Plan, plan
+from fedjax_cluster.types import DatasetInfo, Federation
+
+FLAGS: tuple[Field, ...] = (
+    ("device", noted(str, f"what to compile for: {KNOWN}"), "local"),
+    ("rows", noted(int | None, "training rows of each client: a population of this shape, without its data"), None),
+    ("input", noted(tuple[int, ...], "shape of one input, with --rows"), (28, 28)),
+    ("classes", noted(int, "with --rows"), 10),
+    ("dtype", noted(str, "of the inputs, with --rows"), "uint8"),
+    ("chunk_size", noted(int | None, "clients at a time on each device; the compiler's memory figures decide"), None),
+)
+DESCRIPTION = (
+    "Compiles a run's rounds for a device that need not be there, and prints memory, work and messages. With --rows it "
+    "takes no data. METHOD and all flags of `run` that decide the program, such as --clients, --model and --batch-size."
+)
+
+
+def command(arguments: Sequence[str], prog: str) -> int:
+    """Prints the plan of a configuration: 0 where it fits, 1 where it does not.
+
+    Raises:
+      ValueError: a wrong flag, an unknown device, or a compiler that is not installed.
+    """
+    names = [*arguments[:1]] if arguments and not arguments[0].startswith("-") else []
+    own, others = _divided(arguments[len(names) :])
+    flags = dataclasses.make_dataclass("Plan", [(name, hint, default) for name, hint, default in FLAGS])
+    given = parse_fields(tyro.conf.configure()(flags), own, f"{prog} [METHOD]", DESCRIPTION)
+    config, _ = parse_run(names[0] if names else "cfl_gp", others, prog)
+    if given.device != "local":
+        # What is small is computed here; a TPU's compiler would have its backend look for one.
+        jax.config.update("jax_platforms", "cpu")
+    found = planned(config, given)
+    found.table().print()
+    return 0 if found.fits else 1
+
+
+def planned(config: RunConfig, given: object) -> Plan:
+    """The plan of a configuration; `given` has the values of `FLAGS`."""
+    rows = getattr(given, "rows", None)
+    federation: Federation | PopulationShape
+    if rows is None:
+        config, federation = settled(config)
+    else:
+        federation = shape = _shape(config, given)
+        clusters = config.clusters
+        if clusters is None and takes_clusters(config.method):
+            clusters = FEW_CLUSTERS
+        config = dataclasses.replace(config, clients=shape.clients, clusters=clusters)
+    return plan(
+        build_algorithm(config),
+        federation,
+        device=getattr(given, "device", "local"),
+        chunk_size=getattr(given, "chunk_size", None),
+    )
+
+
+def _shape(config: RunConfig, given: object) -> PopulationShape:
+    values = {name: getattr(given, name) for name, _, _ in FLAGS}
+    if config.clients is None:
+        raise ValueError("--rows gives a population without data, of which --clients must say how many there are")
+    info = DatasetInfo("shapes", tuple(values["input"]), values["classes"])
+    return PopulationShape(config.clients, values["rows"], info, values["dtype"])
+
+
+def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the plan's own flags, and those of `run`."""
+    mine = {f"--{name.replace('_', '-')}" for name, _, _ in FLAGS}
+    own: list[str] = []
+    others: list[str] = []
+    if wants_help(arguments):
+        return ["--help"], []
+    current = others
+    for word in arguments:
+        if word.startswith("--"):
+            current = own if word.partition("=")[0] in mine else others
+        current.append(word)
+    return own, others

@@ -1,0 +1,186 @@
+"""The arguments of a run's program as shapes: a population and a state that are nowhere in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_cluster import parallel
+from fedjax_cluster.algorithms.method import Method
+from fedjax_cluster.options import COUNT, changed, checked, shown
+from fedjax_cluster.parallel.tiles import Tiled, tiles_of
+from fedjax_cluster.simulation.segment import run_keys
+from fedjax_cluster.types import (
+    ONE_DEVICE,
+    ClientData,
+    ClientMapping,
+    ClusteredAlgorithm,
+    DatasetInfo,
+    Federation,
+    Placement,
+    Population,
+    PyTree,
+)
+
+FEWEST = 8  # clients of the federations of which states are made, beyond the number of clusters
+
+
+class PopulationShape(NamedTuple):
+    """A federation without its data: M clients of N rows each.
+
+    Attributes:
+      clients: M.
+      rows: N, training rows of each.
+      info: shape of an input, classes, task.
+      dtype: of the inputs.
+      y_shape, y_dtype: of one target.
+      groups: whether the clients' true groups are known.
+      uneven: whether clients have different numbers of rows, so that several devices are dealt clients by their work.
+    """
+
+    clients: int
+    rows: int
+    info: DatasetInfo
+    dtype: Any = "uint8"
+    y_shape: tuple[int, ...] = ()
+    y_dtype: Any = "int32"
+    groups: bool = False
+    uneven: bool = False
+
+    def nbytes(self) -> int:
+        """Bytes of all rows, without padding."""
+        x = math.prod(self.info.input_shape) * np.dtype(self.dtype).itemsize
+        return self.clients * self.rows * (x + math.prod(self.y_shape) * np.dtype(self.y_dtype).itemsize)
+
+
+def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
+    """What of a federation decides the program of its rounds.
+
+    Raises:
+      ValueError: a shape of no clients or rows.
+    """
+    if isinstance(federation, PopulationShape):
+        for name in ("clients", "rows"):
+            checked(name, getattr(federation, name), int, COUNT)
+        for name in ("dtype", "y_dtype"):
+            try:
+                np.dtype(getattr(federation, name))
+            except TypeError:
+                given = shown(getattr(federation, name))
+                raise ValueError(f"{name} is {given}; give a type of NumPy, such as uint8 or float32") from None
+        return federation
+    x, y, count = federation.train
+    uneven = bool(np.ptp(np.asarray(count)))
+    groups = federation.group is not None
+    clients, rows, *_ = x.shape
+    return PopulationShape(clients, rows, federation.info, x.dtype, y.shape[2:], y.dtype, groups, uneven)
+
+
+def abstract_arguments(algorithm: ClusteredAlgorithm, shape: PopulationShape, mapping: ClientMapping) -> tuple:
+    """The arguments of `run_segment` but the method, as shapes with shardings.
+
+    A state's shapes follow from those of two small federations: each extent grows with M by a fixed number.
+
+    Raises:
+      ValueError: as `init` raises it; or a state of which some extent is no a·M + b.
+    """
+    devices = 1 if mapping.mesh is None else mapping.mesh.size
+    clients = -(-shape.clients // devices) * devices
+    slots = getattr(algorithm, "clusters", None)
+    small = FEWEST + (slots if isinstance(slots, int) else 0)
+    sizes = small, small + 3
+    outcomes = [_outcome(algorithm, shape, size) for size in sizes]
+    state, info = jax.tree.map(lambda *leaves: _grown(leaves, sizes, clients), *outcomes)
+    placed = _Placed(mapping)
+    state = placed.everywhere(state)._replace(clients=placed.rows(state.clients))
+    group = jax.ShapeDtypeStruct((clients,), jnp.int32) if shape.groups else None
+    keys = jax.eval_shape(lambda: run_keys(0))
+    train = abstract_population(shape, mapping)
+    stop = jax.ShapeDtypeStruct((), jnp.int32)
+    return (*placed.everywhere((keys,)), state, train, *placed.everywhere((group, info, stop)))
+
+
+def abstract_population(shape: PopulationShape, mapping: ClientMapping) -> Population:
+    """The population as `place_population` puts it on the devices."""
+    placed, devices = _Placed(mapping), parallel.num_devices(mapping)
+    clients = -(-shape.clients // devices) * devices
+    x = jax.ShapeDtypeStruct((clients, shape.rows, *shape.info.input_shape), np.dtype(shape.dtype))
+    y = jax.ShapeDtypeStruct((clients, shape.rows, *shape.y_shape), np.dtype(shape.y_dtype))
+    if parallel.platform(mapping) == "tpu":
+        x, y = (_tiled_shape(leaf) for leaf in (x, y))
+    each: Any = jax.ShapeDtypeStruct((clients,), jnp.int32)
+    uneven = shape.uneven and devices > 1
+    work = jax.ShapeDtypeStruct((clients,), jnp.float32) if uneven else None
+    placement = Placement(each, each) if uneven else None
+    x, y = placed.rows((x, y))
+    each, work, placement = placed.everywhere((each, work, placement))
+    return Population(ClientData(x, y, each), shape.info, mapping, work, placement)
+
+
+class _Placed:
+    """Shapes with the shardings of `place_rows` and `replicate`."""
+
+    def __init__(self, mapping: ClientMapping):
+        mesh = mapping.mesh
+        here = SingleDeviceSharding(jax.devices()[0])
+        self._rows = here if mesh is None else NamedSharding(mesh, P(parallel.AXIS))
+        self._everywhere = here if mesh is None else NamedSharding(mesh, P())
+
+    def rows(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._rows), tree)
+
+    def everywhere(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), tree)
+
+
+def _tiled_shape(leaf: Any) -> Any:
+    tiles = tiles_of(leaf)
+    if tiles is None:
+        return leaf
+    return Tiled(jax.ShapeDtypeStruct((leaf.shape[0], *tiles), leaf.dtype), leaf.shape[1:])
+
+
+def _outcome(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int) -> Any:
+    """Shapes of what `init` gives for so many clients, all with the same rows, so that it finds one cluster."""
+    rng = np.random.default_rng(0)
+    size = (shape.rows, *shape.info.input_shape)
+    floats = np.issubdtype(np.dtype(shape.dtype), np.floating)
+    x = rng.random(size) if floats else rng.integers(0, 2, size)
+    most = max(shape.info.num_classes, 1)
+    y = np.arange(shape.rows * math.prod(shape.y_shape)).reshape(shape.rows, *shape.y_shape) % most
+    x, y = (np.broadcast_to(of, (clients, *of.shape)) for of in (x.astype(shape.dtype), y.astype(shape.y_dtype)))
+    start = algorithm.init if algorithm.template is None else algorithm.template
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        data = ClientData(jnp.asarray(x), jnp.asarray(y), jnp.full(clients, shape.rows, jnp.int32))
+        population = Population(data, shape.info, ONE_DEVICE)
+        state, info = start(run_keys(0).initialization, population)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, info))
+
+
+def _grown(leaves: Sequence[Any], sizes: Sequence[int], clients: int) -> Any:
+    """The leaf's shape for so many clients, from its shapes for two small numbers of them."""
+    extents = []
+    for dims in zip(*(leaf.shape for leaf in leaves), strict=True):
+        slope = (dims[1] - dims[0]) // (sizes[1] - sizes[0])
+        rest = dims[0] - slope * sizes[0]
+        if any(slope * size + rest != dim for size, dim in zip(sizes, dims, strict=True)):
+            raise ValueError(
+                f"an extent of the state is {', '.join(map(str, dims))} for {', '.join(map(str, sizes))} clients, "
+                "which does not grow evenly; give a federation of the size itself to simulate()"
+            )
+        extents.append(slope * clients + rest)
+    return jax.ShapeDtypeStruct(tuple(extents), leaves[0].dtype)
+
+
+def without_training(algorithm: ClusteredAlgorithm) -> ClusteredAlgorithm:
+    """The method with first models of which none is trained: a state of the same shapes, sooner."""
+    if getattr(algorithm, "start", None) != "clients" or not isinstance(algorithm, Method):
+        return algorithm
+    return changed(algorithm, "planned", start="random")

@@ -1,0 +1,259 @@
+"""What a run would need of devices that need not be there: its rounds are compiled for them from shapes alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_cluster import parallel
+from fedjax_cluster.nn.precision import in_32_bits
+from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.report.table import Column, Table
+from fedjax_cluster.simulation.abstract import PopulationShape, abstract_arguments, shape_of, without_training
+from fedjax_cluster.simulation.devices import GIB, Target, target
+from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
+from fedjax_cluster.simulation.segment import run_segment
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation
+
+FIRST_CHUNK = 128  # clients: matrix units are 128 wide, and hundreds of clients keep any device busy
+USABLE = 0.9  # of a device's memory; the rest is the runtime's
+MOST_COMPILATIONS = 3
+LONGEST_MESSAGE = 200
+
+
+class Memory(NamedTuple):
+    """Bytes on each device."""
+
+    population: int  # the training rows, with padding
+    state: int  # models, personal models, what the server keeps
+    temporaries: int
+    rest: int  # other arguments, and what of the results has no place among the arguments
+    evaluation: int  # test rows, which stay on the device; 0 where only shapes were given
+    peak: int  # the compiler's figure for the whole program, and the test rows
+
+    def parts(self) -> dict[str, int]:
+        """All but the peak."""
+        return {name: value for name, value in self._asdict().items() if name != "peak"}
+
+
+class Plan(NamedTuple):
+    """What `plan` finds."""
+
+    method: str
+    device: str
+    devices: int
+    clients: int
+    rows: int
+    cohort: int  # clients of a round
+    available: int  # bytes of each device that can be used
+    memory: Memory | None  # None: not even the smallest chunk could be compiled
+    strategy: str
+    chunk: int  # clients at a time on each device
+    why: str  # that chunk
+    costs: ProgramCosts | None  # of a round, on each device
+    roofline: float | None  # seconds of a round at least; None without a data sheet
+    source: str  # of the device's figures
+    compile_seconds: float
+    compilations: int
+    advice: tuple[str, ...]  # what to change where it does not fit
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the memory that can be used."""
+        return self.memory is not None and self.memory.peak <= self.available
+
+    def table(self) -> Table:
+        """The plan as a table of two columns."""
+        lines: dict[str, str] = {
+            "devices": f"{self.devices} × {self.device}" + (f" ({self.source})" if self.source else ""),
+            "clients": f"{self.clients:,} of {counted(self.rows, 'row')}, {self.cohort:,} a round",
+            "fits": "yes" if self.fits else "no",
+        }
+        if self.memory is not None:
+            lines["peak memory"] = f"{_size(self.memory.peak)} of {_size(self.available)} a device"
+            lines |= {f"  {name}": _size(value) for name, value in self.memory.parts().items() if value}
+        lines["clients at a time"] = f"{self.chunk:,} a device ({self.why})"
+        if self.costs is not None:
+            lines |= _cost_lines(self)
+        lines["compilation"] = f"{self.compile_seconds:.1f} s, {counted(self.compilations, 'program')}"
+        lines |= {"to change" if not number else " " * number: each for number, each in enumerate(self.advice)}
+        title = f"{method_name(self.method)}: compiled, not timed"
+        return Table(title, (Column(""), Column("")), tuple(lines.items()))
+
+
+@in_32_bits
+def plan(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation | PopulationShape,
+    *,
+    device: str = "local",
+    chunk_size: int | None = None,
+) -> Plan:
+    """Compiles a run's rounds for devices that need not be there, and reports memory, work and messages.
+
+    Args:
+      algorithm: from `fedjax_cluster.algorithms`.
+      federation: the data, or a `PopulationShape` of any size, of which nothing is made.
+      device: "v5e:2x4", "v6e:4x4", "v5p:2x2x1" and other shapes of TPUs, "h100", or "local".
+      chunk_size: clients at a time on each device; None lets the compiler's memory figures decide.
+
+    Returns:
+      A Plan; `plan.table().print()` shows it.
+
+    Raises:
+      ValueError: an unknown device, a compiler that is not installed, or a federation that the method refuses.
+
+    >>> import fedjax_cluster as fc
+    >>> from fedjax_cluster.types import DatasetInfo
+    >>> shape = fc.PopulationShape(clients=100, rows=20, info=DatasetInfo("digits", (8, 8), 10))
+    >>> found = plan(fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(0.1, batch_size=8, steps=1)), shape)
+    >>> found.fits, found.memory.peak > 0
+    (True, True)
+    """
+    shape, aim = shape_of(federation), target(device)
+    mapping = parallel.client_mapping("auto", chunk_size, aim.devices)
+    devices = parallel.num_devices(mapping)
+    arguments = abstract_arguments(without_training(algorithm), shape, mapping)
+    cohort = _cohort_size(algorithm, arguments[1], devices)
+    share = -(-cohort // devices)
+    chunk, why, compiled, seconds, tried = 1, "a CPU device takes one after the other", None, 0.0, 0
+    if mapping.strategy != "scan":
+        chunk, why = min(chunk_size or FIRST_CHUNK, share), "as asked for" if chunk_size else "all of a device's share"
+    test = 0 if isinstance(federation, PopulationShape) else _bytes_of(federation.test, devices)
+    memory, failure = None, ""
+    while tried < MOST_COMPILATIONS:
+        chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
+        started = time.perf_counter()
+        try:
+            compiled = _compile(algorithm, _with_mapping(arguments, chosen), aim)
+            memory = _memory(compiled, arguments, devices, test, aim.platform)
+        except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
+            memory, failure = None, " ".join(str(error).split())
+            if "RESOURCE_EXHAUSTED" not in failure:
+                raise
+        seconds, tried = seconds + time.perf_counter() - started, tried + 1
+        room = aim.memory * USABLE
+        if chunk_size or chunk == 1 or (memory is not None and memory.peak <= room):
+            break
+        smaller = chunk // 4 if memory is None else _fitting(chunk, memory, room)
+        if smaller < 1 or tried == MOST_COMPILATIONS:
+            break
+        why = f"{chunk} would take {_size(memory.peak) if memory else 'more than there is'}"
+        chunk = smaller
+    if not chunk_size and chunk == FIRST_CHUNK < share:
+        why = "matrix units are 128 wide, and it fits"
+    costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
+    found = Plan(
+        algorithm.name,
+        aim.name,
+        devices,
+        shape.clients,
+        shape.rows,
+        cohort,
+        int(aim.memory * USABLE),
+        memory,
+        mapping.strategy,
+        chunk,
+        why,
+        costs,
+        None if costs is None else _roofline(costs, aim),
+        "" if aim.kind is None else aim.kind.source,
+        seconds,
+        tried,
+        (),
+    )
+    return found if found.fits else found._replace(advice=_advice(found, shape, failure))
+
+
+def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target) -> Any:
+    traced = run_segment.trace(*arguments, algorithm=algorithm)
+    return traced.lower(lowering_platforms=(aim.platform,)).compile(compiler_options=aim.compiler_options or None)
+
+
+def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
+    keys, state, train, *others = arguments
+    return (keys, state, type(train)(train.data, train.info, mapping, train.work, train.placement), *others)
+
+
+def _cohort_size(algorithm: ClusteredAlgorithm, state: Any, devices: int) -> int:
+    """Clients of a round, as `gather_cohort` pads them."""
+    drawn = jax.eval_shape(lambda key, state: algorithm.select(key, state), jax.random.key(0), state).index.shape[0]
+    return -(-drawn // devices) * devices
+
+
+def _memory(compiled: Any, arguments: tuple, devices: int, test: int, platform: str) -> Memory:
+    found = compiled.memory_analysis()
+    _, state, train, *_ = arguments
+    population = _bytes_of((train.data.x, train.data.y), devices)
+    clients = _bytes_of(state.clients, devices)
+    others = _bytes_of(state._replace(clients=None), 1)
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
+    rest = found.argument_size_in_bytes - population - clients - others + results
+    # On a CPU the compiler's peak is without the temporaries.
+    peak = total if platform == "cpu" else found.peak_memory_in_bytes or total
+    return Memory(population, clients + others, found.temp_size_in_bytes, max(0, rest), test, peak + test)
+
+
+def _bytes_of(tree: Any, devices: int) -> int:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf is not None]
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves) // devices
+
+
+def _fitting(chunk: int, memory: Memory, room: float) -> int:
+    """The largest power of two of clients whose temporaries, taken to grow with them, have room."""
+    left = room - (memory.peak - memory.temporaries)
+    most = chunk * left / max(memory.temporaries, 1)
+    return 2 ** int(math.log2(most)) if most >= 1 else 1 if chunk > 1 else 0
+
+
+def _roofline(costs: ProgramCosts, aim: Target) -> float | None:
+    if aim.kind is None:
+        return None
+    return max(costs.flops / aim.kind.flops, costs.bytes / aim.kind.bandwidth) + costs.message_bytes() / aim.kind.link
+
+
+def _cost_lines(found: Plan) -> dict[str, str]:
+    costs = found.costs
+    assert costs is not None
+    lines = {
+        "work a round": f"{costs.flops / 1e9:,.3g} GFLOP and {_size(costs.bytes)} written and read, on each device",
+        "messages a round": "; ".join(
+            f"{number} × {kind}, {_size(size)}" for kind, (number, size) in sorted(costs.messages.items())
+        )
+        or "none",
+    }
+    if found.roofline is not None:
+        lines["a round takes at least"] = f"{1e3 * found.roofline:,.3g} ms (roofline)"
+    if costs.cycles:
+        lines["the compiler's estimate"] = f"{costs.cycles:,.3g} cycles a round"
+    if costs.unknown:
+        lines["counted once"] = f"{counted(costs.unknown, 'loop')} whose turns depend on the data"
+    return lines
+
+
+def _advice(found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...]:
+    """What to change where the run does not fit."""
+    lines = [] if not failure or found.memory is not None else [f"the compiler says: {failure[:LONGEST_MESSAGE]}"]
+    memory = found.memory
+    held = shape.nbytes() / found.devices if memory is None else memory.population + memory.state
+    if held > found.available:
+        needed = math.ceil(held * found.devices / found.available / 0.8)
+        lines.append(f"more devices: {needed} would hold population and state")
+    if memory is not None and memory.state > 0.5 * found.available:
+        lines.append("a smaller model, or a method without a model for each client")
+    if memory is not None and memory.temporaries > 0.5 * found.available:
+        lines.append("a smaller cohort (participation), smaller mini-batches (batch_size), or chunk_size=1")
+    if memory is not None and memory.population > 0.5 * found.available:
+        dtype = np.dtype(shape.dtype).name
+        lines.append(f"fewer rows a client than {shape.rows}, or inputs of fewer bytes than {dtype}")
+    return tuple(lines) or ("more devices, or fewer clients",)
+
+
+def _size(count: float) -> str:
+    unit, name = (GIB, "GiB") if count >= GIB else (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
+    return f"{count / unit:,.3g} {name}"

@@ -1,0 +1,181 @@
+"""What a round costs, read off the compiled program: products, bytes, messages, and the compiler's own cycles.
+
+XLA's cost analysis counts the body of a loop once, whatever its turns. Here each computation counts as often as its
+loops turn: the loop of the rounds once, a loop whose turns XLA knows so often, one over chunks of clients as the plan
+says; others, such as steps of epochs, once, as is said in `unknown`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from typing import NamedTuple
+
+from fedjax_cluster.parallel.loop import CLIENTS
+
+BITS = re.compile(r"[a-z]+(\d+)")
+SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
+HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
+CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_computation"
+CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
+CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# What no kernel writes.
+NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota"}
+
+
+class ProgramCosts(NamedTuple):
+    """Of one round, on each device."""
+
+    flops: float  # of matrix products and convolutions
+    bytes: float  # results of all kernels, written once and read once
+    cycles: float  # estimated by the compiler; 0 where it does not
+    messages: dict[str, tuple[int, float]]  # kind of collective -> number, bytes
+    largest_message: int  # bytes
+    unknown: int  # loops whose turns are not known, counted once
+
+    def message_bytes(self) -> float:
+        """Bytes of all messages."""
+        return sum(size for _, size in self.messages.values())
+
+
+class _Line(NamedTuple):
+    name: str
+    shape: str
+    kind: str
+    text: str
+
+
+def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
+    """The costs of one round in an optimised program's text.
+
+    Args:
+      text: of `compiled.as_text()`, of a segment of rounds.
+      chunks: turns of the loop over chunks of clients.
+
+    >>> program_costs("ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {\\n"
+    ...     "  %x = f32[2,3]{1,0} parameter(0)\\n  %y = f32[3,4]{1,0} parameter(1)\\n"
+    ...     "  ROOT %d = f32[2,4]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}\\n}").flops
+    48.0
+    """
+    computations, entry = _computations(text)
+    fused = {
+        name
+        for lines in computations.values()
+        for line in lines
+        if line.kind in ("fusion", "reduce", "sort", "scatter", "reduce-window", "map", "select-and-scatter")
+        for name in _called(line.text)
+    }
+    unknown: set[str] = set()
+    chains: dict[str, tuple[str, int]] = {}
+
+    @functools.cache
+    def cost(name: str, depth: int, inside: bool) -> tuple[float, float, float, tuple, int]:
+        flops, written, cycles, largest = 0.0, 0.0, 0.0, 0
+        messages: Counter = Counter()
+        shapes = {line.name: line.shape for line in computations[name]}
+        for line in computations[name]:
+            flops += _flops(line, shapes)
+            if not inside and line.kind not in NOTHING and not line.kind.endswith("-done"):
+                written += _bytes(line.shape)
+            found = re.search(r'"estimated_cycles":"(\d+)"', line.text)
+            cycles += float(found[1]) if found else 0.0
+            kind = line.kind.removesuffix("-start")
+            if (chain := CHAIN.search(line.text)) is not None and kind in COLLECTIVES:
+                chains[chain[1]] = kind, _bytes(line.shape)
+            elif kind in COLLECTIVES:
+                messages[kind, "number"] += 1
+                messages[kind, "bytes"] += _bytes(line.shape)
+                largest = max(largest, _bytes(line.shape))
+            times, deeper = 1, depth
+            if line.kind == "while":
+                deeper = depth + 1
+                known = re.search(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)', line.text)
+                if known:
+                    times = int(known[1])
+                elif f"/{CLIENTS}/while" in line.text:
+                    times = chunks
+                elif depth:
+                    unknown.add(line.name)
+            for called in _called(line.text):
+                if called in computations:
+                    inner = cost(called, deeper, inside or called in fused)
+                    flops, written = flops + times * inner[0], written + times * inner[1]
+                    cycles += times * inner[2]
+                    for key, count in inner[3]:
+                        messages[key] += times * count
+                    largest = max(largest, inner[4])
+        return flops, written, cycles, tuple(messages.items()), largest
+
+    flops, written, cycles, messages, largest = cost(entry, 0, False)
+    found = Counter(dict(messages))
+    for kind, size in chains.values():
+        found[kind, "number"] += 1
+        found[kind, "bytes"] += size
+        largest = max(largest, size)
+    kinds = {kind: (int(found[kind, "number"]), float(found[kind, "bytes"])) for kind, _ in found}
+    return ProgramCosts(flops, 2 * written, cycles, kinds, largest, len(unknown))
+
+
+def _computations(text: str) -> tuple[dict[str, list[_Line]], str]:
+    """The instructions of each computation, and the name of the entry."""
+    computations: dict[str, list[_Line]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if (header := HEADER.match(line)) is not None:
+            name = header[1]
+            computations[name] = []
+            entry = name if line.startswith("ENTRY") else entry
+        elif name and (found := INSTRUCTION.match(line)) is not None:
+            computations[name].append(_Line(found[1], found[2], found[3], line))
+    return computations, entry
+
+
+def _called(text: str) -> list[str]:
+    return [name.lstrip("%") for found in CALLED.finditer(text) for name in re.split(r", ", found[1]) if name]
+
+
+def _dimensions(shape: str) -> list[int]:
+    found = SHAPE.search(shape)
+    return [int(part) for part in found[2].split(",") if part] if found else []
+
+
+def _bytes(shape: str) -> int:
+    total = 0
+    for kind, dims in SHAPE.findall(shape):
+        bits = BITS.match(kind)
+        width = 8 if kind == "pred" else int(bits[1]) if bits else 32
+        total += math.prod(int(part) for part in dims.split(",") if part) * width // 8
+    return total
+
+
+def _flops(line: _Line, shapes: dict[str, str]) -> float:
+    """Of a matrix product or a convolution: two for each multiplication and addition."""
+    if line.kind not in ("dot", "convolution"):
+        return 0.0
+    given = line.text[line.text.index(f" {line.kind}(") + len(line.kind) + 2 :].partition(")")[0]
+    operands = re.findall(r"%?([\w.\-]+)", given)
+    operands = [name for name in operands if name in shapes]
+    if len(operands) < 2:
+        return 0.0
+    out = math.prod(_dimensions(line.shape))
+    if line.kind == "dot":
+        left = _dimensions(shapes[operands[0]])
+        axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.text)
+        return 2.0 * out * math.prod(left[int(axis)] for axis in axes[1].split(",") if axis) if axes else 0.0
+    kernel = _dimensions(shapes[operands[1]])
+    labels = re.search(r"dim_labels=\w+_(\w+)->", line.text)
+    if labels is None:
+        return 0.0
+    # A TPU's product of many matrices is a convolution that spreads them out, and meets one with every output.
+    sizes, spread = (_window(line.text, name) for name in ("size", "lhs_dilate"))
+    taps = math.prod(-(-size // gap) for size, gap in zip(sizes, spread or [1] * len(sizes), strict=True))
+    return 2.0 * out * kernel[labels[1].index("i")] * taps
+
+
+def _window(text: str, name: str) -> list[int]:
+    found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx]+)", text)
+    return [int(part) for part in found[1].split("x")] if found else []

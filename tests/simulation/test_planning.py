@@ -1,0 +1,188 @@
+"""The plan of a run: from shapes what the run itself has, and the compiler's figures counted right."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import parallel
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.simulation.abstract import abstract_arguments, shape_of, without_training
+from fedjax_cluster.simulation.devices import target
+from fedjax_cluster.simulation.planning import plan
+from fedjax_cluster.simulation.program_costs import program_costs
+from fedjax_cluster.simulation.segment import run_keys
+from fedjax_cluster.types import DatasetInfo
+
+SGD = fc.local.sgd(0.1, batch_size=4, steps=1)
+INFO = DatasetInfo("shapes", (3,), 2)
+LINEAR = fc.algorithms.fedavg(fc.nn.linear(), local=SGD)
+# Of states: cluster models alone, personal models, a matrix over clients, vectors of clients.
+METHODS = ("fedavg", "ditto", "fedgwc", "fedproto")
+
+
+def build(name):
+    taken = {field.name for field in dataclasses.fields(REGISTRY[name])}
+    return REGISTRY[name](fc.nn.linear(), local=SGD, **({"clusters": 3} if "clusters" in taken else {}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_shapes_are_those_of_the_run(name):
+    rng = np.random.default_rng(0)
+    count = 22  # not the size of which the shapes are derived
+    data = fc.types.ClientData(
+        rng.normal(size=(count, 6, 3)).astype(np.float32),
+        rng.integers(0, 2, (count, 6)).astype(np.int32),
+        np.full(count, 6, np.int32),
+    )
+    mapping, algorithm = parallel.client_mapping(), build(name)
+    train = parallel.place_population(data, INFO, mapping)
+    state, report = algorithm.init(run_keys(0).initialization, train)
+    expected = parallel.place_state(state, mapping), train, report
+    shape = shape_of(fc.types.Federation(data, data, None, None, INFO))
+    _, state, train, _, report, _ = abstract_arguments(without_training(algorithm), shape, mapping)
+    chex.assert_trees_all_equal_shapes_and_dtypes((state, train, report), expected)
+    places = jax.tree.map(
+        lambda leaf, shape: leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim),
+        (expected[0], expected[1].data),
+        (state, train.data),
+    )
+    assert all(jax.tree.leaves(places))
+
+
+def test_a_population_that_no_machine_holds_does_not_fit():
+    found = plan(LINEAR, fc.PopulationShape(10**6, 10**6, INFO, "float32"))
+    assert not found.fits
+    assert any("more devices" in line for line in found.advice)
+    assert "no" in dict(found.table().rows)["fits"]
+
+
+def test_parts_and_chunks():
+    """The population's bytes to the byte; the loop over clients counted as often as it turns."""
+    shape = fc.PopulationShape(64, 10, INFO, "float32")
+    found, twice = (plan(LINEAR, shape._replace(clients=count), chunk_size=8) for count in (64, 128))
+    devices = jax.device_count()
+    assert found.fits
+    assert found.memory.population == 64 * 10 * (3 * 4 + 4) // devices
+    assert (found.cohort, found.chunk) == (64, 8)
+    assert found.costs.flops > 0
+    assert twice.costs.flops == 2 * found.costs.flops
+
+
+MEASURED = """
+import ctypes, gc, re, jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 1)
+import fedjax_cluster as fc
+from fedjax_cluster import parallel
+from fedjax_cluster.simulation import planning
+from fedjax_cluster.simulation.abstract import abstract_arguments, without_training
+from fedjax_cluster.simulation.devices import target
+from fedjax_cluster.simulation.segment import run_keys
+
+def resident(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+method = fc.algorithms.METHOD
+shape = fc.PopulationShape(CLIENTS, 400, fc.types.DatasetInfo("images", (28, 28), 10), "float32")
+expected = planning.plan(method, shape).memory.peak
+mapping, keys = parallel.client_mapping(), run_keys(0)
+compiled = planning._compile(method, abstract_arguments(method, shape, mapping), target("local"))
+
+def data(clients):
+    x = jnp.full((clients, 400, 28, 28), 0.5) + jnp.arange(clients, dtype=jnp.float32)[:, None, None, None]
+    return fc.types.ClientData(x, jnp.zeros((clients, 400), jnp.int32), jnp.full(clients, 400, jnp.int32))
+
+def began():
+    train = parallel.Population(data(CLIENTS), shape.info, mapping)
+    state, report = method.init(keys.initialization, train)
+    return train, parallel.place_state(state, mapping), report
+
+jax.block_until_ready(began())  # what this compiles is no part of the run
+gc.collect(); ctypes.CDLL(None).malloc_trim(0)
+before = resident("VmRSS")
+train, state, report = jax.block_until_ready(began())
+open("/proc/self/clear_refs", "w").write("5")
+jax.block_until_ready(compiled(keys, state, train, None, report, jnp.asarray(2, jnp.int32)))
+print(expected, resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs Linux's count of memory")
+@pytest.mark.parametrize(
+    ("method", "clients"),
+    [
+        ("ditto(fc.nn.cnn(), local=fc.local.sgd(0.1, batch_size=32, steps=2))", 48),
+        ("fedavg(fc.nn.mlp(), local=fc.local.sgd(0.1, batch_size=32, steps=2))", 300),
+    ],
+)
+def test_the_peak_is_that_of_a_run(method, clients):
+    """Ditto's is half temporaries, FedAvg's nearly all population; threads and their stacks take some megabytes."""
+    program = MEASURED.replace("METHOD", method).replace("CLIENTS", str(clients))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    expected, measured = map(int, done.stdout.split())
+    assert 0.85 < measured / expected < 1.15
+
+
+HLO = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[], f32[8,16]{1,0}) parameter(0)
+  %m = f32[8,16]{1,0} get-tuple-element(%p), index=1
+  %w = f32[16,16]{1,0} constant(0)
+  %d = f32[8,16]{1,0} dot(%m, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %r = f32[8,16]{1,0} all-reduce(%d), to_apply=%add
+  ROOT %t = (s32[], f32[8,16]) tuple(%m, %r)
+}
+%cond (p: (s32[], f32[8,16])) -> pred[] {
+  ROOT %c = pred[] constant(true)
+}
+%rounds (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  ROOT %w1 = (s32[], f32[8,16]{1,0}) while(%p), condition=%cond, body=%body, LOOP
+}
+ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  ROOT %w0 = (s32[], f32[8,16]{1,0}) while(%p), condition=%cond, body=%rounds
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "times", "unknown"),
+    [
+        ('backend_config={"known_trip_count":{"n":"5"}}', 5, 0),
+        ('metadata={op_name="jit(f)/while/body/clients_in_turn/while"}', 7, 0),
+        ('metadata={op_name="jit(f)/while/body/while"}', 1, 1),
+    ],
+)
+def test_loops_count_as_often_as_they_turn(loop, times, unknown):
+    costs = program_costs(HLO.replace("LOOP", loop), chunks=7)
+    assert costs.flops == times * 2 * 8 * 16 * 16
+    assert costs.messages == {"all-reduce": (times, times * 8 * 16 * 4)}
+    assert costs.unknown == unknown
+
+
+@pytest.mark.parametrize(
+    ("mistake", "complaint"),
+    [
+        (lambda: target("v5e-8"), "device is 'v5e-8'; known"),
+        (lambda: plan(LINEAR, fc.PopulationShape(0, 3, INFO)), "clients"),
+        (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO, "float31")), "dtype is 'float31'"),
+    ],
+)
+def test_mistakes(mistake, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        mistake()
+
+
+def test_a_missing_compiler_is_one_line(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'not installed; pip install "fedjax_cluster\[tpu\]"'):
+        target("v5e:2x4")
