@@ -52,8 +52,8 @@ def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
     given = federation([10, 1, 7, 2])
     found = tuning.held_out(given, seed=3)
     assert found.group is found.validation is None
-    assert found.train.num_examples.tolist() == [8, 6, 1]
-    assert found.test.num_examples.tolist() == [2, 1, 1]
+    assert found.train.num_examples.tolist() == [7, 5, 1]
+    assert found.test.num_examples.tolist() == [3, 2, 1]
     for place, client in enumerate((0, 2, 3)):
         kept, held = (part.x[place, : part.num_examples[place], 0] for part in (found.train, found.test))
         assert sorted([*kept, *held]) == given.train.x[client, : given.train.num_examples[client], 0].tolist()
