@@ -377,6 +377,7 @@ def test_help_names_the_flags(command, capsys):
     assert expected in shown
 
 
+@pytest.mark.slow
 def test_compare_prints_one_table_and_leaves_it(capsys):
     words = [
         "compare",

@@ -17,7 +17,15 @@ from fedjax_cluster import cli
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 
 PAGES = pathlib.Path(__file__).parents[1] / "docs" / "pages"
-LONG_PAGES = ("index.md", "models.md", "results.md", "sweeps.md")  # to run
+LONG_PAGES = (
+    "command_line.md",
+    "data.md",
+    "extending.md",
+    "index.md",
+    "models.md",
+    "results.md",
+    "sweeps.md",
+)  # to run
 BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULES = ("", "data", "data.scenarios", "nn", "local", "clustering", "algorithms", "report", "parallel")
 

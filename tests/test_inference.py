@@ -37,7 +37,7 @@ def test_the_full_gradient_is_that_of_the_mean_loss(valid):
     chex.assert_trees_all_close(found, jax.grad(loss)(start.params), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 19])
+@pytest.mark.parametrize("rows", [1, 8, 19])
 @pytest.mark.parametrize("models", [1, 3])
 def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
     """Of the mixture of the personal models, eight rows at a time, the last piece reaching back."""

@@ -66,7 +66,7 @@ def labels(state):
         {"gamma_max": 0.5},
         {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2},
         {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5},
-        {"local": MOMENTUM, "gamma_max": 0.5},
+        pytest.param({"local": MOMENTUM, "gamma_max": 0.5}, marks=pytest.mark.slow),
         {"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True},
         {"epsilon_1": None, "epsilon_2": None, "near": 0.5, "far": 0.1, "gamma_max": 0.5, "weighting": "examples"},
     ],
@@ -353,7 +353,9 @@ def test_held_out_rows_are_not_trained_on():
 # ------------------------------------------------------------------------------------------- privacy
 
 
-@pytest.mark.parametrize("scheme", ["permutation", "hadamard", "householder"])
+@pytest.mark.parametrize(
+    "scheme", ["permutation", *(pytest.param(s, marks=pytest.mark.slow) for s in ("hadamard", "householder"))]
+)
 def test_the_privacy_transform_changes_neither_clusters_nor_models(scheme):
     plain = finished()
     federation = blobs(clients=12, groups=3)

@@ -62,6 +62,7 @@ def first_profiles(**options):
     return np.asarray(run(2, **options).clients.profile)
 
 
+@pytest.mark.slow
 def test_random_coordinates_are_those_of_the_whole_profile():
     part = run(2, compression=3.0)
     coordinates = np.asarray(part.server.coordinates)
@@ -115,7 +116,7 @@ def test_shared_layers_are_equal_in_all_clusters_and_own_layers_are_not():
     assert not np.allclose(params["output"]["kernel"][0], params["output"]["kernel"][1])
 
 
-@pytest.mark.parametrize("factory", [cfl_gp, ifca])
+@pytest.mark.parametrize("factory", [pytest.param(cfl_gp, marks=pytest.mark.slow), ifca])
 def test_shared_layers_are_sent_once(factory):
     model, federation = nn.mlp(hidden=(4,)), blobs(clients=9, groups=3)
     sent, size = {}, {"hidden_0": 0, "output": 0}
@@ -130,7 +131,7 @@ def test_shared_layers_are_sent_once(factory):
     np.testing.assert_allclose(sent[("!output",)], 9 + (1 - part) * extra, rtol=1e-6)
 
 
-@pytest.mark.parametrize("factory", [cfl_gp, ifca])
+@pytest.mark.parametrize("factory", [cfl_gp, pytest.param(ifca, marks=pytest.mark.slow)])
 def test_shared_layers_weigh_clients_as_clusters_do(factory):
     federation, model = blobs(clients=9, groups=3), nn.mlp(hidden=(4,))
     options = {"clusters": 3, "weighting": "examples", **GRADIENT}
@@ -223,6 +224,7 @@ def test_groups_that_differ_little_from_what_all_share_are_found(apart):
     assert adjusted_rand_index(found, group) == 1.0
 
 
+@pytest.mark.slow
 def test_many_clients_are_embedded_without_a_gram_matrix(monkeypatch):
     import importlib
 

@@ -318,7 +318,7 @@ def test_a_cluster_whose_clients_were_all_rejected_does_not_come_to_rest():
     np.testing.assert_array_equal(result.state.server.average, 1.0)
 
 
-@pytest.mark.parametrize("clients", [3, 4])
+@pytest.mark.parametrize("clients", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_released_variant_bears_few_clients(clients):
     algorithm = build(variant="released", max_children=None, participation=1.0, tolerance=10.0)
     run(algorithm, blobs(clients=clients, groups=1), 4)

@@ -21,6 +21,7 @@ from tests.federations import blobs, one_step
 METHODS = sorted(REGISTRY)
 # Where a test compiles much, one method stands for those that are like it: FedAvg, FedRep.
 ALIKE = ("ditto", "fairavg", "fedavgm", "fedper", "fedproto", "fedprox", "local_only", "pfedme", "scaffold")
+SEED = ("cfl", "cfl_gp", "fedgwc", "flag", "gradient_loss")
 FEWER = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in METHODS]
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 # On two devices one absent client is added, and must not change a draw.
@@ -72,7 +73,7 @@ def test_argument_names_and_order(name):
 
 
 @pytest.mark.parametrize("name", FEWER)
-@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("participation", [0.4, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_state_and_report_keep_their_shapes(name, participation):
     algorithm, population, state, info = started(name, participation)
     for number in range(3):
@@ -153,8 +154,13 @@ def three_rounds(name, participation):
     return jax.device_get((state.clusters, labels_of(state.clients.membership)[:CLIENTS])), down
 
 
-@pytest.mark.parametrize("name", FEWER)
-@pytest.mark.parametrize("participation", [0.4, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "participation"),
+    [
+        *(pytest.param(n, 0.4, marks=() if n in ("cfl_gp", "fedavg", "ifca") else pytest.mark.slow) for n in METHODS),
+        *(pytest.param(n, 1.0, marks=pytest.mark.slow) for n in SEED),
+    ],
+)
 def test_the_round_loop_chunks_and_devices_change_nothing(name, participation):
     """Scanned in chunks on two devices as step by step on one; equal seeds give equal runs, segments split nothing,
     and the step compiles once."""

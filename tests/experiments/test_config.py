@@ -12,6 +12,7 @@ from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 RATE = 1e-4
+FAST = ("fedavg", "gradient_loss")
 QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}, "fedrep": {"head_steps": 1}}
 
 
@@ -21,8 +22,16 @@ def models(name, state):
     return getattr(state.clients, own[name]).params if name in own else state.clusters.params
 
 
-@pytest.mark.parametrize("steps", [None, 1], ids=["gradient averaging", "model averaging"])
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        *(pytest.param(name, 1, id=f"{name}-model averaging") for name in sorted(REGISTRY)),
+        *(
+            pytest.param(name, None, id=f"{name}-gradient averaging", marks=() if name in FAST else pytest.mark.slow)
+            for name in sorted(REGISTRY)
+        ),
+    ],
+)
 def test_one_round_moves_the_models_as_far_as_the_learning_rate_says(name, steps):
     """Gradients are near 1 here: at a rate of 1, which gradient averaging gives the clients, all would fly apart."""
     averaging = {"averaging": "gradients"} if steps is None else {"local_steps": steps}

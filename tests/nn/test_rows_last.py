@@ -124,7 +124,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param("lenet5", marks=pytest.mark.slow), *list(NETWORKS)[1:]])
 def test_networks_are_those_on_the_other_layout(name, monkeypatch):
     """The same parameters, outputs, gradients, and Hessian times a vector."""
     model, shape = NETWORKS[name]

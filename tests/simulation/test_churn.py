@@ -138,6 +138,7 @@ def test_a_newcomer_with_infinite_losses_takes_nobodys_draws():
     assert (result.history["num_clusters"][3:] > 1).any()
 
 
+@pytest.mark.slow
 def test_a_newcomer_unlike_all_clusters_opens_one_while_there_are_slots():
     """Three groups of clients on axes of their own; the third comes later."""
     rng, group = np.random.default_rng(0), np.arange(9) % 3

@@ -51,6 +51,7 @@ def test_the_pilot_that_estimates_the_number_of_clusters_is_counted():
     assert found.tolist() == [2, 1, 0, 1]  # the pilot clusters in its rounds 1 and 3
 
 
+@pytest.mark.slow
 def test_cfl_clusters_once_for_each_cluster_that_meets_the_criteria():
     """Not before its first round; every split has been tested, and a refused one is tested again in each round."""
     federation = blobs(clients=12, groups=3)
@@ -83,6 +84,7 @@ def test_fesem_clusters_in_every_round_and_at_a_start_from_clients(start):
 
 
 @pytest.mark.parametrize("factory", [flag, pacfl])
+@pytest.mark.slow
 def test_one_shot_methods_cluster_once_and_measure_it_themselves(factory):
     options = {"threshold": 0.5, "gradient_epochs": 1} if factory is flag else {"threshold": 40.0}
     algorithm = factory(nn.linear(), clusters=8, local=BATCHES, **options)
