@@ -41,6 +41,7 @@ class OneShotMethod(AveragingMethod, abstract=True):
             jnp.maximum(cohort_labels(state, cohort), 0),
             optimizer=self.optimizer,
             weighting=self.weighting,
+            aggregation=self.aggregation,
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from fedjax_cluster import parallel
+from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
 from fedjax_cluster.options import Options
@@ -44,6 +45,7 @@ def identity_of(
     eval_every: int,
     eval_clients: int | None,
     churn: Sequence[Churn],
+    fault: Fault | None = None,
 ) -> dict[str, Any]:
     """All that decides a run's result, as JSON; `programs` where some of it has no value, such as a closure."""
     model, known = described(algorithm.model)
@@ -59,6 +61,8 @@ def identity_of(
         "data": fingerprint(federation),
         "churn": [change._asdict() for change in churn],
     }
+    if fault is not None:
+        identity["fault"] = fault.to_json()
     if not (known and described(algorithm)[1]):
         identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation)}
     return plain(identity)

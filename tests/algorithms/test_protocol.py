@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import aggregation, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation import segment
@@ -189,6 +189,31 @@ def test_a_client_without_finite_update_is_left_out_and_counted(name, participat
     assert rejected >= 1
     chex.assert_tree_all_finite(state.clusters.params)
     assert np.isfinite(np.asarray(state.clients.membership)).all()
+
+
+ASKED: list[int] = []
+
+
+class watched(aggregation.Aggregation):
+    """A mean that tells whether it was asked."""
+
+    streams = True
+
+    def limit(self, value):
+        ASKED.append(1)
+        return value
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_server_asks_the_aggregation_that_the_method_is_given(name):
+    algorithm, population, state, _ = started(name)
+    if name in ("fedproto", "local_only"):
+        assert "aggregation" not in inspect.signature(type(algorithm)).parameters
+        return
+    ASKED.clear()
+    algorithm = dataclasses.replace(algorithm, aggregation=watched())
+    jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+    assert ASKED
 
 
 def enlarged(population, factor):

@@ -283,6 +283,7 @@ class flag(OneShotMethod):
             rounds=self.search_rounds,
             slots=self.clusters,
             axis=self.elbow,
+            aggregation=self.aggregation,
             note=note,
         )
         chosen, elbow = int(search.chosen), int(search.elbow)
