@@ -12,7 +12,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_cluster import aggregation, server, tree
+from fedjax_cluster import aggregation, parallel, server, tree
 from fedjax_cluster.parallel import Contribution
 from fedjax_cluster.simulation import arguments
 from tests.algorithms import test_protocol as protocol
@@ -89,6 +89,14 @@ def test_the_oracles_agree_with_others():
     least = sum(np.linalg.norm(vectors - centre, axis=1))
     for step in np.eye(7) * 0.05:
         assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
+
+
+@pytest.mark.parametrize("rule", [aggregation.median(), aggregation.bulyan(byzantine=1)], ids=str)
+def test_clients_divided_among_devices_change_nothing(rule):
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    sent, accepted = as_leaves(cohort([0, 1, 0, 0, 2, 0, 0, -1, 0, 1, 0, 0])), jnp.arange(ROWS) != 3
+    divided = parallel.place_rows(two, (sent, accepted))
+    chex.assert_trees_all_close(combined(rule, *divided), combined(rule, sent, accepted), rtol=1e-5, atol=1e-6)
 
 
 def test_statistics_follow_the_clients_that_were_chosen():

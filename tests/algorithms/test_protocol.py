@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import aggregation, local, nn, parallel
+from fedjax_cluster import aggregation, faults, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation import segment
@@ -214,6 +214,28 @@ def test_the_server_asks_the_aggregation_that_the_method_is_given(name):
     algorithm = dataclasses.replace(algorithm, aggregation=watched())
     jax.eval_shape(functools.partial(one_step, algorithm), population, state)
     assert ASKED
+
+
+class witnessed(faults.Fault):
+    """A fault that tells whether it was asked."""
+
+    def sent(self, rng_key, result, faulty):
+        ASKED.append(faulty.shape)
+        return result
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_clients_send_passes_their_fault_and_what_they_keep_does_not(name):
+    algorithm, population, state, _ = started(name)
+    marked = faults.MarkedData.of(population.data, jnp.zeros(population.data.num_examples.shape, bool))
+    population = parallel.Population(marked, population.info, population.mapping)
+    algorithm = faults.with_fault(algorithm, witnessed())
+    ASKED.clear()
+    jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+    assert set(ASKED) == (set() if name == "local_only" else {()})
+    if name in ("ditto", "fedrep", "per_fedavg"):
+        own = {"ditto": "personal_update", "fedrep": "head_update", "per_fedavg": "fine_tuning"}[name]
+        assert getattr(algorithm, own).fault is None
 
 
 def enlarged(population, factor):
