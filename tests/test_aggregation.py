@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedjax_cluster import aggregation, parallel, server, tree
 from fedjax_cluster.parallel import Contribution
-from fedjax_cluster.simulation import arguments
+from fedjax_cluster.simulation import arguments, identity
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs, one_step
 from tests.reference import aggregation as oracle
@@ -130,6 +130,26 @@ def test_no_aggregation_is_no_option_of_a_configuration():
     made = dataclasses.replace(protocol.build("fedavg"), aggregation=rule)
     assert made.config["aggregation"] == {"rule": "trimmed_mean", "share": 0.1}
     assert made != protocol.build("fedavg")
+    for name, same in (("mean", None), ("trimmed-mean", aggregation.trimmed_mean())):
+        assert dataclasses.replace(made, aggregation=name) == dataclasses.replace(made, aggregation=same)
+
+
+class first(aggregation.Aggregation):
+    """A rule of the user's own: the first client's change, many times."""
+
+    factor = 1.0
+
+    def combine(self, rows, num_slots):
+        return jax.tree.map(lambda leaf: self.factor * leaf[:num_slots], rows.value)
+
+
+def test_a_run_knows_the_code_of_a_rule_of_the_users_own(monkeypatch):
+    method = dataclasses.replace(protocol.build("fedavg"), aggregation=first())
+    found = []
+    for factor in (1.0, 1.0, 2.0):
+        monkeypatch.setattr(first, "factor", factor)
+        found.append(identity.identity_of(method, blobs(), 0, 10, None, ())["programs"]["the aggregation"])
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize(

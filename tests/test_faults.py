@@ -1,6 +1,7 @@
 """Faulty clients: who they are, what becomes of what they send, and what a run tells of the others."""
 
 import dataclasses
+import functools
 import json
 import types
 
@@ -18,20 +19,23 @@ from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.simulation.evaluation import honest_figures
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Selection
-from tests.federations import blobs
+from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 MODEL = nn.mlp(hidden=(5,))
+LOCAL = local.sgd(0.2, batch_size=4, epochs=1)
 
 
-def sent_by(fault, faulty, update=None):
+@functools.partial(jax.jit, static_argnames="update")
+def trained(update, data):
+    return update.run(jax.random.key(5), MODEL, MODEL.init(jax.random.key(1), INFO), data)
+
+
+def sent_by(fault, faulty, update=LOCAL):
     """What client 3 sends with a fault, and without one."""
-    federation, update = blobs(), update or local.sgd(0.2, batch_size=4, epochs=1)
-    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), federation.train)
-    key, start = jax.random.key(5), MODEL.init(jax.random.key(1), federation.info)
-    marked = faults.MarkedData.of(data, jnp.asarray(faulty))
-    spoilt = dataclasses.replace(update, fault=fault).run(key, MODEL, start, marked)
-    return spoilt, update.run(key, MODEL, start, data)
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), blobs().train)
+    spoilt = trained(dataclasses.replace(update, fault=fault), faults.MarkedData.of(data, jnp.asarray(faulty)))
+    return spoilt, trained(update, data)
 
 
 def test_the_faulty_are_drawn_by_the_seed_among_those_with_examples():
@@ -59,20 +63,25 @@ def test_marks_go_where_the_rows_go():
     np.testing.assert_array_equal(faults.marked(doubled), marks)
     assert faults.marked(blobs().train) is None
     two = parallel.client_mapping("scan", devices=jax.devices()[:2])
-    for mapping, work in ((ONE, None), (two, np.array([9.0, 1, 1, 1, 9, 9, 9]))):
-        population = parallel.place_population(federation.train, federation.info, mapping, work)
-        assert (population.placement is not None) == (work is not None)
-        whole = parallel.whole_population(population)
+    population = parallel.place_population(federation.train, federation.info, two, np.array([9.0, 1, 1, 1, 9, 9, 9]))
+    assert population.placement is not None
+
+    @jax.jit
+    def seen(population):
         drawn = parallel.gather_cohort(population, Selection(jnp.asarray([5, 2, 0, 8]), jnp.arange(4) < 3))
-        for cohort in (whole, drawn):
-            seen = parallel.for_each_client(
-                lambda client: (client.index, faults.marked(client.data), client.data.x[0, 0]),
+        return [
+            parallel.for_each_client(
+                lambda client: (client.mask, client.index, faults.marked(client.data), client.data.x[0, 0]),
                 cohort,
                 collect=lambda output: output,
             ).collected
-            for index, mark, first in zip(*map(np.asarray, seen), strict=True):
-                if index < 7 and first != 0:
-                    assert (mark, first) == (marks[index], x[index, 0, 0])
+            for cohort in (drawn, parallel.whole_population(population))
+        ]
+
+    for cohort, expected in zip(seen(population), (3, 7), strict=True):
+        rows = [row for row in zip(*map(np.asarray, cohort), strict=True) if row[0]]
+        assert len(rows) == expected
+        assert all((mark, first) == (marks[index], x[index, 0, 0]) for _, index, mark, first in rows)
     assert len(y) == len(count)
 
 
@@ -81,22 +90,29 @@ def test_marks_go_where_the_rows_go():
     [(faults.sign_flip(scale=3), -3.0), (faults.scaled(factor=50), 50.0), (faults.colluders(scale=-2), -2.0)],
 )
 def test_the_faulty_send_their_change_many_times_and_the_honest_as_it_is(fault, factor):
-    spoilt, plain = sent_by(fault, True)
+    _, plain = sent_by(None, False)
+    spoilt = fault.sent(jax.random.key(0), plain, jnp.asarray(True))
     chex.assert_trees_all_close(spoilt.delta, jax.tree.map(lambda leaf: factor * leaf, plain.delta), rtol=1e-6)
     chex.assert_trees_all_equal(spoilt._replace(delta=None), plain._replace(delta=None))
-    chex.assert_trees_all_equal(*sent_by(fault, False))
+    chex.assert_trees_all_equal(fault.sent(jax.random.key(0), plain, jnp.asarray(False)), plain)
+
+
+def test_local_training_gives_what_the_fault_makes_of_it_where_a_client_is_marked():
+    spoilt, plain = sent_by(faults.sign_flip(scale=3), True)
+    chex.assert_trees_all_close(spoilt.delta, jax.tree.map(lambda leaf: -3 * leaf, plain.delta), rtol=1e-6)
+    chex.assert_trees_all_equal(*sent_by(faults.sign_flip(scale=3), False))
 
 
 def test_stragglers_send_what_fewer_steps_gave():
     spoilt, _ = sent_by(faults.stragglers(steps=2), True)
-    _, short = sent_by(faults.stragglers(), False, local.sgd(0.2, batch_size=4, steps=2))
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), blobs().train)
+    short = trained(local.sgd(0.2, batch_size=4, steps=2), data)
     assert int(spoilt.num_steps) == 2
     chex.assert_trees_all_close(spoilt.delta, short.delta, rtol=1e-6)
-    chex.assert_trees_all_equal(*sent_by(faults.stragglers(steps=99), True))
 
 
 def test_a_client_drops_out_as_often_as_the_rate_says():
-    result = jax.tree.map(jnp.asarray, sent_by(faults.drop_out(0.3), False)[1])
+    result = sent_by(None, False)[1]
     sent = jax.vmap(lambda key: faults.drop_out(0.3).sent(key, result, jnp.asarray(True)).delta["output"]["bias"][0])
     lost = np.isnan(np.asarray(sent(jax.random.split(jax.random.key(0), 1000))))
     assert 0.25 < lost.mean() < 0.35
@@ -139,7 +155,7 @@ def test_figures_of_the_honest_leave_the_others_out():
 
 
 def test_a_run_tells_who_is_faulty_and_goes_on_only_with_the_same_fault(tmp_path):
-    method = fedavg(MODEL, local=local.sgd(0.2, batch_size=4, epochs=1))
+    method = fedavg(MODEL, local=LOCAL)
     run = {"eval_every": 2, "mapping": ONE, "progress": False}
     fault = faults.nan_updates(0.25)
     result = simulate(method, blobs(), rounds=2, fault=fault, run_dir=tmp_path / "a", **run)

@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts
-from fedjax_cluster.aggregation import Aggregation
+from fedjax_cluster.aggregation import Aggregation, named
 from fedjax_cluster.algorithms.round import personalize_by_label
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import SHARE, Options, option
@@ -31,7 +31,7 @@ IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "sna
 Averaging = Literal["gradients", "models"]
 AGGREGATION = (
     "what the server makes of a cluster's changes in place of their mean, such as "
-    "`aggregation.trimmed_mean(share=0.2)`; None is the mean"
+    "`aggregation.trimmed_mean(share=0.2)`, or the name of a rule; None is the mean"
 )
 
 
@@ -89,6 +89,8 @@ class Method(Options):
             REGISTRY[cls.__name__] = cls
 
     def __post_init__(self):
+        if isinstance(rule := getattr(self, "aggregation", None), str):
+            object.__setattr__(self, "aggregation", named(rule))
         super().__post_init__()
         if not self.keep_optimizer and getattr(self.local, "restarts", False):
             raise ValueError(

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_cluster import parallel
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
@@ -134,6 +135,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
     server = getattr(algorithm, "server", None)
     if isinstance(server, optax.GradientTransformation):
         found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)
+    rule = getattr(algorithm, "aggregation", None)
+    if rule is not None and not _is_known(type(rule)):
+        found["the aggregation"] = _digest(functools.partial(_aggregated, rule), variables.params)
     if not _is_known(type(algorithm)):
         start = algorithm.init if algorithm.template is None else algorithm.template
         population = Population(data, info)
@@ -144,6 +148,13 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
 
         found["the method"] = _digest(one_round, state)
     return found
+
+
+def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:
+    """What a rule of the user's own makes of three changes."""
+    if rule.streams:
+        return rule.limit({"delta": params})
+    return rule.combine(Rows({"delta": tree.broadcast(params, 3)}, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
 
 
 def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
