@@ -212,6 +212,13 @@ def afflicted(federation: Federation, fault: Fault, seed: int) -> Federation:
     return changed._replace(train=MarkedData.of(changed.train, faulty))
 
 
+def afflict(algorithm: Any, federation: Federation, fault: Fault | None, seed: int) -> tuple[Any, Federation]:
+    """A method and a federation with a fault, `with_fault` and `afflicted`; as they are without one."""
+    if fault is None:
+        return algorithm, federation
+    return with_fault(algorithm, fault), afflicted(federation, fault, seed)
+
+
 def with_fault(algorithm: Any, fault: Fault) -> Any:
     """The method whose clients' local update is that of the faulty where they are marked.
 

@@ -24,7 +24,7 @@ from fedjax_cluster.experiments.config import (
 )
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.runs import rounds_done
-from fedjax_cluster.faults import afflicted, with_fault
+from fedjax_cluster.faults import afflict
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
 from fedjax_cluster.report.names import counted, method_name
@@ -73,8 +73,7 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     settings = {name: getattr(config, name) for name in ("rounds", "seed", "eval_every", "eval_clients")}
     fault = build_fault(config)
     churn = check_arguments(algorithm, federation, churn=config.churn, run_dir=directory, fault=fault, **settings)
-    if fault is not None:
-        algorithm, federation = with_fault(algorithm, fault), afflicted(federation, fault, config.seed)
+    algorithm, federation = afflict(algorithm, federation, fault, config.seed)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     path, done = pathlib.Path(directory), 0
     if path.exists():

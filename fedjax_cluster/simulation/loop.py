@@ -18,7 +18,7 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.faults import Fault, afflicted, faulty_clients, with_fault
+from fedjax_cluster.faults import Fault, afflict, faulty_clients
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
@@ -36,11 +36,10 @@ from fedjax_cluster.simulation.history import (
     warn_of_divergence,
     with_figures,
 )
-from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import RunDirectory
+from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
 from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
 from fedjax_cluster.types import (
     Churn,
@@ -143,13 +142,9 @@ def simulate(
         config=config,
         fault=fault,
     )
-    if fault is not None:
-        algorithm, federation = with_fault(algorithm, fault), afflicted(federation, fault, seed)
+    algorithm, federation = afflict(algorithm, federation, fault, seed)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
-    directory = None
-    if run_dir is not None:
-        identity = identity_of(algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault)
-        directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
+    directory = kept_in(run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault)
     mapping = parallel.client_mapping() if mapping is None else mapping
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
