@@ -23,6 +23,7 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "nn": ("nn",),
     "local": ("local",),
     "algorithms": ("algorithms", "algorithms.round"),
+    "robustness": ("aggregation", "faults"),
     "clustering": ("clustering", "clustering.scores"),
     "report": ("report", "report.methods"),
     "parallel": ("parallel",),

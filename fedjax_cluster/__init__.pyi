@@ -1,9 +1,11 @@
+from . import aggregation as aggregation
 from . import algorithms as algorithms
 from . import bench as bench
 from . import clustering as clustering
 from . import cohorts as cohorts
 from . import data as data
 from . import experiments as experiments
+from . import faults as faults
 from . import files as files
 from . import local as local
 from . import nn as nn

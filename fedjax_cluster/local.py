@@ -11,9 +11,10 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from fedjax_cluster.faults import Fault, marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, option, shown
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -163,6 +164,7 @@ class sgd(Options):
         default="float32",
     )
     gradient: StepGradient | None = option("what a step follows in place of ∇f (Per-FedAvg)", default=None)
+    fault: Fault | None = option("of the clients that are marked; `simulate` gives it", default=None)
 
     def check(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -172,6 +174,8 @@ class sgd(Options):
 
     def to_json(self) -> dict[str, Any]:
         options = {name: value for name, value in super().to_json().items() if name != "gradient"}
+        if self.fault is None:
+            del options["fault"]
         # An optimiser without a schedule stays what saved runs call it.
         unscheduled = isinstance(self.learning_rate, optax.GradientTransformation) and self.schedule is None
         return {**options, "learning_rate": "optax"} if unscheduled else options
@@ -262,6 +266,22 @@ class sgd(Options):
         round: Array | int | None = None,
     ) -> LocalResult:
         """The client's training; see `types.LocalUpdate`."""
+        result = self._train(rng_key, model, variables, data, anchor, first, optimizer, round)
+        faulty = marked(data)
+        return result if self.fault is None or faulty is None else self.fault.sent(rng_key, result, faulty)
+
+    def _train(
+        self,
+        rng_key: Array,
+        model: Model,
+        variables: Variables,
+        data: ClientData,
+        anchor: PyTree | None,
+        first: BatchGradient | None,
+        optimizer: PyTree | None,
+        round: Array | int | None,
+    ) -> LocalResult:
+        """What an honest client sends."""
         keys, method = jax.random.split(rng_key), self.optimizer_at(round)
         start = variables.params
         optimizer = method.init(start) if optimizer is None else optimizer
@@ -279,6 +299,8 @@ class sgd(Options):
             return value, updates, stats, optimizer_state
 
         max_steps, num_steps = self._num_steps(data)
+        if self.fault is not None and (faulty := marked(data)) is not None:
+            num_steps = self.fault.num_steps(num_steps, faulty)
         if max_steps == 1:
             # θ_start + Δ − θ_start would round the change to the parameters' precision.
             value, delta, stats, optimizer = step(0, start, variables.stats, optimizer, first)
@@ -325,6 +347,11 @@ def client_key(rng_key: Array, client: Array) -> Array:
 def server_key(rng_key: Array) -> Array:
     """The server's own key of a round, which no client has."""
     return jax.random.fold_in(rng_key, 2**32 - 1)
+
+
+def honest(update: LocalUpdate) -> LocalUpdate:
+    """The update of what a client keeps to itself: without the fault that spoils what it sends."""
+    return update if getattr(update, "fault", None) is None else changed(update, "made honest", fault=None)
 
 
 def mean_of_steps(result: LocalResult) -> Array:

@@ -1,10 +1,10 @@
-"""What the server does with the clients' changes: mean per cluster, optimiser step, shared layers, compression."""
+"""What the server does with the clients' changes: one of each cluster's, optimiser step, shared layers, compression."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,19 @@ import optax
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.parallel.loop import Reduced
-from fedjax_cluster.types import Clusters, PyTree
+from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
+from fedjax_cluster.types import Clusters, Cohort, PyTree
 
 Rounding = Literal["nearest", "zero"]
 Weighting = Literal["examples", "uniform"]
+
+
+class Aggregated(NamedTuple):
+    """What a server makes of the values of each cluster's clients."""
+
+    value: PyTree  # leaves [K, ...]; zeros, or anything, for a cluster without clients
+    weight: Array  # f32[K]: Σ weight of the clients
 
 
 def client_weight(weighting: Weighting, num_examples: Array) -> Array:
@@ -27,6 +35,73 @@ def client_weight(weighting: Weighting, num_examples: Array) -> Array:
 def weighted_mean(reduced: Reduced) -> PyTree:
     """Σ weight·value / Σ weight per cluster; zeros for a cluster without clients."""
     return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / jnp.maximum(reduced.weight, 1e-30), 0.0))
+
+
+def aggregate_clients(
+    fn: Callable[..., Any],
+    cohort: Cohort,
+    *rows: PyTree,
+    num_slots: int,
+    contribute: Callable[[Any], Contribution],
+    collect: Callable[[Any], PyTree],
+    aggregation: Aggregation | None = None,
+) -> tuple[Aggregated, Any, Array]:
+    """`parallel.for_each_client` whose contributions are aggregated: averaged in a stream, or kept for another rule.
+
+    Args:
+      fn, cohort, rows, num_slots, collect: as in `for_each_client`.
+      contribute: `output -> Contribution`.
+      aggregation: None is the mean weighted by the contributions; a rule that does not stream keeps all, [C, d].
+
+    Returns:
+      (what is aggregated, what is collected, accepted bool[C]).
+    """
+    if aggregation is None or aggregation.streams:
+        reduce = contribute if aggregation is None else lambda output: limited(aggregation, contribute(output))
+        mapped = for_each_client(fn, cohort, *rows, num_slots=num_slots, reduce=reduce, collect=collect)
+        return Aggregated(weighted_mean(mapped.reduced), mapped.reduced.weight), mapped.collected, mapped.accepted
+    mapped = for_each_client(
+        fn, cohort, *rows, num_slots=num_slots, collect=lambda output: (contribute(output), collect(output))
+    )
+    sent, collected = mapped.collected
+    return combine(aggregation, sent, mapped.accepted, num_slots), collected, mapped.accepted
+
+
+def limited(aggregation: Aggregation, contribution: Contribution) -> Contribution:
+    """A client's contribution, to one cluster or several, as a rule that streams has it."""
+    limit = jax.vmap(aggregation.limit) if contribution.slot.ndim else aggregation.limit
+    return contribution._replace(value=limit(contribution.value))
+
+
+def combine(aggregation: Aggregation, sent: Contribution, accepted: Array, num_slots: int) -> Aggregated:
+    """What a rule makes of the contributions of C clients, leaves [C, ...], or [C, S, ...] to several clusters each.
+
+    Those that are not accepted, bool[C], of no cluster (−1) or without weight are left out.
+    """
+    kept = accepted.reshape((-1,) + (1,) * (sent.slot.ndim - 1)) & (sent.weight > 0) & (sent.slot >= 0)
+    slot, weight = jnp.where(kept, sent.slot, num_slots), jnp.where(kept, sent.weight, 0.0)
+    value = tree.where(kept, sent.value, jax.tree.map(jnp.zeros_like, sent.value))
+    value = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[slot.ndim :]).astype(jnp.float32), value)
+    rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1))
+    total = jnp.zeros(num_slots + 1).at[rows.slot].add(rows.weight)[:num_slots]
+    return Aggregated(aggregation.combine(rows, num_slots), total)
+
+
+def reduce_rows(aggregation: Aggregation | None, sent: Contribution, accepted: Array, num_slots: int) -> Reduced:
+    """Sums over contributions that were kept, leaves [C, ...]; of a rule, what it makes of them with weight 1."""
+    if aggregation is not None and not aggregation.streams:
+        found = combine(aggregation, sent, accepted, num_slots)
+        some = found.weight > 0
+        return Reduced(found.value, some.astype(jnp.float32), some.astype(jnp.int32), jnp.zeros((), jnp.int32))
+    value = sent.value if aggregation is None else jax.vmap(aggregation.limit)(sent.value)
+    assignment = jax.nn.one_hot(sent.slot, num_slots) * jnp.where(accepted, sent.weight, 0.0)[:, None]
+
+    def sums(leaf: Array) -> Array:
+        flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+        return jnp.matmul(assignment.T, flat, precision="highest").reshape(num_slots, *leaf.shape[1:])
+
+    counts = jnp.sum((assignment > 0).astype(jnp.int32), 0)
+    return Reduced(jax.tree.map(sums, value), jnp.sum(assignment, 0), counts, jnp.zeros((), jnp.int32))
 
 
 def with_optimizer(clusters: Clusters, optimizer: optax.GradientTransformation) -> Clusters:
@@ -50,13 +125,20 @@ def update_clusters(
     Returns:
       The clusters, and which of them, bool[K], did not take the step that their clients sent.
     """
-    mean = weighted_mean(reduced)
+    return step_clusters(optimizer, clusters, Aggregated(weighted_mean(reduced), reduced.weight))
+
+
+def step_clusters(
+    optimizer: optax.GradientTransformation, clusters: Clusters, sent: Aggregated
+) -> tuple[Clusters, Array]:
+    """`update_clusters` with what the server made of the clients' changes in another way than by their mean."""
+    mean = sent.value
     updates, state = jax.vmap(optimizer.update)(
         jax.tree.map(jnp.negative, mean["delta"]), clusters.optimizer, clusters.params
     )
     old = (clusters.params, clusters.stats, clusters.optimizer)
     new = (optax.apply_updates(clusters.params, updates), mean["stats"], state)
-    occupied, finite = reduced.weight > 0, _still_finite(new, old)
+    occupied, finite = sent.weight > 0, _still_finite(new, old)
     params, stats, state = tree.where(occupied & finite, new, old)
     return clusters._replace(params=params, stats=stats, optimizer=state), occupied & ~finite
 

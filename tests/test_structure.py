@@ -16,8 +16,8 @@ FLOORS = (
     {"simulation"},
     {"report"},
     {"algorithms"},
-    {"inference", "server", "cohorts"},
-    {"local"},
+    {"inference", "server", "cohorts", "aggregation"},
+    {"local", "faults"},
     {"parallel"},
     {"nn", "data", "optimizers"},
     {"clustering"},
@@ -45,8 +45,9 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 900 for recipes that go on where they were killed, and the page of reproduced figures, which came into the package;
 # 100 for FedGWC's columns, IFCA's estimates, PACFL's search, and CFL-GP's directions that a Gram matrix loses;
 # 1 200 for sweeps, their picture, files of settings and the search for a learning rate;
-# 1 200 for plans of devices that need not be there, tiles, and chunks by the compiler's figures.
-MOST_LINES = 32_100
+# 1 200 for plans of devices that need not be there, tiles, and chunks by the compiler's figures;
+# 1 100 for robust aggregation, and faults with their settings.
+MOST_LINES = 33_200
 
 
 @functools.cache

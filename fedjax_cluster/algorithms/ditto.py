@@ -18,7 +18,7 @@ from fedjax_cluster.algorithms.personal import (
     starting_clients,
 )
 from fedjax_cluster.algorithms.round import Trained, cluster_round
-from fedjax_cluster.local import client_key
+from fedjax_cluster.local import client_key, honest
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, changed, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting
@@ -63,7 +63,7 @@ class ditto(fedavg):
     def personal_update(self) -> LocalUpdate:
         """What moves a client's own model."""
         steps = {} if self.personal_steps is None else {"steps": self.personal_steps, "epochs": None}
-        return changed(self.local, "given a proximal term", proximal=self.proximal, **steps)
+        return changed(honest(self.local), "given a proximal term", proximal=self.proximal, **steps)
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         state, info = super().init(rng_key, population)
@@ -83,7 +83,15 @@ class ditto(fedavg):
             return Trained(jnp.zeros((), jnp.int32), result, moved_by(own, personal))
 
         rows = parallel.gather_rows(cohort, state.clients.own)
-        done = cluster_round(train, state.clusters, cohort, rows, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            state.clusters,
+            cohort,
+            rows,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         state = State(done.clusters, clients, state.server, state.round + 1)

@@ -38,6 +38,7 @@ class fedavg(AveragingMethod):
             jnp.zeros_like(cohort.index),
             optimizer=self.optimizer,
             weighting=self.weighting,
+            aggregation=self.aggregation,
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 

@@ -24,7 +24,7 @@ from fedjax_cluster.inference import example_losses
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import Weighting, client_weight, update_clusters
+from fedjax_cluster.server import Weighting, aggregate_clients, client_weight, step_clusters
 from fedjax_cluster.types import (
     ClientData,
     Clusters,
@@ -90,12 +90,17 @@ class fedem(AveragingMethod):
             return mixture, Report(each.loss.sum(), each.num_steps.sum(), each.size.sum())
 
         old = parallel.gather_rows(cohort, state.clients.membership)
-        mapped = parallel.for_each_client(
-            train, cohort, old, num_slots=self.clusters, reduce=contribute, collect=collect
+        sent, (mixture, reports), accepted = aggregate_clients(
+            train,
+            cohort,
+            old,
+            num_slots=self.clusters,
+            contribute=contribute,
+            collect=collect,
+            aggregation=self.aggregation,
         )
-        mixture, reports = mapped.collected
-        models, refused = update_clusters(self.optimizer, state.clusters, mapped.reduced)
-        accepted = mapped.accepted & ~refused.any()
+        models, refused = step_clusters(self.optimizer, state.clusters, sent)
+        accepted = accepted & ~refused.any()
         membership = parallel.scatter_rows(cohort, state.clients.membership, mixture, accepted)
         slot = labels(mixture)
         info = clients_info(

@@ -87,7 +87,15 @@ class fedper(fedavg):
             )
 
         rows = parallel.gather_rows(cohort, state.clients.own)
-        done = cluster_round(train, state.clusters, cohort, rows, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            state.clusters,
+            cohort,
+            rows,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         sent = shared_part(state.clusters.params, self.shared_layers)

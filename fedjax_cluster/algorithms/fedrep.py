@@ -11,6 +11,7 @@ from jax import Array
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedper import fedper, with_own
 from fedjax_cluster.algorithms.personal import global_model
+from fedjax_cluster.local import honest
 from fedjax_cluster.options import at_least, changed, option
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, LocalResult, LocalUpdate, Model, PyTree, State, Variables
@@ -47,7 +48,7 @@ class fedrep(fedper):
     @property
     def head_update(self) -> LocalUpdate:
         """What fits a head to a fixed representation."""
-        return changed(self.local, "given the steps of the head", steps=self.head_steps, epochs=None)
+        return changed(honest(self.local), "given the steps of the head", steps=self.head_steps, epochs=None)
 
     def fit_head(self, key: Array, start: Variables, data: ClientData, round: Array) -> LocalResult:
         """The head's steps; its change is by path."""

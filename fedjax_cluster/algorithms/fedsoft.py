@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
+from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.algorithms.fedem import learner_losses
-from fedjax_cluster.algorithms.method import Method
+from fedjax_cluster.algorithms.method import AGGREGATION, Method
 from fedjax_cluster.algorithms.round import (
     Report,
     clients_info,
@@ -29,7 +30,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.local import client_key, num_batches, server_key
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import weighted_mean
+from fedjax_cluster.server import aggregate_clients
 from fedjax_cluster.types import (
     ClientData,
     Clusters,
@@ -87,6 +88,10 @@ class fedsoft(Method):
         "for each",
         default=1.0,
         bound=SHARE,
+    )
+    aggregation: Aggregation | None = option(
+        f"{AGGREGATION}. Of changes from the centre; other rules count a client once for each cluster that draws it",
+        default=None,
     )
 
     def importance(self, shares: Array) -> Array:
@@ -174,29 +179,38 @@ class fedsoft(Method):
             moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
             return client.weights, moved, report(result)
 
-        mapped = parallel.for_each_client(
+        def contribute(output: tuple[Array, Variables, Report]) -> Contribution:
+            moved = tree.broadcast(output[1], self.clusters)
+            if self.aggregation is None:
+                return Contribution(jnp.arange(self.clusters), output[0], moved)
+            # Rules measure how far models are from the centre, not from zero.
+            delta = jax.tree.map(jnp.subtract, moved.params, state.clusters.params)
+            return Contribution(jnp.arange(self.clusters), output[0], {"delta": delta, "stats": moved.stats})
+
+        sent, (moved, reports), accepted = aggregate_clients(
             train,
             cohort,
             *rows,
             num_slots=self.clusters,
-            reduce=lambda output: Contribution(
-                jnp.arange(self.clusters), output[0], tree.broadcast(output[1], self.clusters)
-            ),
+            contribute=contribute,
             collect=lambda output: output[1:],
+            aggregation=self.aggregation,
         )
-        moved, reports = mapped.collected
-        mean, drawn_for = weighted_mean(mapped.reduced), mapped.reduced.weight > 0
+        mean = sent.value
+        if self.aggregation is not None:
+            mean = Variables(jax.tree.map(jnp.add, state.clusters.params, mean["delta"]), mean["stats"])
+        drawn_for = sent.weight > 0
         centres = state.clusters._replace(
             params=tree.where(drawn_for, mean.params, state.clusters.params),
             stats=tree.where(drawn_for, mean.stats, state.clusters.stats),
         )
         kept = state.clients
         clients = kept._replace(
-            own=parallel.scatter_rows(cohort, kept.own, moved, mapped.accepted),
-            trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), mapped.accepted),
+            own=parallel.scatter_rows(cohort, kept.own, moved, accepted),
+            trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), accepted),
         )
         costs = training_costs(mask, reports.num_steps)
-        info = clients_info(labels(rows[1]), reports, mask, mapped.accepted, self.clusters, 0, costs)
+        info = clients_info(labels(rows[1]), reports, mask, accepted, self.clusters, 0, costs)
         return State(centres, clients, state.server, state.round + 1), info
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:

@@ -150,7 +150,15 @@ class fesem(AveragingMethod):
             return Trained(slot, result._replace(delta=towards))
 
         old = jnp.maximum(cohort_labels(state, cohort), 0)
-        done = cluster_round(train, centres, cohort, old, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            centres,
+            cohort,
+            old,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(
             membership=parallel.scatter_rows(cohort, state.clients.membership, membership, done.accepted)

@@ -163,7 +163,15 @@ class gradient_loss(AveragingMethod):
             return Trained(slot, result)
 
         pinned = parallel.gather_rows(cohort, state.clients.pinned)
-        done = cluster_round(train, state.clusters, cohort, pinned, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            state.clusters,
+            cohort,
+            pinned,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         change = jax.tree.map(jnp.subtract, done.clusters.params, state.clusters.params)
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done.reports.num_steps))

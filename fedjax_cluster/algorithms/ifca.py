@@ -93,6 +93,7 @@ class ifca(AveragingMethod):
             cohort,
             optimizer=self.optimizer,
             weighting=self.weighting,
+            aggregation=self.aggregation,
             shared_layers=self.shared_layers,
         )
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)

@@ -12,7 +12,7 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import Report, clients_info, cluster_variables, first_state, report, start_models
-from fedjax_cluster.local import client_key
+from fedjax_cluster.local import client_key, honest
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, Cohort, Costs, Population, PyTree, RoundInfo, State, Variables
@@ -45,6 +45,7 @@ class local_only(AveragingMethod):
         "federation under the same protocol; None adds Δθ_i",
         default=None,
     )
+    aggregation: None = option("fixed; there is no server mean", default=None, init=False)
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         start, present = start_models(self.model, rng_key, population, 1)
@@ -61,7 +62,7 @@ class local_only(AveragingMethod):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         def train(client: Client, model: Variables, optimizer_state: PyTree) -> tuple[Variables, PyTree, Report]:
             key = client_key(rng_key, client.index)
-            result = self.local.run(key, self.model, model, client.data, round=state.round)
+            result = honest(self.local).run(key, self.model, model, client.data, round=state.round)
             updates, optimizer_state = self.optimizer.update(
                 jax.tree.map(jnp.negative, result.delta), optimizer_state, model.params
             )

@@ -9,6 +9,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import cohorts
+from fedjax_cluster.aggregation import Aggregation, named
 from fedjax_cluster.algorithms.round import personalize_by_label
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import SHARE, Options, option
@@ -28,6 +29,10 @@ REGISTRY: dict[str, type[Method]] = {}
 IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "snapshot", "cluster"}
 
 Averaging = Literal["gradients", "models"]
+AGGREGATION = (
+    "what the server makes of a cluster's changes in place of their mean, such as "
+    "`aggregation.trimmed_mean(share=0.2)`, or the name of a rule; None is the mean"
+)
 
 
 class Defaults(NamedTuple):
@@ -84,6 +89,8 @@ class Method(Options):
             REGISTRY[cls.__name__] = cls
 
     def __post_init__(self):
+        if isinstance(rule := getattr(self, "aggregation", None), str):
+            object.__setattr__(self, "aggregation", named(rule))
         super().__post_init__()
         if not self.keep_optimizer and getattr(self.local, "restarts", False):
             raise ValueError(
@@ -94,6 +101,10 @@ class Method(Options):
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    def to_json(self) -> dict[str, Any]:
+        # The mean stays what saved runs of before there was a choice call it: nothing.
+        return {name: value for name, value in super().to_json().items() if (name, value) != ("aggregation", None)}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -128,6 +139,7 @@ class AveragingMethod(Method, abstract=True):
     server: optax.GradientTransformation | None = option(
         "any optax transformation of minus the mean change; None is plain averaging, `sgd(1.0)`", default=None
     )
+    aggregation: Aggregation | None = option(AGGREGATION, default=None)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

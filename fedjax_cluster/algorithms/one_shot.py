@@ -61,6 +61,7 @@ class OneShotMethod(AveragingMethod, abstract=True):
             jnp.maximum(cohort_labels(state, cohort), 0),
             optimizer=self.optimizer,
             weighting=self.weighting,
+            aggregation=self.aggregation,
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 
@@ -116,6 +117,7 @@ class SearchingMethod(OneShotMethod, abstract=True):
             rounds=self.search_rounds,
             slots=self.clusters,
             axis=self.elbow,
+            aggregation=self.aggregation,
             note=note,
         )
         points = zip(found.thresholds, found.num_clusters, found.accuracy, strict=True)

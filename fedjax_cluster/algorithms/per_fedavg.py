@@ -12,7 +12,7 @@ from jax import Array
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.round import cluster_variables
-from fedjax_cluster.local import BatchGradientOf
+from fedjax_cluster.local import BatchGradientOf, honest
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
@@ -81,7 +81,7 @@ class per_fedavg(fedavg):
     def fine_tuning(self) -> LocalUpdate:
         """What adapts the global model to one client."""
         return changed(
-            self.local,
+            honest(self.local),
             "given the steps that personalise",
             learning_rate=self.inner_learning_rate,
             steps=self.fine_tuning_steps,

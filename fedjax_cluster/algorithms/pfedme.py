@@ -107,7 +107,14 @@ class pfedme(fedavg):
             moved = Moved(Variables(envelope.personal, envelope.stats), steps, size_of(change))
             return Trained(jnp.zeros((), jnp.int32), result._replace(stats=envelope.stats), moved)
 
-        done = cluster_round(train, state.clusters, cohort, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            state.clusters,
+            cohort,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         state = State(done.clusters, clients, state.server, state.round + 1)

@@ -13,10 +13,18 @@ import optax
 from jax import Array
 
 from fedjax_cluster import parallel, tree
+from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, mean_of_steps
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import Weighting, client_weight, share_layers, update_clusters, with_optimizer
+from fedjax_cluster.server import (
+    Weighting,
+    aggregate_clients,
+    client_weight,
+    share_layers,
+    step_clusters,
+    with_optimizer,
+)
 from fedjax_cluster.types import (
     ClientData,
     Clusters,
@@ -151,10 +159,12 @@ def cluster_round(
     optimizer: optax.GradientTransformation,
     weighting: Weighting,
     shared_layers: Sequence[str] = (),
+    aggregation: Aggregation | None = None,
 ) -> Round:
     """One round of hard clusters.
 
-    θ_k ← θ_k + optimizer(Σ_i w_i Δθ_i / Σ_i w_i) over the cohort's clients i that train cluster k.
+    θ_k ← θ_k + optimizer(Σ_i w_i Δθ_i / Σ_i w_i) over the cohort's clients i that train cluster k; another
+    aggregation takes the place of that mean.
 
     Args:
       train: one client's part, `(client, *rows) -> Trained`.
@@ -163,26 +173,28 @@ def cluster_round(
       *rows: leaves [C, ...] of which `train` sees its client's row.
       optimizer: the server's.
       weighting: w_i, the number of "examples", or "uniform".
-      shared_layers: parameter paths that all clusters have in common, averaged over all clients.
+      shared_layers: parameter paths that all clusters have in common, averaged over all clients, those of each
+        cluster by the aggregation.
+      aggregation: None is the mean.
     """
 
     def contribute(output: Trained) -> Contribution:
         weight = client_weight(weighting, output.result.num_examples)
         return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
 
-    mapped = parallel.for_each_client(
+    sent, (slot, reports, extra), accepted = aggregate_clients(
         train,
         cohort,
         *rows,
         num_slots=clusters.active.shape[0],
-        reduce=contribute,
+        contribute=contribute,
         collect=lambda output: (output.slot, report(output.result), output.extra),
+        aggregation=aggregation,
     )
-    slot, reports, extra = mapped.collected
-    clusters, refused = update_clusters(optimizer, clusters, mapped.reduced)
+    clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:
-        clusters = share_layers(clusters, shared_layers, mapped.reduced.weight)
-    return Round(clusters, slot, reports, mapped.accepted & ~refused[slot], extra)
+        clusters = share_layers(clusters, shared_layers, sent.weight)
+    return Round(clusters, slot, reports, accepted & ~refused[slot], extra)
 
 
 def train_in_cluster(

@@ -23,8 +23,8 @@ from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
 from fedjax_cluster.inference import full_gradient
 from fedjax_cluster.local import BatchGradientOf, client_key, sgd
 from fedjax_cluster.options import changed, option
-from fedjax_cluster.parallel import Client
-from fedjax_cluster.server import Weighting
+from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.server import Weighting, combine
 from fedjax_cluster.types import (
     BatchGradient,
     ClientData,
@@ -97,17 +97,34 @@ class scaffold(fedavg):
             return Trained(jnp.zeros((), jnp.int32), result, Moved(renewed, more, size_of(renewed)))
 
         rows = parallel.gather_rows(cohort, state.clients.own)
-        done = cluster_round(train, state.clusters, cohort, rows, optimizer=self.optimizer, weighting=self.weighting)
+        done = cluster_round(
+            train,
+            state.clusters,
+            cohort,
+            rows,
+            optimizer=self.optimizer,
+            weighting=self.weighting,
+            aggregation=self.aggregation,
+        )
         moved: Moved = done.extra
         difference = jax.tree.map(jnp.subtract, moved.own, rows)
         difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
         count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
-        server = jax.tree.map(lambda leaf, change: leaf + change.sum(0) / count, common, difference)
+        total = self.total(difference, done.accepted)
+        server = jax.tree.map(lambda leaf, change: leaf + change / count, common, total)
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         costs = all_costs(done, moved, cohort.mask)
         # Of the model and of the control variate.
         costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
         return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
+
+    def total(self, difference: PyTree, accepted: Array) -> PyTree:
+        """Σ_i (c_i⁺ − c_i), leaves [C, ...] summed; with another rule than a mean, what it makes of them for each."""
+        if self.aggregation is None or self.aggregation.streams:
+            return jax.tree.map(lambda change: change.sum(0), difference)
+        rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
+        one = combine(self.aggregation, rows, accepted, 1).value
+        return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(jnp.float32)), one)
 
     def corrected(self, correction: PyTree) -> LocalUpdate:
         """The local update whose steps follow the gradient plus c − c_i."""

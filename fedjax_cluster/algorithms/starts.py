@@ -96,9 +96,10 @@ def _best_together(losses: np.ndarray, wanted: int) -> list[int]:
 
 def _of_client(population: Population, index: int) -> ClientData:
     """One client's data, wherever they are."""
-    x, y, num_examples = population.data
+    x, y, _ = population.data
     row = index if population.placement is None else int(population.placement.place[index])
-    return jax.tree.map(jnp.asarray, jax.device_get(ClientData(x[row], y[row], num_examples[index])))
+    own = jax.tree.map(lambda leaf: leaf[index], population.data._replace(x=None, y=None))
+    return jax.tree.map(jnp.asarray, jax.device_get(own._replace(x=x[row], y=y[row])))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "local", "optimizer", "rounds"))

@@ -13,6 +13,7 @@ import optax
 from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_variables, train_client
 from fedjax_cluster.inference import measure
 from fedjax_cluster.local import client_key, shuffled_rows
@@ -117,6 +118,7 @@ def search_threshold(
     rounds: int,
     slots: int,
     axis: Axis = "threshold",
+    aggregation: Aggregation | None = None,
     note: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Search, Effort]:
     """Held-out accuracy of clustered training with the clusters i32[T, M] (−1: not clustered) of each threshold f32[T].
@@ -144,7 +146,17 @@ def search_threshold(
             slot = np.zeros(labels.shape[1], np.int32)
             slot[index] = among
             found[tuple(among)] = jax.device_get(
-                train_in_clusters(train_key, population, index, slot, start, model=model, update=update, rounds=rounds)
+                train_in_clusters(
+                    train_key,
+                    population,
+                    index,
+                    slot,
+                    start,
+                    model=model,
+                    update=update,
+                    rounds=rounds,
+                    aggregation=aggregation,
+                )
             )
         accuracy[place] = found[tuple(among)][0]
     trips = len(found) * len(index)
@@ -153,7 +165,7 @@ def search_threshold(
     return Search(thresholds, accuracy, counts.astype(np.int32), chosen, elbow), effort
 
 
-@functools.partial(jax.jit, static_argnames=("model", "update", "rounds"))
+@functools.partial(jax.jit, static_argnames=("model", "update", "rounds", "aggregation"))
 def train_in_clusters(
     rng_key: Array,
     population: Population,
@@ -164,6 +176,7 @@ def train_in_clusters(
     model: Model,
     update: LocalUpdate,
     rounds: int,
+    aggregation: Aggregation | None = None,
 ) -> tuple[Array, Array]:
     """Clustered training of clients `index` i32[m′] in clusters `slot` i32[M]: held-out accuracy, local steps.
 
@@ -184,7 +197,9 @@ def train_in_clusters(
             kept, _ = hold_out(client_key(split_key, client.index), client.data)
             return Trained(slot, train_client(key, update, model, clusters, slot, client._replace(data=kept), number))
 
-        done = cluster_round(train, clusters, cohort, slot, optimizer=optimizer, weighting="examples")
+        done = cluster_round(
+            train, clusters, cohort, slot, optimizer=optimizer, weighting="examples", aggregation=aggregation
+        )
         return done.clusters, steps + jnp.sum(done.reports.num_steps.astype(jnp.float32))
 
     clusters, steps = lax.fori_loop(0, rounds, one_round, (clusters, jnp.zeros(())))
@@ -214,6 +229,6 @@ def hold_out(rng_key: Array, data: ClientData, share: float = 0.1) -> tuple[Clie
     order = jnp.where(jnp.arange(rows) < number, order, 0)
     places = jnp.minimum(number - held + jnp.arange(max(int(np.ceil(share * rows)), LEAST_HELD)), rows - 1)
     return (
-        ClientData(data.x[order], data.y[order], number - held),
-        ClientData(data.x[order[places]], data.y[order[places]], held),
+        data._replace(x=data.x[order], y=data.y[order], num_examples=number - held),
+        data._replace(x=data.x[order[places]], y=data.y[order[places]], num_examples=held),
     )

@@ -18,6 +18,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
+from fedjax_cluster.experiments.robustness import Robustness, build_aggregation, check_robustness, without_defaults
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
@@ -64,7 +65,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "method": Kind(REGISTRY, ("model", "clusters", "local", "server", "participation")),
+    "method": Kind(REGISTRY, ("model", "clusters", "local", "server", "participation", "aggregation")),
     "scenario": Kind(SCENARIOS, ("examples", "clients", "seed", "test_fraction", "examples_per_client")),
     "model": Kind(MODELS, ()),
 }
@@ -72,7 +73,7 @@ KINDS = {
 MODEL_AVERAGING_ONLY = ("ditto", "fedper", "fedproto", "fedrep", "fesem", "fedsoft", "flag", "pfedme")
 
 
-class RunConfig(Options):
+class RunConfig(Robustness):
     """One run of one method on one federation."""
 
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
@@ -214,11 +215,12 @@ class RunConfig(Options):
                 f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
                 "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
             )
+        check_robustness(self, REGISTRY[self.method])
         for kind in KINDS:
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return without_defaults(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
@@ -401,6 +403,7 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     method = REGISTRY[config.method]
     update, server = build_local(config)
     shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
+    shared["aggregation"] = build_aggregation(config)
     taken = {found.name for found in described_options(method)} & set(shared)
     if "clusters" in taken and (config.clusters is None or (config.clusters == "auto" and config.method != "cfl_gp")):
         raise ValueError(f"clusters is {config.clusters!r}, but {config.method.replace('_', '-')} needs a number")

@@ -32,6 +32,10 @@ GROUPS = {
         *("rounds", "batch_size", "learning_rate", "learning_rate_decay", "averaging", "local_steps", "local_epochs"),
         *("optimizer", "momentum", "weight_decay", "precision", "server_learning_rate", "participation", "seed"),
     ),
+    "robustness": (
+        *("aggregation", "trim", "byzantine", "clip", "fault", "fault_share", "fault_scale", "fault_factor"),
+        *("fault_rate", "fault_steps", "fault_group"),
+    ),
     "run": (),
 }
 # Left to --help-all, by group.
@@ -39,6 +43,7 @@ LESS_USED = {
     "data": ("test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
+    "robustness": GROUPS["robustness"],
     "run": ("eval_clients", "checkpoint_every", "join", "leave"),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal

@@ -22,7 +22,9 @@ from fedjax_cluster.experiments.config import (
     training_text,
     usual_clients,
 )
+from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.runs import rounds_done
+from fedjax_cluster.faults import afflict
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
 from fedjax_cluster.report.names import counted, method_name
@@ -69,12 +71,14 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
         config, federation = settled(config, federation)
     algorithm = build_algorithm(config)
     settings = {name: getattr(config, name) for name in ("rounds", "seed", "eval_every", "eval_clients")}
-    churn = check_arguments(algorithm, federation, churn=config.churn, run_dir=directory, **settings)
+    fault = build_fault(config)
+    churn = check_arguments(algorithm, federation, churn=config.churn, run_dir=directory, fault=fault, **settings)
+    algorithm, federation = afflict(algorithm, federation, fault, config.seed)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     path, done = pathlib.Path(directory), 0
     if path.exists():
         identity = identity_of(
-            algorithm, federation, config.seed, config.eval_every, config.eval_clients, schedule.changes
+            algorithm, federation, config.seed, config.eval_every, config.eval_clients, schedule.changes, fault
         )
         RunDirectory(path, identity, config.to_json(), len(federation.train.num_examples))
         done = rounds_done(path)

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters, settled
+from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
@@ -55,6 +56,7 @@ def run(
         progress=progress,
         checkpoint_every=checkpoint_every,
         config=config.to_json(),
+        fault=build_fault(config),
     )
     say_clusters(given, config, federation)
     return result

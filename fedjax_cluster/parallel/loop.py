@@ -109,11 +109,12 @@ def for_each_client(
     if cohort.placement is None:
         return on_devices(client_rows, rows)
     # What goes with x and y, which are large and stay where they lie, is brought there, and what comes of it back.
-    x, y, num_examples = cohort.data
-    index, mask, num_examples, weights, rows = rows_in(
-        cohort, cohort.placement.client, (cohort.index, cohort.mask, num_examples, cohort.weights, rows)
+    x, y, _ = cohort.data
+    numbers = cohort.data._replace(x=None, y=None)
+    index, mask, numbers, weights, rows = rows_in(
+        cohort, cohort.placement.client, (cohort.index, cohort.mask, numbers, cohort.weights, rows)
     )
-    result = on_devices(Client(index, mask, ClientData(x, y, num_examples), weights), rows)
+    result = on_devices(Client(index, mask, numbers._replace(x=x, y=y), weights), rows)
     collected, accepted = rows_in(cohort, cohort.placement.place, (result.collected, result.accepted))
     return Mapped(result.reduced, collected, accepted)
 

@@ -39,7 +39,8 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     missing = -len(data.num_examples) % devices
     if missing:
         data = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros((missing, *leaf.shape[1:]), leaf.dtype)]), data)
-    x, y, num_examples = jax.tree.map(np.asarray, data)
+    data = jax.tree.map(np.asarray, data)
+    x, y, _ = data
     placement = None
     if work is None or devices == 1 or not np.ptp(work):
         work = None
@@ -52,8 +53,8 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     if platform(mapping) == "tpu":
         x, y = tiled(x), tiled(y)
     x, y = place_rows(mapping, (x, y))
-    num_examples, work, placement = replicate(mapping, (num_examples, work, placement))
-    return Population(ClientData(x, y, num_examples), info, mapping, work, placement)
+    numbers, work, placement = replicate(mapping, (data._replace(x=None, y=None), work, placement))
+    return Population(numbers._replace(x=x, y=y), info, mapping, work, placement)
 
 
 def _longest(work: np.ndarray, devices: int) -> float:
@@ -92,7 +93,8 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
         if population.placement is not None:
             place = jnp.where(index < size, population.placement.place[index], size)
         x, y = gather_rows(Cohort(place, mask, data, weights, mapping), (data.x, data.y))
-        data = ClientData(x, y, data.num_examples[index])
+        numbers = jax.tree.map(lambda leaf: leaf[index], data._replace(x=None, y=None))
+        data = numbers._replace(x=x, y=y)
     data = data._replace(num_examples=jnp.where(mask, data.num_examples, 0))
     return Cohort(index, mask, data, weights, mapping, in_place, population.placement if in_place else None)
 

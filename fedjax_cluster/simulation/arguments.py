@@ -7,15 +7,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.data import check_federation
+from fedjax_cluster.faults import Fault
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
-from fedjax_cluster.simulation.history import REPORTED
+from fedjax_cluster.simulation.history import OF_HONEST, REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
 from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
 
 # Columns of the history that no metric and no callback may write.
 TAKEN = frozenset(REPORTED) | {"round", "seconds", CLUSTERING_SECONDS}
-TAKEN |= {"test_loss", "accuracy_std", "accuracy_worst_decile"}
+TAKEN |= {"test_loss", "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
 INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
 
 
@@ -37,6 +41,7 @@ def check_arguments(
     progress: bool | None = None,
     checkpoint_every: float = 0.0,
     config: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
 ) -> tuple[Churn, ...]:
     """The churn that `simulate` is given, as values of Python.
 
@@ -48,6 +53,10 @@ def check_arguments(
         as_path("run_dir", run_dir)
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
+    aggregation = getattr(algorithm, "aggregation", None)
+    if aggregation is not None:
+        present = int(np.sum(np.asarray(federation.train.num_examples) > 0))
+        aggregation.check_clients(cohort_size(getattr(algorithm, "participation", 1.0), present))
     return checked_churn(churn)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
+from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
@@ -105,3 +106,24 @@ def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False
             figures["accuracy_std"] = float(np.std(values))
             figures["accuracy_worst_decile"] = float(np.sort(values)[: max(1, round(len(values) / 10))].mean())
     return figures
+
+
+def honest_figures(
+    per_client: dict[str, np.ndarray], label: np.ndarray, group: Any | None, honest: np.ndarray, diverged: bool = False
+) -> dict[str, float]:
+    """The figures of the honest clients, bool[M], alone.
+
+    Args:
+      per_client: as in `federation_figures`.
+      label: i32[M], the clusters, −1 for none.
+      group: i32[M], the true groups, −1 where unknown, or None.
+
+    Returns:
+      `accuracy_honest`, where accuracy is measured, and `adjusted_rand_index_honest`; NaN where there are none.
+    """
+    count = len(honest)
+    found = federation_figures({name: np.asarray(of)[:count][honest] for name, of in per_client.items()}, diverged)
+    figures = {"accuracy_honest": found["accuracy"]} if "accuracy" in found else {}
+    known = honest & (label >= 0) & (np.asarray(-1 if group is None else group) >= 0)
+    agreement = adjusted_rand_index(label, np.asarray(group), mask=known) if known.any() else np.nan
+    return {**figures, "adjusted_rand_index_honest": float(agreement)}

@@ -20,6 +20,8 @@ LOG = logging.getLogger(__name__)
 History = dict[str, np.ndarray]
 # Clients with NaN or infinity among their predictions, which have no metrics.
 NOT_FINITE = "num_not_finite"
+# Of the honest clients alone, in a run with a fault.
+OF_HONEST = ("accuracy_honest", "adjusted_rand_index_honest")
 
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (
@@ -156,7 +158,7 @@ def summarize(
     others = {
         name: latest(column)
         for name, column in history.items()
-        if name not in (*last, *REPORTED, NOT_FINITE) and np.isnan(column[: rounds - 1]).any()
+        if name in OF_HONEST or (name not in (*last, *REPORTED, NOT_FINITE) and np.isnan(column[: rounds - 1]).any())
     }
     agreement = history["adjusted_rand_index"]
     purity = history.get("purity", np.full(rounds, np.nan))

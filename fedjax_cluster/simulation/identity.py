@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_cluster import parallel
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
 from fedjax_cluster.options import Options
@@ -44,6 +46,7 @@ def identity_of(
     eval_every: int,
     eval_clients: int | None,
     churn: Sequence[Churn],
+    fault: Fault | None = None,
 ) -> dict[str, Any]:
     """All that decides a run's result, as JSON; `programs` where some of it has no value, such as a closure."""
     model, known = described(algorithm.model)
@@ -59,6 +62,8 @@ def identity_of(
         "data": fingerprint(federation),
         "churn": [change._asdict() for change in churn],
     }
+    if fault is not None:
+        identity["fault"] = fault.to_json()
     if not (known and described(algorithm)[1]):
         identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation)}
     return plain(identity)
@@ -130,6 +135,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
     server = getattr(algorithm, "server", None)
     if isinstance(server, optax.GradientTransformation):
         found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)
+    rule = getattr(algorithm, "aggregation", None)
+    if rule is not None and not _is_known(type(rule)):
+        found["the aggregation"] = _digest(functools.partial(_aggregated, rule), variables.params)
     if not _is_known(type(algorithm)):
         start = algorithm.init if algorithm.template is None else algorithm.template
         population = Population(data, info)
@@ -140,6 +148,13 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
 
         found["the method"] = _digest(one_round, state)
     return found
+
+
+def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:
+    """What a rule of the user's own makes of three changes."""
+    if rule.streams:
+        return rule.limit({"delta": params})
+    return rule.combine(Rows({"delta": tree.broadcast(params, 3)}, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
 
 
 def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:

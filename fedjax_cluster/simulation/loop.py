@@ -17,13 +17,15 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
+from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.faults import Fault, afflict, faulty_clients
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.assignments import Kept, with_moves
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
-from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, with_metrics
+from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, honest_figures, with_metrics
 from fedjax_cluster.simulation.history import (
     History,
     append,
@@ -34,11 +36,10 @@ from fedjax_cluster.simulation.history import (
     warn_of_divergence,
     with_figures,
 )
-from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import RunDirectory
+from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
 from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
 from fedjax_cluster.types import (
     Churn,
@@ -88,6 +89,7 @@ def simulate(
     progress: bool | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
     config: Mapping[str, Any] | None = None,
+    fault: Fault | None = None,
 ) -> SimulationResult:
     """Runs a method on a federation, in float32 and int32 whatever JAX is set to.
 
@@ -111,6 +113,8 @@ def simulate(
       checkpoint_every: seconds between checkpoints, or 50 times what the last one took where that is longer; 0 saves
         after every segment of rounds, whatever that takes.
       config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
+      fault: what is the matter with some clients, such as `faults.sign_flip(share=0.2)`; `seed` draws them, the same
+        for all methods. The history then has `accuracy_honest` and `adjusted_rand_index_honest` too.
 
     Returns:
       A SimulationResult with the final state and one row of history a round.
@@ -136,12 +140,11 @@ def simulate(
         progress=progress,
         checkpoint_every=checkpoint_every,
         config=config,
+        fault=fault,
     )
+    algorithm, federation = afflict(algorithm, federation, fault, seed)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
-    directory = None
-    if run_dir is not None:
-        identity = identity_of(algorithm, federation, seed, eval_every, eval_clients, schedule.changes)
-        directory = RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
+    directory = kept_in(run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault)
     mapping = parallel.client_mapping() if mapping is None else mapping
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
@@ -244,7 +247,11 @@ class _Run:
     def add_figures(self, per_client: dict[str, np.ndarray], callbacks: Sequence[Callback]) -> dict[str, float]:
         """An evaluation's figures, and those of callbacks, into the history's last row."""
         num_clients = len(self.federation.train.num_examples)
-        figures = federation_figures(per_client, diverged=diverged_since(self.history, num_clients) is not None)
+        diverged = diverged_since(self.history, num_clients) is not None
+        figures = federation_figures(per_client, diverged=diverged)
+        if (faulty := faulty_clients(self.federation)).any() and not faulty.all():
+            assigned = np.asarray(labels(self.state.clients.membership))[:num_clients]
+            figures |= honest_figures(per_client, assigned, self.federation.group, ~faulty, diverged)
         latest = {**figures, **last_report(self.history)}
         for callback in callbacks:
             found = callback(Evaluation(self.done, self.state, latest))

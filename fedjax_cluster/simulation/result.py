@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.evaluation import evaluate_clients, predict_client
@@ -65,6 +66,11 @@ class SimulationResult:
     def labels(self) -> np.ndarray:
         """i32[M]: the cluster of each client, −1 where it has none."""
         return np.asarray(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
+
+    @property
+    def faulty(self) -> np.ndarray:
+        """bool[M]: the clients that the run's fault was of; nobody without one."""
+        return faulty_clients(self.federation)
 
     @functools.cached_property
     @in_32_bits

@@ -34,7 +34,8 @@ from fedjax_cluster.files import (
 )
 from fedjax_cluster.simulation.assignments import Kept, read_moves, write_moves
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
-from fedjax_cluster.types import Event, State
+from fedjax_cluster.simulation.identity import identity_of
+from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
 
 LOG = logging.getLogger(__name__)
 VERSION = 3
@@ -195,6 +196,20 @@ class RunDirectory:
     def close(self) -> None:
         self._checkpoints.close()
         self._lock.close()
+
+
+def kept_in(
+    run_dir: str | pathlib.Path | None,
+    config: Mapping[str, Any] | None,
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    *decided: Any,
+) -> RunDirectory | None:
+    """The directory of a run by its `identity_of`, of which `decided` are the further arguments; None for none."""
+    if run_dir is None:
+        return None
+    identity = identity_of(algorithm, federation, *decided)
+    return RunDirectory(run_dir, identity, config, len(federation.train.num_examples))
 
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:

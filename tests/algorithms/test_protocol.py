@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import aggregation, faults, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation import segment
@@ -197,6 +197,44 @@ def test_a_client_without_finite_update_is_left_out_and_counted(name, participat
     assert rejected >= 1
     chex.assert_tree_all_finite(state.clusters.params)
     assert np.isfinite(np.asarray(state.clients.membership)).all()
+
+
+ASKED: list[str] = []
+
+
+class watched(aggregation.Aggregation):
+    """A mean that tells whether it was asked."""
+
+    streams = True
+
+    def limit(self, value):
+        ASKED.append("rule")
+        return value
+
+
+class witnessed(faults.Fault):
+    """A fault that tells whether it was asked."""
+
+    def sent(self, rng_key, result, faulty):
+        ASKED.append("fault")
+        return result
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_the_server_asks_its_rule_and_what_clients_send_passes_their_fault(name):
+    """Traced, not compiled. What clients keep to themselves passes no fault."""
+    algorithm, population, state, _ = started(name)
+    marked = faults.MarkedData.of(population.data, jnp.zeros(population.data.num_examples.shape, bool))
+    population = parallel.Population(marked, population.info, population.mapping)
+    averages = "aggregation" in inspect.signature(type(algorithm)).parameters
+    assert averages == (name not in ("fedproto", "local_only"))
+    algorithm = faults.with_fault(algorithm, witnessed())
+    algorithm = dataclasses.replace(algorithm, aggregation=watched()) if averages else algorithm
+    ASKED.clear()
+    jax.eval_shape(functools.partial(one_step, algorithm), population, state)
+    assert set(ASKED) == {"fedproto": {"fault"}, "local_only": set()}.get(name, {"rule", "fault"})
+    own = {"ditto": "personal_update", "fedrep": "head_update", "per_fedavg": "fine_tuning"}.get(name)
+    assert own is None or getattr(algorithm, own).fault is None
 
 
 def enlarged(population, factor):

@@ -45,8 +45,8 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.inference import full_gradient, score_rows
 from fedjax_cluster.local import client_key, num_batches, server_key
 from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
-from fedjax_cluster.parallel import Client, Reduced
-from fedjax_cluster.server import Weighting, client_weight, update_clusters
+from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.server import Weighting, client_weight, reduce_rows, update_clusters
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -357,17 +357,11 @@ class cfl(AveragingMethod):
         """
         slot = cohort_labels(state, cohort)
         learns = accepted & (state.server.fell_back[jnp.maximum(slot, 0)] < 0)
-        assignment = one_hot(slot, self.clusters) * jnp.where(learns, sent.weight, 0.0)[:, None]
-
-        def sums(leaf: Array) -> Array:
-            flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
-            return jnp.matmul(assignment.T, flat, precision="highest").reshape(self.clusters, *leaf.shape[1:])
-
+        rows = Contribution(slot, sent.weight, {"delta": sent.delta, "stats": sent.stats})
+        reduced = reduce_rows(self.aggregation, rows, learns, self.clusters)
         one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
-        delta = jax.vmap(lambda vector: tree.unravel(secret.invert(vector), one))(sums(sent.delta))
-        total = {"delta": delta, "stats": jax.tree.map(sums, sent.stats)}
-        counts = jnp.sum((assignment > 0).astype(jnp.int32), 0)
-        reduced = Reduced(total, jnp.sum(assignment, 0), counts, jnp.zeros((), jnp.int32))
+        delta = jax.vmap(lambda vector: tree.unravel(secret.invert(vector), one))(reduced.total["delta"])
+        reduced = reduced._replace(total={**reduced.total, "delta": delta})
         clusters, refused = update_clusters(self.optimizer, state.clusters, reduced)
         return state._replace(clusters=clusters), accepted & ~(learns & refused[slot])
 

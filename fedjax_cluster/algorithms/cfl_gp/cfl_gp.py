@@ -222,6 +222,7 @@ class cfl_gp(AveragingMethod):
             slot,
             optimizer=self.optimizer,
             weighting=self.weighting,
+            aggregation=self.aggregation,
             shared_layers=self.shared_layers,
         )
 

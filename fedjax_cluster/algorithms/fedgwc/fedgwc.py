@@ -234,7 +234,8 @@ class fedgwc(AveragingMethod):
             return Trained(slot, result, result.losses)
 
         slot = jnp.maximum(labels(membership), 0)
-        done = cluster_round(train, state.clusters, cohort, slot, optimizer=self.optimizer, weighting=self.weighting)
+        averaged = {"optimizer": self.optimizer, "weighting": self.weighting, "aggregation": self.aggregation}
+        done = cluster_round(train, state.clusters, cohort, slot, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, done.accepted)
         sent = parallel.to_each_device(sent, cohort.mapping)

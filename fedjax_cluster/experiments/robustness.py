@@ -1,0 +1,107 @@
+"""The settings of a run about faulty clients: what is the matter with some, and what the server does about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_cluster import aggregation, faults
+from fedjax_cluster.aggregation import BELOW_HALF, Aggregation
+from fedjax_cluster.faults import Fault
+from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_least, described_options, option
+
+# Flags of aggregation rules and the options that they give; settings of a fault.
+RULE_FLAGS = {"trim": "share", "byzantine": "byzantine", "clip": "norm"}
+FAULT_FLAGS = tuple(f"fault_{name}" for name in ("share", "scale", "factor", "rate", "steps", "group"))
+
+
+class Robustness(Options):
+    """The part of a configuration that is about faulty clients."""
+
+    aggregation: str | None = option(
+        "what the server makes of the changes of a cluster's clients: mean, trimmed-mean, median, krum, multi-krum, "
+        "geometric-median, norm-clipping or bulyan",
+        default=None,
+    )
+    trim: float | None = option(
+        "share of the clients that trimmed-mean leaves out at either end, 0.2 if not given",
+        default=None,
+        bound=BELOW_HALF,
+    )
+    byzantine: int | None = option(
+        "f, the most faulty clients in a cluster, for krum, multi-krum and bulyan; 1 if not given",
+        default=None,
+        bound=at_least(0),
+    )
+    clip: float | None = option("the largest norm of a change, for norm-clipping", default=None, bound=POSITIVE)
+    fault: str | None = option(
+        "what is the matter with some clients: sign-flip, label-flip, drop-out, stragglers, scaled, nan-updates or "
+        "colluders; the seed draws them",
+        default=None,
+    )
+    fault_share: float | None = option(
+        "of the clients that are faulty; 0.2 if not given, and of drop-out all", default=None, bound=SHARE
+    )
+    fault_scale: float | None = option(
+        "of what sign-flip sends, 10 if not given, or colluders, 1", default=None, bound=FINITE
+    )
+    fault_factor: float | None = option("of what scaled sends, 100 if not given", default=None, bound=FINITE)
+    fault_rate: float | None = option(
+        "chance of a client's drop-out in a round, 0.2 if not given", default=None, bound=SHARE
+    )
+    fault_steps: int | None = option("the most local steps of stragglers, 1 if not given", default=None, bound=COUNT)
+    fault_group: int | None = option("that colluders copy, 0 if not given", default=None, bound=at_least(0))
+
+    def __post_init__(self):
+        # The mean is what there was before there was a choice.
+        if isinstance(self.aggregation, str) and self.aggregation.lower() == "mean":
+            object.__setattr__(self, "aggregation", None)
+        super().__post_init__()
+
+
+def without_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as JSON without what says nothing here, so that runs of before these settings are still the same.
+
+    >>> without_defaults({"rounds": 2, "trim": None, "clients": None})
+    {'rounds': 2, 'clients': None}
+    """
+    own = {field.name for field in dataclasses.fields(Robustness)}  # pyright: ignore[reportArgumentType]
+    return {name: value for name, value in content.items() if value is not None or name not in own}
+
+
+def check_robustness(config: Robustness, method: type[Options]) -> None:
+    """Raises a ValueError for a rule or fault that cannot be, or a rule for a method that has no place for it."""
+    build_fault(config)
+    if build_aggregation(config) is not None and "aggregation" not in {each.name for each in described_options(method)}:
+        raise ValueError(
+            f"aggregation is {config.aggregation}, but {method.__name__.replace('_', '-')} has no server that averages "
+            "models; give no aggregation, or another method"
+        )
+
+
+def build_aggregation(config: Robustness) -> Aggregation | None:
+    """What the server makes of the clients' changes; None is their mean.
+
+    Raises:
+      ValueError: no such rule, one that lacks its option, or an option of another.
+    """
+    given = {option: getattr(config, flag) for flag, option in RULE_FLAGS.items() if getattr(config, flag) is not None}
+    if config.aggregation is None and given:
+        flag = next(flag for flag, option in RULE_FLAGS.items() if option in given)
+        raise ValueError(f"{flag} is {getattr(config, flag):g}, but no aggregation is given; give one that has it")
+    return None if config.aggregation is None else aggregation.named(config.aggregation, **given)
+
+
+def build_fault(config: Robustness) -> Fault | None:
+    """What is the matter with some clients.
+
+    Raises:
+      ValueError: no such fault, or an option of another.
+    """
+    given = {name: getattr(config, name) for name in FAULT_FLAGS if getattr(config, name) is not None}
+    if config.fault is None and given:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"{name} is {value:g}, but no fault is given; give one, such as sign-flip")
+    options = {name.removeprefix("fault_"): value for name, value in given.items()}
+    return None if config.fault is None else faults.named(config.fault, **options)

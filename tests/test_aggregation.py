@@ -1,0 +1,184 @@
+"""Robust aggregation against slow versions of the papers, per cluster, and inside the methods."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_cluster import aggregation, parallel, server, tree
+from fedjax_cluster.parallel import Contribution
+from fedjax_cluster.simulation import arguments, identity
+from tests.algorithms import test_protocol as protocol
+from tests.federations import blobs, one_step
+from tests.reference import aggregation as oracle
+
+ROWS, SLOTS = 12, 3
+RULES = (
+    aggregation.trimmed_mean(share=0.2),
+    aggregation.median(),
+    aggregation.krum(byzantine=1),
+    aggregation.multi_krum(byzantine=1),
+    aggregation.multi_krum(byzantine=1, selected=2),
+    aggregation.bulyan(byzantine=1),
+    aggregation.geometric_median(iterations=6),
+    aggregation.norm_clipping(norm=1.5),
+)
+
+
+@functools.partial(jax.jit, static_argnames="rule")
+def combined(rule, sent, accepted):
+    if rule.streams:
+        return server.weighted_mean(server.reduce_rows(rule, sent, accepted, SLOTS))
+    return server.combine(rule, sent, accepted, SLOTS).value
+
+
+def cohort(slots, seed=0, faulty=True):
+    """Contributions of twelve clients, two of them far off, in leaves of two shapes."""
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(ROWS, 7)).astype(np.float32)
+    vectors[[1, 6]] *= 50 if faulty else 1
+    weight = rng.integers(1, 9, ROWS).astype(np.float32)
+    return Contribution(np.asarray(slots, np.int32), weight, vectors)
+
+
+def as_leaves(sent):
+    value = {"a": sent.value[:, :4].reshape(-1, 2, 2), "b": sent.value[:, 4:]}
+    return Contribution(*jax.tree.map(jnp.asarray, (sent.slot, sent.weight, {"delta": value, "stats": {}})))
+
+
+def flat(value):
+    return np.concatenate([np.asarray(value["delta"][name]).reshape(SLOTS, -1) for name in "ab"], 1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@settings(max_examples=25)
+@given(
+    slots=st.lists(st.integers(-1, SLOTS - 1), min_size=ROWS, max_size=ROWS),
+    accepted=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
+    seed=st.integers(0, 99),
+)
+def test_every_cluster_has_what_the_paper_makes_of_its_clients_alone(rule, slots, accepted, seed):
+    """Clusters of one client and of none, clients without a cluster, and those that are left out, among them."""
+    sent, accepted = cohort(slots, seed), np.asarray(accepted)
+    found = flat(combined(rule, as_leaves(sent), jnp.asarray(accepted)))
+    for slot in range(SLOTS):
+        rows = (sent.slot == slot) & accepted
+        if rows.any():
+            expected = oracle.of(rule, sent.value[rows], sent.weight[rows])
+            np.testing.assert_allclose(found[slot], expected, rtol=2e-4, atol=1e-5)
+    order = np.random.default_rng(seed).permutation(ROWS)
+    moved = combined(rule, jax.tree.map(lambda leaf: leaf[order], as_leaves(sent)), jnp.asarray(accepted[order]))
+    for slot in set(sent.slot[accepted & (sent.slot >= 0)]):
+        # Of two who are each other's nearest, either is Krum's.
+        if isinstance(rule, aggregation.trimmed_mean | aggregation.median | aggregation.geometric_median):
+            np.testing.assert_allclose(flat(moved)[slot], found[slot], rtol=1e-4, atol=1e-5)
+
+
+def test_the_oracles_agree_with_others():
+    vectors = cohort([0] * ROWS).value.astype(np.float64)
+    np.testing.assert_allclose(oracle.median(vectors), np.median(vectors, 0))
+    np.testing.assert_allclose(oracle.trimmed_mean(vectors, 0.25), scipy.stats.trim_mean(vectors, 0.25))
+    centre = oracle.geometric_median(vectors, np.ones(ROWS), 300, 1e-9)
+    least = sum(np.linalg.norm(vectors - centre, axis=1))
+    for step in np.eye(7) * 0.05:
+        assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
+
+
+@pytest.mark.parametrize("rule", [aggregation.median(), aggregation.bulyan(byzantine=1)], ids=str)
+def test_clients_divided_among_devices_change_nothing(rule):
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    sent, accepted = as_leaves(cohort([0, 1, 0, 0, 2, 0, 0, -1, 0, 1, 0, 0])), jnp.arange(ROWS) != 3
+    divided = parallel.place_rows(two, (sent, accepted))
+    chex.assert_trees_all_close(combined(rule, *divided), combined(rule, sent, accepted), rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_follow_the_clients_that_were_chosen():
+    sent = cohort([0] * ROWS)
+    stats = jnp.arange(ROWS, dtype=jnp.float32)
+    rows = as_leaves(sent)
+    rows = rows._replace(value={**rows.value, "stats": stats})
+    best = int(np.argmin(oracle.krum_scores(sent.value.astype(np.float64), 1)))
+    assert combined(aggregation.krum(byzantine=1), rows, jnp.ones(ROWS, bool))["stats"][0] == best
+    clipped = combined(aggregation.norm_clipping(1e-3), rows, jnp.ones(ROWS, bool))["stats"][0]
+    np.testing.assert_allclose(clipped, np.average(np.arange(ROWS), weights=sent.weight), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cfl"])
+def test_a_median_is_kept_for_its_own_clusters_by_the_round(name):
+    """The ways that contributions are kept: by the loop over clients, and by CFL, which has them all."""
+    plain, population, state, info = protocol.started(name)
+    robust = dataclasses.replace(plain, aggregation=aggregation.median())
+    new, report = one_step(robust, population, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(report, info)
+    usual, _ = one_step(plain, population, state)
+    gap = tree.ravel(jax.tree.map(jnp.subtract, new.clusters.params, usual.clusters.params))
+    assert 1e-5 < float(jnp.abs(gap).max()) < 1.0
+
+
+def test_no_aggregation_is_no_option_of_a_configuration():
+    """So that runs saved before there was a choice are still the same runs."""
+    assert "aggregation" not in protocol.build("fedavg").config
+    rule = aggregation.trimmed_mean(share=0.1)
+    made = dataclasses.replace(protocol.build("fedavg"), aggregation=rule)
+    assert made.config["aggregation"] == {"rule": "trimmed_mean", "share": 0.1}
+    assert made != protocol.build("fedavg")
+    for name, same in (("mean", None), ("trimmed-mean", aggregation.trimmed_mean())):
+        assert dataclasses.replace(made, aggregation=name) == dataclasses.replace(made, aggregation=same)
+
+
+class first(aggregation.Aggregation):
+    """A rule of the user's own: the first client's change, many times."""
+
+    factor = 1.0
+
+    def combine(self, rows, num_slots):
+        return jax.tree.map(lambda leaf: self.factor * leaf[:num_slots], rows.value)
+
+
+def test_a_run_knows_the_code_of_a_rule_of_the_users_own(monkeypatch):
+    method = dataclasses.replace(protocol.build("fedavg"), aggregation=first())
+    found = []
+    for factor in (1.0, 1.0, 2.0):
+        monkeypatch.setattr(first, "factor", factor)
+        found.append(identity.identity_of(method, blobs(), 0, 10, None, ())["programs"]["the aggregation"])
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: aggregation.trimmed_mean(share=0.5),
+            r"share is 0\.5; .* below 0\.5; half or more would leave nothing",
+        ),
+        (lambda: aggregation.norm_clipping(norm=0.0), r"norm is 0\.0; it must be a number, positive and finite"),
+        (lambda: aggregation.named("norm-clipping"), r"needs the largest norm of a change"),
+        (lambda: aggregation.named("mode"), r"unknown aggregation 'mode'; known: mean, trimmed-mean"),
+        (lambda: aggregation.named("median", share=0.1), r"aggregation median has no share"),
+        (lambda: aggregation.krum(byzantine=-1), r"byzantine is -1; it must be a whole number, at least 0"),
+    ],
+)
+def test_bad_rules_are_refused_in_a_line(make, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("rule", "least"), [("krum", 5), ("multi_krum", 5), ("bulyan", 7)])
+def test_a_round_with_too_few_clients_is_refused_before_it(rule, least):
+    made = aggregation.named(rule, byzantine=1)
+    algorithm = dataclasses.replace(protocol.build("fedavg"), aggregation=made)
+    arguments.check_arguments(algorithm, blobs(clients=least), rounds=1)
+    with pytest.raises(ValueError, match=rf"{rule} with byzantine 1 needs {least} clients in a round"):
+        arguments.check_arguments(algorithm, blobs(clients=least - 1), rounds=1)
+    few = dataclasses.replace(algorithm, participation=0.5)
+    with pytest.raises(ValueError, match=rf"but {least - 1} take part"):
+        arguments.check_arguments(few, blobs(clients=2 * least - 2), rounds=1)
