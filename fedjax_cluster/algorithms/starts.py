@@ -16,7 +16,7 @@ from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.parallel import Population
-from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Model, Variables
+from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
 
 Start = Literal["clients", "random"]
 START = (
@@ -66,7 +66,9 @@ def models_of_clients(
         found.append(own)
         steps += float(num_steps)
         if slot + 1 < num_clusters:
-            distance = np.minimum(distance, jax.device_get(_losses(own, population, model)))
+            for clients, cohort, _ in parallel.in_chunks(population):
+                losses = jax.device_get(_losses(own, cohort, model))[: len(clients)]
+                distance[clients] = np.minimum(distance[clients], losses)
             drawn = int(np.argmax(np.where(there & np.isfinite(distance), distance, -1.0)))
     params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*found, strict=True))
     costs = Costs(
@@ -115,9 +117,8 @@ def _train_alone(
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _losses(variables: Variables, population: Population, model: Model) -> Array:
-    """Every client's mean loss f32[M]."""
-    cohort = parallel.whole_population(population)
+def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
+    """Every client's mean loss f32[C]."""
     return parallel.for_each_client(
         lambda client: dataset_loss(model, variables, client.data), cohort, collect=lambda loss: loss
     ).collected

@@ -1,5 +1,6 @@
 """Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
 
+from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
 from fedjax_cluster.parallel.loop import (
     Client,
     Contribution,
@@ -24,6 +25,7 @@ from fedjax_cluster.parallel.mapping import (
 )
 from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
+    deal,
     gather_cohort,
     gather_rows,
     gram,
