@@ -24,7 +24,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from fedjax_cluster.data.sources import narrow
-from fedjax_cluster.data.stored import CLIENT, PARTS, Layout, Rows, Store, client_data, shard_file, stored
+from fedjax_cluster.data.stored import CLIENT, PARTS, Layout, Rows, Store, client_data, shard_file
 from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
 from fedjax_cluster.files import atomic_file, digest, plain, read_json, remove_strays, sealed, taken, write_json
 from fedjax_cluster.options import BELOW_ONE, POSITIVE, SEED, as_path, shown, with_checks
@@ -74,8 +74,8 @@ def write_population(
         takes them, with as many rows as each client has.
       info: the data's description. Default: named after the folder and what it holds; a regression where y has
         fractions, else a classification whose classes are counted.
-      test_fraction: share of the rows of a client given as (x, y) that it is tested on, drawn at random; 0 is none, as for
-        a client with a single row.
+      test_fraction: share of the rows of a client given as (x, y) that it is tested on, drawn at random; 0 is
+        none. A client with a single row keeps it for training.
       seed: decides which.
       shard_megabytes: after which a new file begins: what is written again after a kill.
 

@@ -277,7 +277,7 @@ def _reason(error: Exception) -> str:
 
 def _federation(config: RunConfig, known: dict[Any, Federation], usual: int | None) -> Federation:
     """The configuration's federation; the last few are kept, as the methods of a comparison share them."""
-    names = ("scenario", "dataset", "clients", "seed", "test_fraction", "examples_per_client")
+    names = ("scenario", "dataset", "population", "clients", "seed", "test_fraction", "examples_per_client")
     key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
     if key not in known:
         while len(known) >= 8:

@@ -15,6 +15,7 @@ from fedjax_cluster.parallel.mapping import (
     client_mapping,
     client_mesh,
     constrain_state,
+    device_memory,
     keep_compiled,
     num_devices,
     place_rows,

@@ -7,6 +7,7 @@ several devices each strategy inside `shard_map` over a mesh with the single axi
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pathlib
@@ -142,6 +143,21 @@ def client_mapping(
     if strategy == "auto":
         strategy = "scan" if jax.default_backend() == "cpu" and chunk_size is None else "chunked"
     return ClientMapping(strategy, chunk_size, client_mesh(devices))
+
+
+def device_memory() -> float:
+    """Bytes of a device's memory; of a CPU, the machine's; infinite where the system does not tell.
+
+    >>> device_memory() > 0
+    True
+    """
+    found = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if found is None:
+        try:
+            found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return math.inf
+    return float(found)
 
 
 def num_devices(mapping: ClientMapping) -> int:
