@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -129,8 +130,8 @@ def evaluator(
     if stored(test):
 
         def evaluate(state: State, warm_up: bool = False) -> dict[str, np.ndarray]:
-            some = np.arange(1) if warm_up else clients
-            found = [each for _, each in evaluate_in_chunks(rng_key, state, population, test, some, **options)]
+            chunks = evaluate_in_chunks(rng_key, state, population, test, clients, **options)
+            found = [each for _, each in itertools.islice(chunks, 1 if warm_up else None)]
             return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
         return evaluate
