@@ -139,10 +139,10 @@ def open_population(folder: str | os.PathLike) -> Federation:
     folder = as_path("folder", folder).expanduser()
     manifest = _manifest(folder)
     try:
-        layout = Layout(*(kind(manifest[which][name]) for which in ("x", "y")
-                          for name, kind in (("dtype", np.dtype), ("shape", tuple))))  # fmt: skip
-        fields = {**manifest["info"], "input_shape": layout.x_shape}
-        info = DatasetInfo(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+        x, y = manifest["x"], manifest["y"]
+        layout = Layout(np.dtype(x["dtype"]), tuple(x["shape"]), np.dtype(y["dtype"]), tuple(y["shape"]))
+        further = {"input_shape": layout.x_shape, "group_names": tuple(manifest["info"]["group_names"])}
+        info = DatasetInfo(**{**manifest["info"], **further})
         shards, sizes = [int(shard["clients"]) for shard in manifest["shards"]], manifest["shards"]
         with (folder / INDEX).open("rb") as file:
             index = np.load(file, allow_pickle=False)
@@ -289,12 +289,12 @@ def _of_federation(federation: Federation) -> Iterator[ClientRows]:
     if federation.validation is not None:
         raise ValueError("a population has no validation rows: write federation._replace(validation=None)")
     for client in range(len(federation.train.num_examples)):
-        parts = [
+        x, y, test_x, test_y = (
             np.asarray(leaf[client])[: int(data.num_examples[client])]
             for data in (federation.train, federation.test)
             for leaf in data[:2]
-        ]
-        yield ClientRows(*parts, -1 if federation.group is None else int(federation.group[client]))
+        )
+        yield ClientRows(x, y, test_x, test_y, -1 if federation.group is None else int(federation.group[client]))
 
 
 def _pieces(beside: Path) -> list[np.ndarray]:

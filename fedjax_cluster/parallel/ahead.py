@@ -53,8 +53,8 @@ def read_cohorts(
     data = ClientData(*(leaf.reshape(*index.shape, *leaf.shape[1:]) for leaf in (x, y, count)))
     mapping = population.mapping
     sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P(None, AXIS))
-    rows = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), (index, mask, data, weights))
-    return CohortsAhead(jnp.asarray(start, jnp.int32), Cohort(*rows, mapping))
+    index, mask, data, weights = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), (index, mask, data, weights))
+    return CohortsAhead(jnp.asarray(start, jnp.int32), Cohort(index, mask, data, weights, mapping))
 
 
 def in_chunks(
