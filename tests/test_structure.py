@@ -41,8 +41,9 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 1 500 for comparisons that finish and test, help in groups, dry runs, the cache and a result's clients;
 # 300 for the history of speeds; 150 for learning rates over rounds;
 # 1 000 for the methods with personal models and control variates; 1 200 for report.html of runs and comparisons, and
-# who moved when; 150 for what other distributions bring; 400 for each method's own defaults and starts.
-MOST_LINES = 28_600
+# who moved when; 150 for what other distributions bring; 400 for each method's own defaults and starts;
+# 1 150 for populations on disk and streamed rounds.
+MOST_LINES = 29_750
 
 
 @functools.cache

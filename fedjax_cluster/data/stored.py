@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
@@ -134,6 +135,14 @@ class Rows:
 
     def __repr__(self) -> str:
         return f"Rows({self.part} {self.which} of {self.store.folder}, {self.dtype} {list(self.shape)})"
+
+
+def _refuse(rows: Rows) -> Any:
+    raise ValueError(too_large(rows))
+
+
+# JAX would take for an array what has its shape and dtype.
+jax.tree_util.register_pytree_node(Rows, _refuse, lambda *_: None)
 
 
 def too_large(rows: Rows) -> str:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,7 @@ class CohortsAhead:
         return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False), self.cohorts)
 
 
-def read_cohorts(
-    population: Population, start: int, index: np.ndarray, mask: np.ndarray, weights: np.ndarray | None
-) -> CohortsAhead:
+def read_cohorts(population: Population, start: int, index: Any, mask: Any, weights: Any) -> CohortsAhead:
     """The cohorts of rounds from `start` on, of clients index i32[R, C] where mask bool[R, C] holds."""
     wanted = np.where(mask, index, -1)
     x, y, count = _store(population).read("train", wanted.reshape(-1))
@@ -53,8 +51,8 @@ def read_cohorts(
     data = ClientData(*(leaf.reshape(*index.shape, *leaf.shape[1:]) for leaf in (x, y, count)))
     mapping = population.mapping
     sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P(None, AXIS))
-    index, mask, data, weights = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), (index, mask, data, weights))
-    return CohortsAhead(jnp.asarray(start, jnp.int32), Cohort(index, mask, data, weights, mapping))
+    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), Cohort(index, mask, data, weights, mapping))
+    return CohortsAhead(jnp.asarray(start, jnp.int32), placed)
 
 
 def in_chunks(

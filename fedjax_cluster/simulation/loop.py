@@ -40,7 +40,7 @@ from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
-from fedjax_cluster.simulation.streaming import Stream, told_of_rows
+from fedjax_cluster.simulation.streaming import Stream
 from fedjax_cluster.types import (
     Churn,
     ClientMapping,
@@ -375,8 +375,7 @@ def _start(
     def initial(*, template: bool) -> tuple[State, RoundInfo]:
         # A template spares the work of a state that is only to be replaced.
         start = algorithm.template if template and algorithm.template is not None else algorithm.init
-        with told_of_rows(algorithm, population):
-            state, info = start(keys.initialization, population)
+        state, info = start(keys.initialization, population)
         return parallel.place_state(state, mapping), info
 
     saved = directory is not None and directory.has_checkpoint()

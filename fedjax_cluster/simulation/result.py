@@ -24,7 +24,7 @@ from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
 from fedjax_cluster.simulation.model_files import save_client, save_clusters
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
 SCREEN = 80  # characters
 
@@ -157,7 +157,7 @@ class SimulationResult:
         files = save_clusters(folder, self.state, clusters, self._told())
         if clients:
             for client in range(len(self.federation.train.num_examples)):
-                data = jax.tree.map(lambda leaf, row=client: jnp.asarray(leaf[row]), self.federation.train)
+                data = ClientData(*(jnp.asarray(leaf[client]) for leaf in self.federation.train))
                 key = jax.random.fold_in(self.evaluation_key, client)
                 variables, mixture = self.algorithm.personalize(key, self.state, data, jnp.asarray(client))
                 files.append(save_client(folder, client, variables, mixture, self._told()))
@@ -191,7 +191,7 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
-        data = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), train)
+        data = ClientData(*(jnp.asarray(leaf[client]) for leaf in train))
         key = jax.random.fold_in(self.evaluation_key, client)
         return np.asarray(predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,18 +20,6 @@ from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Population, 
 
 MOST_BYTES = 2**26  # of cohorts read at a time; as many again are under way, and a third lot is being computed with
 MOST_ROUNDS = 32  # in one lot
-
-
-@contextlib.contextmanager
-def told_of_rows(algorithm: ClusteredAlgorithm, population: Population) -> Iterator[None]:
-    """Raises a ValueError where a method hands all clients' rows, which are on disk, to a compiled program."""
-    try:
-        yield
-    except TypeError as error:
-        rows = population.data.x
-        if isinstance(rows, Rows) and Rows.__name__ in str(error):
-            raise ValueError(f"{algorithm.name} begins with all clients at once; {too_large(rows)}") from error
-        raise
 
 
 class Stream:

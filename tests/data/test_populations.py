@@ -43,6 +43,7 @@ def test_ragged_clients_come_back_row_by_row(folder):
         np.testing.assert_array_equal(y[:count], wanted.y)
         assert not x[count:].any()
     np.testing.assert_array_equal(population.test.x[3], list(ragged())[3].test_x)
+    assert population.group is not None
     assert population.group.tolist() == [client % 2 for client in range(11)]
     assert population.info.num_classes == 3
     assert population.info.task == "classification"
