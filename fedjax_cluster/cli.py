@@ -159,7 +159,7 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
-    run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{config.scenario}")
+    run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{_of_data(config)}")
     if own["dry_run"]:
         plan = fc.experiments.plans.plan(config, run_dir)
         fc.experiments.plans.run_table(plan, run_dir).print()
@@ -168,6 +168,10 @@ def _run(arguments: list[str]) -> None:
     every = own["checkpoint_every"]
     result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
     _show(result, run_dir)
+
+
+def _of_data(config: fc.RunConfig) -> str:
+    return config.scenario if config.population is None else pathlib.Path(config.population).resolve().name
 
 
 def _resume(arguments: list[str]) -> int:

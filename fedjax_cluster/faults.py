@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_least, option, shown
 from fedjax_cluster.types import ClientData, Federation, LocalResult
 
@@ -216,6 +217,8 @@ def afflict(algorithm: Any, federation: Federation, fault: Fault | None, seed: i
     """A method and a federation with a fault, `with_fault` and `afflicted`; as they are without one."""
     if fault is None:
         return algorithm, federation
+    if stored(federation.train):
+        raise ValueError(f"fault is {fault}, but the clients' rows are on disk; give a federation that is in memory")
     return with_fault(algorithm, fault), afflicted(federation, fault, seed)
 
 

@@ -148,6 +148,10 @@ class gradient_loss(AveragingMethod):
         server = GradientLossServer(jax.tree.map(jnp.zeros_like, models.params))
         return first_state(models, clients, self.optimizer, server, costs)
 
+    @property
+    def draws_ahead(self) -> bool:
+        return not self.pin
+
     def select(self, rng_key: Array, state: State) -> Selection:
         first = state.clients.pinned.any(-1) if self.pin else None
         return cohorts.uniform(rng_key, state.clients.present, self.participation, first=first)

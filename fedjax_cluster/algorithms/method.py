@@ -112,6 +112,11 @@ class Method(Options):
         return {name: value for name, value in self.to_json().items() if name != "model"}
 
     @property
+    def draws_ahead(self) -> bool:
+        """Whether `select` depends on nothing but the key, the round and who is present: rows can be read ahead."""
+        return type(self).select is Method.select
+
+    @property
     def update(self) -> LocalUpdate:
         """What a client does; `local`, unless the method changes it."""
         return self.local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -111,6 +112,23 @@ def present_clients(population: Population) -> Array:
     small programs with collectives at once, which on a CPU can wait for each other's threads.
     """
     return jnp.asarray(np.asarray(population.data.num_examples) > 0)
+
+
+def check_square(method: str, num_clients: int, matrices: int = 1) -> None:
+    """Raises a ValueError where matrices of clients by clients do not fit into the memory of a device.
+
+    >>> check_square("cfl", 10**8)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    ValueError: cfl keeps 1 × 4 bytes for each pair of clients, 4e+07 GB for 100000000 clients: ... takes at most ...
+    """
+    memory, wanted = parallel.device_memory(), 4.0 * matrices * num_clients**2
+    if wanted > memory:
+        raise ValueError(
+            f"{method} keeps {matrices} × 4 bytes for each pair of clients, {wanted / 1e9:.3g} GB for {num_clients} "
+            f"clients: in the {memory / 1e9:.3g} GB of this device it takes at most "
+            f"{math.isqrt(int(memory) // (4 * matrices))}; take fewer, or a method without such pairs, such as ifca"
+        )
 
 
 def start_models(model: Model, rng_key: Array, population: Population, num_clusters: int) -> tuple[Clusters, Array]:

@@ -16,7 +16,7 @@ from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.parallel import Population
-from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Model, Variables
+from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
 
 Start = Literal["clients", "random"]
 CANDIDATES = 2  # to each model wanted
@@ -72,7 +72,10 @@ def models_of_clients(
         own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(number % num_clusters)))
         found.append(own)
         steps += float(num_steps)
-        losses.append(np.nan_to_num(jax.device_get(_losses(own, population, model)), nan=LARGEST, posinf=LARGEST))
+        suits = np.full(present.shape, LARGEST)
+        for clients, cohort, _ in parallel.in_chunks(population):
+            suits[clients] = jax.device_get(_losses(own, cohort, model))[: len(clients)]
+        losses.append(np.nan_to_num(suits, nan=LARGEST, posinf=LARGEST))
         distance = np.min(losses, axis=0)
     kept = [found[number] for number in _best_together(np.array(losses)[:, np.asarray(present)], num_clusters)]
     params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*kept, strict=True))
@@ -130,9 +133,8 @@ def _train_alone(
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _losses(variables: Variables, population: Population, model: Model) -> Array:
-    """Every client's mean loss f32[M]."""
-    cohort = parallel.whole_population(population)
+def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
+    """Every client's mean loss f32[C]."""
     return parallel.for_each_client(
         lambda client: dataset_loss(model, variables, client.data), cohort, collect=lambda loss: loss
     ).collected

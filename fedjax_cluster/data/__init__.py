@@ -6,10 +6,12 @@ from fedjax_cluster.data.downloads import openml
 from fedjax_cluster.data.hugging_face import from_partitioner, huggingface
 from fedjax_cluster.data.leaf_files import leaf
 from fedjax_cluster.data.local_files import image_folder, npz, table
+from fedjax_cluster.data.populations import ClientRows, in_memory, open_population, write_population
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
 from fedjax_cluster.data.validation import check_federation
 
 __all__ = [
+    "ClientRows",
     "DatasetNotFoundError",
     "cache",
     "check_federation",
@@ -18,11 +20,14 @@ __all__ = [
     "from_partitioner",
     "huggingface",
     "image_folder",
+    "in_memory",
     "leaf",
     "load",
     "npz",
+    "open_population",
     "openml",
     "scenarios",
     "table",
     "tfds",
+    "write_population",
 ]

@@ -130,7 +130,7 @@ def from_arrays(
     >>> from_arrays(x, y, client_ids=np.arange(1797) % 3).train.x.shape
     (3, 419, 8, 8)
     """
-    x, y = _narrow("x", x), _narrow("y", y)
+    x, y = narrow("x", x), narrow("y", y)
     check_lengths(x, y)
     check_finite("x", x)
     if task is None:
@@ -162,7 +162,7 @@ def from_arrays(
     return partition.federate(Examples(x, y, info), rows, rng, test_fraction)
 
 
-def _narrow(name: str, values: Any) -> np.ndarray:
+def narrow(name: str, values: Any) -> np.ndarray:
     """The array in the dtype that it will have on the device."""
     try:
         values = np.asarray(values)

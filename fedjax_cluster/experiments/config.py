@@ -18,6 +18,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
+from fedjax_cluster.experiments.on_disk import check_alone, opened
 from fedjax_cluster.experiments.robustness import Robustness, build_aggregation, check_robustness, without_defaults
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
@@ -84,6 +85,11 @@ class RunConfig(Robustness):
         ".parquet table, or, with a / in it, of a folder of images by class or by user and class or of LEAF's files; "
         "several joined by + for mixed-datasets",
         default="digits",
+    )
+    population: str | None = option(
+        "folder that `fc.data.write_population` wrote, in place of scenario and data set; its rows are read as rounds "
+        "need them",
+        default=None,
     )
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
     user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
@@ -216,6 +222,8 @@ class RunConfig(Robustness):
                 "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
             )
         check_robustness(self, REGISTRY[self.method])
+        if self.population is not None:
+            check_alone(self)
         for kind in KINDS:
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 
@@ -334,6 +342,8 @@ def build_federation(config: RunConfig, usual: int | None = None) -> Federation:
       usual: how many clients there are where the configuration does not say it, if there are examples enough; None is
         its method's number.
     """
+    if config.population is not None:
+        return opened(config.population, config.clients)
     scenario = SCENARIOS[config.scenario]
     parameters = inspect.signature(scenario).parameters
     shared = {name: getattr(config, name) for name in ("test_fraction", "examples_per_client") if name in parameters}

@@ -23,7 +23,7 @@ NEEDED = "needed"
 # Where help shows the fields of a configuration and of the command; what is not named comes last.
 GROUPS = {
     "data": (
-        *("scenario", "dataset", "clients", "test_fraction", "examples_per_client"),
+        *("scenario", "dataset", "population", "clients", "test_fraction", "examples_per_client"),
         *("label_column", "user_column", "input_shape"),
     ),
     "model": ("model",),
@@ -40,7 +40,7 @@ GROUPS = {
 }
 # Left to --help-all, by group.
 LESS_USED = {
-    "data": ("test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
+    "data": ("population", "test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],

@@ -1,5 +1,6 @@
 """Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
 
+from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
 from fedjax_cluster.parallel.chunks import bytes_per_client
 from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if
 from fedjax_cluster.parallel.mapping import (
@@ -7,6 +8,7 @@ from fedjax_cluster.parallel.mapping import (
     client_mapping,
     client_mesh,
     constrain_state,
+    device_memory,
     keep_compiled,
     num_devices,
     place_rows,
@@ -18,6 +20,7 @@ from fedjax_cluster.parallel.mapping import (
 )
 from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
+    deal,
     gather_cohort,
     gather_rows,
     gram,

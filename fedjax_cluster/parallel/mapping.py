@@ -7,6 +7,7 @@ several devices each strategy inside `shard_map` over a mesh with the single axi
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pathlib
@@ -148,6 +149,21 @@ def client_mapping(
 def platform(mapping: ClientMapping) -> str:
     """What the devices are: "cpu", "tpu" or "gpu"."""
     return (jax.devices()[0] if mapping.mesh is None else mapping.mesh.devices.flat[0]).platform
+
+
+def device_memory() -> float:
+    """Bytes of a device's memory; of a CPU, the machine's; infinite where the system does not tell.
+
+    >>> device_memory() > 0
+    True
+    """
+    found = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    if found is None:
+        try:
+            found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return math.inf
+    return float(found)
 
 
 def num_devices(mapping: ClientMapping) -> int:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
+from fedjax_cluster.data.stored import Rows, too_large
 from fedjax_cluster.parallel import messages
 from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, platform, replicate
 from fedjax_cluster.parallel.tiles import tiled
@@ -29,7 +30,7 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     """Puts the clients' data on the devices, with absent clients (no examples) up to a multiple of them.
 
     Args:
-      data: [M, N, ...].
+      data: [M, N, ...]; rows on disk stay there.
       info: of the data.
       mapping: the devices.
       work: f[M], what each client's part of a round costs, in any unit. The devices, which wait for one another at the
@@ -37,6 +38,11 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     """
     devices = num_devices(mapping)
     missing = -len(data.num_examples) % devices
+    if isinstance(data.x, Rows):
+        num_examples = np.pad(np.asarray(data.num_examples), (0, missing))
+        work = None if work is None or devices == 1 or not np.ptp(work) else np.pad(np.float32(work), (0, missing))
+        num_examples, work = replicate(mapping, (num_examples, work))
+        return Population(data._replace(num_examples=num_examples), info, mapping, work)
     if missing:
         data = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros((missing, *leaf.shape[1:]), leaf.dtype)]), data)
     data = jax.tree.map(np.asarray, data)
@@ -64,6 +70,7 @@ def _longest(work: np.ndarray, devices: int) -> float:
 
 def whole_population(population: Population) -> Cohort:
     """The whole population as a cohort; its data are not copied."""
+    _refuse_rows_on_disk(population)
     size = len(population.data.num_examples)
     mask = population.data.num_examples > 0
     index = jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size)
@@ -76,19 +83,11 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
     A selection as large as the population stays in place, uncopied. A smaller one is padded to a multiple of the
     devices and dealt out among them, so that each has as many valid rows as the others, and about as much work.
     """
+    _refuse_rows_on_disk(population)
     mapping, data, size = population.mapping, population.data, len(population.data.num_examples)
-    index, mask, weights = selection
-    in_place = len(index) == size
+    in_place = len(selection.index) == size
+    index, mask, weights = selection if in_place else deal(selection, size, mapping, population.work)
     if not in_place:
-        devices = num_devices(mapping)
-        missing = -len(index) % devices
-        index, mask = jnp.pad(index, (0, missing), constant_values=size), jnp.pad(mask, (0, missing))
-        order = np.arange(len(index)).reshape(-1, devices).T.reshape(-1)
-        if population.work is not None:
-            order = _dealt(jnp.where(mask, population.work[index], -1.0), devices)
-        index, mask = index[order], mask[order]
-        if weights is not None:
-            weights = jnp.pad(weights, ((0, missing), (0, 0)))[order]
         place = index
         if population.placement is not None:
             place = jnp.where(index < size, population.placement.place[index], size)
@@ -97,6 +96,24 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
         data = numbers._replace(x=x, y=y)
     data = data._replace(num_examples=jnp.where(mask, data.num_examples, 0))
     return Cohort(index, mask, data, weights, mapping, in_place, population.placement if in_place else None)
+
+
+def deal(selection: Selection, size: int, mapping: ClientMapping, work: Array | None) -> Selection:
+    """A selection out of `size` clients, padded to a multiple of the devices and dealt out among them."""
+    index, mask, weights = selection
+    devices = num_devices(mapping)
+    missing = -len(index) % devices
+    index, mask = jnp.pad(index, (0, missing), constant_values=size), jnp.pad(mask, (0, missing))
+    order = np.arange(len(index)).reshape(-1, devices).T.reshape(-1)
+    if work is not None:
+        order = _dealt(jnp.where(mask, work[index], -1.0), devices)
+    weights = None if weights is None else jnp.pad(weights, ((0, missing), (0, 0)))[order]
+    return Selection(index[order], mask[order], weights)
+
+
+def _refuse_rows_on_disk(population: Population) -> None:
+    if isinstance(population.data.x, Rows):
+        raise ValueError(too_large(population.data.x))
 
 
 @functools.partial(jax.jit, static_argnames="devices")

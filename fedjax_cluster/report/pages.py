@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import client_labels, clusters, curves, timeline
 from fedjax_cluster.report.histories import History, by_seed, chosen_metric, has_values
 from fedjax_cluster.report.shown_clients import shown_clients
@@ -70,7 +71,7 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     index, labels, group, names = shown_clients(run)
     figures = round_figures(run)
     info = run.federation.info
-    if info.task == "classification":
+    if info.task == "classification" and not stored(run.federation):
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
         figures["client_labels"] = client_labels.client_labels(counts, group, names)
     if group is not None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import captions, headlines
 from fedjax_cluster.report import web_page as web
 from fedjax_cluster.report.client_labels import label_counts
@@ -123,7 +124,8 @@ def _clients(run: FinishedRun, clients: ShownClients, per_client: Any) -> Html:
     """Labels of each cluster, and every client in a row."""
     parts: list[Html] = []
     info, train = run.federation.info, run.federation.train
-    if info.task == "classification" and 1 < info.num_classes <= MOST_CLASSES:
+    labelled = info.task == "classification" and 1 < info.num_classes <= MOST_CLASSES
+    if labelled and not stored(run.federation):
         counts = label_counts(train, info.num_classes)[clients.index]
         lines = [_labels_of_cluster(label, clients.labels, counts) for label in distinct(clients.labels)]
         headings = ("cluster", "clients", "examples", *map(str, range(info.num_classes)))

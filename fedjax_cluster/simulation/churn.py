@@ -95,7 +95,7 @@ class Schedule:
             membership[gone], present[gone] = 0.0, False
             state = state._replace(clients=clients._replace(membership=membership, present=present))
             for client in change.join:
-                rows = jax.tree.map(lambda leaf, client=client: jnp.asarray(leaf[client]), data)
+                rows = ClientData(*(jnp.asarray(leaf[client]) for leaf in data))
                 key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
                 index = jnp.asarray(client, jnp.int32)
                 state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +14,12 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.clustering.scores import adjusted_rand_index
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Measure, Model, Population, State
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State
 
 
 class MoreMetrics(NamedTuple):
@@ -53,7 +55,20 @@ def evaluate_clients(
     NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`). `model` is the
     method's, with the metrics to take.
     """
+    return _evaluate(rng_key, state, parallel.whole_population(population), test, model, algorithm)
 
+
+@functools.partial(jax.jit, static_argnames=("model", "algorithm"))
+def evaluate_cohort(
+    rng_key: Array, state: State, cohort: Cohort, test: ClientData, *, model: Model, algorithm: ClusteredAlgorithm
+) -> dict[str, Array]:
+    """Metrics f32[C] of a cohort's clients on their test rows [C, N', ...]; otherwise as `evaluate_clients`."""
+    return _evaluate(rng_key, state, cohort, test, model, algorithm)
+
+
+def _evaluate(
+    rng_key: Array, state: State, cohort: Cohort, test: ClientData, model: Model, algorithm: ClusteredAlgorithm
+) -> dict[str, Array]:
     def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
         key = jax.random.fold_in(rng_key, client.index)
         variables, mixture = algorithm.personalize(key, state, client.data, client.index)
@@ -62,10 +77,70 @@ def evaluate_clients(
         spoilt = jnp.where(test.num_examples > 0, (~finite_rows(predictions, mask)).astype(jnp.float32), jnp.nan)
         return {**measure(model, predictions, test.y, mask), NOT_FINITE: spoilt}
 
-    cohort = parallel.whole_population(population)
     mapped = parallel.for_each_client(evaluate, cohort, test, collect=lambda metrics: metrics)
     figures = {name: jnp.where(cohort.mask, value, jnp.nan) for name, value in mapped.collected.items()}
-    return {name: jnp.where(state.clients.present, value, jnp.nan) for name, value in figures.items()}
+    present = parallel.gather_rows(cohort, state.clients.present)
+    return {name: jnp.where(present, value, jnp.nan) for name, value in figures.items()}
+
+
+def evaluate_in_chunks(
+    rng_key: Array,
+    state: State,
+    population: Population,
+    test: ClientData,
+    clients: np.ndarray | None = None,
+    *,
+    model: Model,
+    algorithm: ClusteredAlgorithm,
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Clients' numbers i64[n] and metrics f32[n], a chunk at a time, of a population and test rows that may be on disk.
+
+    Args:
+      rng_key, state, model, algorithm: as of `evaluate_clients`.
+      population: all clients, placed.
+      test: of the same clients; placed where the population is on the devices.
+      clients: i[n] of those to evaluate, ascending, where it is on disk; None is all.
+    """
+    if not stored(population.data):
+        found = evaluate_clients(rng_key, state, population, test, model=model, algorithm=algorithm)
+        yield np.arange(len(population.data.num_examples)), jax.device_get(found)
+        return
+    for numbers, cohort, (rows,) in parallel.in_chunks(population, test, clients=clients):
+        found = jax.device_get(evaluate_cohort(rng_key, state, cohort, rows, model=model, algorithm=algorithm))
+        yield numbers, {name: value[: len(numbers)] for name, value in found.items()}
+
+
+def evaluator(
+    rng_key: Array,
+    algorithm: ClusteredAlgorithm,
+    model: Model,
+    population: Population,
+    test: ClientData,
+    clients: np.ndarray | None = None,
+) -> Callable[..., dict[str, np.ndarray]]:
+    """A function of a state: metrics of the clients that are evaluated; with `warm_up` it only has to be compiled.
+
+    Args:
+      rng_key, algorithm, model: as of `evaluate_clients`.
+      population: all clients, placed.
+      test: of the same clients, not placed.
+      clients: i[n] of those to evaluate, ascending; None is all. The others' metrics are NaN, or left out where the
+        rows are on disk.
+    """
+    options = {"model": model, "algorithm": algorithm}
+    if stored(test):
+
+        def evaluate(state: State, warm_up: bool = False) -> dict[str, np.ndarray]:
+            chunks = evaluate_in_chunks(rng_key, state, population, test, clients, **options)
+            found = [each for _, each in itertools.islice(chunks, 1 if warm_up else None)]
+            return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+        return evaluate
+    if clients is not None:
+        keep = np.isin(np.arange(len(test.num_examples)), clients)
+        test = test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
+    placed = parallel.place_population(test, population.info, population.mapping).data
+    return lambda state, warm_up=False: jax.device_get(evaluate_clients(rng_key, state, population, placed, **options))
 
 
 @functools.partial(jax.jit, static_argnames="algorithm")
@@ -75,6 +150,13 @@ def predict_client(
     """One client's predictions for rows x [N, ...]: the mixture of its personal models' predictions."""
     variables, mixture = algorithm.personalize(rng_key, state, data, index)
     return mixed_predictions(algorithm.model, variables, mixture, x)
+
+
+def chosen_clients(count: int, eval_clients: int | None, seed: int) -> np.ndarray | None:
+    """The clients i[n] that evaluations look at, ascending; None is all of `count`."""
+    if eval_clients is None or eval_clients >= count:
+        return None
+    return np.sort(np.random.default_rng(seed).choice(count, eval_clients, replace=False))
 
 
 def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False) -> dict[str, float]:

@@ -146,6 +146,7 @@ def summarize(
 ) -> dict[str, Any]:
     """One line of figures about a run, NaN where it ended diverged; first rounds are 0-based."""
     rounds, clients = len(history["round"]), len(federation.train.num_examples)
+    given = config or {}
     lost = diverged_since(history, clients) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
 
     def latest(column: np.ndarray | None) -> float | None:
@@ -166,7 +167,7 @@ def summarize(
     best = np.nanmax(agreement) if np.isfinite(agreement).any() else np.nan
     return {
         "algorithm": algorithm.name,
-        "scenario": (config or {}).get("scenario", federation.info.name),
+        "scenario": federation.info.name if given.get("population") else given.get("scenario", federation.info.name),
         "dataset": federation.info.name,
         "clients": clients,
         "rounds": rounds,

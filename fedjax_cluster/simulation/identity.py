@@ -17,6 +17,8 @@ import optax
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.data.populations import in_memory
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
@@ -72,6 +74,8 @@ def identity_of(
 def fingerprint(federation: Federation) -> int:
     """A checksum of all arrays of a federation."""
     total = 0
+    if stored(federation.train):
+        return zlib.crc32(federation.train.x.store.digest.encode())
     for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
         total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
     return total
@@ -112,7 +116,8 @@ def described(value: Any) -> tuple[Any, bool]:
 def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str, str]:
     """Digests of what a run's parts are traced to; the same on any number of devices."""
     model, info = algorithm.model, federation.info
-    data = jax.tree.map(jnp.asarray, federation.train)
+    some = in_memory(federation, [0, 1]) if stored(federation.train) else federation  # for their shapes
+    data = jax.tree.map(jnp.asarray, some.train)
     client = jax.tree.map(lambda leaf: leaf[0], data)
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: model.init(key, info))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import pathlib
 import time
@@ -18,6 +17,7 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import Fault, afflict, faulty_clients
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.nn.precision import in_32_bits
@@ -25,7 +25,13 @@ from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.assignments import Kept, with_moves
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
-from fedjax_cluster.simulation.evaluation import evaluate_clients, federation_figures, honest_figures, with_metrics
+from fedjax_cluster.simulation.evaluation import (
+    chosen_clients,
+    evaluator,
+    federation_figures,
+    honest_figures,
+    with_metrics,
+)
 from fedjax_cluster.simulation.history import (
     History,
     append,
@@ -41,9 +47,9 @@ from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
 from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
+from fedjax_cluster.simulation.streaming import Stream
 from fedjax_cluster.types import (
     Churn,
-    ClientData,
     ClientMapping,
     ClusteredAlgorithm,
     Event,
@@ -95,7 +101,7 @@ def simulate(
 
     Args:
       algorithm: from `fedjax_cluster.algorithms`.
-      federation: from `fedjax_cluster.data`.
+      federation: from `fedjax_cluster.data`; the rows of one that `open_population` gives are read as rounds need them.
       rounds: communication rounds in all; more than a finished run had extends it.
       seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
@@ -156,15 +162,16 @@ def simulate(
         if run.done == rounds and run.evaluated:
             return run.read_back()
         run.begin()
-        test = parallel.place_population(_evaluated(federation.test, eval_clients, seed), federation.info, mapping).data
+        run.stream_rows(rounds, stack)
+        chosen = chosen_clients(len(federation.test.num_examples), eval_clients, seed)
         model = with_metrics(algorithm.model, metrics)
-        evaluate = functools.partial(evaluate_clients, model=model, algorithm=algorithm)
+        evaluate = evaluator(run.keys.evaluation, algorithm, model, run.train, federation.test, chosen)
         bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=progress))
         stack.enter_context(interrupt.patiently())
         started, length, figures, speed = time.perf_counter(), 1, {}, 0.0
         run.segment(0)  # compiles, runs no round
         if not interrupt.wanted:
-            jax.block_until_ready(evaluate(run.keys.evaluation, run.state, run.train, test))
+            evaluate(run.state, warm_up=True)
         compile_seconds = time.perf_counter() - started
         while (run.done < rounds or not run.evaluated) and not interrupt.wanted:
             if run.evaluated:
@@ -177,9 +184,8 @@ def simulate(
             if run.done < rounds or not run.evaluated:
                 run.save_in_time()
             if not run.evaluated and not interrupt.wanted:
-                found = evaluate(run.keys.evaluation, run.state, run.train, test)
-                figures = run.add_figures(jax.device_get(found), callbacks)
-            bar.update(run.done, {**figures, **last_report(run.history)}, speed)
+                figures = run.add_figures(evaluate(run.state), callbacks)
+            bar.update(run.done, {**figures, **last_report(run.history), **run.waiting()}, speed)
         if time_clustering and not interrupt.wanted:
             run.time_clustering()
         result = run.finish(compile_seconds)
@@ -211,21 +217,24 @@ class _Run:
     pause: float = CHECKPOINT_SECONDS
     saving: float = FIRST_SAVING  # seconds that the last checkpoint took
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
+    stream: Stream | None = None  # where the clients' rows are on disk
 
     @property
     def done(self) -> int:
         return int(self.state.round)
 
+    def stream_rows(self, rounds: int, stack: contextlib.ExitStack) -> None:
+        """Where the clients' rows are on disk, begins to read the cohorts of the rounds up to `rounds`."""
+        if stored(self.train.data) and self.done < rounds:
+            self.stream = Stream(self.algorithm, self.train, self.keys.cohorts, self.state, rounds)
+            stack.callback(self.stream.close)
+
     def segment(self, stop: int) -> dict[str, Array]:
-        """Rounds up to `stop` or an event, in one compiled program."""
+        """Rounds up to `stop` or an event, in one compiled program; where rows are read, up to the last that are."""
+        train, last = (self.train, stop) if self.stream is None else self.stream.cohorts(self.state)
+        stop = min(stop, last)
         self.state, reports = run_segment(
-            self.keys,
-            self.state,
-            self.train,
-            self.group,
-            self.info,
-            jnp.asarray(stop, jnp.int32),
-            algorithm=self.algorithm,
+            self.keys, self.state, train, self.group, self.info, jnp.asarray(stop, jnp.int32), algorithm=self.algorithm
         )
         return reports
 
@@ -265,6 +274,8 @@ class _Run:
         if self.schedule.due(self.done):
             state = self.schedule.apply(self.keys.evaluation, self.state, self.federation.train, self.done)
             self.state = parallel.place_state(state, self.mapping)
+            if self.stream is not None:
+                self.stream.forget()
 
     def take_snapshot(self, number: int) -> None:
         """What the method keeps of the state after an event, in the run directory too."""
@@ -275,6 +286,11 @@ class _Run:
         if self.directory is not None:
             self.directory.write_event(event)
         self.events += (event,)
+
+    def waiting(self) -> dict[str, float]:
+        """The share of the rounds' seconds in which the devices waited for rows from disk, if there was any."""
+        waited = 0.0 if self.stream is None else self.stream.waited
+        return {"waiting": waited / max(float(np.sum(self.history.get("seconds", 0.0))), 1e-9)} if waited else {}
 
     def time_clustering(self) -> None:
         """Adds the column `clustering_seconds`; should that fail, the run is saved first."""
@@ -398,13 +414,3 @@ def _groups(federation: Federation, train: Population) -> Array | None:
     padded = np.full(len(train.data.num_examples), -1, np.int32)
     padded[: len(federation.group)] = federation.group
     return parallel.replicate(train.mapping, jnp.asarray(padded))
-
-
-def _evaluated(test: ClientData, eval_clients: int | None, seed: int) -> ClientData:
-    """The test rows of the clients to evaluate; the others' are masked."""
-    count = len(test.num_examples)
-    if eval_clients is None or eval_clients >= count:
-        return test
-    chosen = np.random.default_rng(seed).choice(count, eval_clients, replace=False)
-    keep = np.isin(np.arange(count), chosen)
-    return test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))

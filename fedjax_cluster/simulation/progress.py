@@ -53,6 +53,7 @@ class Progress(contextlib.AbstractContextManager):
                 ("loss", "loss", ".3f"),
                 ("ARI", "adjusted_rand_index", ".2f"),
                 ("clusters", "num_clusters", ".0f"),
+                ("waiting for rows", "waiting", ".0%"),
             )
             if (value := figures.get(name)) is not None and value == value
         ]

@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +20,12 @@ from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
+from fedjax_cluster.options import as_path
 from fedjax_cluster.simulation.assignments import Assignments, Kept
-from fedjax_cluster.simulation.evaluation import evaluate_clients, predict_client
+from fedjax_cluster.simulation.client_files import write_clients
+from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
 from fedjax_cluster.simulation.model_files import save_client, save_clusters
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, State
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
 SCREEN = 80  # characters
 
@@ -80,13 +83,42 @@ class SimulationResult:
         `result.per_client.accuracy[result.per_client.cluster == 2]` are the accuracies in cluster 2.
         """
         count = len(self.federation.train.num_examples)
-        place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
-        train, test = place(self.federation.train), place(self.federation.test).data
-        model = self.algorithm.model
-        found = evaluate_clients(self.evaluation_key, self.state, train, test, model=model, algorithm=self.algorithm)
+        parts = [figures for _, figures in self._evaluated()]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         nothing = np.full(count, np.nan, np.float32)
         accuracy, loss = (np.asarray(found.get(name, nothing))[:count] for name in ("accuracy", "loss"))
         return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32))
+
+    def _evaluated(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """All clients' numbers and metrics, some at a time where their rows are on disk."""
+        place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
+        train, test = place(self.federation.train), place(self.federation.test).data
+        options = {"model": self.algorithm.model, "algorithm": self.algorithm}
+        return evaluate_in_chunks(self.evaluation_key, self.state, train, test, **options)
+
+    @in_32_bits
+    def write_clients(self, path: str | os.PathLike) -> pathlib.Path:
+        """Writes a row for each client: its cluster, numbers of training and test rows, and metrics on all of these.
+
+        Of a population on disk no more than a chunk of clients is held at a time.
+
+        Args:
+          path: of a `.csv` file, or of a `.parquet` one where pyarrow is installed.
+
+        Returns:
+          The file.
+
+        Raises:
+          ValueError: a path of another kind.
+          ImportError: a `.parquet` without pyarrow.
+        """
+        train, test = self.federation.train, self.federation.test
+        columns = {
+            "cluster": self.labels,
+            "train_examples": np.asarray(train.num_examples),
+            "test_examples": np.asarray(test.num_examples),
+        }
+        return write_clients(as_path("path", path), columns, self._evaluated())
 
     @property
     def assignments(self) -> Assignments:
@@ -131,7 +163,7 @@ class SimulationResult:
         files = save_clusters(folder, self.state, clusters, self._told())
         if clients:
             for client in range(len(self.federation.train.num_examples)):
-                data = jax.tree.map(lambda leaf, row=client: jnp.asarray(leaf[row]), self.federation.train)
+                data = ClientData(*(jnp.asarray(leaf[client]) for leaf in self.federation.train))
                 key = jax.random.fold_in(self.evaluation_key, client)
                 variables, mixture = self.algorithm.personalize(key, self.state, data, jnp.asarray(client))
                 files.append(save_client(folder, client, variables, mixture, self._told()))
@@ -165,7 +197,7 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
-        data = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), train)
+        data = ClientData(*(jnp.asarray(leaf[client]) for leaf in train))
         key = jax.random.fold_in(self.evaluation_key, client)
         return np.asarray(predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm))
 

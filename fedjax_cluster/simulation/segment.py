@@ -42,21 +42,27 @@ def run_keys(seed: int) -> RunKeys:
 def run_segment(
     keys: RunKeys,
     state: State,
-    train: Population,
+    train: Population | parallel.CohortsAhead,
     group: Array | None,
     initial: RoundInfo,
     stop: Array,
     *,
     algorithm: ClusteredAlgorithm,
 ) -> tuple[State, dict[str, Array]]:
-    """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split."""
+    """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split.
+
+    `train` are all clients, or the cohorts of these rounds, drawn and read before.
+    """
     start = state.round
 
     def one_round(state: State) -> tuple[State, dict[str, Array]]:
         number = state.round
         state = with_numbers_everywhere(state)
-        selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
-        cohort = parallel.gather_cohort(train, selection)
+        if isinstance(train, parallel.CohortsAhead):
+            cohort = train.of_round(number)
+        else:
+            selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
+            cohort = parallel.gather_cohort(train, selection)
         state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
         return state, report(info, state)
 

@@ -36,6 +36,20 @@ def test_agreement_equals_the_definition(name, a, b):
         chex.assert_trees_all_close(actual, AGREEMENT[name](a, b), atol=1e-6)
 
 
+@pytest.mark.parametrize("labels", [4, 90])
+def test_agreement_of_many_clients_is_counted_where_labels_are_few(labels):
+    rng = np.random.default_rng(labels)
+    a = rng.integers(-1, labels, 50_000)
+    b = np.where(rng.random(len(a)) < 0.6, a, rng.integers(-1, labels, len(a)))
+    mask = rng.random(len(a)) < 0.9
+    keep = mask & (a >= 0) & (b >= 0)
+    expected = sklearn.metrics.adjusted_rand_score(a[keep], b[keep])
+    chex.assert_trees_all_close(scores.adjusted_rand_index(a, b, mask=mask), expected, atol=1e-5)
+    majority = sum(np.bincount(b[keep & (a == label)]).max() for label in range(labels)) / keep.sum()
+    chex.assert_trees_all_close(scores.purity(a, b, mask=mask), majority, atol=1e-6)
+    assert scores.adjusted_rand_index(a, a) == 1
+
+
 @pytest.mark.parametrize("name", AGREEMENT)
 @settings(max_examples=20, deadline=None)
 @given(labelings, labelings, masks, masks)

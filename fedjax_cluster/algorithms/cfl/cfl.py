@@ -32,6 +32,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Report,
+    check_square,
     clients_info,
     cluster_variables,
     cohort_labels,
@@ -155,6 +156,7 @@ class cfl(AveragingMethod):
         return self.similarity_of == "gradients"
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        check_square(self.name, len(population.data.num_examples))
         models, present = start_models(self.model, rng_key, population, self.clusters)
         models = models._replace(active=jnp.arange(self.clusters) == 0)
         capacity, one = len(present), cluster_variables(models, jnp.asarray(0))

@@ -186,6 +186,10 @@ class cfl_gp(AveragingMethod):
             due = due & (state.round < self.cluster_until)
         return due & ~state.server.stopped
 
+    @property
+    def draws_ahead(self) -> bool:
+        return self.cluster_cohort
+
     def select(self, rng_key: Array, state: State) -> Selection:
         present = state.clients.present
         part = cohorts.uniform(rng_key, present, self.participation)

@@ -17,6 +17,7 @@ from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Server
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
+    check_square,
     cluster_round,
     first_state,
     labels,
@@ -171,6 +172,7 @@ class fedgwc(AveragingMethod):
         return MOST_CHILDREN if self.max_children is None else self.max_children
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        check_square(self.name, len(population.data.num_examples), 2 if self.counted else 1)
         models, present = start_models(self.model, rng_key, population, self.clusters)
         models = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], self.clusters, 0), models)
         models = models._replace(active=jnp.arange(self.clusters) == 0)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import style
 from fedjax_cluster.report.clusters import client_features
 from fedjax_cluster.report.curves import draw_line, round_axis
@@ -35,7 +36,8 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     rounds = [event.round + 1 for event in run.events]
     drawn["convergence"] = convergence(_known_averages(run), run.algorithm.tolerance, rounds)
     info = run.federation.info
-    if info.task == "classification" and np.ndim(run.federation.train.y) == 2 and (run.labels >= 0).any():
+    of_classes = info.task == "classification" and np.ndim(run.federation.train.y) == 2
+    if of_classes and not stored(run.federation) and (run.labels >= 0).any():
         drawn["class_distributions"] = class_distributions(_class_counts(run.federation), run.labels)
     return drawn
 

@@ -1,0 +1,382 @@
+"""Populations larger than memory: written to disk client by client, and opened without reading them.
+
+A population is a folder of ArrayRecord files, shard by shard, with one index:
+
+    population.json             sealed: format, version, the data's description, clients and sizes of each shard
+    clients.npy                 one record a client: training and test rows (int32), true group, checksum of its rows
+    train-00000.arrayrecord     a record a client, in the clients' order: the bytes of its x, then those of its y
+    test-00000.arrayrecord      its test rows likewise
+
+Numbers are little-endian. ArrayRecord keeps a checksum of every record, and refuses one that does not fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from fedjax_cluster.data.sources import narrow
+from fedjax_cluster.data.stored import CLIENT, PARTS, Layout, Rows, Store, client_data, shard_file
+from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
+from fedjax_cluster.files import atomic_file, digest, plain, read_json, remove_strays, sealed, taken, write_json
+from fedjax_cluster.options import BELOW_ONE, POSITIVE, SEED, as_path, shown, with_checks
+from fedjax_cluster.types import ClientData, DatasetInfo, Federation
+
+FORMAT, VERSION = "fedjax_cluster population", 1
+MANIFEST, INDEX, WRITING = "population.json", "clients.npy", ".writing"
+OPTIONS = "group_size:1,uncompressed"  # a client is read alone
+
+
+class ClientRows(NamedTuple):
+    """What a client has; a tuple of the first two, four or five is taken too."""
+
+    x: Any  # [n, ...]
+    y: Any  # [n, ...]
+    test_x: Any = None  # [m, ...]; None: some of the rows above are for testing
+    test_y: Any = None
+    group: int = -1  # the client's true distribution; −1: unknown
+
+
+class _Encoded(NamedTuple):
+    """A client as it goes into the files."""
+
+    entry: tuple[int, int, int, int]  # as CLIENT has it
+    train: bytes
+    test: bytes
+
+
+@with_checks(test_fraction=BELOW_ONE, seed=SEED, shard_megabytes=POSITIVE)
+def write_population(
+    folder: str | os.PathLike,
+    clients: Any,
+    *,
+    info: DatasetInfo | None = None,
+    test_fraction: float = 0.3,
+    seed: int = 0,
+    shard_megabytes: float = 128.0,
+) -> Federation:
+    """Writes clients to a folder, one after the other: of a population, never more than one client is in memory.
+
+    The folder appears once all clients are in it. Until then they lie beside it, in FOLDER.writing; called again with
+    the same clients after it was stopped, however that came about, it goes on after the last whole shard.
+
+    Args:
+      folder: where; must not exist.
+      clients: a Federation, or an iterable of (x, y), (x, y, test_x, test_y) or `ClientRows`: arrays as `from_arrays`
+        takes them, with as many rows as each client has.
+      info: the data's description. Default: named after the folder and what it holds; a regression where y has
+        fractions, else a classification whose classes are counted.
+      test_fraction: share of the rows of a client given as (x, y) that it is tested on, drawn at random; 0 is
+        none. A client with a single row keeps it for training.
+      seed: decides which.
+      shard_megabytes: after which a new file begins: what is written again after a kill.
+
+    Returns:
+      What `open_population` gives.
+
+    Raises:
+      ValueError: the folder exists, a client has no training rows or other kinds of rows than the first, or its arrays
+        cannot be trained on; or other clients than those of a write that is taken up.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     many = ((np.full((n, 4), n, np.float32), np.arange(n) % 2) for n in (5, 3, 8))
+    ...     population = write_population(f"{folder}/mine", many, test_fraction=0.2)
+    ...     population.train.x.shape, population.train.num_examples.tolist(), population.train.x[1][:3, 0].tolist()
+    ((3, 6, 4), [4, 2, 6], [3.0, 3.0, 0.0])
+    """
+    folder = as_path("folder", folder).expanduser()
+    if folder.exists():
+        raise ValueError(f"{folder} exists already: give another folder, or read what it holds with open_population")
+    if isinstance(clients, Federation):
+        info = clients.info if info is None else info
+        clients = _of_federation(clients)
+    if not isinstance(clients, Iterable):
+        raise ValueError(f"clients is {shown(clients)}; it must be a Federation, or an iterable of clients' arrays")
+    beside = folder.with_name(folder.name + WRITING)
+    beside.mkdir(parents=True, exist_ok=True)
+    with taken(beside):
+        remove_strays(beside)
+        known = _pieces(beside)
+        encoder = _Encoder(beside, info, test_fraction, seed)
+        new, done = encoder.encoded(clients, np.concatenate([np.zeros(0, CLIENT), *known])), len(known)
+        while (first := next(new, None)) is not None:
+            _write_shard(beside, done, itertools.chain([first], new), shard_megabytes * 1e6)
+            done += 1
+        _finish(beside, folder.name, encoder)
+    os.replace(beside, folder)
+    for piece in folder.glob("clients-*.npy"):
+        piece.unlink()
+    return open_population(folder)
+
+
+def open_population(folder: str | os.PathLike) -> Federation:
+    """A population as `write_population` left it, without reading its rows.
+
+    Args:
+      folder: where it is.
+
+    Returns:
+      A Federation whose x and y are read a few clients at a time: `population.train.x[7]` is f32[N, ...], of client 7.
+      `simulate` streams it. `group` is None where no client's is known.
+
+    Raises:
+      ValueError: there is none, it is of a later version, or files are missing, cut off or not what was written.
+
+    >>> open_population("nowhere")
+    Traceback (most recent call last):
+    ...
+    ValueError: there is no folder 'nowhere': correct the path, or write one with fc.data.write_population
+    """
+    folder = as_path("folder", folder).expanduser()
+    manifest = _manifest(folder)
+    try:
+        x, y = manifest["x"], manifest["y"]
+        layout = Layout(np.dtype(x["dtype"]), tuple(x["shape"]), np.dtype(y["dtype"]), tuple(y["shape"]))
+        further = {"input_shape": layout.x_shape, "group_names": tuple(manifest["info"]["group_names"])}
+        info = DatasetInfo(**{**manifest["info"], **further})
+        shards, sizes = [int(shard["clients"]) for shard in manifest["shards"]], manifest["shards"]
+        with (folder / INDEX).open("rb") as file:
+            index = np.load(file, allow_pickle=False)
+        whole = index.dtype == CLIENT and digest(index) == manifest["index"] and len(index) == sum(shards)
+    except (KeyError, TypeError, OSError, ValueError, EOFError) as error:
+        raise ValueError(f"the population in {folder} is damaged ({error}): write it anew, or put it back") from error
+    if not whole:
+        raise ValueError(f"{folder / INDEX} is not what was written there: write the population anew, or put it back")
+    for number, shard in enumerate(sizes):
+        for part in PARTS:
+            file = folder / shard_file(part, number)
+            size = file.stat().st_size if file.is_file() else None
+            if size != shard[part]:
+                has = "is missing" if size is None else f"has {size} bytes of {shard[part]}"
+                raise ValueError(f"{file} {has}: put it back as it was written, or write the population anew")
+    store = Store(folder, layout, index, shards, manifest["index"])
+    group = np.ascontiguousarray(index["group"])
+    known = group if (group >= 0).any() else None
+    return Federation(client_data(store, "train"), client_data(store, "test"), None, known, info)
+
+
+def in_memory(federation: Federation, clients: Any = None) -> Federation:
+    """The rows of a population on disk, read: all of them, or those of some clients.
+
+    Args:
+      federation: of `open_population`, or one in memory.
+      clients: i[C] of those to read; None is all.
+
+    Returns:
+      A Federation in memory, of the clients in the order given, with as many rows of padding.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     many = [(np.full((5, 4), client, np.float32), np.arange(5) % 2) for client in range(6)]
+    ...     in_memory(write_population(f"{folder}/mine", many), [4, 2]).train.x[:, 0, 0]
+    array([4., 2.], dtype=float32)
+    """
+    index = np.arange(len(federation.train.num_examples)) if clients is None else np.asarray(clients, np.int64)
+
+    def taken_of(data: ClientData) -> ClientData:
+        if isinstance(data.x, Rows):
+            return data.x.store.read(data.x.part, index)
+        return ClientData(*(np.asarray(leaf)[index] for leaf in data))
+
+    validation = None if federation.validation is None else taken_of(federation.validation)
+    group = None if federation.group is None else np.asarray(federation.group)[index]
+    return Federation(taken_of(federation.train), taken_of(federation.test), validation, group, federation.info)
+
+
+def is_population(folder: str | os.PathLike) -> bool:
+    """Whether a folder looks like a population."""
+    return (Path(folder).expanduser() / MANIFEST).is_file()
+
+
+class _Encoder:
+    """Clients checked and brought to bytes, each as the first one; counts their classes."""
+
+    def __init__(self, beside: Path, info: DatasetInfo | None, test_fraction: float, seed: int):
+        self.beside, self.info, self.test_fraction, self.seed = beside, info, test_fraction, seed
+        self.layout: Layout | None = None
+        self.classes = 0
+
+    def encoded(self, clients: Iterable[Any], known: np.ndarray) -> Iterator[_Encoded]:
+        """The clients beyond those in `known` CLIENT[], which must be the same as before."""
+        number = -1
+        for number, client in enumerate(clients):
+            try:
+                found = self.encode(number, client)
+            except ValueError as error:
+                raise ValueError(f"client {number} of the population: {error}") from error
+            if number >= len(known):
+                yield found
+            elif found.entry != known[number].item():
+                raise ValueError(self._another(known, f"client {number} is another one now"))
+        if number + 1 < len(known):
+            raise ValueError(self._another(known, f"there are only {number + 1} clients now"))
+        if number < 0:
+            raise ValueError("there are no clients at all: give at least one")
+
+    def _another(self, known: np.ndarray, what: str) -> str:
+        return (
+            f"{self.beside} holds {len(known)} clients of a write that was stopped, but {what}: give the same clients "
+            "to go on, or remove that folder"
+        )
+
+    def encode(self, number: int, client: Any) -> _Encoded:
+        if not isinstance(client, tuple) or len(client) not in (2, 4, 5):
+            raise ValueError(f"it is {shown(client)}: give (x, y), (x, y, test_x, test_y) or ClientRows")
+        rows = ClientRows(*client)
+        x, y = narrow("x", rows.x), narrow("y", rows.y)
+        if rows.test_x is None:
+            test_x, test_y = x[:0], y[:0]
+            tests = round(self.test_fraction * len(x)) if x.ndim and self.test_fraction else 0
+            if self.test_fraction and x.ndim and len(x) == len(y) > 1:
+                order = np.random.default_rng([self.seed, number]).permutation(len(x))
+                cut = min(max(1, tests), len(x) - 1)
+                x, y, test_x, test_y = x[order[cut:]], y[order[cut:]], x[order[:cut]], y[order[:cut]]
+        else:
+            test_x, test_y = narrow("test_x", rows.test_x), narrow("test_y", rows.test_y)
+        self._check(x, y, test_x, test_y)
+        train, test = x.tobytes() + y.tobytes(), test_x.tobytes() + test_y.tobytes()
+        group = -1 if rows.group is None else int(rows.group)
+        return _Encoded((len(x), len(test_x), group, zlib.crc32(test, zlib.crc32(train))), train, test)
+
+    def _check(self, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
+        check_lengths(x, y)
+        own = Layout(x.dtype, x.shape[1:], y.dtype, y.shape[1:])
+        if self.layout is None:
+            if self.info is not None and tuple(self.info.input_shape) != own.x_shape:
+                raise ValueError(
+                    f"inputs of shape {list(own.x_shape)}, but info.input_shape is {list(self.info.input_shape)}"
+                )
+            self.layout = own
+        others = Layout(test_x.dtype, test_x.shape[1:], test_y.dtype, test_y.shape[1:])
+        for found in (own, others):
+            if found != self.layout or len(test_x) != len(test_y):
+                raise ValueError(
+                    f"rows of {_kind(found)} where the first client's are of {_kind(self.layout)}: give all alike"
+                )
+        task = self.task
+        for inputs, targets in ((x, y), (test_x, test_y)) if len(test_x) else ((x, y),):
+            check_finite("x", inputs)
+            check_pixels("x", inputs, inputs.ndim - 1, task)
+            if task == "classification":
+                self.classes = max(self.classes, int(targets.max(initial=-1)) + 1)
+                check_labels(targets, self.classes if self.info is None else self.info.num_classes)
+            else:
+                check_finite("y", targets)
+
+    @property
+    def task(self) -> str:
+        assert self.layout is not None
+        if self.info is not None:
+            return self.info.task
+        return "regression" if self.layout.y_dtype.kind == "f" else "classification"
+
+
+def _kind(layout: Layout) -> str:
+    x, y = (f"{dtype} {list(shape)}" for dtype, shape in (layout[:2], layout[2:]))
+    return f"x {x} and y {y}"
+
+
+def _of_federation(federation: Federation) -> Iterator[ClientRows]:
+    if federation.validation is not None:
+        raise ValueError("a population has no validation rows: write federation._replace(validation=None)")
+    for client in range(len(federation.train.num_examples)):
+        x, y, test_x, test_y = (
+            np.asarray(leaf[client])[: int(data.num_examples[client])]
+            for data in (federation.train, federation.test)
+            for leaf in data[:2]
+        )
+        yield ClientRows(x, y, test_x, test_y, -1 if federation.group is None else int(federation.group[client]))
+
+
+def _pieces(beside: Path) -> list[np.ndarray]:
+    """What the whole shards hold of an interrupted write, as CLIENT[]; a shard's index comes after its rows."""
+    pieces = []
+    for number in itertools.count():
+        try:
+            piece = np.load(beside / f"clients-{number:05d}.npy", allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return pieces
+        if piece.dtype != CLIENT or not all((beside / shard_file(part, number)).is_file() for part in PARTS):
+            return pieces
+        pieces.append(piece)
+    return pieces
+
+
+def _write_shard(beside: Path, number: int, clients: Iterator[_Encoded], most_bytes: float) -> None:
+    """Clients into the next shard until it is full."""
+    entries, size = [], 0
+    with ExitStack() as stack:
+        writers = {}
+        for part in PARTS:
+            file = stack.enter_context(atomic_file(beside / shard_file(part, number)))
+            writers[part] = ArrayRecordWriter(str(file), OPTIONS)
+            stack.callback(writers[part].close)  # before the file is renamed
+        for entry, *records in clients:
+            for writer, record in zip(writers.values(), records, strict=True):
+                writer.write(record)
+                size += len(record)
+            entries.append(entry)
+            if size >= most_bytes:
+                break
+    _save(beside / f"clients-{number:05d}.npy", np.array(entries, CLIENT))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with atomic_file(path) as file, file.open("wb") as opened:
+        np.save(opened, array)
+
+
+def _finish(beside: Path, name: str, encoder: _Encoder) -> None:
+    """The index of all clients, and what says that they are all."""
+    pieces, layout = _pieces(beside), encoder.layout
+    assert layout is not None
+    index = np.concatenate(pieces)
+    _save(beside / INDEX, index)
+    info = encoder.info
+    if info is None:
+        task = "regression" if encoder.task == "regression" else "classification"
+        info = DatasetInfo(f"{name}@{digest(index)[:8]}", layout.x_shape, encoder.classes, task)
+    sizes = [{part: (beside / shard_file(part, number)).stat().st_size for part in PARTS}
+             for number in range(len(pieces))]  # fmt: skip
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "info": plain(info._asdict()),
+        "x": {"dtype": layout.x_dtype.str, "shape": layout.x_shape},
+        "y": {"dtype": layout.y_dtype.str, "shape": layout.y_shape},
+        "shards": [{"clients": len(piece), **of} for piece, of in zip(pieces, sizes, strict=True)],
+        "index": digest(index),
+    }
+    write_json(beside / MANIFEST, sealed(content))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    beside = folder.with_name(folder.name + WRITING)
+    if not folder.exists() and beside.is_dir():
+        count = sum(map(len, _pieces(beside)))
+        raise ValueError(f"{folder} is not written to its end ({count} clients are): call write_population again")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}: correct the path, or write one with "
+                         "fc.data.write_population")  # fmt: skip
+    foreign = f"{folder} holds no population: give a folder that fc.data.write_population wrote"
+    try:
+        manifest = read_json(folder / MANIFEST)
+    except FileNotFoundError:
+        raise ValueError(foreign) from None
+    if manifest.get("format") != FORMAT:
+        raise ValueError(foreign)
+    if manifest.get("version") != VERSION:
+        raise ValueError(
+            f"the population in {folder} has format {shown(manifest.get('version'))}, and this version of "
+            f"fedjax_cluster knows {VERSION}: update it, or write the population anew"
+        )
+    return manifest

@@ -1,0 +1,164 @@
+"""Rows that lie on disk: arrays of a population of which a few clients at a time are read."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader
+
+from fedjax_cluster.types import ClientData, Federation
+
+# A record of the index of clients: training and test rows, true group (−1: unknown), and the checksum of the rows.
+CLIENT = np.dtype([("train", "<i4"), ("test", "<i4"), ("group", "<i4"), ("crc", "<u4")])
+PARTS = ("train", "test")
+MOST_OPEN = 256  # files; a process may have some 1 000
+READING = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}  # as few bytes as a client has
+
+
+class Layout(NamedTuple):
+    """The dtype and shape of one row."""
+
+    x_dtype: np.dtype
+    x_shape: tuple[int, ...]
+    y_dtype: np.dtype
+    y_shape: tuple[int, ...]
+
+
+def shard_file(part: str, number: int) -> str:
+    """The name of a shard's file.
+
+    >>> shard_file("train", 3)
+    'train-00003.arrayrecord'
+    """
+    return f"{part}-{number:05d}.arrayrecord"
+
+
+class Store:
+    """The files of a population, opened as they are needed; any thread may read."""
+
+    def __init__(self, folder: Path, layout: Layout, index: np.ndarray, shards: Sequence[int], digest: str):
+        """Of a folder with `shards` clients in each shard; `index` CLIENT[M] says what each client has."""
+        self.folder, self.layout, self.digest = folder, layout, digest
+        self.counts = {part: np.ascontiguousarray(index[part], np.int32) for part in PARTS}
+        # A client without test rows has a row of padding, so that there is always something to compute with.
+        self.longest = {part: max(1, int(counts.max())) for part, counts in self.counts.items()}
+        self._first = np.concatenate([[0], np.cumsum(shards)])
+        self._readers: collections.OrderedDict[tuple[str, int], Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, part: str, clients: Any) -> ClientData:
+        """Clients' rows, padded with zeros.
+
+        Args:
+          part: "train" or "test".
+          clients: i[C]; numbers beyond the last client give no rows.
+
+        Returns:
+          x [C, N, ...], y [C, N, ...] and num_examples i32[C], with N the rows of the longest client of all.
+
+        Raises:
+          ValueError: a file is damaged or gone.
+        """
+        clients = np.asarray(clients, np.int64)
+        x, y = (np.zeros((len(clients), *self.shape(part, which)[1:]), self.dtype(which)) for which in ("x", "y"))
+        there = np.flatnonzero((clients >= 0) & (clients < len(self.counts[part])))
+        counts = np.zeros(len(clients), np.int32)
+        counts[there] = self.counts[part][clients[there]]
+        shard = np.searchsorted(self._first, clients, side="right") - 1
+        width = self.layout.x_dtype.itemsize * int(np.prod(self.layout.x_shape, dtype=np.int64))
+        depth = self.layout.y_dtype.itemsize * int(np.prod(self.layout.y_shape, dtype=np.int64))
+        for number in np.unique(shard[there]).tolist():
+            places = there[shard[there] == number]
+            records = self._records(part, number, clients[places] - self._first[number])
+            for place, count, record in zip(places.tolist(), counts[places].tolist(), records, strict=True):
+                if len(record) != count * (width + depth):
+                    raise ValueError(_damaged(self.folder / shard_file(part, number), "a record of another length"))
+                xs = np.frombuffer(record, self.layout.x_dtype, count * width // self.layout.x_dtype.itemsize)
+                ys = np.frombuffer(record, self.layout.y_dtype, offset=count * width)
+                x[place, :count] = xs.reshape(count, *self.layout.x_shape)
+                y[place, :count] = ys.reshape(count, *self.layout.y_shape)
+        return ClientData(x, y, counts)
+
+    def shape(self, part: str, which: str) -> tuple[int, ...]:
+        """[M, N, ...] of "x" or "y"."""
+        row = self.layout.x_shape if which == "x" else self.layout.y_shape
+        return (len(self.counts[part]), self.longest[part], *row)
+
+    def dtype(self, which: str) -> np.dtype:
+        return self.layout.x_dtype if which == "x" else self.layout.y_dtype
+
+    def _records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:
+        file = self.folder / shard_file(part, number)
+        with self._lock:
+            try:
+                reader = self._readers.pop((part, number), None)
+                reader = ArrayRecordReader(str(file), **READING) if reader is None else reader
+                self._readers[part, number] = reader
+                if len(self._readers) > MOST_OPEN:
+                    self._readers.popitem(last=False)[1].close()
+                return reader.read(positions.tolist())
+            except (RuntimeError, OSError, ValueError, IndexError) as error:
+                raise ValueError(_damaged(file, " ".join(str(error).split())[:150])) from error
+
+
+def _damaged(file: Path, what: str) -> str:
+    return f"{file} is damaged or gone ({what}): put it back as it was written, or write the population anew"
+
+
+class Rows:
+    """x or y of all clients of a population on disk: an array [M, N, ...] of which single clients can be taken."""
+
+    def __init__(self, store: Store, part: str, which: str):
+        self.store, self.part, self.which = store, part, which
+        self.shape, self.dtype = store.shape(part, which), store.dtype(which)
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, clients: Any) -> np.ndarray:
+        """One client's rows [N, ...], or those of clients i[C] as [C, N, ...]; a tuple goes on to take of them."""
+        first, *rest = clients if isinstance(clients, tuple) else (clients,)
+        several = np.arange(len(self))[first] if isinstance(first, slice) else np.asarray(first)
+        found = getattr(self.store.read(self.part, several.reshape(-1)), self.which)
+        found = found if several.ndim else found[0]
+        return found[(slice(None), *rest) if several.ndim else tuple(rest)] if rest else found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise ValueError(too_large(self))
+
+    def __repr__(self) -> str:
+        return f"Rows({self.part} {self.which} of {self.store.folder}, {self.dtype} {list(self.shape)})"
+
+
+def _refuse(rows: Rows) -> Any:
+    raise ValueError(too_large(rows))
+
+
+# JAX would take for an array what has its shape and dtype.
+jax.tree_util.register_pytree_node(Rows, _refuse, lambda *_: None)
+
+
+def too_large(rows: Rows) -> str:
+    """Why what needs all rows at once does not get them."""
+    size = np.prod(rows.shape, dtype=np.float64) * rows.dtype.itemsize / 1e6
+    return (
+        f"the rows of all {len(rows)} clients in {rows.store.folder} are wanted at once, {size:,.0f} MB, but are read "
+        "a cohort at a time: bring them into memory with fc.data.in_memory(population), or use a method that streams"
+    )
+
+
+def stored(data: ClientData | Federation) -> bool:
+    """Whether clients' rows lie on disk."""
+    return isinstance((data.train if isinstance(data, Federation) else data).x, Rows)
+
+
+def client_data(store: Store, part: str) -> ClientData:
+    """All clients of a part, without reading them."""
+    return ClientData(Rows(store, part, "x"), Rows(store, part, "y"), store.counts[part])

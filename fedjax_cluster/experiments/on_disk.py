@@ -1,0 +1,40 @@
+"""Configurations whose clients are a population on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedjax_cluster import data
+from fedjax_cluster.options import shown
+from fedjax_cluster.types import Federation
+
+# What else decides who has which rows.
+OTHERS = (
+    *("scenario", "dataset", "label_column", "user_column", "input_shape", "test_fraction", "examples_per_client"),
+    "scenario_options",
+)
+
+
+def check_alone(config: Any) -> None:
+    """Raises a ValueError where a `RunConfig` names a population, and data of another kind too."""
+    for field in dataclasses.fields(config):
+        usual = {} if field.name == "scenario_options" else field.default
+        if field.name in OTHERS and getattr(config, field.name) != usual:
+            raise ValueError(
+                f"{field.name} is {shown(getattr(config, field.name))}, but the clients are those of the population "
+                f"{config.population}; give one of the two"
+            )
+
+
+def opened(folder: str, clients: int | None) -> Federation:
+    """The population in a folder.
+
+    Raises:
+      ValueError: there is none, or it has another number of clients than the given one.
+    """
+    federation = data.open_population(folder)
+    present = len(federation.train.num_examples)
+    if clients not in (None, present):
+        raise ValueError(f"clients is {clients}, but the population {folder} has {present}; leave it out")
+    return federation

@@ -1,0 +1,112 @@
+"""Clients whose rows are on disk: cohorts read ahead of their rounds, and all clients in chunks."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_cluster.data.stored import Rows, Store, stored
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows
+from fedjax_cluster.parallel.rows import whole_population
+from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population
+
+CHUNK_BYTES = 2**25  # of clients' rows brought to the devices at a time
+MOST_IN_CHUNK = 4096  # clients, whose metrics come back together
+T = TypeVar("T")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CohortsAhead:
+    """The cohorts of the rounds from `start` on, on the devices."""
+
+    start: Array  # i32[]
+    cohorts: Cohort  # leaves [R, C, ...]
+
+    @property
+    def mapping(self) -> ClientMapping:
+        return self.cohorts.mapping
+
+    def of_round(self, number: Array) -> Cohort:
+        """The cohort of round `number` i32[]."""
+        place = number - self.start
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, place, keepdims=False), self.cohorts)
+
+
+def read_cohorts(population: Population, start: int, index: Any, mask: Any, weights: Any) -> CohortsAhead:
+    """The cohorts of rounds from `start` on, of clients index i32[R, C] where mask bool[R, C] holds."""
+    wanted = np.where(mask, index, -1)
+    x, y, count = _store(population).read("train", wanted.reshape(-1))
+    # Who joins later has rows on disk, but none yet.
+    data = ClientData(*(leaf.reshape(*index.shape, *leaf.shape[1:]) for leaf in (x, y, count)))
+    mapping = population.mapping
+    sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P(None, AXIS))
+    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), Cohort(index, mask, data, weights, mapping))
+    return CohortsAhead(jnp.asarray(start, jnp.int32), placed)
+
+
+def in_chunks(
+    population: Population, *others: ClientData, clients: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, Cohort, tuple[ClientData, ...]]]:
+    """Clients some at a time, with their numbers i64[n]; the rows of a chunk are read while the one before is used.
+
+    Args:
+      population: on disk; one on the devices is a single chunk.
+      *others: further parts of the same clients, as `open_population` gives them.
+      clients: i[n] of those to go through, ascending; None is all.
+
+    Returns:
+      For each chunk the numbers, a cohort of C ≥ n rows of which the first n are these clients, and the others' rows.
+    """
+    if not stored(population.data):
+        cohort = whole_population(population)
+        yield np.arange(len(cohort.index)), cohort, others
+        return
+    store, mapping, size = _store(population), population.mapping, len(population.data.num_examples)
+    clients = np.arange(len(store.counts["train"])) if clients is None else clients
+    parts = [other.x.part for other in others]
+    each = sum(row_bytes(store, part) for part in ("train", *parts))
+    devices = num_devices(mapping)
+    rows = max(1, min(CHUNK_BYTES // each, MOST_IN_CHUNK, -(-len(clients) // devices) * devices) // devices) * devices
+    held = np.asarray(population.data.num_examples)
+
+    def read(numbers: np.ndarray) -> tuple[np.ndarray, Cohort, tuple[ClientData, ...]]:
+        wanted = np.pad(numbers, (0, rows - len(numbers)), constant_values=size).astype(np.int32)
+        mask = np.pad(held[numbers] > 0, (0, rows - len(numbers)))
+        found = [store.read(part, np.where(mask, wanted, -1)) for part in ("train", *parts)]
+        index, mask, found = place_rows(mapping, (np.where(mask, wanted, size), mask, found))
+        return numbers, Cohort(index, mask, found[0], None, mapping), tuple(found[1:])
+
+    yield from read_ahead(read, (clients[first : first + rows] for first in range(0, len(clients), rows)))
+
+
+def row_bytes(store: Store, part: str) -> int:
+    """What a client's rows take on a device."""
+    return sum(int(np.prod(store.shape(part, which)[1:])) * store.dtype(which).itemsize for which in ("x", "y"))
+
+
+def read_ahead(read: Callable[..., T], arguments: Iterable[np.ndarray]) -> Iterator[T]:
+    """`read(argument)` for each in turn, in a thread of its own, one ahead of what is asked for."""
+    under_way: collections.deque[Future[T]] = collections.deque()
+    with ThreadPoolExecutor(1) as reader:
+        for argument in arguments:
+            under_way.append(reader.submit(read, argument))
+            if len(under_way) > 1:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+
+def _store(population: Population) -> Store:
+    assert isinstance(population.data.x, Rows)
+    return population.data.x.store

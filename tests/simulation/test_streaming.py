@@ -1,0 +1,151 @@
+"""Runs on populations on disk are those in memory, bit by bit; what cannot stream says so."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_cluster import local, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY, fedavg, ifca
+from fedjax_cluster.algorithms.round import check_square
+from fedjax_cluster.data import in_memory, open_population, write_population
+from fedjax_cluster.experiments.config import RunConfig, build_federation
+from fedjax_cluster.experiments.runs import run as carry_out
+from fedjax_cluster.parallel import ahead
+from fedjax_cluster.simulation import streaming
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import Churn
+from tests.federations import blobs
+
+SGD = local.sgd(0.1, batch_size=8, steps=2)
+CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem")}
+# Where all clients are wanted at once.
+NOT_STREAMED = {"fedsoft": "take all clients", **dict.fromkeys(("fesem", "flag", "pacfl"), "wanted at once")}
+
+
+@pytest.fixture(scope="module")
+def population(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("population") / "p"
+    return write_population(folder, blobs(clients=13), shard_megabytes=0.002)
+
+
+@pytest.fixture(autouse=True)
+def short_lots(monkeypatch):
+    """Several lots in a run, and chunks that are not full."""
+    monkeypatch.setattr(streaming, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(ahead, "MOST_IN_CHUNK", 4)
+
+
+def method(name, **options):
+    further = {"cfl_gp": {"cluster_cohort": True}}.get(name, {}) | CLUSTERED.get(name, {}) | options
+    return REGISTRY[name](nn.linear(), local=SGD, participation=0.4, **further)
+
+
+def assert_same(one, other):
+    for name in other.history:
+        if name != "seconds":
+            np.testing.assert_array_equal(one.history[name], other.history[name], err_msg=name)
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_streamed_run_with_churn_is_that_in_memory(population):
+    churn = [Churn(2, leave=(1, 4)), Churn(5, join=(6, 1))]
+    options = {"rounds": 8, "eval_every": 3, "eval_clients": 5, "churn": churn, "progress": False}
+    streamed = simulate(method("fedavg"), population, **options)
+    assert_same(streamed, simulate(method("fedavg"), in_memory(population), **options))
+
+
+def test_starts_on_clients_and_clusters_are_those_in_memory(population, tmp_path):
+    options = {"rounds": 5, "eval_every": 5, "progress": False}
+    ours = method("ifca", start_rounds=2)
+    streamed, resident = simulate(ours, population, **options), simulate(ours, in_memory(population), **options)
+    assert_same(streamed, resident)
+    for one, other in zip(streamed.per_client, resident.per_client, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with streamed.write_clients(tmp_path / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["client"]) for row in rows] == list(range(13))
+    np.testing.assert_array_equal([np.float32(row["accuracy"]) for row in rows], resident.per_client.accuracy)
+    np.testing.assert_array_equal([int(row["cluster"]) for row in rows], resident.labels)
+    np.testing.assert_array_equal(
+        streamed.predict(np.ones((2, 6), np.float32), 3), resident.predict(np.ones((2, 6), np.float32), 3)
+    )
+
+
+def test_a_cohort_that_depends_on_rounds_is_drawn_when_its_round_comes(population):
+    ours = method("fedgwc")
+    assert not ours.draws_ahead
+    options = {"rounds": 4, "eval_every": 4, "progress": False}
+    assert_same(simulate(ours, population, **options), simulate(ours, in_memory(population), **options))
+
+
+@pytest.mark.slow  # compiles every method twice; three stand for them above
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name not in NOT_STREAMED])
+def test_each_method_streams_as_in_memory(population, name):
+    options = {"rounds": 7, "eval_every": 4, "progress": False}
+    assert_same(simulate(method(name), population, **options), simulate(method(name), in_memory(population), **options))
+
+
+@pytest.mark.parametrize("name", NOT_STREAMED)
+def test_methods_that_want_all_rows_say_so_before_any_round(population, name):
+    with pytest.raises(ValueError, match=NOT_STREAMED[name]) as error:
+        simulate(method(name, clusters=2), population, rounds=2, progress=False)
+    assert "in_memory" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_clients_in_a_round_are_refused(population):
+    with pytest.raises(ValueError, match="participation below 1"):
+        simulate(fedavg(nn.linear(), local=SGD), population, rounds=2, progress=False)
+
+
+def test_pairs_of_too_many_clients_are_refused():
+    most = int((parallel.device_memory() / 4) ** 0.5)
+    check_square("cfl", most - 1)
+    with pytest.raises(ValueError, match=f"it takes at most {most}"):
+        check_square("cfl", most + 1)
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(population, tmp_path):
+    whole = simulate(method("fedavg"), population, rounds=8, eval_every=3, eval_clients=5, progress=False)
+    simulate(
+        method("fedavg"), population, rounds=4, eval_every=3, eval_clients=5, run_dir=tmp_path / "r", progress=False
+    )
+    again = open_population(population.train.x.store.folder)
+    options = {"rounds": 8, "eval_every": 3, "eval_clients": 5, "run_dir": tmp_path / "r", "progress": False}
+    resumed = simulate(method("fedavg"), again, **options)
+    np.testing.assert_array_equal(resumed.history["loss"], whole.history["loss"])
+    for a, b in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="data is"):
+        simulate(method("fedavg"), in_memory(population, np.arange(13)[::-1]), **options)
+
+
+def test_a_configuration_names_a_population(population, tmp_path):
+    folder = str(population.train.x.store.folder)
+    config = RunConfig(method="fedavg", model="linear", population=folder, participation=0.4, rounds=2)
+    result = carry_out(config, run_dir=tmp_path / "run", progress=False)
+    assert result.summary["scenario"] == population.info.name
+    assert RunConfig.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="clients is 5, but the population"):
+        build_federation(RunConfig(population=folder, clients=5))
+    for further in ({"scenario": "xor"}, {"dataset": "mnist"}, {"test_fraction": 0.5}):
+        with pytest.raises(ValueError, match="give one of the two"):
+            RunConfig.from_json({"population": folder, **further})
+
+
+def test_the_cheapest_wrong_way_is_not_taken(population, monkeypatch):
+    """Rows of the whole population never reach the devices in one array."""
+    largest = []
+    own = ahead.Store.read
+
+    def read(store, part, clients):
+        largest.append(len(clients))
+        return own(store, part, clients)
+
+    monkeypatch.setattr(ahead.Store, "read", read)
+    ours = ifca(nn.linear(), local=SGD, clusters=2, participation=0.1, start="random")
+    simulate(ours, population, rounds=1, eval_every=1, progress=False)
+    assert max(largest) <= 4, largest
