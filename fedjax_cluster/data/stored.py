@@ -141,8 +141,12 @@ def _refuse(rows: Rows) -> Any:
     raise ValueError(too_large(rows))
 
 
+def _refuse_parts(rows: Any, parts: Any) -> Rows:
+    raise ValueError("rows on disk are not made of parts")
+
+
 # JAX would take for an array what has its shape and dtype.
-jax.tree_util.register_pytree_node(Rows, _refuse, lambda *_: None)
+jax.tree_util.register_pytree_node(Rows, _refuse, _refuse_parts)
 
 
 def too_large(rows: Rows) -> str:
