@@ -222,8 +222,7 @@ class RunConfig(Robustness):
                 "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
             )
         check_robustness(self, REGISTRY[self.method])
-        if self.population is not None:
-            check_alone(self)
+        check_alone(self)
         for kind in KINDS:
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 

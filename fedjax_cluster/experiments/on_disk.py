@@ -18,7 +18,7 @@ OTHERS = (
 
 def check_alone(config: Any) -> None:
     """Raises a ValueError where a `RunConfig` names a population, and data of another kind too."""
-    for field in dataclasses.fields(config):
+    for field in dataclasses.fields(config) if config.population is not None else ():
         usual = {} if field.name == "scenario_options" else field.default
         if field.name in OTHERS and getattr(config, field.name) != usual:
             raise ValueError(
