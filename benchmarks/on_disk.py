@@ -61,7 +61,6 @@ def algorithm(name: str, count: int) -> Any:
 
 def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     """A run of one method in this process."""
-    fc.parallel.use_all_cores()
     population = fc.data.open_population(folder)
     count = len(population.train.num_examples)
     resident: list[float] = []
@@ -98,7 +97,6 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
 
 def against_memory(folder: pathlib.Path, rounds: int, repetitions: int = 3) -> dict[str, Any]:
     """1 000 clients streamed and in memory, in turn: whether the runs are the same, and the ratio of their times."""
-    fc.parallel.use_all_cores()
     population = fc.data.open_population(written(folder, 1000))
     federations = {"streamed": population, "in memory": fc.data.in_memory(population)}
     method = fc.algorithms.ifca(
@@ -129,6 +127,7 @@ def main() -> None:
     parser.add_argument("--against-memory", action="store_true")
     parser.add_argument("--alone", help="one method on one population, in this process")
     given = parser.parse_args()
+    fc.parallel.use_all_cores()  # before the first computation
     if given.alone:
         print(json.dumps(run(given.alone, written(given.folder, given.clients[0]), given.rounds)))
         return

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from fedjax_cluster import data
-from fedjax_cluster.options import shown
+from fedjax_cluster.options import as_path, shown
 from fedjax_cluster.types import Federation
 
 # What else decides who has which rows.
@@ -18,7 +18,10 @@ OTHERS = (
 
 def check_alone(config: Any) -> None:
     """Raises a ValueError where a `RunConfig` names a population, and data of another kind too."""
-    for field in dataclasses.fields(config) if config.population is not None else ():
+    if config.population is None:
+        return
+    as_path("population", config.population)
+    for field in dataclasses.fields(config):
         usual = {} if field.name == "scenario_options" else field.default
         if field.name in OTHERS and getattr(config, field.name) != usual:
             raise ValueError(

@@ -125,15 +125,13 @@ def _xla_y(x: Array, kernel: Array) -> Array:
 
 
 def _xla_x(kernel: Array, y: Array) -> Array:
-    kh, kw, channels, _ = kernel.shape
-    x = jax.ShapeDtypeStruct((channels, y.shape[1] + kh - 1, y.shape[2] + kw - 1, y.shape[3]), y.dtype)
-    return jax.linear_transpose(lambda x: _xla_y(x, kernel), x)(y)[0]
+    edges = [(size - 1, size - 1) for size in kernel.shape[:2]]
+    turned = lax.rev(kernel, (0, 1))
+    return lax.conv_general_dilated(y, turned, (1, 1), edges, dimension_numbers=("CHWN", "HWOI", "CHWN"))
 
 
 def _xla_kernel(x: Array, y: Array) -> Array:
-    size = x.shape[1] - y.shape[1] + 1, x.shape[2] - y.shape[2] + 1
-    kernel = jax.ShapeDtypeStruct((*size, x.shape[0], y.shape[0]), y.dtype)
-    return jax.linear_transpose(lambda kernel: _xla_y(x, kernel), kernel)(y)[0]
+    return lax.conv_general_dilated(x, y, (1, 1), "VALID", dimension_numbers=("NHWC", "OHWI", "HWNC"))
 
 
 FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import aggregation, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.optimizers import named
@@ -68,7 +68,7 @@ def test_every_option_is_described_and_stands_in_help_and_in_the_configuration(n
     for option in described_options(REGISTRY[name]):
         assert option.doc
         assert f"  {option.name}: " in REGISTRY[name].__doc__
-        assert option.name in algorithm.config or option.name == "model"
+        assert option.name in algorithm.config or option.name in ("model", "aggregation")
 
 
 def test_every_single_option_counts():
@@ -88,6 +88,7 @@ def test_every_single_option_counts():
         "participation": 0.5,
         "clusters": 3,
         "server": None,
+        "aggregation": aggregation.median(),
     }
     left = {option.name for option in described_options(REGISTRY["fedgwc"])} - set(others)
     assert left == {"model", "local"}

@@ -106,12 +106,18 @@ def test_vmap(axes, backend, monkeypatch):
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_own_weights_on_a_mesh():
-    x, kernel = normal(4, 2, 6, 5, 3), normal(4, 3, 3, 2, 4, seed=1)
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("forms", ["FORMS", "XLA_FORMS"])
+def test_own_weights_on_a_mesh(forms, together, monkeypatch):
+    monkeypatch.setattr(rows_last, "FORMS", getattr(rows_last, forms))
+    if forms == "XLA_FORMS":
+        monkeypatch.setattr(lax, "platform_dependent", lambda *given, cpu, default: default(*given))
+    x, kernel = normal(4, 2, 6, 5, 3), normal(4, 3, 3, 2, len(forms), seed=1)  # JAX remembers batched programs
     mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
 
     def loop(x, kernel):
-        return lax.map(lambda row: with_gradients(convolve)(*row), (x, kernel))
+        one = with_gradients(lambda *given: convolve(*given))
+        return lax.map(lambda row: one(*row), (x, kernel), batch_size=together)
 
     mapped = jax.shard_map(loop, mesh=mesh, in_specs=P("clients"), out_specs=P("clients"))
     assert_close(jax.jit(mapped)(x, kernel), jax.jit(jax.vmap(with_gradients(xla)))(x, kernel))

@@ -3,11 +3,12 @@
 import csv
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn, parallel
-from fedjax_cluster.algorithms import REGISTRY, fedavg, ifca
+from fedjax_cluster import cohorts, local, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY, fedavg
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
@@ -74,14 +75,23 @@ def test_starts_on_clients_and_clusters_are_those_in_memory(population, tmp_path
     )
 
 
+class draws_by_model(fedavg, abstract=True):
+    """Draws other clients for other models."""
+
+    def select(self, rng_key, state):
+        total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(state.clusters.params))
+        key = jax.random.fold_in(rng_key, jax.lax.bitcast_convert_type(total, jnp.uint32))
+        return cohorts.uniform(key, state.clients.present, self.participation)
+
+
 def test_a_cohort_that_depends_on_rounds_is_drawn_when_its_round_comes(population):
-    ours = method("fedgwc")
+    ours = draws_by_model(nn.linear(), local=SGD, participation=0.4)
     assert not ours.draws_ahead
     options = {"rounds": 4, "eval_every": 4, "progress": False}
     assert_same(simulate(ours, population, **options), simulate(ours, in_memory(population), **options))
 
 
-@pytest.mark.slow  # compiles every method twice; three stand for them above
+@pytest.mark.slow  # compiles every method twice; others stand for them above
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name not in NOT_STREAMED])
 def test_each_method_streams_as_in_memory(population, name):
     options = {"rounds": 7, "eval_every": 4, "progress": False}
@@ -146,6 +156,7 @@ def test_the_cheapest_wrong_way_is_not_taken(population, monkeypatch):
         return own(store, part, clients)
 
     monkeypatch.setattr(ahead.Store, "read", read)
-    ours = ifca(nn.linear(), local=SGD, clusters=2, participation=0.1, start="random")
-    simulate(ours, population, rounds=1, eval_every=1, progress=False)
-    assert max(largest) <= 4, largest
+    simulate(method("fedavg"), population, rounds=8, eval_every=3, progress=False)
+    lot = 3 * 6  # three cohorts of ⌈0.4 · 13⌉
+    assert set(largest) <= {1, 4, lot}, "a client for its shape, chunks of clients, and lots of cohorts"
+    assert largest.count(lot) == 3
