@@ -204,7 +204,7 @@ def test_a_block_never_filled_does_not_count_as_zero():
     np.testing.assert_allclose(client_features(state, 2)[1], values[:2], rtol=1e-3)
 
 
-@pytest.mark.parametrize("apart", [1e-2, 1e-4])
+@pytest.mark.parametrize("apart", [1e-2, pytest.param(1e-4, marks=pytest.mark.slow)])
 def test_groups_that_differ_little_from_what_all_share_are_found(apart):
     """At 10⁻⁴ of the largest singular value, whose square a Gram matrix in float32 rounds away."""
     clients, rng, group = 24, np.random.default_rng(0), np.arange(24) % 3

@@ -62,7 +62,7 @@ def test_ifca_joins_the_least_loss(steps):
     assert_models_equal(models_of(result.state), models)
 
 
-@pytest.mark.parametrize(("steps", "every"), [(1, 2), (2, 3)])
+@pytest.mark.parametrize(("steps", "every"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_cfl_gp_is_algorithm_1_and_4(steps, every):
     federation = blobs(clients=9, groups=3)
     if steps == 1:

@@ -48,8 +48,13 @@ ACCEPTED = {
 # Flags whose words `init` refuses, which knows the model's parameters.
 PATTERNS = ("--profile-layers", "--shared-layers", "--layers")
 # What a message calls a flag by another name.
-ALSO = {"dataset": "data set", "out": "no summary.json yet", "maybe": "Unrecognized options: maybe", "page": "unknown recipe"}
-PARTS = 12
+ALSO = {
+    "dataset": "data set",
+    "out": "no summary.json yet",
+    "maybe": "Unrecognized options: maybe",
+    "page": "unknown recipe",
+}
+PARTS = 24
 # Lines that were accepted in silence or ended in a traceback, and some that no flag gives.
 NAMED = [
     ("run gradient-loss --similarity euclidean --step-size nan", "step_size is nan"),

@@ -95,6 +95,7 @@ def finished(federation, rounds, model=None, **options):
     return simulate(method, federation, rounds=rounds, eval_every=rounds)
 
 
+@pytest.mark.slow
 def test_a_run_has_its_matrices_embedding_convergence_and_classes(check_layout, tmp_path):
     run = finished(rotated(digits(), clients=12), 25, tolerance=0.05, rate="participation")
     split = next(event for event in run.events if (event.content["labels"] != event.content["previous"]).any())

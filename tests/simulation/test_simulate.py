@@ -113,6 +113,7 @@ def test_eval_clients_evaluates_that_many():
     assert all_of_them["accuracy_std"] != some["accuracy_std"]
 
 
+@pytest.mark.slow
 def test_numbers_of_numpys_types_do(tmp_path):
     algorithm = cfl_gp(nn.linear(), clusters=np.int64(3), local=local.sgd(1.0, batch_size=8, steps=1))
     result = simulate(algorithm, blobs(), rounds=np.int64(2), seed=np.int64(1), run_dir=tmp_path / "run")

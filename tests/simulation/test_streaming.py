@@ -58,6 +58,7 @@ def test_a_streamed_run_with_churn_is_that_in_memory(population):
     assert_same(streamed, simulate(method("fedavg"), in_memory(population), **options))
 
 
+@pytest.mark.slow
 def test_starts_on_clients_and_clusters_are_those_in_memory(population, tmp_path):
     options = {"rounds": 5, "eval_every": 5, "progress": False}
     ours = method("ifca", start_rounds=2)
@@ -84,6 +85,7 @@ class draws_by_model(fedavg, abstract=True):
         return cohorts.uniform(key, state.clients.present, self.participation)
 
 
+@pytest.mark.slow
 def test_a_cohort_that_depends_on_rounds_is_drawn_when_its_round_comes(population):
     ours = draws_by_model(nn.linear(), local=SGD, participation=0.4)
     assert not ours.draws_ahead
