@@ -72,8 +72,9 @@ def test_argument_names_and_order(name):
     assert {"membership", "present"} <= set(started(name)[2].clients._fields)
 
 
-@pytest.mark.parametrize("name", FEWER)
-@pytest.mark.parametrize("participation", [0.4, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("participation", [0.4, 1.0])
 def test_state_and_report_keep_their_shapes(name, participation):
     algorithm, population, state, info = started(name, participation)
     for number in range(3):
@@ -109,7 +110,7 @@ def test_64_bits_change_nothing(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(*runs)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 def test_the_server_clusters_where_there_is_a_function_for_it(name):
     """The clients' own choices are none of its clusterings; FLAG and PACFL cluster, and measure it, in `init`."""
     algorithm, population, state, info = started(name)

@@ -204,6 +204,7 @@ def test_an_interrupted_run_resumes_to_the_same_state_bit_for_bit(tmp_path, numb
             np.testing.assert_array_equal(resumed.history[name], column)
 
 
+@pytest.mark.slow
 def test_runs_of_a_configuration_can_be_loaded_and_resumed(tmp_path):
     from fedjax_cluster.experiments.config import RunConfig
     from fedjax_cluster.experiments.runs import run
