@@ -332,8 +332,11 @@ class cfl_gp(AveragingMethod):
             # The Gram matrices stand for the profiles, which stay where they are.
             light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
             features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
-            features = parallel.run_if(
-                values[-1] < RESOLVED * values[0], lambda _: embedded(clients, grams[:, :0, :0], mask)[0], features
+            # Not `run_if`: XLA would do the branch every round, as it is the same in every turn of a loop.
+            features = lax.cond(
+                values[-1] < RESOLVED * values[0],
+                lambda: embedded(clients, grams[:, :0, :0], mask)[0],
+                lambda: features,
             )
         else:
             features, _ = embedded(clients, grams, mask)
