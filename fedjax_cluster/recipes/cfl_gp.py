@@ -319,7 +319,7 @@ FIG_7 = _table(
         **headings(adjusted_rand_index="ARI", mean_agreement="mean ARI of the rounds"),
         **headings(rounds_at_one="rounds at ARI 1 (%)", accuracy="accuracy (%)"),
     },
-    quick=_small("C=32, b=64", "C=32, b=128"),
+    quick=_small("C=32, b=64"),
     measure=_agreement,
     figure=figures.by_column("adjusted_rand_index"),
 )
@@ -346,7 +346,9 @@ FIG_8 = of_cells(
     ),
     "cfl-gp-fig8",
     "CFL-GP, Fig. 8 (F.3): PACFL with thresholds ν beside CFL-GP, rotated MNIST, four angles, b = 100",
-    "ν in degrees, which the paper does not say; p, the principal vectors a class, is not given: 3. PACFL finds its "
+    "ν in degrees, which the paper does not say; p, the principal vectors a class, is not given: 3. Ours are principal "
+    "angles between the spans of all of a client's vectors: with 20 clients 0.8 to 1.1 within groups and from 7.5 "
+    "between them (seed 0). Its public code's, between single vectors, are 2.4 to 4.4 and from 30 there. PACFL finds its "
     "number of clusters, so that there are as many slots as clients. The text says that ν = 4 and 5 are best, with an "
     "ARI of 1 below 50 clients. IFCA, MADMO, FedEM and Global stand in cfl-gp-table9 and mixture-weights. "
     f"{FULL_DATA}",

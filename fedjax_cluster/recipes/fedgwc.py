@@ -133,7 +133,7 @@ DOMAINS_3 = _domains(
     },
     seeds=3,
     light=shortened(columns=("MNIST",), paper=True),
-    quick=shortened(rows=(CENTRED,), columns=("MNIST",)),
+    quick=shortened(rows=(CENTRED,), rounds=900),
 )
 HOMOGENEOUS = _table(
     "fedgwc-homogeneous",
@@ -197,7 +197,7 @@ TABLE_5 = _table(
     metrics={**BALANCED, **CLUSTERS, **headings(first_split="first split")},
     seeds=3,
     light=_on_fashion(LONG, rows=(CONSTANT,)),
-    quick=shortened(columns=("β=0.5", "β=4"), rounds=300),
+    quick=shortened(columns=("β=0.5", "β=4"), rounds=200),
     figure=figures.sweep("balanced_accuracy", "β of the affinity", "Balanced accuracy (%)", 100.0, log_x=True),
 )
 LEVELS_10 = _table(
@@ -237,7 +237,7 @@ CLUSTER_NUMBERS = _table(
     metrics={**BALANCED, **CLUSTERS},
     seeds=3,
     light=_on_fashion(1500),
-    quick=shortened(columns=("C=2", "C=4"), rounds=200),
+    quick=shortened(rows=("FeSEM",), columns=("C=2", "C=4"), rounds=100),
     figure=figures.sweep("balanced_accuracy", "Number of clusters", "Balanced accuracy (%)", 100.0),
 )
 PROXIMAL = {"proximal": 0.01}

@@ -185,7 +185,7 @@ CIFAR10 = _nearer(
     changed(BASE, dataset="cifar10", rounds=400, eval_every=10, examples_per_client=750),
     {"MLP": {"model_options": {"hidden": [2048, 512]}}, "LeNet-5": {"model": "lenet5"}},
     light=_smaller_mlp(rounds=40, eval_every=10, examples_per_client=200),
-    quick=_quick(rounds=4, eval_every=4),
+    quick=_quick(columns=("LeNet-5",), rounds=4, eval_every=4),
 )
 JOINED = _nearer(
     "gradient-loss-20-classes",
@@ -206,5 +206,5 @@ JOINED = _nearer(
     ),
     {"MLP": {}},
     light=shortened(rounds=16, eval_every=4, examples_per_client=200),
-    quick=_quick(rounds=4, eval_every=4),
+    quick=_quick(rounds=3, eval_every=3),
 )

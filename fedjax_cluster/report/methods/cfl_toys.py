@@ -16,6 +16,7 @@ from fedjax_cluster.report import style
 AREA = "#D9D9D9"
 POINTS = 60  # drawn of each group
 LEVELS = 7  # of a risk
+DASHES = ("solid", "dashed")
 
 
 class Problem(NamedTuple):
@@ -106,7 +107,7 @@ def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0,
             for place, risk in enumerate(path.risks):
                 levels = np.geomspace(0.05, float(risk.max()), LEVELS)
                 look = {"colors": style.COLORS[place], "linewidths": 0.5, "alpha": 0.55}
-                axes.contour(*path.grid, risk, levels=levels, linestyles=style.LINES[place], **look)
+                axes.contour(*path.grid, risk, levels=levels, linestyles=DASHES[place], **look)
             axes.plot(*path.steps.T, color="black", marker=".", markersize=2.5, linewidth=1.0, zorder=4)
             axes.plot(*path.steps[0], color="black", marker="D", markersize=4, linestyle="none", zorder=5)
             for index in arrows:
@@ -118,7 +119,7 @@ def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0,
             axes.grid(False)
             axes.set_aspect("equal")
         panels[0].set_ylabel(r"Parameter $\theta_2$")
-        handles = [Line2D([], [], color=style.COLORS[place], linestyle=style.LINES[place]) for place in (0, 1)]
+        handles = [Line2D([], [], color=style.COLORS[place], linestyle=DASHES[place]) for place in (0, 1)]
         handles.append(Line2D([], [], color="black", marker=".", markersize=4))
         handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markersize=4))
         handles.append(Patch(color=AREA))
