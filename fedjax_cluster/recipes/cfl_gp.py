@@ -348,8 +348,8 @@ FIG_8 = of_cells(
     "CFL-GP, Fig. 8 (F.3): PACFL with thresholds ν beside CFL-GP, rotated MNIST, four angles, b = 100",
     "ν in degrees, which the paper does not say; p, the principal vectors a class, is not given: 3. Ours are principal "
     "angles between the spans of all of a client's vectors: with 20 clients 0.8 to 1.1 within groups and from 7.5 "
-    "between them (seed 0). Its public code's, between single vectors, are 2.4 to 4.4 and from 30 there. PACFL finds its "
-    "number of clusters, so that there are as many slots as clients. The text says that ν = 4 and 5 are best, with an "
+    "between them (seed 0). Its public code's, between single vectors, are 2.4 to 4.4 and from 30 there. PACFL finds "
+    "the number of clusters; it has a slot for each client. The text says that ν = 4 and 5 are best, with an "
     "ARI of 1 below 50 clients. IFCA, MADMO, FedEM and Global stand in cfl-gp-table9 and mixture-weights. "
     f"{FULL_DATA}",
     metrics={**ACCURACY_AND_ARI, **headings(num_clusters="clusters")},

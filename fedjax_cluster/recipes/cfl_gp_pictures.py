@@ -58,7 +58,7 @@ def _clouds(
             federation = build_federation(of_seed)
             for time, (features, score) in _features_at(of_seed, times, federation).items():
                 agreement.setdefault((name, time), []).append(score)
-                clouds.setdefault((name, time), Cloud(f"{name}, t = {time}", features, np.asarray(federation.group)))
+                clouds.setdefault((name, time), Cloud(f"{name}, t={time}", features, np.asarray(federation.group)))
     rows = []
     for (name, time), values in agreement.items():
         found = [{"ARI": value} for value in values]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,11 +104,22 @@ def _toy_problems(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
     return rows, toy_problems(problems)
 
 
-ROUNDS, RATE, POINTS = 40, 0.15, 30
-START = (-1.4, -1.0)
+ROUNDS, RATE, POINTS = 40, 0.4, 30
 MEAN, LARGEST, COSINE = "norm of the mean update, end", "largest norm, end", "cosine of the two updates, end"
-# Degrees between which a client's points lie, and their label.
-CONES = {"Incongruent": (((-30, 30), 1.0), ((-10, 50), -1.0)), "Congruent": (((-30, 30), 1.0), ((50, 110), 1.0))}
+
+
+class Toy(NamedTuple):
+    """Two clients whose points lie in a cone of directions each."""
+
+    start: tuple[float, float]
+    cones: tuple[tuple[float, float], tuple[float, float]]  # degrees
+    labels: tuple[float, float]
+
+
+TOYS = {
+    "Incongruent": Toy((-1.2, 2.2), ((-45, 45), (-20, 70)), (1.0, -1.0)),
+    "Congruent": Toy((-1.4, -1.0), ((-20, 10), (65, 95)), (1.0, 1.0)),
+}
 
 
 def squared_hinge(outputs: Array, y: Array) -> Array:
@@ -116,27 +127,27 @@ def squared_hinge(outputs: Array, y: Array) -> Array:
     return jnp.square(jnp.maximum(0.0, 1.0 - y.reshape(-1) * outputs.reshape(-1)))
 
 
-def _start(rng_key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    return jnp.asarray(START, dtype).reshape(shape)
+def _two_clients(toy: Toy, seed: int) -> tuple[Path, dict[str, float]]:
+    def start(rng_key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return jnp.asarray(toy.start, dtype).reshape(shape)
 
-
-def _two_clients(cones: tuple[tuple[tuple[int, int], float], ...], seed: int) -> tuple[Path, dict[str, float]]:
     rng = np.random.default_rng(seed)
-    angles = [np.deg2rad(rng.uniform(*cone, POINTS)) for cone, _ in cones]
-    x = np.concatenate([np.stack([np.cos(angle), np.sin(angle)], 1) for angle in angles]).astype(np.float32)
-    y = np.repeat([label for _, label in cones], POINTS).astype(np.float32)
-    federation = data.from_arrays(x, y, np.repeat(np.arange(2), POINTS), task="regression", seed=seed)
+    angles = np.deg2rad([rng.uniform(*cone, POINTS) for cone in toy.cones]).reshape(-1)
+    x, y = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32), np.repeat(toy.labels, POINTS)
+    federation = data.from_arrays(
+        x, y.astype(np.float32), np.repeat(np.arange(2), POINTS), task="regression", seed=seed
+    )
     assert isinstance(federation, Federation)
     rows = int(federation.train.num_examples.max())
     method = cfl(
-        nn.linear(use_bias=False, kernel_init=_start)._replace(loss=squared_hinge),
+        nn.linear(use_bias=False, kernel_init=start)._replace(loss=squared_hinge),
         clusters=2,
         local=local.sgd(1.0, steps=1, batch_size=rows),
         server=optax.sgd(RATE),
         min_size=2,
         first_round=ROUNDS,  # both stay together
     )
-    steps, updates = [np.asarray(START)], []
+    steps, updates = [np.asarray(toy.start)], []
 
     def watched(evaluation: Evaluation) -> None:
         state = jax.device_get(evaluation.state)
@@ -151,7 +162,7 @@ def _two_clients(cones: tuple[tuple[tuple[int, int], float], ...], seed: int) ->
         LARGEST: float(norms.max()),
         COSINE: float(last[0] @ last[1] / norms.prod()) if norms.all() else NAN,
     }
-    axis = np.linspace(-2.2, 2.6, 161)
+    axis = np.linspace(-2.2, 2.6, 321)
     theta = np.stack(np.meshgrid(axis, axis), -1)
     risks = []
     for client in range(2):
@@ -164,8 +175,8 @@ def _paths(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
     found: dict[str, list[dict[str, float]]] = {}
     paths: dict[str, Path] = {}
     for seed in range(seeds):
-        for title, cones in CONES.items():
-            path, figures = _two_clients(cones, seed)
+        for title, toy in TOYS.items():
+            path, figures = _two_clients(toy, seed)
             found.setdefault(title, []).append(figures)
             paths.setdefault(title, path)
     near = dict.fromkeys((MEAN, LARGEST, COSINE), Tolerance(0.05, "lower"))

@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
 
 AREA = "#D9D9D9"
+PANEL_INCHES = 2.4
 POINTS = 60  # drawn of each group
 LEVELS = 7  # of a risk
 DASHES = ("solid", "dashed")
@@ -30,7 +32,7 @@ class Problem(NamedTuple):
 
 
 def toy_problems(problems: Mapping[str, Problem]) -> Figure:
-    """Draws two-dimensional problems side by side over two paper columns, with the models' decision lines (Fig. 1).
+    """Draws two-dimensional problems side by side, each 2.4 inches wide, with the models' decision lines (Fig. 1).
 
     Args:
       problems: title -> points and lines.
@@ -40,7 +42,7 @@ def toy_problems(problems: Mapping[str, Problem]) -> Figure:
     """
     if not problems:
         raise ValueError("problems is empty; give at least one")
-    with style.drawing(style.DOUBLE, 2.5) as figure:
+    with style.drawing(0.3 + PANEL_INCHES * len(problems), PANEL_INCHES) as figure:
         panels = figure.subplots(1, len(problems), squeeze=False)[0]
         for axes, (title, problem) in zip(panels, problems.items(), strict=True):
             reach = 1.05 * float(np.abs(problem.x).max())
@@ -55,13 +57,14 @@ def toy_problems(problems: Mapping[str, Problem]) -> Figure:
                 _decision_line(axes, line, reach, {"color": style.COLORS[group]})
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="$x_1$", ylabel="$x_2$", title=title)
             axes.set_aspect("equal")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(5, integer=True))
         groups = {f"clients of group {group + 1}": {"color": style.COLORS[group]} for group in (0, 1)}
         shown = [Line2D([], [], marker=style.MARKERS[place], **look) for place, look in enumerate(groups.values())]
-        shown += [Line2D([], [], linestyle="none", marker="o", color=style.NEUTRAL, markerfacecolor=face)
-                  for face in ("white", style.NEUTRAL)]  # fmt: skip
         shown.append(Line2D([], [], color="black", linestyle=style.DASHED))
+        shown += [style.plain_marker(face) for face in ("white", style.NEUTRAL)]
         names = [f"{name}, and their model" for name in groups]
-        style.legend_above(figure, shown, [*names, "label 0", "label 1", "one model for all"])
+        style.legend_above(figure, shown, [*names, "one model for all", "label 0", "label 1"])
     return figure
 
 
@@ -85,10 +88,10 @@ class Path(NamedTuple):
     updates: np.ndarray  # f32[T, 2 clients, 2]: what the clients send then
 
 
-def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0, 3, 8, 20, -1)) -> Figure:
+def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0, 3, 8, -1)) -> Figure:
     """Draws the path of a model that two clients train, over their risks, with their updates as arrows (CFL, Fig. 2).
 
-    Grey is where both risks vanish. Side by side over two paper columns.
+    Grey is where both risks vanish. Side by side, each 2.4 inches wide.
 
     Args:
       paths: title -> path.
@@ -99,7 +102,7 @@ def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0,
     """
     if not paths:
         raise ValueError("paths is empty; give at least one")
-    with style.drawing(style.DOUBLE, 2.6) as figure:
+    with style.drawing(0.3 + PANEL_INCHES * len(paths), PANEL_INCHES) as figure:
         panels = figure.subplots(1, len(paths), sharex=True, sharey=True, squeeze=False)[0]
         for axes, (title, path) in zip(panels, paths.items(), strict=True):
             both = np.max(np.stack(list(path.risks)), 0) < 1e-6
@@ -113,7 +116,7 @@ def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0,
             for index in arrows:
                 if index < len(path.steps):
                     for place, update in enumerate(path.updates[index]):
-                        where = {"angles": "xy", "scale_units": "xy", "scale": 3.0, "width": 0.008}
+                        where = {"angles": "xy", "scale_units": "xy", "scale": 2.5, "width": 0.009}
                         axes.quiver(*path.steps[index], *update, color=style.COLORS[place], zorder=6, **where)
             axes.set(xlabel=r"Parameter $\theta_1$", title=title)
             axes.grid(False)
