@@ -23,9 +23,9 @@ def test_what_does_not_fit_is_refused():
         joined([source(4, 2)])
     with pytest.raises(ValueError, match="differ in their inputs"):
         joined([source(4, 2), source(4, 2, shape=(3, 3))])
-    values = from_arrays(np.zeros((4, 2, 2), np.float32), np.linspace(0, 1, 4), name="values")
-    with pytest.raises(ValueError, match="'values' has no classes"):
-        joined([values, values])
+    texts = from_arrays(np.zeros((4, 3), np.int32), np.zeros((4, 3), np.int32), num_classes=5, name="texts")
+    with pytest.raises(ValueError, match="'texts' has no classes"):
+        joined([texts, texts])
 
 
 def test_a_configuration_joins_data_sets_for_scenarios_that_divide_one():

@@ -241,7 +241,7 @@ def test_all_pictures_of_a_recipe_are_shown_and_those_of_a_longer_name_are_not(e
     text = page.PAGE.read_text(encoding="utf-8")
     assert "![cfl-gp-table10](figures/cfl-gp-table10.png)" in text
     assert "![cfl-gp-table10.rounds](figures/cfl-gp-table10.rounds.png)" in text
-    assert "later" not in text
+    assert "table10-later" not in text
 
 
 def test_a_row_knows_the_data_of_the_table_that_it_belongs_to():
