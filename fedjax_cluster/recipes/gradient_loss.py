@@ -165,7 +165,7 @@ FASHION = _recipe(
 
 
 def _purity(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
-    return figures.by_column("purity", label="Clustering purity")(cells, outcomes)
+    return figures.by_column("purity", label="Clustering purity", level=0.9)(cells, outcomes)
 
 
 def _nearer(

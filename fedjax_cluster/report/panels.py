@@ -26,7 +26,7 @@ def curve_panels(
     *,
     columns: int = 3,
     label: str = "",
-    zero_line: bool = False,
+    level: float | None = None,
 ) -> Figure:
     """Draws a column of histories against communication rounds, a panel for each setting, over two paper columns.
 
@@ -37,7 +37,7 @@ def curve_panels(
       metric: the column.
       columns: panels side by side, at most.
       label: axis label with its unit; "" takes that of the column.
-      zero_line: a line at 0.
+      level: a value to mark by a dashed line, in the column's unit.
 
     Raises:
       ValueError: no panels, or one without methods.
@@ -64,8 +64,8 @@ def curve_panels(
                 place = {"index": methods.index(method), "count": len(methods)}
                 highest = factor if metric in ("accuracy", ARI) else np.inf
                 draw_line(axes, rounds + 1, mean, spread, label=method_name(method), highest=highest, **place)
-            if zero_line:
-                axes.axhline(0, color="black", linewidth=0.6)
+            if level is not None:
+                axes.axhline(factor * level, **style.GUIDE)
             axes.set_title(title)
             round_axis(axes)
         for axes in grid[:, 0]:
