@@ -226,8 +226,8 @@ LEVELS_10 = _table(
 CLUSTER_NUMBERS = _table(
     "fedgwc-table8",
     "FedGWC, Table 8: IFCA and FeSEM against their number of clusters, Dirichlet 0.05",
-    "The paper's values are those of CIFAR-100: only the shape compares. Every day Fashion-MNIST, 400 training images a client, 1 500 rounds. "
-    f"{FULL} {TRAINING}",
+    "The paper's values are those of CIFAR-100: only the shape compares. Every day Fashion-MNIST, 400 training images "
+    f"a client, 1 500 rounds. {FULL} {TRAINING}",
     changed(UNEVEN, **ON_CIFAR10),
     {name: rows for name, rows in _rows(4).items() if name in ("IFCA", "FeSEM")},
     varied("C", "clusters", (2, 3, 4, 5)),

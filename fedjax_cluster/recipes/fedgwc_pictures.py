@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
+from fedjax_cluster.types import Event
 
 Averages = dict[int, tuple[list[float], list[float]]]  # cluster -> rounds done, running averages
 MOST_SHOWN = 4  # splits
@@ -36,7 +37,7 @@ def _study(
         found, drawn = [], {}
         base = changed(config, **SHORT) if quick else config
         for seed in range(seeds):
-            averages: Averages = {}
+            averages: Averages = {0: ([0.0], [1.0])}
 
             def watched(evaluation: Evaluation, averages: Averages = averages) -> None:
                 average, active = jax.device_get((evaluation.state.server.average, evaluation.state.clusters.active))
@@ -66,15 +67,7 @@ def _figures(result: SimulationResult) -> dict[str, float]:
 
 def _splits(result: SimulationResult, averages: Averages) -> Figures:
     """The clients at each of the first splits, P's change over the rounds, and the clusters' classes."""
-    clouds, rounds = [], [event.round + 1 for event in result.events]
-    for event in result.events:
-        content: Mapping[str, Any] = event.content
-        labels, previous = np.asarray(content["labels"]), np.asarray(content["previous"])
-        inside = previous == content["parent"]
-        if (labels == previous).all() or inside.sum() < pictures.FEWEST_EMBEDDED:
-            continue
-        points = pictures.embedding(np.asarray(content["affinity"])[np.ix_(inside, inside)])
-        clouds.append(Cloud(f"Cluster {content['parent']}, round {event.round + 1}", points, labels[inside]))
+    clouds, rounds = split_clouds(result.events), [event.round + 1 for event in result.events]
     drawn = {
         "convergence": pictures.convergence(averages, result.algorithm.tolerance, rounds),
         "classes": pictures.figures(result)["class_distributions"],
@@ -83,6 +76,20 @@ def _splits(result: SimulationResult, averages: Averages) -> Figures:
         return {"": drawn.pop("convergence"), **drawn}
     names = [f"cluster {number}" for number in range(int(result.history["num_clusters"].max()))]
     return {"": feature_panels([clouds[:MOST_SHOWN]], names), **drawn}
+
+
+def split_clouds(events: Sequence[Event]) -> list[Cloud]:
+    """The clients of each cluster that was split, in the plane of its affinity's eigenvectors, by their new cluster."""
+    clouds = []
+    for event in events:
+        content: Mapping[str, Any] = event.content
+        labels, previous = np.asarray(content["labels"]), np.asarray(content["previous"])
+        inside = previous == content["parent"]
+        if (labels == previous).all() or inside.sum() < pictures.FEWEST_EMBEDDED:
+            continue
+        points = pictures.embedding(np.asarray(content["affinity"])[np.ix_(inside, inside)])
+        clouds.append(Cloud(f"Cluster {content['parent']}, round {event.round + 1}", points, labels[inside]))
+    return clouds
 
 
 def _first_split(result: SimulationResult, averages: Averages) -> Figures:

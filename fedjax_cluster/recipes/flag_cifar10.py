@@ -9,7 +9,18 @@ import numpy as np
 from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, printed, shortened
 from fedjax_cluster.experiments.recipe import of_cells
 from fedjax_cluster.recipes import figures
-from fedjax_cluster.recipes.flag import ACCURACY, ALL, FASHION, FEW_EPOCHS, LIGHT, READING, SHORT, rows_of, skew_columns
+from fedjax_cluster.recipes.flag import (
+    ACCURACY,
+    ALL,
+    FASHION,
+    FEW_EPOCHS,
+    FLAG,
+    LIGHT,
+    READING,
+    SHORT,
+    rows_of,
+    skew_columns,
+)
 from fedjax_cluster.simulation.result import SimulationResult
 
 CIFAR10 = changed(FASHION, dataset="cifar10")
@@ -72,11 +83,10 @@ def _of_data_sets(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     )
 
 
+FLAG_FIRST = {"FLAG": FLAG, **rows_of(3)}  # drawn above the others
 THIRTY_PERCENT = skew_columns(((30, 1.0),), num_groups=3)
 FIG_2 = of_cells(
-    _of_data_sets(
-        grid(changed(FASHION, rounds=80, eval_every=2), rows_of(3), skew_columns(((30, 1.0),), num_groups=3))
-    ),
+    _of_data_sets(grid(changed(FASHION, rounds=80, eval_every=2), FLAG_FIRST, THIRTY_PERCENT)),
     "flag-fig2",
     "FLAG, Fig. 2: accuracy over 80 rounds, ρ = 30 %, Fashion-MNIST and CIFAR-10",
     f"{READING} Of CIFAR-10 all 60 000. α′ = 1, which the figure does not state; three groups, whose labels do not "

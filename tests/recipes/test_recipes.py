@@ -13,9 +13,10 @@ from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, prin
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Recipe, Study, measured, of_cells, table
-from fedjax_cluster.recipes import RECIPES, cfl_toys, figures, flag_cifar10
+from fedjax_cluster.recipes import RECIPES, cfl_toys, fedgwc_pictures, figures, flag_cifar10
 from fedjax_cluster.recipes.studies import rows_over_seeds
 from fedjax_cluster.report.paper_rows import PaperRow, Tolerance
+from fedjax_cluster.types import Event
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=2, eval_every=1, examples_per_client=20)
 ROWS = {"IFCA": {"method": "ifca"}, "Global": {}}
@@ -188,3 +189,19 @@ def test_accuracy_settles_where_it_stays_near_its_last_value():
     assert flag_cifar10._settled(SimpleNamespace(history={"round": np.zeros(1), "accuracy": np.ones(1)})) == {
         "settled": 1.0
     }
+
+
+def test_split_clouds_show_the_clients_that_were_divided():
+    """A refused split has no picture; the second one is of the six clients of its cluster alone."""
+    affinity = np.kron(np.eye(2), np.ones((5, 5))) + 0.01 + 0.001 * np.arange(10)[:, None] * np.arange(10)
+    one, two = np.zeros(10, int), np.repeat([0, 1], (6, 4))
+    three = np.repeat([0, 2, 1], (3, 3, 4))
+
+    def event(number, previous, labels):
+        content = {"parent": np.asarray(0), "previous": previous, "labels": labels, "affinity": affinity}
+        return Event(number, content)
+
+    clouds = fedgwc_pictures.split_clouds([event(4, one, one), event(9, one, two), event(19, two, three)])
+    assert [cloud.title for cloud in clouds] == ["Cluster 0, round 10", "Cluster 0, round 20"]
+    assert [cloud.features.shape for cloud in clouds] == [(10, 2), (6, 2)]
+    np.testing.assert_array_equal(clouds[1].group, [0, 0, 0, 2, 2, 2])

@@ -18,6 +18,7 @@ from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_clu
 from fedjax_cluster.types import Federation, FinishedRun
 
 MOST_SPLITS = 4  # drawn one by one
+MARKED_POINTS = 15  # of a line
 FEWEST_EMBEDDED = 3  # clients
 
 
@@ -173,7 +174,8 @@ def convergence(
     with style.drawing(style.SINGLE, 2.1) as figure:
         axes = figure.subplots()
         for cluster, (rounds, values) in lines.items():
-            axes.plot(rounds, values, label=f"Cluster {cluster}", **style.line_look(cluster))
+            marked = max(1, len(rounds) // MARKED_POINTS)
+            axes.plot(rounds, values, label=f"Cluster {cluster}", markevery=marked, **style.line_look(cluster))
         axes.axhline(tolerance, label=r"Tolerance $\epsilon$", **style.GUIDE)
         for place, test in enumerate(tests):
             axes.axvline(test, label="_" if place else "Split", **{**style.GUIDE, "linestyle": ":"})
