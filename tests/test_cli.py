@@ -551,11 +551,11 @@ def test_quick_recipe_leaves_table_and_figure(capsys):
     assert np.isfinite(ours["IFCA"])
 
 
-def test_fuller_recipes_have_the_same_cells_and_more_work(capsys):
+def test_fuller_recipes_have_all_cells_and_more_work(capsys):
     for recipe in RECIPES.values():
         if getattr(recipe, "full", ()):
             own, fuller = ({(cell.row, cell.column) for cell in cells} for cells in (recipe.cells, recipe.full))
-            assert own == fuller
+            assert own <= fuller
             assert dataclasses.replace(recipe, cells=recipe.full).flops > recipe.flops
     assert cli.main(["reproduce", "cfl-fig3", "--full", "--run-dir", "out"]) == 2
     assert "no fuller version" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from fedjax_cluster.data import cache, scenarios
 from fedjax_cluster.data.by_name import load
 from fedjax_cluster.data.downloads import openml
 from fedjax_cluster.data.hugging_face import from_partitioner, huggingface
+from fedjax_cluster.data.joining import joined
 from fedjax_cluster.data.leaf_files import leaf
 from fedjax_cluster.data.local_files import image_folder, npz, table
 from fedjax_cluster.data.populations import ClientRows, in_memory, open_population, write_population
@@ -21,6 +22,7 @@ __all__ = [
     "huggingface",
     "image_folder",
     "in_memory",
+    "joined",
     "leaf",
     "load",
     "npz",

@@ -83,7 +83,7 @@ class RunConfig(Robustness):
         "digits; the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a "
         "name of the Hugging Face hub; or the path of an .npz file (arrays x, y and perhaps user), of a .csv, .tsv or "
         ".parquet table, or, with a / in it, of a folder of images by class or by user and class or of LEAF's files; "
-        "several joined by + for mixed-datasets",
+        "several joined by +, whose classes are numbered one after the other, or which mixed-datasets keeps apart",
         default="digits",
     )
     population: str | None = option(
@@ -357,7 +357,10 @@ def build_federation(config: RunConfig, usual: int | None = None) -> Federation:
 
 
 def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
-    """The source that a scenario divides: None where it makes its own data, a list where it mixes several."""
+    """The source that a scenario divides: None where it makes its own data, a list where it mixes several.
+
+    For the other scenarios several data sets are one, in which each has classes of its own.
+    """
     if inspect.signature(SCENARIOS[config.scenario]).parameters["examples"].default is None:
         return None
     # A path may have a plus in it.
@@ -366,12 +369,7 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
     sources = [data.load(name, **columns) for name in names]
     if config.scenario == "mixed_datasets":
         return sources
-    if len(sources) > 1:
-        raise ValueError(
-            f"dataset is {config.dataset!r}, but scenario {config.scenario.replace('_', '-')} takes a single one; "
-            "use mixed-datasets"
-        )
-    return sources[0]
+    return data.joined(sources) if len(sources) > 1 else sources[0]
 
 
 def build_model(config: RunConfig) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
@@ -26,10 +26,16 @@ _gradient_flops = functools.cache(gradient_flops)
 # Local training on two cores, one model a client; recipes' minutes are stated at this rate.
 FLOPS_PER_SECOND = 4.5e10
 # Data set -> shape of an image, classes, images.
-IMAGES = {"digits": ((8, 8), 10, 1797)} | dict.fromkeys(("mnist", "fashion_mnist"), ((28, 28), 10, 70_000))
+IMAGES = {
+    "digits": ((8, 8), 10, 1797),
+    **dict.fromkeys(("mnist", "fashion_mnist"), ((28, 28), 10, 70_000)),
+    "cifar10": ((32, 32, 3), 10, 60_000),
+}
 
 Outcomes = Mapping[tuple[str, str], Outcome]
-Drawing = Callable[[Sequence[Cell], Outcomes], "Figure"]
+# One picture, or several by name: "" is the one that stands for them all.
+Figures = Union["Figure", Mapping[str, "Figure"]]
+Drawing = Callable[[Sequence[Cell], Outcomes], Figures]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +50,9 @@ class Recipe:
       metrics: name in the summary -> (heading, factor): what the table shows.
       seeds, first_seed: runs per cell, and the first one's; the reading says why where it is not 0.
       quick: the cells of the smaller version, run with one seed.
-      figure: draws the cells and their outcomes, given by (row, column).
-      full: the cells nearer to the paper's size where `cells` are shortened, for an accelerator; the reading says how.
+      figure: draws the cells and their outcomes, given by (row, column): one picture, or several by name.
+      full: the cells nearer to the paper's size where `cells` are shortened or some of them, for an accelerator; the
+        reading says how.
       measure: further figures of a run from its result, added to its summary.
       watch: further figures of each evaluation, put into the history; see `simulate`'s callbacks.
       tolerances: name in the summary -> how far ours may be from the paper's; by default `usual_tolerance`'s.
@@ -84,7 +91,7 @@ class Study:
       name, title, reading: as a recipe's.
       seeds, quick: draws or runs, and those of the smaller version.
       minutes: expected on two cores.
-      run: (seeds, quick) -> the table's rows and the figure.
+      run: (seeds, quick) -> the table's rows and the figure, or several by name.
       cells: none.
     """
 
@@ -93,7 +100,7 @@ class Study:
     reading: str
     seeds: int
     minutes: float
-    run: Callable[[int, bool], tuple[list[PaperRow], Figure]]
+    run: Callable[[int, bool], tuple[list[PaperRow], Figures]]
     quick: int = 1
     cells: tuple[Cell, ...] = ()
 

@@ -27,7 +27,7 @@ from fedjax_cluster.report.names import counted
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.types import Federation
 
-RECIPE, RAN, RUNS_FOLDER = "recipe.json", "ran.json", "runs"
+RECIPE, RAN, RUNS_FOLDER, FIGURE = "recipe.json", "ran.json", "runs", "figure"
 COMPILATION = 10 * FLOPS_PER_SECOND  # of a run, as work
 Version = Literal["everyday", "quick", "full"]
 
@@ -51,8 +51,9 @@ def reproduce(
       quick: the smaller version, with one seed.
       full: the version nearer to the paper's size.
       seeds: runs per cell; None takes the recipe's. More than before adds runs.
-      directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png, ran.json (with what, on
-        what and how long) and runs/ (settings, summary and history of each).
+      directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png and further ones such as
+        figure.accuracy.png, ran.json (with what, on what and how long) and runs/ (settings, summary and history of
+        each).
       expected: how long it may take, for the person who waits.
 
     Returns:
@@ -89,7 +90,8 @@ def reproduce(
         shown.write(directory / "table.md", directory / "table.csv")
         # Before this word a table.json held the population's deviation.
         write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
-        report.style.save(figure, directory / "figure.png")
+        for name, picture in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
+            report.style.save(picture, directory / f"{FIGURE}{name and f'.{name}'}.png")
         write_json(directory / RAN, sealed({**read_recipe(directory), **_together(ran)}))
     print(f"left in {directory}")
     return rows, outcomes

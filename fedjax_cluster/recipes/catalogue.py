@@ -13,14 +13,27 @@ from fedjax_cluster.data.downloads import OPENML
 from fedjax_cluster.experiments import installed, reproduction
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
-from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss, results
+from fedjax_cluster.recipes import (
+    cfl,
+    cfl_cifar10,
+    cfl_gp,
+    cfl_gp_pictures,
+    cfl_toys,
+    fedgwc,
+    fedgwc_pictures,
+    flag,
+    flag_cifar10,
+    gradient_loss,
+    results,
+)
 
-# Every recipe that a paper's module defines, in its order.
+PAPERS = (
+    *(cfl_gp, cfl_gp_pictures, cfl_toys, cfl, cfl_cifar10),
+    *(fedgwc, fedgwc_pictures, flag, flag_cifar10, gradient_loss),
+)
+# Every recipe that a paper's modules define, in their order.
 RECIPES: dict[str, Recipe | Study] = {
-    each.name: each
-    for paper in (cfl_gp, cfl, fedgwc, flag, gradient_loss)
-    for each in vars(paper).values()
-    if isinstance(each, Recipe | Study)
+    each.name: each for paper in PAPERS for each in vars(paper).values() if isinstance(each, Recipe | Study)
 }
 
 

@@ -46,7 +46,7 @@ LABEL_SWAP = RunConfig(
     method_options={"first_round": NEVER},
 )
 SIMILARITIES = {"weight updates": {}, "gradients": {"method_options": {"similarity_of": "gradients"}}}
-_table = functools.partial(table, seeds=3, watch=separation)
+gap_table = functools.partial(table, seeds=3, watch=separation)
 
 
 def _chances(draws: int, quick: bool) -> tuple[list[PaperRow], Figure]:
@@ -74,7 +74,7 @@ FIG_3 = Study(
 )
 
 
-def _curves(outcomes: Outcomes, names: Mapping[str, str], y_label: str, log_y: bool = False) -> Figure:
+def watched_curves(outcomes: Outcomes, names: Mapping[str, str], y_label: str, log_y: bool = False) -> Figure:
     """Columns of the histories against rounds, mean over the seeds: {history column: what to add to the row}."""
     series = {}
     for row, histories in figures.histories(outcomes).items():
@@ -85,14 +85,14 @@ def _curves(outcomes: Outcomes, names: Mapping[str, str], y_label: str, log_y: b
     return report.curves.round_curves(series, y_label, log_y=log_y)
 
 
-def _correct_from(result: SimulationResult) -> dict[str, float]:
+def correct_from(result: SimulationResult) -> dict[str, float]:
     gap = result.history["separation_gap_0"]
     wrong = np.flatnonzero(gap <= 0)
     return {"correct_from": float(wrong[-1] + 2) if len(wrong) else 1.0, "gap": float(gap[-1])}
 
 
 BALANCED = {"scenario_options": {"balanced": True}}
-FIG_5 = _table(
+FIG_5 = gap_table(
     "cfl-fig5",
     "CFL, Fig. 5: separation gap against the examples per client, label-swap MNIST, after 50 rounds",
     "20 clients in 4 groups, 3 local epochs; as many test as training examples. The paper's gap is above 0 "
@@ -113,7 +113,7 @@ FIG_5 = _table(
     # Above zero the best split is correct.
     figure=figures.sweep("gap", "Training examples per client", "Separation gap g(α)", log_x=True, zero_line=True),
 )
-FIG_6 = _table(
+FIG_6 = gap_table(
     "cfl-fig6",
     "CFL, Fig. 6: separation gap against the rounds, label-swap MNIST, 100 examples per client",
     f"20 clients in 4 groups, 3 local epochs. The paper: correct after about ten rounds. {SETTING}",
@@ -123,8 +123,8 @@ FIG_6 = _table(
     {"weight updates": printed(correct_from="10")},
     metrics=headings(correct_from="correct for good from round", gap="final separation gap"),
     quick=shortened(rounds=12),
-    measure=_correct_from,
-    figure=lambda cells, outcomes: _curves(outcomes, {"separation_gap_0": ""}, "Separation gap g(α)"),
+    measure=correct_from,
+    figure=lambda cells, outcomes: watched_curves(outcomes, {"separation_gap_0": ""}, "Separation gap g(α)"),
 )
 
 
@@ -139,7 +139,7 @@ def _norms(result: SimulationResult) -> dict[str, float]:
 
 
 NORMS = {"mean_norm": ": mean update (ε₁)", "max_norm": ": largest update (ε₂)"}
-FIG_7 = _table(
+FIG_7 = gap_table(
     "cfl-fig7",
     "CFL, Fig. 7: the norms behind ε₁ and ε₂ for two congruent and two incongruent clients, MNIST",
     "Incongruent: each client swaps a different pair of labels. Congruent: one client has five of the digits, the "
@@ -166,7 +166,7 @@ FIG_7 = _table(
     ),
     quick=shortened(rounds=20, examples_per_client=625),
     measure=_norms,
-    figure=lambda cells, outcomes: _curves(outcomes, NORMS, "Norm of updates", log_y=True),
+    figure=lambda cells, outcomes: watched_curves(outcomes, NORMS, "Norm of updates", log_y=True),
 )
 
 
@@ -186,8 +186,8 @@ def _splits(result: SimulationResult) -> dict[str, float]:
     }
 
 
-_split_table = functools.partial(
-    _table,
+split_table = functools.partial(
+    gap_table,
     metrics={
         **headings(splits="splits", split_1="first split in round", split_2="second", split_3="third"),
         **headings(adjusted_rand_index="ARI", before="accuracy before (%)"),
@@ -196,7 +196,7 @@ _split_table = functools.partial(
     measure=_splits,
     figure=lambda cells, outcomes: pictures.split_history(next(iter(outcomes.values())).histories[0]),
 )
-FIG_8 = _split_table(
+FIG_8 = split_table(
     "cfl-fig8",
     "CFL, Fig. 8: four permutations of the labels, 20 clients: accuracy and separation gaps over the splits",
     "Fashion-MNIST where the paper has CIFAR-10, whose accuracies are those compared with ours; 100 training examples "
@@ -216,7 +216,7 @@ FIG_8 = _split_table(
     {"CFL": printed(splits="3", adjusted_rand_index="1", before="20", accuracy="60")},
     quick=shortened(rounds=25),
 )
-ROTATED = _split_table(
+ROTATED = split_table(
     "cfl-rotated",
     "CFL's public code: ten clients, half of them rotated by 180°, Dirichlet(1.0) labels: MNIST",
     "The settings of the authors' code: ten clients share 10 000 images, each class by Dirichlet(1.0) so that sizes "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -78,6 +79,18 @@ def _deviation(outcomes: Outcomes) -> str:
 def against_paper(metrics: Mapping[str, tuple[str, float]]) -> Drawing:
     """Our values and the paper's: a panel per metric, a band per column, a colour per row."""
     return lambda cells, outcomes: report.bars.bars_against_paper(measured(cells, outcomes, metrics))
+
+
+def by_column(metric: str, **options: Any) -> Drawing:
+    """A metric against the rounds: a panel for each column, a line for each row; options are `curve_panels`'."""
+
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
+        panels: dict[str, dict[str, Any]] = {}
+        for (row, column), outcome in outcomes.items():
+            panels.setdefault(column, {})[row] = outcome.histories
+        return report.panels.curve_panels(panels, metric, **options)
+
+    return figure
 
 
 def histories(outcomes: Outcomes) -> dict[str, tuple[dict[str, np.ndarray], ...]]:

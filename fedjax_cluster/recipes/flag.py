@@ -65,7 +65,7 @@ PACFL: Changes = {
 }
 
 
-def _rows(clusters: int, *names: str) -> dict[str, Changes]:
+def rows_of(clusters: int, *names: str) -> dict[str, Changes]:
     """The tables' rows; CFL, FLAG and PACFL find the number of clusters, IFCA and FedSoft are given it."""
     rows: dict[str, Changes] = {
         "FedAvg": {"method": "fedavg"},
@@ -81,7 +81,7 @@ def _rows(clusters: int, *names: str) -> dict[str, Changes]:
     return {name: changes for name, changes in rows.items() if not names or name in names}
 
 
-def _columns(cases: Sequence[tuple[int, float]], **options: Any) -> dict[str, Changes]:
+def skew_columns(cases: Sequence[tuple[int, float]], **options: Any) -> dict[str, Changes]:
     return {
         f"ρ={rho} %, α′={alpha:g}": {"scenario_options": {"rho": rho / 100, "alpha": alpha, **options}}
         for rho, alpha in cases
@@ -114,8 +114,8 @@ TABLES_2_3 = _light_table(
     "do not fit ten labels: their sets are drawn at random and overlap; with α′ = 0.25 some clients hold only labels "
     "that fit several groups. Which labels are drawn decides how hard a column is. The search trains 10 local epochs.",
     FASHION,
-    _rows(5),
-    _columns(((20, 1.0), (30, 1.0), (20, 0.25), (30, 0.25))),
+    rows_of(5),
+    skew_columns(((20, 1.0), (30, 1.0), (20, 0.25), (30, 0.25))),
     {
         "FedAvg": printed(accuracy="57.12±0.30 77.56±0.24 53.11±0.31 72.86±0.40"),
         "FedProx": printed(accuracy="56.81±0.16 73.87±0.25 53.61±0.20 68.22±0.16"),
@@ -130,7 +130,7 @@ TABLES_2_3 = _light_table(
     seeds=5,
 )
 PAPER = {(cell.row, cell.column): cell.paper for cell in TABLES_2_3.full}
-THREE_GROUPS = _columns(((30, 1.0), (30, 0.25)), num_groups=3)
+THREE_GROUPS = skew_columns(((30, 1.0), (30, 0.25)), num_groups=3)
 DISJOINT_GROUPS = _light_table(
     "flag-disjoint",
     "FLAG, Tables 2 and 3 at ρ = 30 % with three groups, whose labels do not overlap",
@@ -138,9 +138,9 @@ DISJOINT_GROUPS = _light_table(
     "labels there is, unlike with five, a right answer for every client. IFCA and FedSoft are given the true K = 3. "
     f"{READING.replace('five groups', 'three groups')}",
     FASHION,
-    _rows(3),
+    rows_of(3),
     THREE_GROUPS,
-    {row: [PAPER[row, column] for column in THREE_GROUPS] for row in _rows(3)},
+    {row: [PAPER[row, column] for column in THREE_GROUPS] for row in rows_of(3)},
     quick=("ρ=30 %, α′=1",),
     seeds=5,
 )
@@ -151,12 +151,12 @@ EVALUATION = _light_table(
     "training, which favours methods that adapt to a client; PACFL's public code, whose setting the paper "
     f"takes over, tests on all test images of a client's labels, here 100 of each. {READING}",
     FASHION,
-    _rows(5, "FedAvg", "Per-FedAvg", "Per-FedAvg, 40 steps", "PACFL", "IFCA", "FLAG"),
+    rows_of(5, "FedAvg", "Per-FedAvg", "Per-FedAvg, 40 steps", "PACFL", "IFCA", "FLAG"),
     {
         f"{name}, {tests}": changes
         for case in ((20, 1.0), (30, 1.0), (30, 0.25))
         for tests, options in (("own", {}), ("by label", {"tests_per_label": 100}))
-        for name, changes in _columns((case,), **options).items()
+        for name, changes in skew_columns((case,), **options).items()
     },
     quick=("ρ=30 %, α′=1, own", "ρ=30 %, α′=1, by label"),
     seeds=3,
@@ -280,7 +280,7 @@ TABLE_5 = _light_table(
     "any cluster, as does FedSoft, whose clients keep a personal model. Shortened, α goes in steps of 0.1.",
     changed(FASHION, method="fedavg", scenario="dirichlet"),
     {
-        **_rows(5, "FedAvg", "FedSoft", "PACFL", "CFL", "IFCA", "FLAG"),
+        **rows_of(5, "FedAvg", "FedSoft", "PACFL", "CFL", "IFCA", "FLAG"),
         "every client alone": {"method": "local_only"},
         # m′ = 25 and steps of 0.01 (Sec. 9); without groups no number of clusters is right.
         "FLAG": {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import re
 import shutil
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedjax_cluster.experiments.reproduction import read_recipe
+from fedjax_cluster.experiments.reproduction import FIGURE, read_recipe
 from fedjax_cluster.recipes import catalogue, results
 from fedjax_cluster.recipes.results import Record, base_name
 from fedjax_cluster.recipes.verdicts import RULES, counted_verdicts, seeds, verdict
@@ -59,8 +58,9 @@ def write(names: Sequence[str] = ()) -> list[pathlib.Path]:
         record = results.taken_up(record, directory)
     for directory in directories:
         FIGURES.mkdir(exist_ok=True)
-        picture = FIGURES / f"{read_recipe(directory)['recipe']}.png"
-        written.append(pathlib.Path(shutil.copyfile(directory / "figure.png", picture)))
+        for picture in sorted(directory.glob(f"{FIGURE}*.png")):
+            name = read_recipe(directory)["recipe"] + picture.name.removeprefix(FIGURE)
+            written.append(pathlib.Path(shutil.copyfile(picture, FIGURES / name)))
     results.write(record)
     PAGE.write_text(page(record, {path.stem for path in FIGURES.glob("*.png")}), encoding="utf-8")
     return written
@@ -76,13 +76,14 @@ def page(record: Record, figures: Iterable[str] = ()) -> str:
 
     Args:
       record: the results.
-      figures: the recipes of which there is a picture in `FIGURES`.
+      figures: the pictures in `FIGURES`, each called as its recipe, or `recipe.name` where that has several.
     """
-    drawn = set(figures)
+    drawn = sorted(figures)
     parts = [INTRODUCTION]
     for name, paper in results.papers().items():
         rows = [row for row in record["rows"] if row["paper"] == name]
-        own = [each for each in dict.fromkeys(base_name(row["recipe"]) for row in rows) if each in drawn]
+        names = dict.fromkeys(base_name(row["recipe"]) for row in rows)
+        own = [picture for each in names for picture in drawn if picture.partition(".")[0] == each]
         parts += [
             f"## {paper['title']}",
             textwrap.fill(f"{paper['reference']}.", 120),
@@ -99,7 +100,7 @@ def _item_cells(item: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
     """A table's or figure's row; where there is no recipe, the reason in place of what differs."""
     recipes, pattern = item["recipes"], item.get("rows")
     run = [row for row in rows if base_name(row["recipe"]) in recipes]
-    found = [verdict(row) for row in run if re.search(pattern or "", f"{row['quantity']}: {row['setting']}")]
+    found = [verdict(row) for row in run if results.belongs(row, item)]
     verdicts = counted_verdicts(found) if found else "not run yet" if recipes else "no recipe"
     if run and pattern == "":
         verdicts = "no numbers printed"

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -88,7 +89,8 @@ def with_table(record: Record, recipe: str, table: Sequence[Mapping[str, Any]]) 
         for name in ("paper_value", "dataset"):
             if row[name] is None and (same or name == "dataset"):
                 row[name] = like.get(name)
-        row["paper_dataset"] = like.get("paper_dataset") or _paper_dataset(recipe)
+        row["paper_dataset"] = (like.get("paper_dataset") if same else None) or _paper_dataset(row)
+        row["paper_dataset"] = row["paper_dataset"] or like.get("paper_dataset")
         row = {name: value for name, value in row.items() if value is not None or name in ("ours", "seeds")}
         if same:
             rows[same[0]] = row
@@ -138,8 +140,15 @@ def paper_of(recipe: str) -> str:
     raise ValueError(f"recipe {recipe!r} stands under no table or figure of {PAPERS.name}; add it there")
 
 
-def _paper_dataset(recipe: str) -> str | None:
-    return next((item.get("paper_dataset") for _, item in items() if base_name(recipe) in item["recipes"]), None)
+def _paper_dataset(row: Mapping[str, Any]) -> str | None:
+    """That of the first table or figure which a row belongs to."""
+    of = [item for _, item in items() if base_name(row["recipe"]) in item["recipes"]]
+    return next((item.get("paper_dataset") for item in of if belongs(row, item)), None)
+
+
+def belongs(row: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
+    """Whether a row of an item's recipe is one of its own."""
+    return bool(re.search(item.get("rows", ""), f"{row['quantity']}: {row['setting']}"))
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, str, str]:

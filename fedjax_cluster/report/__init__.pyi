@@ -9,6 +9,7 @@ from . import histories as histories
 from . import methods as methods
 from . import names as names
 from . import pages as pages
+from . import panels as panels
 from . import paper_rows as paper_rows
 from . import run_page as run_page
 from . import sensitivity as sensitivity

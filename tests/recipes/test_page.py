@@ -228,6 +228,32 @@ def test_what_reproduce_left_is_taken_up_with_what_it_ran_on(elsewhere):
     assert results.seconds_per_run("cfl-gp-table10") == (5.0, "a chip")
 
 
+def test_all_pictures_of_a_recipe_are_shown_and_those_of_a_longer_name_are_not(elsewhere):
+    directory = reproduced(elsewhere / "out", [left()])
+    (directory / "figure.rounds.png").write_bytes(b"another")
+    written = page.write([str(directory)])
+    assert {path.name for path in written if path.suffix == ".png"} == {
+        "cfl-gp-table10.png",
+        "cfl-gp-table10.rounds.png",
+    }
+    (page.FIGURES / "cfl-gp-table10-later.png").touch()
+    page.write()
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert "![cfl-gp-table10](figures/cfl-gp-table10.png)" in text
+    assert "![cfl-gp-table10.rounds](figures/cfl-gp-table10.rounds.png)" in text
+    assert "table10-later" not in text
+
+
+def test_a_row_knows_the_data_of_the_table_that_it_belongs_to():
+    """FedGWC's domains are Table 4 (CIFAR-100), and Table 7 where they are CIFAR-10's."""
+    before = record(
+        row(paper="fedgwc", recipe="fedgwc-domains", quantity="IFCA: Rand index", paper_dataset="CIFAR-100")
+    )
+    table = [left(row="IFCA", metric="Rand index", column=f"{name} blur") for name in ("CIFAR-10", "Fashion-MNIST")]
+    rows = results.with_table(before, "fedgwc-domains", table)["rows"]
+    assert [each["paper_dataset"] for each in rows[1:]] == ["CIFAR-10", "CIFAR-100"]
+
+
 def test_the_minutes_are_those_measured_or_an_estimate_that_says_so(elsewhere):
     each = RECIPES["cfl-gp-table10"]
     assert catalogue._minutes(each) == f"~{each.minutes:g}"

@@ -1,6 +1,8 @@
 """How recipes are written and carried out; that each is affordable and stated is asserted with the command line."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, prin
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.recipe import Recipe, Study, measured, of_cells, table
-from fedjax_cluster.recipes import RECIPES, figures
-from fedjax_cluster.report.paper_rows import PaperRow
+from fedjax_cluster.recipes import RECIPES, cfl_toys, fedgwc_pictures, figures, flag_cifar10
+from fedjax_cluster.recipes.studies import rows_over_seeds
+from fedjax_cluster.report.paper_rows import PaperRow, Tolerance
+from fedjax_cluster.types import Event
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=2, eval_every=1, examples_per_client=20)
 ROWS = {"IFCA": {"method": "ifca"}, "Global": {}}
@@ -124,3 +128,80 @@ def test_a_study_has_its_rows_shown_and_no_full_version(tmp_path, cells, outcome
     assert reproduction.reproduce(study, quick=True, directory=tmp_path)[0][0].seeds == 1
     with pytest.raises(ValueError, match="no fuller version"):
         reproduction.reproduce(study, full=True, directory=tmp_path)
+
+
+def test_several_pictures_are_each_left_under_its_name(tmp_path, outcomes, cells):
+    first, second = (figures.bars("accuracy", label)(cells, outcomes) for label in ("Accuracy", "Again"))
+    study = Study("drawn", "Drawn", "Ours.", 1, 1.0, lambda seeds, quick: ([PaperRow("a", "b", "P", 1.0)], drawn))
+    drawn = {"": first, "again": second}
+    reproduction.reproduce(study, directory=tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"figure.png", "figure.again.png"}
+
+
+def test_rows_over_seeds_leave_out_seeds_without_a_value():
+    found = [{"ARI": 1.0, "round": 3.0}, {"ARI": 0.5, "round": math.nan}, {"ARI": 0.0, "round": math.nan}]
+    agreement, first = rows_over_seeds(
+        "CFL", "XOR", found, "synthetic", {"ARI": 1.0}, {"round": Tolerance(2.0, "lower")}
+    )
+    assert (agreement.ours, agreement.ours_std, agreement.paper, agreement.seeds) == (0.5, 0.5, 1.0, 3)
+    assert (agreement.valued, agreement.tolerance) == (None, (0.05, "higher"))
+    assert (first.ours, first.seeds, first.valued, first.tolerance) == (3.0, 3, 1, (2.0, "lower"))
+    assert np.isnan([first.ours_std, first.paper]).all()
+
+
+def test_panels_are_the_columns_and_lines_the_rows(cells, outcomes):
+    history = {"round": np.arange(3.0), "accuracy": np.asarray([0.1, np.nan, 0.5])}
+    of_cell = {place: Outcome("", ({},), ({**history, "accuracy": history["accuracy"] + 0.1 * (place[0] == "IFCA")},))
+               for place in outcomes}  # fmt: skip
+    drawn = figures.by_column("accuracy", columns=2)(cells, of_cell)
+    assert [axes.get_title() for axes in drawn.axes] == ["C=4", "C=6"]
+    lines = {line.get_label(): line for line in drawn.axes[1].get_lines()}
+    np.testing.assert_allclose(lines["IFCA"].get_xdata(), [1, 3])
+    np.testing.assert_allclose(lines["IFCA"].get_ydata(), [20, 60])
+    np.testing.assert_allclose(lines["Global"].get_ydata(), [10, 50])
+
+
+def test_two_clients_agree_or_pull_apart():
+    """CFL, Eqs. 11 to 13: the mean vanishes in both cases; opposite updates of equal norm where the clients differ."""
+    path, apart = cfl_toys._two_clients(cfl_toys.TOYS["Incongruent"], seed=0)
+    assert apart[cfl_toys.MEAN] < 0.01
+    assert apart[cfl_toys.LARGEST] > 0.5
+    assert apart[cfl_toys.COSINE] == pytest.approx(-1, abs=1e-3)
+    assert not (np.max(np.stack(path.risks), 0) < 1e-6).any()
+    np.testing.assert_allclose(path.steps[0], cfl_toys.TOYS["Incongruent"].start)
+    np.testing.assert_allclose(path.steps[1] - path.steps[0], cfl_toys.RATE * path.updates[0].mean(0), atol=1e-5)
+    path, together = cfl_toys._two_clients(cfl_toys.TOYS["Congruent"], seed=0)
+    assert together[cfl_toys.LARGEST] < 0.05
+    assert (np.max(np.stack(path.risks), 0) < 1e-6).any()
+
+
+def test_a_decision_line_is_where_the_two_outputs_are_equal():
+    params = {"output": {"kernel": np.asarray([[[0.0, 2.0], [1.0, 0.0]]]), "bias": np.asarray([[0.5, 0.0]])}}
+    across = cfl_toys._line(params, 0)
+    x = np.asarray([0.75, 1.0])  # 2·0.75 = 1.0 + 0.5
+    assert across[:2] @ x + across[2] == pytest.approx(0)
+
+
+def test_accuracy_settles_where_it_stays_near_its_last_value():
+    accuracy = np.asarray([0.5, np.nan, 0.79, 0.6, 0.79, 0.80])
+    result = SimpleNamespace(history={"round": np.arange(6.0), "accuracy": accuracy})
+    assert flag_cifar10._settled(result) == {"settled": 5.0}
+    assert flag_cifar10._settled(SimpleNamespace(history={"round": np.zeros(1), "accuracy": np.ones(1)})) == {
+        "settled": 1.0
+    }
+
+
+def test_split_clouds_show_the_clients_that_were_divided():
+    """A refused split has no picture; the second one is of the six clients of its cluster alone."""
+    affinity = np.kron(np.eye(2), np.ones((5, 5))) + 0.01 + 0.001 * np.arange(10)[:, None] * np.arange(10)
+    one, two = np.zeros(10, int), np.repeat([0, 1], (6, 4))
+    three = np.repeat([0, 2, 1], (3, 3, 4))
+
+    def event(number, previous, labels):
+        content = {"parent": np.asarray(0), "previous": previous, "labels": labels, "affinity": affinity}
+        return Event(number, content)
+
+    clouds = fedgwc_pictures.split_clouds([event(4, one, one), event(9, one, two), event(19, two, three)])
+    assert [cloud.title for cloud in clouds] == ["Cluster 0, round 10", "Cluster 0, round 20"]
+    assert [cloud.features.shape for cloud in clouds] == [(10, 2), (6, 2)]
+    np.testing.assert_array_equal(clouds[1].group, [0, 0, 0, 2, 2, 2])

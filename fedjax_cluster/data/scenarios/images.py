@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.dirichlet import ClientSizes, divide
+from fedjax_cluster.data.joining import check_fit
 from fedjax_cluster.data.rotation import rotate
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
@@ -161,7 +162,7 @@ def mixed_datasets(
     >>> federation.info.num_classes, federation.group.max() + 1
     (20, np.int32(5))
     """
-    _check_fit(examples)
+    check_fit(examples, "mixed_datasets")
     # NOTE: the paper gives neither K nor the shares. Both data sets have 70 000 images, so half of the clients hold
     # MNIST, under the eight angles "as outlined in F.5", and half Fashion-MNIST upright; with neighbouring angles
     # counted as one group, as in F.5, K = 5. One model for each of these groups, trained on 32 clients as in the paper,
@@ -232,17 +233,3 @@ def _groups_of_angles(angles: Sequence[float], groups: str) -> tuple[np.ndarray,
         "/".join(f"{angle:g}°" for angle, of in zip(angles, group, strict=True) if of == g) for g in range(len(first))
     )
     return group, names
-
-
-def _check_fit(examples: Sequence[Examples]) -> None:
-    if not isinstance(examples, list | tuple) or isinstance(examples, Examples) or len(examples) < 2:
-        raise ValueError(
-            "mixed_datasets needs two or more data sets: pass a list, such as [tfds('mnist'), tfds('fashion_mnist')]."
-        )
-    for source in examples:
-        check_examples(source)
-    kinds = [(tuple(np.shape(source.x)[1:]), np.asarray(source.x).dtype) for source in examples]
-    if len(set(kinds)) > 1:
-        pairs = zip(examples, kinds, strict=True)
-        listed = "; ".join(f"{source.info.name}: {dtype} {list(shape)}" for source, (shape, dtype) in pairs)
-        raise ValueError(f"The data sets differ in their inputs ({listed}): bring them to one shape and dtype.")

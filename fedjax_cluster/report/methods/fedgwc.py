@@ -18,6 +18,7 @@ from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_clu
 from fedjax_cluster.types import Federation, FinishedRun
 
 MOST_SPLITS = 4  # drawn one by one
+MARKED_POINTS = 15  # of a line
 FEWEST_EMBEDDED = 3  # clients
 
 
@@ -131,14 +132,23 @@ def spectral_embedding(affinity: Any, labels: Any, group: Any | None = None, gro
     affinity, inside = check_matrix(affinity, "affinity", len(labels)), labels >= 0
     if inside.sum() < FEWEST_EMBEDDED:
         raise ValueError(f"the affinity holds {inside.sum()} clients; a plane needs at least three")
-    weights = affinity[np.ix_(inside, inside)] * (1 - np.eye(inside.sum()))
-    root = 1 / np.sqrt(np.maximum(weights.sum(1), 1e-30))
-    vectors = np.linalg.eigh(weights * root[:, None] * root[None])[1]
-    points = (vectors * root[:, None])[:, [-2, -3]]
-    points = points / np.abs(points).max()
+    points = embedding(affinity[np.ix_(inside, inside)])
     figure = client_features(points, None if group is None else np.asarray(group)[inside], labels[inside], group_names)
     figure.axes[0].set(xlabel="Second eigenvector of $W$", ylabel="Third eigenvector of $W$")
     return figure
+
+
+def embedding(affinity: np.ndarray) -> np.ndarray:
+    """The clients in the plane of the second and third eigenvectors, f64[M, 2] within ±1.
+
+    Args:
+      affinity: f64[M, M], W, of at least three clients.
+    """
+    weights = affinity * (1 - np.eye(len(affinity)))
+    root = 1 / np.sqrt(np.maximum(weights.sum(1), 1e-30))
+    vectors = np.linalg.eigh(weights * root[:, None] * root[None])[1]
+    points = (vectors * root[:, None])[:, [-2, -3]]
+    return points / np.abs(points).max()
 
 
 def convergence(
@@ -164,7 +174,8 @@ def convergence(
     with style.drawing(style.SINGLE, 2.1) as figure:
         axes = figure.subplots()
         for cluster, (rounds, values) in lines.items():
-            axes.plot(rounds, values, label=f"Cluster {cluster}", **style.line_look(cluster))
+            marked = max(1, len(rounds) // MARKED_POINTS)
+            axes.plot(rounds, values, label=f"Cluster {cluster}", markevery=marked, **style.line_look(cluster))
         axes.axhline(tolerance, label=r"Tolerance $\epsilon$", **style.GUIDE)
         for place, test in enumerate(tests):
             axes.axvline(test, label="_" if place else "Split", **{**style.GUIDE, "linestyle": ":"})
