@@ -178,6 +178,17 @@ def _run_where(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:
     return run(condition, closed.consts, carry)
 
 
+@jax.custom_batching.custom_vmap
+def _most_of_runs(count: Array) -> Array:
+    """The largest of several runs' numbers i32[], in all of them; of one run, its own."""
+    return count
+
+
+@_most_of_runs.def_vmap
+def _(size: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
+    return (jnp.max(count) if batched[0] else count), False
+
+
 def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduce, collect) -> Mapped:
     """`for_each_client` on one device: scanned, vmapped, or in chunks of clients."""
     count = clients.index.shape[0]
@@ -236,6 +247,8 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         return several(0, carry)
     # Valid rows come first, so a ragged cohort costs what it holds.
     last = jnp.max(jnp.where(clients.mask, jnp.arange(1, count + 1), 0))
+    # The same number of turns in all runs, or each would copy the carry of those that have ended.
+    last = _most_of_runs(last) if mapping.runs > 1 else last
     with jax.named_scope(CLIENTS):
         if chunk == 1:
             return lax.fori_loop(0, last, single, carry)

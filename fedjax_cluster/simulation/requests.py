@@ -171,12 +171,14 @@ def _started(
     several = mapping._replace(runs=len(requests))
     placed: dict[int, Any] = {}
     runs, tests, kept = [], [], []
+    one = len({id(request.federation) for request in requests}) == 1 and requests[0].fault is None
     for request in requests:
         method, federation = afflict(request.algorithm, request.federation, request.fault, request.seed)
         kept.append(federation)  # or its number could become another's
         if id(federation) not in placed:
             rows = parallel.place_population(federation.test, federation.info, several).data
-            placed[id(federation)] = placed_clients(method, federation, several), rows
+            # In each run other clients would be dealt to other devices.
+            placed[id(federation)] = placed_clients(method, federation, several, by_work=one), rows
         clients, rows = placed[id(federation)]
         of_run = request.seed, request.eval_every, request.eval_clients
         schedule = Schedule((), method, federation.train.num_examples)

@@ -110,11 +110,11 @@ def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsA
 
 
 def placed_clients(
-    algorithm: ClusteredAlgorithm, federation: Federation, mapping: ClientMapping
+    algorithm: ClusteredAlgorithm, federation: Federation, mapping: ClientMapping, by_work: bool = True
 ) -> tuple[Population, Array | None]:
     """A federation's clients on the devices, divided among these by their work, and their true groups, −1 for none."""
     measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
-    work = None if measure is None else measure(federation.train)
+    work = measure(federation.train) if measure is not None and by_work else None
     train = parallel.place_population(federation.train, federation.info, mapping, work)
     if federation.group is None:
         return train, None
