@@ -103,8 +103,9 @@ def _seeds(seeds: Any) -> tuple[int, ...]:
     found = checked("seeds", seeds, Sequence[int], SEED)
     if not found:
         raise ValueError("seeds has no seed; give at least one")
-    if twice := [seed for place, seed in enumerate(found) if seed in found[:place]]:
-        raise ValueError(f"seeds has {twice[0]} twice; give each once")
+    if len(set(found)) < len(found):
+        twice = next(seed for place, seed in enumerate(found) if seed in found[:place])
+        raise ValueError(f"seeds has {twice} twice; give each once")
     return found
 
 
