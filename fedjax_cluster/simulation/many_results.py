@@ -62,9 +62,9 @@ class ManyResults(Sequence[SimulationResult]):
         count, found = len(self.seeds), []
         for place, values in enumerate(self.combinations):
             own = self.results[place * count : (place + 1) * count]
-            found.append(
-                Combination(_label(values), values, tuple(r.summary for r in own), tuple(r.history for r in own))
-            )
+            label = _label(values) or own[0].algorithm.name
+            summaries, histories = tuple(each.summary for each in own), tuple(each.history for each in own)
+            found.append(Combination(label, values, summaries, histories))
         return tuple(found)
 
     def to_pandas(self):
@@ -95,12 +95,18 @@ class ManyResults(Sequence[SimulationResult]):
         return report.tables.comparison_table(cells, varied)
 
     def plot(self, metric: str | None = None):
-        """Draws accuracy (or another column) and ARI against rounds: a line and a band of ± one sample standard
-        deviation for each combination; returns the figure."""
-        drawn = {cell.label: cell.histories for cell in self.cells}
-        if metric is None:
-            return report.small_multiples.comparison_figure(drawn)
-        return report.curves.learning_curves(drawn, metric=metric)
+        """Draws accuracy (or another column) against rounds, and ARI too where there is room; returns the figure.
+
+        Each combination is a line with a band of ± one sample standard deviation over the seeds. More than six of two
+        options have a panel for each value of one of these.
+        """
+        cells = self.cells
+        drawn, values = {cell.label: cell.histories for cell in cells}, {cell.label: cell.values for cell in cells}
+        if len(cells) <= report.small_multiples.MOST_IN_ONE:
+            return report.curves.learning_curves(drawn, metric=metric)
+        if report.option_curves.can_be_drawn(values):
+            return report.option_curves.option_curves(drawn, values, metric)
+        return report.small_multiples.small_multiples(drawn, metric)
 
     def plot_sensitivity(self):
         """Draws the last accuracy and ARI against one option or two; returns the figure, None for more options."""
@@ -117,4 +123,4 @@ class ManyResults(Sequence[SimulationResult]):
 
 
 def _label(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{option_name(name)} {value_text(of)}" for name, of in values.items()) or "all seeds"
+    return ", ".join(f"{option_name(name)} {value_text(of)}" for name, of in values.items())
