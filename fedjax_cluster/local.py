@@ -14,7 +14,7 @@ from jax import Array, lax
 from fedjax_cluster.faults import Fault, marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, is_number, is_zero, option, shown
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, is_zero, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -205,7 +205,7 @@ class sgd(Options):
             raise ValueError(
                 "learning_rate is an optax optimiser, but a rate is asked for; give a number or a schedule"
             )
-        if is_number(rate):
+        if not callable(rate):
             return rate
         if round is None:
             raise ValueError("learning_rate is a function of the round, but no round is given; give round=state.round")

@@ -226,7 +226,7 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
     return decorate
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> typing.TypeGuard[float]:
     """Whether an option is a floating-point number, or stands for one while a program is traced."""
     return isinstance(value, float | Tracer)
 

@@ -33,7 +33,7 @@ def request_of(
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         callbacks=tuple(callbacks),
-        churn=config.churn,
+        churn=tuple(config.churn),
         run_dir=run_dir,
         config=config.to_json(),
         fault=build_fault(config),

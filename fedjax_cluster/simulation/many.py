@@ -143,7 +143,8 @@ def _padded(federations: Sequence[Federation]) -> list[Federation]:
     """Federations with rows for as many as a client has in any of them, which the programs are shaped by."""
     if len({id(each) for each in federations}) == 1 or any(stored(each.train) for each in federations):
         return list(federations)
-    most = [max(np.shape(each[part].x)[1] for each in federations) for part in (0, 1)]
+    train = max(np.shape(each.train.x)[1] for each in federations)
+    test = max(np.shape(each.test.x)[1] for each in federations)
 
     def longer(data: ClientData, rows: int) -> ClientData:
         missing = rows - np.shape(data.x)[1]
@@ -153,7 +154,6 @@ def _padded(federations: Sequence[Federation]) -> list[Federation]:
         return data._replace(x=x, y=y)
 
     made = {
-        id(each): each._replace(train=longer(each.train, most[0]), test=longer(each.test, most[1]))
-        for each in federations
+        id(each): each._replace(train=longer(each.train, train), test=longer(each.test, test)) for each in federations
     }
     return [made[id(each)] for each in federations]

@@ -23,7 +23,7 @@ LINEAR = nn.linear()
 METHODS = {
     "fedavg": algorithms.fedavg(LINEAR, local=SGD, participation=0.6),
     "ifca": algorithms.ifca(LINEAR, local=SGD, clusters=2, start_rounds=2),
-    "cfl_gp": algorithms.cfl_gp(LINEAR, local=SGD, clusters=2, beta=0.5, participation=0.6),
+    "cfl_gp": algorithms.cfl_gp(LINEAR, local=SGD, clusters=2, every=1, beta=0.5, participation=0.6),
     # Runs with a large rate are at rest before others, and split in other rounds.
     "cfl": algorithms.cfl(LINEAR, local=SGD, clusters=3, first_round=1, near=0.9, far=0.3, gamma_max=0.0),
     "fedgwc": algorithms.fedgwc(LINEAR, local=SGD, clusters=3, participation=0.4, tolerance=0.5, patience=1),
@@ -33,7 +33,7 @@ OPTIONS = {
     "ifca": {"learning_rate": (0.1, 0.3)},
     "cfl_gp": {"beta": (0.5, 0.9), "weight_decay": (0.0, 0.1)},
     "cfl": {"learning_rate": (0.1, 0.5)},
-    "fedgwc": {"rate": (0.3, 0.8), "tolerance": (0.5, 0.05)},
+    "fedgwc": {"rate": (0.3, 0.8), "proximal": (0.0, 0.5)},
 }
 ROUNDS = 5
 
