@@ -1,7 +1,8 @@
 """Many runs from one compilation against the same runs one by one: `python -m benchmarks.many_runs`.
 
 Seeds times learning rates of a method, by `simulate` one by one, each rate with its own program; by `simulate_many` in
-turn, one program; and with `--together` side by side. Seconds of the rounds alone, and of everything, in fresh caches.
+turn, one program; and with `--together` side by side. Seconds of the rounds alone and of everything, with compilation,
+in fresh caches; and processor seconds of everything, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def measure(name: str, seeds: int, rounds: int, side_by_side: bool) -> dict[str,
     first = None
     for kind in ("one by one", "in turn", *(["together"] if side_by_side else [])):
         jax.clear_caches()
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         if kind == "one by one":
             results = [
                 fc.simulate(build(name, rate), federation, seed=seed, **options)
@@ -46,6 +47,7 @@ def measure(name: str, seeds: int, rounds: int, side_by_side: bool) -> dict[str,
                 build(name, RATES[0]), federation, seeds=range(seeds), options=values, together=together, **options
             )
         found[f"{kind}: all"] = time.perf_counter() - started
+        found[f"{kind}: processor"] = time.process_time() - processor
         found[f"{kind}: rounds"] = float(np.sum([result.summary["run_seconds"] for result in results]))
         labels = np.stack([result.labels for result in results])
         first = labels if first is None else first
@@ -67,8 +69,10 @@ def main() -> None:
         found = measure(name, own.seeds, own.rounds, own.together)
         for kind in ("in turn", "together"):
             if f"{kind}: all" in found:
-                ratios = [found[f"{kind}: {part}"] / found[f"one by one: {part}"] for part in ("rounds", "all")]
-                print(f"{name}, {kind}: {ratios[0]:.2f} × the seconds of the rounds, {ratios[1]:.2f} × of everything")
+                parts = {"rounds": "seconds of the rounds", "all": "of everything", "processor": "processor seconds"}
+                ratios = [found[f"{kind}: {part}"] / found[f"one by one: {part}"] for part in parts]
+                told = (f"{ratio:.2f} × {what}" for ratio, what in zip(ratios, parts.values(), strict=True))
+                print(f"{name}, {kind}: {', '.join(told)}")
         print({key: round(value, 2) for key, value in found.items()}, flush=True)
 
 

@@ -44,7 +44,7 @@ def request_of(
 def shared_numbers(configs: Mapping[str, RunConfig]) -> dict[str, dict[str, float]]:
     """Label -> the numbers that are arguments of a configuration's programs, as others differ from it in them alone.
 
-    >>> rates = {"a": RunConfig("fedavg", learning_rate=0.1), "b": RunConfig("fedavg", learning_rate=0.3)}
+    >>> rates = {"a": RunConfig(method="fedavg"), "b": RunConfig(method="fedavg", learning_rate=0.3)}
     >>> shared_numbers(rates)["b"]
     {'local.learning_rate': 0.1}
     """
