@@ -55,12 +55,31 @@ def measure(name: str, seeds: int, rounds: int, side_by_side: bool) -> dict[str,
     return found
 
 
+def alternating(name: str, pairs: int, rounds: int) -> tuple[float, float]:
+    """The rounds with a rate that is an argument over those with a constant, both compiled: the medians of the ratios
+    of seconds and of processor seconds, of runs in turns."""
+    federation = fc.data.scenarios.rotated(fc.data.digits(), clients=32)
+    canonical, method = {"local.learning_rate": RATES[0]}, build(name, RATES[1])
+    ratios = []
+    for pair in range(pairs + 1):
+        spent = []
+        for numbers in ({}, canonical):
+            with fc.lifting.one_program(numbers):
+                processor = time.process_time()
+                result = fc.simulate(method, federation, rounds=rounds, seed=pair, eval_every=rounds, progress=False)
+                spent.append((result.summary["run_seconds"], time.process_time() - processor))
+        ratios += [np.divide(spent[1], spent[0])] if pair else []  # the first compiles
+    wall, processor = np.median(ratios, axis=0)
+    return float(wall), float(processor)
+
+
 def main() -> None:
     """Prints the seconds and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", default=["fedavg", "ifca", "cfl_gp"])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=8, help="runs of each kind, in turns, once both are compiled")
     parser.add_argument("--together", action="store_true")
     own = parser.parse_args()
     fc.parallel.use_all_cores()
@@ -73,6 +92,8 @@ def main() -> None:
                 ratios = [found[f"{kind}: {part}"] / found[f"one by one: {part}"] for part in parts]
                 told = (f"{ratio:.2f} × {what}" for ratio, what in zip(ratios, parts.values(), strict=True))
                 print(f"{name}, {kind}: {', '.join(told)}")
+        wall, processor = alternating(name, own.pairs, 4 * own.rounds)
+        print(f"{name}, rounds in turns, compiled: {wall:.3f} × seconds, {processor:.3f} × processor seconds")
         print({key: round(value, 2) for key, value in found.items()}, flush=True)
 
 
