@@ -31,7 +31,7 @@ PAGES = {  # page -> modules, in the order of a reader's questions
         *("experiments.config", "experiments.config_files", "experiments.comparison", "experiments.sweeps"),
         *("experiments.tuning", "experiments.runs"),
     ),
-    "parts": ("types", "options", "optimizers", "cohorts", "server", "inference", "simulation.loggers"),
+    "parts": ("types", "options", "optimizers", "lifting", "cohorts", "server", "inference", "simulation.loggers"),
 }
 LONGEST_SIGNATURE = 88
 

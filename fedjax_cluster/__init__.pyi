@@ -7,6 +7,7 @@ from . import data as data
 from . import experiments as experiments
 from . import faults as faults
 from . import files as files
+from . import lifting as lifting
 from . import local as local
 from . import nn as nn
 from . import optimizers as optimizers
@@ -21,6 +22,8 @@ from .experiments.runs import resume as resume
 from .parallel.programs import enable_compilation_cache as enable_compilation_cache
 from .simulation.abstract import PopulationShape as PopulationShape
 from .simulation.loop import simulate as simulate
+from .simulation.many import simulate_many as simulate_many
+from .simulation.many_results import ManyResults as ManyResults
 from .simulation.planning import Plan as Plan
 from .simulation.planning import plan as plan
 from .simulation.result import SimulationResult as SimulationResult

@@ -14,7 +14,7 @@ from jax import Array, lax
 from fedjax_cluster.faults import Fault, marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, option, shown
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, is_zero, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 
@@ -205,7 +205,7 @@ class sgd(Options):
             raise ValueError(
                 "learning_rate is an optax optimiser, but a rate is asked for; give a number or a schedule"
             )
-        if isinstance(rate, int | float):
+        if not callable(rate):
             return rate
         if round is None:
             raise ValueError("learning_rate is a function of the round, but no round is given; give round=state.round")
@@ -291,9 +291,9 @@ class sgd(Options):
             if known is None:
                 known = self.step_gradient(keys, model, Variables(params, stats), data, number)
             value, gradient, stats = known
-            if self.weight_decay:
+            if not is_zero(self.weight_decay):
                 gradient = jax.tree.map(lambda g, p: g + self.weight_decay * p, gradient, params)
-            if self.proximal:
+            if not is_zero(self.proximal):
                 gradient = jax.tree.map(lambda g, p, a: g + self.proximal * (p - a), gradient, params, anchor)
             updates, optimizer_state = method.update(gradient, optimizer_state, params)
             return value, updates, stats, optimizer_state

@@ -49,7 +49,14 @@ class NamedOptimizer(optax.GradientTransformation):
 
     def with_rate(self, rate: Array | float) -> optax.GradientTransformation:
         """The same optimiser with another learning rate, which may be traced."""
-        return getattr(optax, self.optimizer)(**{**dict(self.numbers), "learning_rate": rate})
+        return self.with_number("learning_rate", rate)
+
+    def with_number(self, name: str, number: Array | float) -> NamedOptimizer:
+        """The same optimiser with another of its numbers, which may be traced and is not checked."""
+        numbers = {**dict(self.numbers), name: number}
+        made = NamedOptimizer(*getattr(optax, self.optimizer)(**numbers))
+        made.optimizer, made.numbers = self.optimizer, tuple(sorted(numbers.items()))
+        return made
 
 
 def named(optimizer: str, **numbers: Any) -> NamedOptimizer:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
+from jax.core import Tracer
 
 LINE = 118  # characters of help() and of an argument's documentation
 SHOWN = 80  # characters of a value in a message
@@ -225,6 +226,25 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
     return decorate
 
 
+def is_number(value: Any) -> typing.TypeGuard[float]:
+    """Whether an option is a floating-point number, or stands for one while a program is traced."""
+    return isinstance(value, float | Tracer)
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an option is the number 0; one that is traced may be any other."""
+    return not isinstance(value, Tracer) and value == 0
+
+
+def takes_fractions(hint: Any) -> bool:
+    """Whether an option of this type takes floating-point numbers.
+
+    >>> takes_fractions(int | None), takes_fractions(float | None)
+    (False, True)
+    """
+    return float in _alternatives(hint)
+
+
 def as_path(name: str, value: Any) -> pathlib.Path:
     """The path that an argument gives; a ValueError where no file system has it."""
     path = pathlib.Path(checked(name, value, str | os.PathLike))
@@ -261,7 +281,7 @@ def shown(value: Any) -> str:
 def _brought_to(value: Any, kind: Any, bound: Bound | None) -> tuple[bool, Any]:
     """Whether a value is of a kind and within the bound, and the value as Python has it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind is Any or (kind is float and isinstance(value, Tracer)):
         return True, value
     if origin in _UNIONS:
         tried = (_brought_to(value, part, bound) for part in inner)

@@ -191,6 +191,7 @@ class ClientMapping(NamedTuple):
     strategy: Literal["scan", "vmap", "chunked"]
     chunk_size: int | None = None  # None: sized to memory
     mesh: jax.sharding.Mesh | None = None
+    runs: int = 1  # side by side in one program: they share the memory, and events happen to some of them
 
 
 ONE_DEVICE = ClientMapping("scan")

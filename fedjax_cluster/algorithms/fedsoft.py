@@ -133,6 +133,7 @@ class fedsoft(Method):
             due,
             lambda carry: self.estimate(state.clusters, carry[0], cohort),
             (state.clients.membership, jnp.zeros_like(cohort.mask)),
+            cohort.mapping,
         )
         clients = state.clients._replace(membership=shares)
         assert cohort.weights is not None  # from `select`

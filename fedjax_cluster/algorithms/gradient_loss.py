@@ -26,7 +26,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.algorithms.starts import START, Start, models_of_clients
 from fedjax_cluster.local import client_key
-from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, option
+from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
@@ -124,7 +124,7 @@ class gradient_loss(AveragingMethod):
         if self.step_size is not None:
             return self.step_size
         rate = getattr(self.local, "learning_rate", None)
-        if self.server is not None or not isinstance(rate, float):
+        if self.server is not None or not is_number(rate):
             raise ValueError(
                 "the Euclidean similarity compares −η·∇L with a cluster's change, and the optimisers do not tell η; "
                 "give step_size, the clients' learning rate times the server's"

@@ -26,6 +26,8 @@ from fedjax_cluster.types import (
 )
 
 REGISTRY: dict[str, type[Method]] = {}
+# One value, as programs are told apart by it: each call of optax.sgd makes another.
+PLAIN = optax.sgd(1.0)
 IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "snapshot", "cluster"}
 
 Averaging = Literal["gradients", "models"]
@@ -149,4 +151,4 @@ class AveragingMethod(Method, abstract=True):
     @property
     def optimizer(self) -> optax.GradientTransformation:
         """The server's optimiser."""
-        return optax.sgd(1.0) if self.server is None else self.server
+        return PLAIN if self.server is None else self.server

@@ -14,6 +14,7 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
+from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
@@ -63,12 +64,14 @@ def models_of_clients(
     there = np.array(present)
     candidates = min(CANDIDATES * num_clusters, int(there.sum()))
     distance = np.asarray(jax.random.uniform(draw_key, present.shape))
+    (told_apart, of_local), (server, of_server) = lifted(local, "local."), lifted(optimizer, "server.")
+    numbers = of_local, of_server
     found, losses, steps = [], [], 0.0
     for number in range(candidates):
         drawn = int(np.argmax(np.where(there, distance, -1.0)))
         there[drawn] = False
         data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
-        own, num_steps = _train_alone(train_key, first, index, data, model, local, optimizer, rounds)
+        own, num_steps = _train_alone(train_key, first, index, data, model, told_apart, server, rounds, numbers)
         own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(number % num_clusters)))
         found.append(own)
         steps += float(num_steps)
@@ -115,8 +118,10 @@ def _train_alone(
     local: LocalUpdate,
     optimizer: optax.GradientTransformation,
     rounds: int,
+    numbers: tuple[Numbers, Numbers],
 ) -> tuple[Variables, Array]:
     """The model after so many rounds of one client alone, and its mini-batch steps."""
+    local, optimizer = with_numbers(local, numbers[0]), with_numbers(optimizer, numbers[1])
 
     def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array]):
         variables, server, steps = carry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import re
@@ -14,8 +15,10 @@ import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
 from fedjax_cluster.experiments.runs import run
+from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
 from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
+from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.types import Federation
@@ -126,7 +129,18 @@ def compare(
     outcomes = []
     federations: dict[Any, Federation] = {}
     usual = usual_clients(configs.values()) if configs else None
+
+    def federation_of(seeded: RunConfig) -> Federation:
+        return shared_federation(seeded, federations, usual)
+
+    def directory_of(label: str, seed: int) -> pathlib.Path | None:
+        return None if directory is None else directory / run_name(label, seed)
+
+    options = {"progress": progress, "time_clustering": time_clustering, "checkpoint_every": checkpoint_every}
+    usable = {label: config for label, config in configs.items() if label not in refusals}
+    numbers = shared_numbers(usable)
     with contextlib.nullcontext() if directory is None else _opened(directory, comparison):
+        ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
             ended: list[SimulationResult] = []
             reasons: dict[int, str] = {}
@@ -135,16 +149,11 @@ def compare(
                     if label in refusals:
                         raise refusals[label]
                     seeded = dataclasses.replace(configs[label], seed=seed)
-                    federation = shared_federation(seeded, federations, usual)
-                    result = run(
-                        seeded,
-                        run_dir=None if directory is None else directory / run_name(label, seed),
-                        progress=progress,
-                        federation=federation,
-                        callbacks=watch(federation),
-                        time_clustering=time_clustering,
-                        checkpoint_every=checkpoint_every,
-                    )
+                    result = ready.pop((label, seed), None)
+                    if result is None:
+                        given = {"federation": federation_of(seeded), "run_dir": directory_of(label, seed), **options}
+                        given["callbacks"] = watch(given["federation"])
+                        result = sharing(numbers[label], functools.partial(run, seeded, **given))
                 except Exception as error:
                     if failed is None or isinstance(error, BrokenPipeError) or _interrupted():
                         raise
@@ -153,7 +162,8 @@ def compare(
                     failed(label, seed, reasons[seed])
                 else:
                     ended.append(result)
-                    done(label, seed, result)
+                    with one_program(numbers[label]):  # for what is evaluated then
+                        done(label, seed, result)
             summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
             outcomes.append(Outcome(label, summaries, histories, reasons))
             comparison.failed.update({label: reasons} if reasons else {})

@@ -23,6 +23,7 @@ FLAGS: tuple[Field, ...] = (
     ("classes", noted(int, "with --rows"), 10),
     ("dtype", noted(str, "of the inputs, with --rows"), "uint8"),
     ("chunk_size", noted(int | None, "clients at a time on each device; the compiler's memory figures decide"), None),
+    ("runs", noted(int, "so many runs of the method side by side on the same clients, as of a sweep"), 1),
 )
 DESCRIPTION = (
     "Compiles a run's rounds for a device that need not be there, and prints memory, work and messages. With --rows it "
@@ -66,6 +67,7 @@ def planned(config: RunConfig, given: object) -> Plan:
         federation,
         device=getattr(given, "device", "local"),
         chunk_size=getattr(given, "chunk_size", None),
+        runs=getattr(given, "runs", 1),
     )
 
 

@@ -7,12 +7,12 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters, settled
-from fedjax_cluster.experiments.robustness import build_fault
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters
+from fedjax_cluster.experiments.shared_programs import request_of
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
-from fedjax_cluster.simulation.loop import Evaluation, simulate
+from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
 from fedjax_cluster.types import Federation
@@ -41,24 +41,9 @@ def run(
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
         check_writable(run_dir)
     given = config
-    config, federation = settled(given, federation)
-    result = simulate(
-        build_algorithm(config),
-        federation,
-        rounds=config.rounds,
-        seed=config.seed,
-        eval_every=config.eval_every,
-        eval_clients=config.eval_clients,
-        callbacks=callbacks,
-        churn=config.churn,
-        run_dir=run_dir,
-        time_clustering=time_clustering,
-        progress=progress,
-        checkpoint_every=checkpoint_every,
-        config=config.to_json(),
-        fault=build_fault(config),
-    )
-    say_clusters(given, config, federation)
+    config, request = request_of(given, federation, run_dir, callbacks)
+    result = request.simulate(time_clustering=time_clustering, progress=progress, checkpoint_every=checkpoint_every)
+    say_clusters(given, config, request.federation)
     return result
 
 

@@ -257,6 +257,8 @@ def leave_comparison(
     # The names of cells are too long for small multiples.
     if not known.cells or len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["learning_curves"] = report.small_multiples.comparison_figure(drawn)
+    elif report.option_curves.can_be_drawn(known.cells):
+        figures["learning_curves"] = report.option_curves.option_curves(drawn, known.cells)
     if not known.cells and 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["small_multiples"] = report.small_multiples.small_multiples(drawn)
     plots = [

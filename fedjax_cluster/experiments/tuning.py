@@ -18,6 +18,7 @@ import numpy as np
 from fedjax_cluster.algorithms.threshold_search import hold_out
 from fedjax_cluster.experiments.comparison import shared_federation
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled, usual_clients
+from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
 from fedjax_cluster.files import check_writable, digest, read_json, sealed, taken, write_json
 from fedjax_cluster.local import client_key
 from fedjax_cluster.report.names import counted, method_name
@@ -46,7 +47,7 @@ def tuned(
     and clients who join or leave, are left out of it. The highest accuracy is taken, or the lowest loss where there is
     no accuracy; of equals the rate nearest to the configuration's.
 
-    NOTE: rates are constants of the compiled programs, so each is compiled for itself, one after the other.
+    The rates are run one after the other, with one program where the rate is a number of the method's.
 
     Args:
       config: the run. Its seed decides which rows are held out.
@@ -70,13 +71,15 @@ def tuned(
         "which a fifth is held out"
     )
     metric = "accuracy" if federation.info.task == "classification" else "test_loss"
+    rated = {f"{rate:g}": dataclasses.replace(full, learning_rate=rate) for rate in rates}
+    numbers = shared_numbers(rated)
     with contextlib.nullcontext() if directory is None else _opened(pathlib.Path(directory)):
         for rate in rates:
             if (key := f"{rate:g}") in figures:
                 continue
-            algorithm = build_algorithm(dataclasses.replace(full, learning_rate=rate))
-            run = functools.partial(simulate, algorithm, data, rounds=rounds, seed=config.seed, eval_every=rounds)
-            value = run(progress=progress).summary.get(metric)
+            options = {"rounds": rounds, "seed": config.seed, "eval_every": rounds, "progress": progress}
+            run = functools.partial(simulate, build_algorithm(rated[key]), data, **options)
+            value = sharing(numbers[key], run).summary.get(metric)
             figures[key] = float(value) if value is not None and math.isfinite(value) else None
             keep(figures)
     chosen = _best(rates, [figures[f"{rate:g}"] for rate in rates], largest=metric == "accuracy")

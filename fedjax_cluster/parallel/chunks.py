@@ -35,7 +35,7 @@ def chunk_size(fn: Callable[..., Any], one: tuple, mapping: ClientMapping, count
     if mapping.chunk_size is not None:
         return min(mapping.chunk_size, count)
     device = jax.devices()[0] if mapping.mesh is None else mapping.mesh.devices.flat[0]
-    room, bound = SHARE * free_memory(device), max(1, bytes_per_client(fn, one))
+    room, bound = SHARE * free_memory(device) / mapping.runs, max(1, bytes_per_client(fn, one))
     # The bound is up to six times too large, but nothing is compiled where it settles the matter.
     if count * bound <= room:
         return count

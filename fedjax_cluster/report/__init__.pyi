@@ -8,6 +8,7 @@ from . import headlines as headlines
 from . import histories as histories
 from . import methods as methods
 from . import names as names
+from . import option_curves as option_curves
 from . import pages as pages
 from . import panels as panels
 from . import paper_rows as paper_rows

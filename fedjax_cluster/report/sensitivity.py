@@ -60,15 +60,15 @@ def sensitivity(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]]) ->
     }
     if len(options) == 1:
         return _lines(options[0], places[0], values)
-    full = len({tuple(map(value_text, pair)) for pair in zip(*places, strict=True)}) == len(_levels(places[0])) * len(
-        _levels(places[1])
+    full = len({tuple(map(value_text, pair)) for pair in zip(*places, strict=True)}) == len(levels_of(places[0])) * len(
+        levels_of(places[1])
     )
     return (_heat_maps if full else _dots)(options, places, values)
 
 
 def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[float | None]]]) -> Figure:
     """A panel a metric: mean, band and runs against one option."""
-    levels = _levels(place)
+    levels = levels_of(place)
     at, logarithmic = _positions(place, levels)
     order, texts = np.argsort(at), [value_text(level) for level in levels]
     with style.drawing(style.SINGLE, 0.6 + 1.4 * len(values)) as figure:
@@ -117,8 +117,8 @@ def _heat_maps(
     options: Sequence[str], places: Sequence[Sequence[Any]], values: Mapping[str, list[list[float | None]]]
 ) -> Figure:
     """A map a metric: the option with more values along it, the other one upwards; the means as numbers."""
-    along = int(len(_levels(places[1])) > len(_levels(places[0])))
-    columns, rows = _levels(places[along]), _levels(places[1 - along])
+    along = int(len(levels_of(places[1])) > len(levels_of(places[0])))
+    columns, rows = levels_of(places[along]), levels_of(places[1 - along])
     texts = [[value_text(level) for level in levels] for levels in (columns, rows)]
     height = min(max(0.3 * len(rows), 1.15), 6.0)
     with style.drawing(style.SINGLE, 0.5 + (height + 0.15) * len(values)) as figure:
@@ -167,7 +167,7 @@ def _dots(
     options: Sequence[str], places: Sequence[Sequence[Any]], values: Mapping[str, list[list[float | None]]]
 ) -> Figure:
     """A panel a metric: a dot for each combination, its colour the mean."""
-    at = [_positions(place, _levels(place)) for place in places]
+    at = [_positions(place, levels_of(place)) for place in places]
     with style.drawing(style.SINGLE, 0.5 + 1.8 * len(values)) as figure:
         panels, lost = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0], False
         for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
@@ -184,7 +184,7 @@ def _dots(
                 if axis == "y" or axes is panels[-1]:
                     axes.set(**{f"{axis}label": _label(name)})
                 if not _numeric(place):
-                    levels = _levels(place)
+                    levels = levels_of(place)
                     axes.set(**{f"{axis}ticks": range(len(levels)), f"{axis}ticklabels": map(value_text, levels)})
                 elif not logarithmic:
                     whole = all(isinstance(value, int) for value in place)
@@ -223,7 +223,7 @@ def _limits(mean: np.ndarray, metric: str) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _levels(place: Sequence[Any]) -> list[Any]:
+def levels_of(place: Sequence[Any]) -> list[Any]:
     """The values of an option, each once: numbers ascending, others as they come."""
     found = list({value_text(value): value for value in place}.values())
     return sorted(found) if _numeric(found) else found

@@ -16,6 +16,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
+from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
@@ -46,6 +47,7 @@ def evaluate_clients(
     state: State,
     population: Population,
     test: ClientData,
+    numbers: Numbers | None = None,
     *,
     model: Model,
     algorithm: ClusteredAlgorithm,
@@ -53,22 +55,32 @@ def evaluate_clients(
     """Metrics f32[M] of every client's personal model on its test rows [M, N', ...], in inference mode.
 
     NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`). `model` is the
-    method's, with the metrics to take.
+    method's, with the metrics to take; `numbers` are as in `run_segment`.
     """
-    return _evaluate(rng_key, state, parallel.whole_population(population), test, model, algorithm)
+    algorithm = with_numbers(algorithm, numbers or {})
+    return evaluated(rng_key, state, parallel.whole_population(population), test, model, algorithm)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "algorithm"))
 def evaluate_cohort(
-    rng_key: Array, state: State, cohort: Cohort, test: ClientData, *, model: Model, algorithm: ClusteredAlgorithm
+    rng_key: Array,
+    state: State,
+    cohort: Cohort,
+    test: ClientData,
+    numbers: Numbers | None = None,
+    *,
+    model: Model,
+    algorithm: ClusteredAlgorithm,
 ) -> dict[str, Array]:
     """Metrics f32[C] of a cohort's clients on their test rows [C, N', ...]; otherwise as `evaluate_clients`."""
-    return _evaluate(rng_key, state, cohort, test, model, algorithm)
+    return evaluated(rng_key, state, cohort, test, model, with_numbers(algorithm, numbers or {}))
 
 
-def _evaluate(
+def evaluated(
     rng_key: Array, state: State, cohort: Cohort, test: ClientData, model: Model, algorithm: ClusteredAlgorithm
 ) -> dict[str, Array]:
+    """Metrics f32[C] of a cohort's clients, inside a program; as `evaluate_clients` has them."""
+
     def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
         key = jax.random.fold_in(rng_key, client.index)
         variables, mixture = algorithm.personalize(key, state, client.data, client.index)
@@ -101,12 +113,14 @@ def evaluate_in_chunks(
       test: of the same clients; placed where the population is on the devices.
       clients: i[n] of those to evaluate, ascending, where it is on disk; None is all.
     """
+    algorithm, given = lifted(algorithm)
+    options = {"model": model, "algorithm": algorithm}
     if not stored(population.data):
-        found = evaluate_clients(rng_key, state, population, test, model=model, algorithm=algorithm)
+        found = evaluate_clients(rng_key, state, population, test, given, **options)
         yield np.arange(len(population.data.num_examples)), jax.device_get(found)
         return
     for numbers, cohort, (rows,) in parallel.in_chunks(population, test, clients=clients):
-        found = jax.device_get(evaluate_cohort(rng_key, state, cohort, rows, model=model, algorithm=algorithm))
+        found = jax.device_get(evaluate_cohort(rng_key, state, cohort, rows, given, **options))
         yield numbers, {name: value[: len(numbers)] for name, value in found.items()}
 
 
@@ -127,10 +141,10 @@ def evaluator(
       clients: i[n] of those to evaluate, ascending; None is all. The others' metrics are NaN, or left out where the
         rows are on disk.
     """
-    options = {"model": model, "algorithm": algorithm}
     if stored(test):
 
         def evaluate(state: State, warm_up: bool = False) -> dict[str, np.ndarray]:
+            options = {"model": model, "algorithm": algorithm}
             chunks = evaluate_in_chunks(rng_key, state, population, test, clients, **options)
             found = [each for _, each in itertools.islice(chunks, 1 if warm_up else None)]
             return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
@@ -140,7 +154,11 @@ def evaluator(
         keep = np.isin(np.arange(len(test.num_examples)), clients)
         test = test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
     placed = parallel.place_population(test, population.info, population.mapping).data
-    return lambda state, warm_up=False: jax.device_get(evaluate_clients(rng_key, state, population, placed, **options))
+    told_apart, given = lifted(algorithm)
+    options = {"model": model, "algorithm": told_apart}
+    return lambda state, warm_up=False: jax.device_get(
+        evaluate_clients(rng_key, state, population, placed, given, **options)
+    )
 
 
 @functools.partial(jax.jit, static_argnames="algorithm")

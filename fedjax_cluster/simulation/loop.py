@@ -20,6 +20,7 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import Fault, afflict, faulty_clients
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
+from fedjax_cluster.lifting import lifted
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.arguments import check_arguments, further_figures
 from fedjax_cluster.simulation.assignments import Kept, with_moves
@@ -46,7 +47,7 @@ from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
-from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, run_keys, run_segment
+from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, placed_clients, run_keys, run_segment
 from fedjax_cluster.simulation.streaming import Stream
 from fedjax_cluster.types import (
     Churn,
@@ -153,7 +154,7 @@ def simulate(
     directory = kept_in(run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault)
     mapping = parallel.client_mapping() if mapping is None else mapping
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
-        run = _start(algorithm, federation, seed, mapping, directory, schedule, stack)
+        run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         run.config, run.pause = config, checkpoint_every
         if run.done > rounds:
             raise ValueError(
@@ -172,7 +173,7 @@ def simulate(
         run.segment(0)  # compiles, runs no round
         if not interrupt.wanted:
             evaluate(run.state, warm_up=True)
-        compile_seconds = time.perf_counter() - started
+        run.compile_seconds = time.perf_counter() - started
         while (run.done < rounds or not run.evaluated) and not interrupt.wanted:
             if run.evaluated:
                 done = run.done
@@ -188,13 +189,13 @@ def simulate(
             bar.update(run.done, {**figures, **last_report(run.history), **run.waiting()}, speed)
         if time_clustering and not interrupt.wanted:
             run.time_clustering()
-        result = run.finish(compile_seconds)
+        result = run.finish()
         interrupt.stop_if_wanted(*([] if directory is None else [str(directory.path)]))
     return result
 
 
 @dataclasses.dataclass
-class _Run:
+class Run:
     """A run between its start and its result."""
 
     algorithm: ClusteredAlgorithm
@@ -214,6 +215,7 @@ class _Run:
     config: Mapping[str, Any] | None = None
     evaluated: bool = True  # no evaluation is due that has not been done
     warned: bool = False
+    compile_seconds: float = 0.0
     pause: float = CHECKPOINT_SECONDS
     saving: float = FIRST_SAVING  # seconds that the last checkpoint took
     saved_at: float = dataclasses.field(default_factory=time.monotonic)
@@ -232,9 +234,9 @@ class _Run:
     def segment(self, stop: int) -> dict[str, Array]:
         """Rounds up to `stop` or an event, in one compiled program; where rows are read, up to the last that are."""
         train, last = (self.train, stop) if self.stream is None else self.stream.cohorts(self.state)
-        stop = min(stop, last)
+        end, (algorithm, numbers) = jnp.asarray(min(stop, last), jnp.int32), lifted(self.algorithm)
         self.state, reports = run_segment(
-            self.keys, self.state, train, self.group, self.info, jnp.asarray(stop, jnp.int32), algorithm=self.algorithm
+            self.keys, self.state, train, self.group, self.info, end, numbers, algorithm=algorithm
         )
         return reports
 
@@ -244,6 +246,10 @@ class _Run:
         reports = self.segment(int(stop))
         reached = self.done
         elapsed = time.perf_counter() - started
+        return elapsed, self.add_rounds(reports, start, reached, elapsed) / max(elapsed, 1e-9)
+
+    def add_rounds(self, reports: Mapping[str, Any], start: int, reached: int, elapsed: float) -> float:
+        """The reports of rounds into the history; how many times a client took part in them."""
         rows = rows_of_rounds(reports, start, reached, elapsed, self.info.costs if start == 0 else None)
         if rows["event"][-1]:
             self.take_snapshot(reached - 1)
@@ -251,7 +257,7 @@ class _Run:
         if LABELS in reports:
             assigned = np.asarray(reports[LABELS])[: reached - start, : len(self.federation.train.num_examples)]
             self.moves = with_moves(self.moves, start, assigned)
-        return elapsed, float(np.sum(rows["num_clients"])) / max(elapsed, 1e-9)
+        return float(np.sum(rows["num_clients"]))
 
     def add_figures(self, per_client: dict[str, np.ndarray], callbacks: Sequence[Callback]) -> dict[str, float]:
         """An evaluation's figures, and those of callbacks, into the history's last row."""
@@ -305,10 +311,13 @@ class _Run:
 
     def save_in_time(self) -> None:
         """A checkpoint where one is due, or an evaluation, and it takes a small share of the time."""
-        waited = time.monotonic() - self.saved_at
-        share = self.saving / SAVING_SHARE if self.pause else 0.0
-        if waited >= max(share, self.pause if self.evaluated else 0.0):
+        if self.saving_due:
             self.save()
+
+    @property
+    def saving_due(self) -> bool:
+        share = self.saving / SAVING_SHARE if self.pause else 0.0
+        return time.monotonic() - self.saved_at >= max(share, self.pause if self.evaluated else 0.0)
 
     def save(self) -> bool:
         """A checkpoint, and whether it could be written; on a full disk the run goes on in memory."""
@@ -347,9 +356,9 @@ class _Run:
             self.algorithm, self.federation, self.state, self.history, self.seed, compile_seconds, self.config
         )
 
-    def finish(self, compile_seconds: float) -> SimulationResult:
+    def finish(self) -> SimulationResult:
         """Leaves what is to be left, as far as a run was interrupted."""
-        summary = self.summarize(compile_seconds) if self.history else {}
+        summary = self.summarize(self.compile_seconds) if self.history else {}
         if self.directory is not None and self.history and self.save():
             self.directory.leave(summary, self.history)
         return self.result(summary)
@@ -368,7 +377,7 @@ class _Run:
         )
 
 
-def _start(
+def start_run(
     algorithm: ClusteredAlgorithm,
     federation: Federation,
     seed: int,
@@ -376,13 +385,12 @@ def _start(
     directory: RunDirectory | None,
     schedule: Schedule,
     stack: contextlib.ExitStack,
-) -> _Run:
+    placed: tuple[Population, Array | None] | None = None,  # the federation's clients, where they are on the devices
+) -> Run:
     """A run before its next round: fresh, or as the run directory's newest checkpoint left it."""
     keys = run_keys(seed)
     parallel.release_programs()
-    measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
-    work = None if measure is None else measure(federation.train)
-    train = parallel.place_population(federation.train, federation.info, mapping, work)
+    train, group = placed_clients(algorithm, federation, mapping) if placed is None else placed
     population = schedule.start(train)
 
     def initial(*, template: bool) -> tuple[State, RoundInfo]:
@@ -393,8 +401,7 @@ def _start(
 
     saved = directory is not None and directory.has_checkpoint()
     state, info = initial(template=saved)
-    group = _groups(federation, train)
-    run = _Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
+    run = Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
         stack.callback(directory.close)
         directory.open()
@@ -406,11 +413,3 @@ def _start(
     if run.done == 0 and bool(run.info.event):
         run.take_snapshot(-1)
     return run
-
-
-def _groups(federation: Federation, train: Population) -> Array | None:
-    if federation.group is None:
-        return None
-    padded = np.full(len(train.data.num_examples), -1, np.int32)
-    padded[: len(federation.group)] = federation.group
-    return parallel.replicate(train.mapping, jnp.asarray(padded))

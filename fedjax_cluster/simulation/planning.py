@@ -8,36 +8,24 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_cluster import parallel
 from fedjax_cluster.nn.precision import in_32_bits
+from fedjax_cluster.options import COUNT, checked
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import Column, Table
 from fedjax_cluster.simulation.abstract import PopulationShape, abstract_arguments, shape_of, without_training
-from fedjax_cluster.simulation.devices import GIB, Target, target
+from fedjax_cluster.simulation.devices import Target, target
+from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
 from fedjax_cluster.simulation.segment import run_segment
+from fedjax_cluster.simulation.together import run_together
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation
 
 FIRST_CHUNK = 128  # clients: matrix units are 128 wide, and hundreds of clients keep any device busy
-USABLE = 0.9  # of a device's memory; the rest is the runtime's
 MOST_COMPILATIONS = 3
 LONGEST_MESSAGE = 200
-
-
-class Memory(NamedTuple):
-    """Bytes on each device."""
-
-    population: int  # the training rows, with padding
-    state: int  # models, personal models, what the server keeps
-    temporaries: int
-    rest: int  # other arguments, and what of the results has no place among the arguments
-    evaluation: int  # test rows, which stay on the device; 0 where only shapes were given
-    peak: int  # the compiler's figure for the whole program, and the test rows
-
-    def parts(self) -> dict[str, int]:
-        """All but the peak."""
-        return {name: value for name, value in self._asdict().items() if name != "peak"}
 
 
 class Plan(NamedTuple):
@@ -74,8 +62,8 @@ class Plan(NamedTuple):
             "fits": "yes" if self.fits else "no",
         }
         if self.memory is not None:
-            lines["peak memory"] = f"{_size(self.memory.peak)} of {_size(self.available)} a device"
-            lines |= {f"  {name}": _size(value) for name, value in self.memory.parts().items() if value}
+            lines["peak memory"] = f"{size_text(self.memory.peak)} of {size_text(self.available)} a device"
+            lines |= {f"  {name}": size_text(value) for name, value in self.memory.parts().items() if value}
         lines["clients at a time"] = f"{self.chunk:,} a device ({self.why})"
         if self.costs is not None:
             lines |= _cost_lines(self)
@@ -92,6 +80,7 @@ def plan(
     *,
     device: str = "local",
     chunk_size: int | None = None,
+    runs: int = 1,
 ) -> Plan:
     """Compiles a run's rounds for devices that need not be there, and reports memory, work and messages.
 
@@ -99,7 +88,8 @@ def plan(
       algorithm: from `fedjax_cluster.algorithms`.
       federation: the data, or a `PopulationShape` of any size, of which nothing is made.
       device: "v5e:2x4", "v6e:4x4", "v5p:2x2x1" and other shapes of TPUs, "h100", or "local".
-      chunk_size: clients at a time on each device; None lets the compiler's memory figures decide.
+      chunk_size: clients at a time on each device, of each run; None lets the compiler's memory figures decide.
+      runs: of several side by side on the same clients, as `simulate_many` has them; the plan is that of all.
 
     Returns:
       A Plan; `plan.table().print()` shows it.
@@ -115,6 +105,7 @@ def plan(
     (True, True)
     """
     shape, aim = shape_of(federation), target(device)
+    runs = checked("runs", runs, int, COUNT)
     mapping = parallel.client_mapping("auto", chunk_size, aim.devices)
     devices = parallel.num_devices(mapping)
     arguments = abstract_arguments(without_training(algorithm), shape, mapping)
@@ -123,14 +114,15 @@ def plan(
     chunk, why, compiled, seconds, tried = 1, "a CPU device takes one after the other", None, 0.0, 0
     if mapping.strategy != "scan":
         chunk, why = min(chunk_size or FIRST_CHUNK, share), "as asked for" if chunk_size else "all of a device's share"
-    test = 0 if isinstance(federation, PopulationShape) else _bytes_of(federation.test, devices)
+    test = 0 if isinstance(federation, PopulationShape) else bytes_of(federation.test, devices)
     memory, failure = None, ""
     while tried < MOST_COMPILATIONS:
         chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
         started = time.perf_counter()
         try:
-            compiled = _compile(algorithm, _with_mapping(arguments, chosen), aim)
-            memory = _memory(compiled, arguments, devices, test, aim.platform)
+            given = _with_mapping(arguments, chosen._replace(runs=runs))
+            compiled = _compile(algorithm, given, aim, runs)
+            memory = memory_of(compiled, side_by_side(given, runs), devices, test, aim.platform)
         except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
             memory, failure = None, " ".join(str(error).split())
             if "RESOURCE_EXHAUSTED" not in failure:
@@ -142,7 +134,7 @@ def plan(
         smaller = chunk // 4 if memory is None else _fitting(chunk, memory, room)
         if smaller < 1 or tried == MOST_COMPILATIONS:
             break
-        why = f"{chunk} would take {_size(memory.peak) if memory else 'more than there is'}"
+        why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
     if not chunk_size and chunk == FIRST_CHUNK < share:
         why = "matrix units are 128 wide, and it fits"
@@ -169,9 +161,29 @@ def plan(
     return found if found.fits else found._replace(advice=_advice(found, shape, failure))
 
 
-def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target) -> Any:
-    traced = run_segment.trace(*arguments, algorithm=algorithm)
+def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
+    if runs == 1:
+        traced = run_segment.trace(*arguments, algorithm=algorithm)
+    else:
+        stop, together = arguments[-1], side_by_side(arguments, runs)
+        traced = run_together.trace(*together, {}, stop, stop, algorithm=algorithm, shared=True)
     return traced.lower(lowering_platforms=(aim.platform,)).compile(compiler_options=aim.compiler_options or None)
+
+
+def side_by_side(arguments: tuple, runs: int) -> tuple:
+    """The arguments of several runs that share their clients; those of one as they are."""
+    if runs == 1:
+        return arguments
+    keys, state, train, group, info, _ = arguments
+
+    def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+        place = leaf.sharding
+        if isinstance(place, NamedSharding):
+            place = NamedSharding(place.mesh, PartitionSpec(None, *place.spec))
+        return jax.ShapeDtypeStruct((runs, *leaf.shape), leaf.dtype, sharding=place)
+
+    keys, state, info = jax.tree.map(stacked, (keys, state._replace(round=()), info))
+    return keys, state, train, group, info
 
 
 def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
@@ -183,25 +195,6 @@ def _cohort_size(algorithm: ClusteredAlgorithm, state: Any, devices: int) -> int
     """Clients of a round, as `gather_cohort` pads them."""
     drawn = jax.eval_shape(lambda key, state: algorithm.select(key, state), jax.random.key(0), state).index.shape[0]
     return -(-drawn // devices) * devices
-
-
-def _memory(compiled: Any, arguments: tuple, devices: int, test: int, platform: str) -> Memory:
-    found = compiled.memory_analysis()
-    _, state, train, *_ = arguments
-    population = _bytes_of((train.data.x, train.data.y), devices)
-    clients = _bytes_of(state.clients, devices)
-    others = _bytes_of(state._replace(clients=None), 1)
-    results = found.output_size_in_bytes - found.alias_size_in_bytes
-    total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
-    rest = found.argument_size_in_bytes - population - clients - others + results
-    # On a CPU the compiler's peak is without the temporaries.
-    peak = total if platform == "cpu" else found.peak_memory_in_bytes or total
-    return Memory(population, clients + others, found.temp_size_in_bytes, max(0, rest), test, peak + test)
-
-
-def _bytes_of(tree: Any, devices: int) -> int:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf is not None]
-    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves) // devices
 
 
 def _fitting(chunk: int, memory: Memory, room: float) -> int:
@@ -221,9 +214,9 @@ def _cost_lines(found: Plan) -> dict[str, str]:
     costs = found.costs
     assert costs is not None
     lines = {
-        "work a round": f"{costs.flops / 1e9:,.3g} GFLOP and {_size(costs.bytes)} written and read, on each device",
+        "work a round": f"{costs.flops / 1e9:,.3g} GFLOP and {size_text(costs.bytes)} written and read, on each device",
         "messages a round": "; ".join(
-            f"{number} × {kind}, {_size(size)}" for kind, (number, size) in sorted(costs.messages.items())
+            f"{number} × {kind}, {size_text(size)}" for kind, (number, size) in sorted(costs.messages.items())
         )
         or "none",
     }
@@ -252,8 +245,3 @@ def _advice(found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...
         dtype = np.dtype(shape.dtype).name
         lines.append(f"fewer rows a client than {shape.rows}, or inputs of fewer bytes than {dtype}")
     return tuple(lines) or ("more devices, or fewer clients",)
-
-
-def _size(count: float) -> str:
-    unit, name = (GIB, "GiB") if count >= GIB else (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
-    return f"{count / unit:,.3g} {name}"

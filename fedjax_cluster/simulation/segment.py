@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.simulation.history import report_round
-from fedjax_cluster.types import ClusteredAlgorithm, Population, RoundInfo, State
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
@@ -46,35 +48,16 @@ def run_segment(
     group: Array | None,
     initial: RoundInfo,
     stop: Array,
+    numbers: Numbers | None = None,
     *,
     algorithm: ClusteredAlgorithm,
 ) -> tuple[State, dict[str, Array]]:
     """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split.
 
-    `train` are all clients, or the cohorts of these rounds, drawn and read before.
+    `train` are all clients, or the cohorts of these rounds, drawn and read before. `numbers` take the place of the
+    method's own, see `lifting`.
     """
-    start = state.round
-
-    def one_round(state: State) -> tuple[State, dict[str, Array]]:
-        number = state.round
-        state = with_numbers_everywhere(state)
-        if isinstance(train, parallel.CohortsAhead):
-            cohort = train.of_round(number)
-        else:
-            selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
-            cohort = parallel.gather_cohort(train, selection)
-        state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
-        return state, report(info, state)
-
-    def report(info: RoundInfo, state: State) -> dict[str, Array]:
-        state = with_numbers_everywhere(state)
-        row = report_round(info, state, group)
-        assigned = labels(state.clients.membership)
-        return row if len(assigned) > MOST_FOLLOWED else {**row, LABELS: assigned.astype(jnp.int16)}
-
-    def with_numbers_everywhere(state: State) -> State:
-        # Who is drawn, and what is reported, depends on numbers of all clients.
-        return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
+    start, algorithm = state.round, with_numbers(algorithm, numbers or {})
 
     def unfinished(carry):
         state, _, event = carry
@@ -83,11 +66,58 @@ def run_segment(
     def advance(carry):
         state, buffer, _ = carry
         position = state.round - start
-        state, row = one_round(state)
+        state, row = one_round(algorithm, keys, state, train, group)
         buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
         return state, buffer, row["event"]
 
-    row = report(initial, state)
+    row = report(initial, state, train, group)
     buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
+
+
+def one_round(
+    algorithm: ClusteredAlgorithm,
+    keys: RunKeys,
+    state: State,
+    train: Population | parallel.CohortsAhead,
+    group: Array | None,
+) -> tuple[State, dict[str, Array]]:
+    """A round: who takes part, the method's step, and its row of the history."""
+    number, state = state.round, _with_numbers_everywhere(state, train)
+    if isinstance(train, parallel.CohortsAhead):
+        cohort = train.of_round(number)
+    else:
+        selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
+        cohort = parallel.gather_cohort(train, selection)
+    state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
+    return state, report(info, state, train, group)
+
+
+def report(
+    info: RoundInfo, state: State, train: Population | parallel.CohortsAhead, group: Array | None
+) -> dict[str, Array]:
+    """What a round tells the history."""
+    state = _with_numbers_everywhere(state, train)
+    row = report_round(info, state, group)
+    assigned = labels(state.clients.membership)
+    return row if len(assigned) > MOST_FOLLOWED else {**row, LABELS: assigned.astype(jnp.int16)}
+
+
+def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsAhead) -> State:
+    # Who is drawn, and what is reported, depends on numbers of all clients.
+    return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
+
+
+def placed_clients(
+    algorithm: ClusteredAlgorithm, federation: Federation, mapping: ClientMapping, by_work: bool = True
+) -> tuple[Population, Array | None]:
+    """A federation's clients on the devices, divided among these by their work, and their true groups, −1 for none."""
+    measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
+    work = measure(federation.train) if measure is not None and by_work else None
+    train = parallel.place_population(federation.train, federation.info, mapping, work)
+    if federation.group is None:
+        return train, None
+    padded = np.full(len(train.data.num_examples), -1, np.int32)
+    padded[: len(federation.group)] = federation.group
+    return train, parallel.replicate(mapping, jnp.asarray(padded))

@@ -235,7 +235,8 @@ class cfl(AveragingMethod):
         state = state._replace(server=server)
 
         old, refused = labels(state.clients.membership), state.server.refused
-        state = parallel.run_if(jnp.any(qualified), lambda state: self.split(state, qualified, cohort.mapping), state)
+        split = lambda state: self.split(state, qualified, cohort.mapping)  # noqa: E731
+        state = parallel.run_if(jnp.any(qualified), split, state, cohort.mapping)
         label = labels(state.clients.membership)
         refusing = jnp.any((refused < 0) & (state.server.refused >= 0))
         event = jnp.any(label != old) | refusing | jnp.any(fallen)

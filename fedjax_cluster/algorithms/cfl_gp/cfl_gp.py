@@ -201,8 +201,9 @@ class cfl_gp(AveragingMethod):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         due = self.clustering_round(state)
         carry = (state, initial_info(state.clusters.active.shape[0]))
-        carry = parallel.run_if(due, lambda carry: self.cluster_and_train(rng_key, carry[0], cohort), carry)
-        state, info = parallel.run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry)
+        run_if = functools.partial(parallel.run_if, mapping=cohort.mapping)
+        carry = run_if(due, lambda carry: self.cluster_and_train(rng_key, carry[0], cohort), carry)
+        state, info = run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry)
         server = state.server
         clustered = jnp.any(state.clients.updates > 0)
         unchanged = jnp.where((info.num_changed > 0) | ~clustered, 0, server.unchanged + 1)
@@ -332,12 +333,15 @@ class cfl_gp(AveragingMethod):
             # The Gram matrices stand for the profiles, which stay where they are.
             light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
             features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
-            # Not `run_if`: XLA would do the branch every round, as it is the same in every turn of a loop.
-            features = lax.cond(
-                values[-1] < RESOLVED * values[0],
-                lambda: embedded(clients, grams[:, :0, :0], mask)[0],
-                lambda: features,
-            )
+            lost = values[-1] < RESOLVED * values[0]
+
+            def embed_again(_: Array) -> Array:
+                return embedded(clients, grams[:, :0, :0], mask)[0]
+
+            if mapping.runs > 1:
+                features = parallel.run_if(lost, embed_again, features, mapping)
+            else:  # XLA would do it every round: in each turn of the loop it is the same
+                features = lax.cond(lost, embed_again, lambda features: features, features)
         else:
             features, _ = embedded(clients, grams, mask)
         return parallel.on_each_device(group, mapping)(features, mask, old), grams

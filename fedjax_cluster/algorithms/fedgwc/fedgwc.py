@@ -27,7 +27,7 @@ from fedjax_cluster.algorithms.round import (
     train_client,
 )
 from fedjax_cluster.local import server_key
-from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, option
+from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, is_zero, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
@@ -146,7 +146,7 @@ class fedgwc(AveragingMethod):
     @property
     def optimizer(self) -> optax.GradientTransformation:
         plain = super().optimizer
-        return optax.chain(optax.trace(self.server_momentum), plain) if self.server_momentum else plain
+        return plain if is_zero(self.server_momentum) else optax.chain(optax.trace(self.server_momentum), plain)
 
     @property
     def released(self) -> bool:
@@ -249,7 +249,7 @@ class fedgwc(AveragingMethod):
         before, refused = labels(clients.membership), server.refused
         resting = jnp.any(self.ready(state))
         test_all = parallel.on_each_device(lambda state: self.test(server_key(rng_key), state), cohort.mapping)
-        state = parallel.run_if(resting, test_all, state)
+        state = parallel.run_if(resting, test_all, state, cohort.mapping)
         moved = jnp.sum((clients.present & (labels(state.clients.membership) != before)).astype(jnp.int32))
         costs = done.costs(cohort.mask)._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
@@ -272,7 +272,7 @@ class fedgwc(AveragingMethod):
         took = accepted[:, None] & (jnp.arange(losses.shape[1])[None] < num_steps[:, None])
         examples = num_examples.astype(jnp.float32) if self.released else None
         rewards = weigh.cluster_rewards(losses, took, slot, self.clusters, examples)
-        constant = self.rate if isinstance(self.rate, float) else self.participation
+        constant = self.participation if isinstance(self.rate, str) else self.rate
         coefficient = wanted / jnp.maximum(count, 1.0) if self.released else jnp.full(self.clusters, constant)
         meeting = weigh.meet(
             server.interactions,

@@ -1,0 +1,59 @@
+"""What a compiled program takes of a device's memory, by the compiler's figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_cluster.simulation.devices import GIB
+
+USABLE = 0.9  # of a device's memory; the rest is the runtime's
+
+
+class Memory(NamedTuple):
+    """Bytes on each device."""
+
+    population: int  # the training rows, with padding
+    state: int  # models, personal models, what the server keeps
+    temporaries: int
+    rest: int  # other arguments, and what of the results has no place among the arguments
+    evaluation: int  # test rows, which stay on the device; 0 where only shapes were given
+    peak: int  # the compiler's figure for the whole program, and the test rows
+
+    def parts(self) -> dict[str, int]:
+        """All but the peak."""
+        return {name: value for name, value in self._asdict().items() if name != "peak"}
+
+
+def memory_of(compiled: Any, arguments: tuple, devices: int, test: int, platform: str) -> Memory:
+    """What a program takes of each device, with `test` bytes of test rows, by the compiler's figures."""
+    found = compiled.memory_analysis()
+    _, state, train, *_ = arguments
+    population = bytes_of((train.data.x, train.data.y), devices)
+    clients = bytes_of(state.clients, devices)
+    others = bytes_of(state._replace(clients=None), 1)
+    results = found.output_size_in_bytes - found.alias_size_in_bytes
+    total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
+    rest = found.argument_size_in_bytes - population - clients - others + results
+    # On a CPU the compiler's peak is without the temporaries.
+    peak = total if platform == "cpu" else found.peak_memory_in_bytes or total
+    return Memory(population, clients + others, found.temp_size_in_bytes, max(0, rest), test, peak + test)
+
+
+def bytes_of(tree: Any, devices: int) -> int:
+    """Bytes on each device of leaves that are divided among so many."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf is not None]
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves) // devices
+
+
+def size_text(count: float) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_text(3 * 2**20)
+    '3 MiB'
+    """
+    unit, name = (GIB, "GiB") if count >= GIB else (2**20, "MiB") if count >= 2**20 else (2**10, "KiB")
+    return f"{count / unit:,.3g} {name}"
