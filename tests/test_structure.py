@@ -16,7 +16,7 @@ FLOORS = (
     {"simulation"},
     {"report"},
     {"algorithms"},
-    {"inference", "server", "cohorts", "aggregation"},
+    {"inference", "server", "cohorts", "aggregation", "privacy"},
     {"local", "faults", "lifting"},
     {"parallel"},
     {"nn", "data", "optimizers"},
@@ -25,6 +25,7 @@ FLOORS = (
 )
 OPTIONAL = {
     "datasets",
+    "dp_accounting",
     "mlflow",
     "pandas",
     "pyarrow",
@@ -48,8 +49,9 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 1 200 for plans of devices that need not be there, tiles, and chunks by the compiler's figures;
 # 1 100 for robust aggregation, and faults with their settings; 1 150 for populations on disk and streamed rounds;
 # 1 100 for recipes of the papers' tables and figures that had none, their pictures in panels, and joined data sets;
-# 1 250 for runs that share a program, side by side or in turn.
-MOST_LINES = 36_750
+# 1 250 for runs that share a program, side by side or in turn; 1 000 for differential privacy with its budget, settings
+# and recipe.
+MOST_LINES = 37_750
 
 
 @functools.cache

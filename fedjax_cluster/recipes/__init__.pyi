@@ -11,6 +11,7 @@ from . import flag as flag
 from . import flag_cifar10 as flag_cifar10
 from . import gradient_loss as gradient_loss
 from . import page as page
+from . import privacy_costs as privacy_costs
 from . import results as results
 from . import separation as separation
 from . import studies as studies

@@ -24,12 +24,14 @@ from fedjax_cluster.recipes import (
     flag,
     flag_cifar10,
     gradient_loss,
+    privacy_costs,
     results,
 )
 
 PAPERS = (
     *(cfl_gp, cfl_gp_pictures, cfl_toys, cfl, cfl_cifar10),
     *(fedgwc, fedgwc_pictures, flag, flag_cifar10, gradient_loss),
+    privacy_costs,
 )
 # Every recipe that a paper's modules define, in their order.
 RECIPES: dict[str, Recipe | Study] = {
