@@ -95,6 +95,12 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
 
 
+def file_digest(path: pathlib.Path) -> str:
+    """The `digest` of a file's bytes, of which only some are in memory at a time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with a digest of the rest of it."""
     content = plain(dict(content))

@@ -114,8 +114,9 @@ def _damaged(file: Path, what: str) -> str:
 class Rows:
     """x or y of all clients of a population on disk: an array [M, N, ...] of which single clients can be taken."""
 
-    def __init__(self, store: Store, part: str, which: str):
+    def __init__(self, store: Store, part: str, which: str, brought: bool = False):
         self.store, self.part, self.which = store, part, which
+        self.brought = brought  # to the devices as a whole, before the first round
         self.shape, self.dtype = store.shape(part, which), store.dtype(which)
         self.ndim = len(self.shape)
 
@@ -163,6 +164,11 @@ def stored(data: ClientData | Federation) -> bool:
     return isinstance((data.train if isinstance(data, Federation) else data).x, Rows)
 
 
-def client_data(store: Store, part: str) -> ClientData:
+def streamed(data: ClientData) -> bool:
+    """Whether clients' rows lie on disk, and are read as rounds need them."""
+    return isinstance(data.x, Rows) and not data.x.brought
+
+
+def client_data(store: Store, part: str, brought: bool = False) -> ClientData:
     """All clients of a part, without reading them."""
-    return ClientData(Rows(store, part, "x"), Rows(store, part, "y"), store.counts[part])
+    return ClientData(Rows(store, part, "x", brought), Rows(store, part, "y", brought), store.counts[part])

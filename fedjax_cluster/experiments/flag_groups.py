@@ -44,7 +44,7 @@ LESS_USED = {
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],
-    "run": ("eval_clients", "checkpoint_every", "join", "leave"),
+    "run": ("eval_clients", "checkpoint_every", "join", "leave", "coordinator", "num_processes", "process_id"),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal
 SHORTEST_SENTENCE = 12  # characters; what is shorter is a symbol

@@ -18,6 +18,7 @@ from fedjax_cluster.parallel.mapping import (
     row_sharding,
     use_all_cores,
 )
+from fedjax_cluster.parallel.processes import ProcessLost, agreed, fetched, is_first, several, start_processes
 from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
     deal,
