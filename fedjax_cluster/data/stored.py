@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedjax_cluster.types import ClientData, Federation
 CLIENT = np.dtype([("train", "<i4"), ("test", "<i4"), ("group", "<i4"), ("crc", "<u4")])
 PARTS = ("train", "test")
 MOST_OPEN = 256  # files; a process may have some 1 000
+READ_BYTES = 2**24  # of records brought at a time, beside the arrays that they go into
 READING = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}  # as few bytes as a client has
 
 
@@ -73,8 +74,8 @@ class Store:
         shard = np.searchsorted(self._first, clients, side="right") - 1
         width = self.layout.x_dtype.itemsize * int(np.prod(self.layout.x_shape, dtype=np.int64))
         depth = self.layout.y_dtype.itemsize * int(np.prod(self.layout.y_shape, dtype=np.int64))
-        for number in np.unique(shard[there]).tolist():
-            places = there[shard[there] == number]
+        at_a_time = max(1, READ_BYTES // max(1, self.longest[part] * (width + depth)))
+        for number, places in _some_of_each(shard[there], there, at_a_time):
             records = self._records(part, number, clients[places] - self._first[number])
             for place, count, record in zip(places.tolist(), counts[places].tolist(), records, strict=True):
                 if len(record) != count * (width + depth):
@@ -105,6 +106,14 @@ class Store:
                 return reader.read(positions.tolist())
             except (RuntimeError, OSError, ValueError, IndexError) as error:
                 raise ValueError(_damaged(file, " ".join(str(error).split())[:150])) from error
+
+
+def _some_of_each(shard: np.ndarray, places: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The places of each shard i[C], at most so many together."""
+    for number in np.unique(shard).tolist():
+        own = places[shard == number]
+        for first in range(0, len(own), most):
+            yield number, own[first : first + most]
 
 
 def _damaged(file: Path, what: str) -> str:

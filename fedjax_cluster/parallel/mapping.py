@@ -66,7 +66,7 @@ def use_all_cores(cores: int | None = None) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError as error:
-        if jax.default_backend() == "cpu" and jax.device_count() == cores:
+        if jax.default_backend() == "cpu" and jax.local_device_count() == cores:
             return
         raise RuntimeError(
             f"JAX has already started with {jax.device_count()} device(s), so the number of CPU devices cannot "

@@ -85,7 +85,11 @@ def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientM
     if sharding is None:
         held = jax.device_put(rows(slice(None)))
     else:
-        held = jax.make_array_from_callback((count + missing, *shape), sharding, lambda index: rows(index[0]))
+        size = (count + missing, *shape)
+        # Device by device: what is read for one is let go of before the next.
+        places = sharding.addressable_devices_indices_map(size)
+        parts = [jax.device_put(rows(place[0]), device) for device, place in places.items() if place is not None]
+        held = jax.make_array_from_single_device_arrays(size, sharding, parts)
     return Tiled(held, tuple(leaf.shape[1:])) if in_tiles else held
 
 
