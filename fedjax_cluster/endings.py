@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 PROG = "fedjax-cluster"
+PROCESSES = "fedjax_cluster.parallel.processes"  # which is not loaded for a line alone
 
 
 def mistake(message: str) -> int:
     """Says what a user can put right; the exit status."""
-    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
+    _say(message)
     return 2
 
 
@@ -19,9 +21,14 @@ def failure(error: Exception) -> int:
     """A full disk, a directory that cannot be written, a lost process and the like; its notes tell what is kept."""
     file = getattr(error, "filename", None)
     reason = f"{getattr(error, 'strerror', None) or error}{f': {file}' if file else ''}"
-    message = "; ".join([reason, *getattr(error, "__notes__", ())])
-    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
+    _say("; ".join([reason, *getattr(error, "__notes__", ())]))
     return 1
+
+
+def _say(message: str) -> None:
+    if (processes := sys.modules.get(PROCESSES)) is not None:
+        processes.ENDING.acquire(blocking=False)
+    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -34,7 +41,13 @@ def keeping(kept: str) -> Iterator[None]:
         raise
 
 
+def quieten_xla(arguments: Sequence[str]) -> None:
+    """Of several processes, where XLA would fill pages about one that is lost; before it is loaded."""
+    if any(word.startswith("--coordinator") for word in arguments):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
+
+
 def end_of_several(status: int, error: BaseException | None = None) -> None:
     """Ends this process, where it is one of several: the others would wait for it, and it for them."""
-    if (processes := sys.modules.get("fedjax_cluster.parallel.processes")) is not None:
+    if (processes := sys.modules.get(PROCESSES)) is not None:
         processes.end_at_once(status, error)

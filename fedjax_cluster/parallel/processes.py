@@ -7,10 +7,14 @@ decided by the first of them, or told to all; what lies on the devices of anothe
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,6 +32,11 @@ from fedjax_cluster.types import PyTree
 AUTO = "auto"
 LOST_SECONDS = 100.0  # without a sign of life, after which a process counts as lost
 START_SECONDS = 300.0  # for all processes to come
+DRAWING_SECONDS = 3600  # that the others wait at the end, while the first draws pictures
+ABORTED = b"""fedjax-cluster: another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)
+"""
+ENDING = threading.Lock()  # taken by who says why this process ends
+HANDLERS: list[Any] = []  # of signals, which nobody else holds
 LONGEST_TEXT = 4096  # bytes of a text that processes agree on
 # What gloo, NCCL and JAX's own service say where another process does not answer any more.
 LOST = re.compile(r"gloo|nccl|peer|coordination|heartbeat|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|barrier", re.IGNORECASE)
@@ -79,15 +88,16 @@ def start_processes(
         logging.getLogger(name).setLevel(logging.ERROR)
     address = None if coordinator == AUTO else coordinator
     try:
-        with _told_in_one_line():
-            jax.distributed.initialize(
-                address,
-                num_processes,
-                process_id,
-                cluster_detection_method="deactivate" if address else None,
-                initialization_timeout=max(1, seconds[0]),
-                heartbeat_timeout_seconds=max(1, seconds[1]),
-            )
+        jax.distributed.initialize(
+            address,
+            num_processes,
+            process_id,
+            cluster_detection_method="deactivate" if address else None,
+            initialization_timeout=max(1, seconds[0]),
+            heartbeat_timeout_seconds=max(1, seconds[1]),
+            shutdown_timeout_seconds=DRAWING_SECONDS,
+        )
+        _end_in_one_line()
     except jax.errors.JaxRuntimeError as error:
         where = "" if address is None else f" at {address}"
         raise ProcessLost(
@@ -150,7 +160,17 @@ def is_first() -> bool:
 
 
 def of_all(values: Any) -> np.ndarray:
-    """What every process gives, [P, ...] in their order; a wait for all of them."""
+    """What every process gives, [P, ...] in their order; a wait for all of them.
+
+    Raises:
+      ValueError: they have different numbers of devices, in all of them.
+    """
+    counts = np.bincount([device.process_index for device in jax.devices()], minlength=jax.process_count())
+    if np.ptp(counts):
+        other = int(np.argmax(counts != counts[0]))
+        raise ValueError(
+            f"process {other} has {counts[other]} devices and process 0 has {counts[0]}; give each process as many"
+        )
     return np.asarray(multihost_utils.process_allgather(np.asarray(values)))
 
 
@@ -210,18 +230,13 @@ def check_devices(num_clients: int, mesh: jax.sharding.Mesh | None) -> None:
     """Raises a ValueError where clients cannot be divided among the processes as they are."""
     if not several():
         return
-    counts = np.bincount([device.process_index for device in jax.devices()], minlength=jax.process_count())
-    if np.ptp(counts):
-        other = int(np.argmax(counts != counts[0]))
-        raise ValueError(
-            f"process {other} has {counts[other]} devices and process 0 has {counts[0]}; give each process as many"
-        )
-    if num_clients < len(counts):
-        raise ValueError(f"there are {num_clients} clients, fewer than the {len(counts)} processes; start fewer")
+    count = jax.process_count()
+    if num_clients < count:
+        raise ValueError(f"there are {num_clients} clients, fewer than the {count} processes; start fewer")
     used = {device.process_index for device in ([] if mesh is None else mesh.devices.flat)}
-    if len(used) < len(counts):
+    if len(used) < count:
         raise ValueError(
-            f"mapping has devices of {len(used)} of {len(counts)} processes; leave out its devices, or take all of them"
+            f"mapping has devices of {len(used)} of {count} processes; leave out its devices, or take all of them"
         )
 
 
@@ -290,6 +305,23 @@ def _first_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:150]
 
 
-@contextlib.contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    yield
+def _end_in_one_line() -> None:
+    """What XLA does where its own thread finds that another process is gone, is to abort.
+
+    It takes a callback in place of that, but gives it what Python cannot be given (`std::bad_cast`, jaxlib 0.10). What
+    it prints before, TF_CPP_MIN_LOG_LEVEL=4 leaves out.
+    """
+
+    def aborted(number: int) -> None:
+        if ENDING.acquire(blocking=False):
+            os.write(2, ABORTED)
+        else:
+            time.sleep(1.0)  # the main thread is about to say why
+        os._exit(1)
+
+    kept = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
+    HANDLERS.append(kept)
+    with contextlib.suppress(OSError, AttributeError):  # a system without such signals
+        library = ctypes.CDLL(None)
+        library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        library.signal(signal.SIGABRT, ctypes.cast(kept, ctypes.c_void_p))

@@ -8,6 +8,7 @@ import inspect
 import json
 import pathlib
 import sys
+import time
 
 import jax
 import numpy as np
@@ -70,11 +71,16 @@ def refusals():
         "one alone": ((method, data), {"eval_every": 1 if first else 0}),
     }
     for name, (arguments, options) in cases.items():
-        try:
-            fc.simulate(*arguments, **{"rounds": 1, "progress": False, **options})
-        except ValueError as error:
-            said[name] = str(error)
+        said[name] = refusal(*arguments, **{"rounds": 1, **options})
     return said
+
+
+def refusal(*arguments, **options):
+    try:
+        fc.simulate(*arguments, progress=False, **options)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def from_disk(folder, brought):
@@ -132,23 +138,30 @@ def greatest_memory():
 
 def main(given):
     if given["count"] > 1:
-        parallel.use_all_cores(2)
+        parallel.use_all_cores(given["devices"][given["id"]])
         address = f"localhost:{given['port']}"
         parallel.start_processes(address, given["count"], given["id"], start_seconds=60, lost_seconds=20)
-    import tests.conftest  # noqa: F401  quick compilation, which starts JAX
+    if given["devices"] == [2, 2]:
+        import tests.conftest  # noqa: F401  quick compilation, which starts JAX
 
     folder = pathlib.Path(given["folder"])
+    began = time.monotonic()
     for job in given["jobs"]:
+        print(f"{time.monotonic() - began:.1f} s: {job}", flush=True)
         kind, _, rest = job.partition(" ")
         if kind == "method":
             name, participation = rest.split()
             found = played(name, float(participation))
         elif kind == "saved":
-            found = played("ifca", 0.6, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
+            found = played("ifca", 1.0, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
         elif kind == "disk":
             found = from_disk(folder / "population", rest == "brought")
         elif kind == "shards":
             found = shards()
+        elif kind == "uneven":
+            said = refusal(build("fedavg"), federation(), rounds=1)
+            (folder / f"uneven-{given['id']}.json").write_text(json.dumps(said))
+            continue
         elif kind == "memory":
             (folder / f"memory-{given['id']}.json").write_text(json.dumps(memory(folder)))
             continue

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fedjax_cluster as fc
+from fedjax_cluster import cli
 from fedjax_cluster.parallel import processes
 from tests.parallel import in_processes
 from tests.parallel.in_processes import CLIENTS, federation, played
@@ -48,12 +49,12 @@ def ended(started, seconds=400):
             process.kill()
 
 
-def jobs(folder, *wanted, count=2):
+def jobs(folder, *wanted, devices=(2, 2)):
     """Has two processes do jobs of `in_processes`, one after the other."""
-    given = {"count": count, "port": free_port(), "folder": str(folder), "jobs": wanted}
-    started = start(*(["tests.parallel.in_processes", json.dumps({**given, "id": i})] for i in range(count)))
+    given = {"count": 2, "devices": devices, "port": free_port(), "folder": str(folder), "jobs": wanted}
+    started = start(*(["tests.parallel.in_processes", json.dumps({**given, "id": i})] for i in range(2)))
     said = ended(started)
-    assert [process.returncode for process in started] == [0] * count, "\n".join(error for _, error in said)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(error for _, error in said)
 
 
 def compare(folder, job, expected):
@@ -75,7 +76,7 @@ def pair(tmp_path_factory):
 def slow_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow-pair")
     fc.data.write_population(folder / "population", federation())
-    played("ifca", 0.6, rounds=1, run_dir=folder / "run")
+    played("ifca", 1.0, rounds=1, run_dir=folder / "run")
     jobs(folder, "disk brought", "disk streamed", "saved 3", *SLOW)
     return folder
 
@@ -109,15 +110,22 @@ def test_processes_that_were_given_different_runs_say_so_together(pair):
 def test_one_process_takes_up_a_run_of_two(pair):
     """Faults: rows that fill up four devices are taken for clients; the seal misses what another process wrote."""
     given = {"rounds": 4, "eval_every": 2}
-    found, expected = played("ifca", 0.6, run_dir=pair / "run", **given), played("ifca", 0.6, **given)
+    found, expected = played("ifca", 1.0, run_dir=pair / "run", **given), played("ifca", 1.0, **given)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
     assert sorted(path.name for path in (pair / "run" / "checkpoints").iterdir()) == ["2", "4"]
 
 
 @pytest.mark.slow
+def test_processes_with_different_numbers_of_devices_say_so(tmp_path):
+    jobs(tmp_path, "uneven", devices=(2, 1))
+    said = [json.loads((tmp_path / f"uneven-{number}.json").read_text()) for number in (0, 1)]
+    assert said == ["process 1 has 1 devices and process 0 has 2; give each process as many"] * 2
+
+
+@pytest.mark.slow
 def test_two_processes_take_up_a_run_of_one(slow_pair):
-    compare(slow_pair, "saved 3", played("ifca", 0.6, rounds=3))
+    compare(slow_pair, "saved 3", played("ifca", 1.0, rounds=3))
 
 
 @pytest.mark.slow
@@ -142,9 +150,9 @@ def test_a_population_on_disk_is_read_by_those_who_have_its_clients(slow_pair, j
     ],
 )
 def test_flags_that_make_no_processes_are_one_line(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(fc.cli, "_prepare_jax", lambda: None)
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     for command in (["run"], ["resume", "nowhere"]):
-        assert fc.cli.main([*command, *words.split()]) == 2
+        assert cli.main([*command, *words.split()]) == 2
         said = capsys.readouterr().err
         assert message in said
         assert said.count("\n") == 1
