@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -60,9 +62,21 @@ def start(command: str, arguments: Sequence[str]) -> None:
     if command not in ("run", "resume") or wants_help(arguments) or (flags := given(arguments)) is None:
         return
     check_processes(*flags)
+    _without_gloo()
     parallel.start_processes(flags.coordinator or AUTO, flags.num_processes, flags.process_id)
     if not parallel.is_first():
         logging.getLogger("fedjax_cluster").setLevel(logging.ERROR)
+
+
+def _without_gloo() -> None:
+    """Gloo prints a line for each connection, where tables and results are to stand alone."""
+    with contextlib.suppress(OSError, ValueError):  # what is printed goes elsewhere already
+        if sys.stdout.fileno() != 1:
+            return
+        sys.stdout.flush()
+        kept, encoding = os.dup(1), sys.stdout.encoding
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout = open(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding)  # noqa: SIM115
 
 
 def same_directory(path: pathlib.Path) -> pathlib.Path:

@@ -64,8 +64,8 @@ def _read_placed(store: Store, part: str, wanted: np.ndarray, sharding: NamedSha
         found = store.read(part, clients.reshape(-1))
         return ClientData(*(leaf.reshape(*clients.shape, *leaf.shape[1:]) for leaf in found))
 
-    if sharding is None:
-        return jax.tree.map(jax.device_put, read(wanted))
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), read(wanted))
     blocks: dict[tuple, ClientData] = {}
     for places in sharding.addressable_devices_indices_map(wanted.shape).values():
         assert places is not None

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -98,6 +99,7 @@ def start_processes(
             shutdown_timeout_seconds=DRAWING_SECONDS,
         )
         _end_in_one_line()
+        sys.excepthook = _ended_by
     except jax.errors.JaxRuntimeError as error:
         where = "" if address is None else f" at {address}"
         raise ProcessLost(
@@ -303,6 +305,12 @@ def end_at_once(status: int, error: BaseException | None = None) -> None:
 
 def _first_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:150]
+
+
+def _ended_by(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An error that nobody catches: at the end of Python, JAX would wait for the other processes first."""
+    sys.__excepthook__(kind, error, trace)
+    end_at_once(1)
 
 
 def _end_in_one_line() -> None:

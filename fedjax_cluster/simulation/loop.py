@@ -123,25 +123,9 @@ def simulate(
       KeyboardInterrupt: on Ctrl-C, after a checkpoint where there is a run_dir and a round has been done.
       Terminated: on SIGTERM, likewise; a SystemExit with status 143.
     """
+    given = dict(locals())
     with parallel.processes.together():
-        churn = check_arguments(
-            algorithm,
-            federation,
-            rounds=rounds,
-            seed=seed,
-            eval_every=eval_every,
-            eval_clients=eval_clients,
-            metrics=metrics,
-            callbacks=callbacks,
-            churn=churn,
-            run_dir=run_dir,
-            mapping=mapping,
-            time_clustering=time_clustering,
-            progress=progress,
-            checkpoint_every=checkpoint_every,
-            config=config,
-            fault=fault,
-        )
+        churn = check_arguments(**given)
         algorithm, federation = afflict(algorithm, federation, fault, seed)
         schedule = Schedule(churn, algorithm, federation.train.num_examples)
         directory = kept_in(

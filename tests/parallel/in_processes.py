@@ -96,7 +96,8 @@ def from_disk(folder, brought):
     population = fc.data.on_devices(population) if brought else population
     found = played("fedavg", 1.0 if brought else 0.6, population)
     if brought:
-        assert read == own_clients(CLIENTS), (read, own_clients(CLIENTS))
+        # The first client tells what shape rows have.
+        assert own_clients(CLIENTS) <= read <= {0, *own_clients(CLIENTS)}, (read, own_clients(CLIENTS))
     fc.data.stored.Store.read = plain
     return found
 
