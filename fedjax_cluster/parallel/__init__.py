@@ -1,5 +1,6 @@
 """Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
 
+from fedjax_cluster.parallel import processes
 from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
 from fedjax_cluster.parallel.chunks import bytes_per_client
 from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if

@@ -9,6 +9,7 @@ import json
 import pathlib
 import sys
 import time
+import traceback
 
 import jax
 import numpy as np
@@ -152,7 +153,11 @@ def main(given):
         kind, _, rest = job.partition(" ")
         if kind == "method":
             name, participation = rest.split()
-            found = played(name, float(participation))
+            try:
+                found = played(name, float(participation))
+            except (TypeError, ValueError, RuntimeError):
+                traceback.print_exc()  # a fault of one method, in both processes
+                continue
         elif kind == "saved":
             found = played("ifca", 1.0, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
         elif kind == "disk":
