@@ -17,6 +17,7 @@ from fedjax_cluster.types import ClientData, Federation
 # A record of the index of clients: training and test rows, true group (−1: unknown), and the checksum of the rows.
 CLIENT = np.dtype([("train", "<i4"), ("test", "<i4"), ("group", "<i4"), ("crc", "<u4")])
 PARTS = ("train", "test")
+ALIGNED = 64  # bytes
 MOST_OPEN = 256  # files; a process may have some 1 000
 READ_BYTES = 2**24  # of records brought at a time, beside the arrays that they go into
 READING = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}  # as few bytes as a client has
@@ -66,8 +67,17 @@ class Store:
         Raises:
           ValueError: a file is damaged or gone.
         """
-        clients = np.asarray(clients, np.int64)
-        x, y = (np.zeros((len(clients), *self.shape(part, which)[1:]), self.dtype(which)) for which in ("x", "y"))
+        return ClientData(*self._read(part, np.asarray(clients, np.int64), ("x", "y")))
+
+    def rows(self, part: str, which: str, clients: Any) -> np.ndarray:
+        """ "x" or "y" alone of what `read` gives."""
+        x, y, _ = self._read(part, np.asarray(clients, np.int64), (which,))
+        return x if which == "x" else y
+
+    def _read(self, part: str, clients: np.ndarray, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, y and the numbers of rows; of what is not wanted an array without clients."""
+        count = {which: len(clients) if which in wanted else 0 for which in ("x", "y")}
+        x, y = (_zeros((of, *self.shape(part, which)[1:]), self.dtype(which)) for which, of in count.items())
         there = np.flatnonzero((clients >= 0) & (clients < len(self.counts[part])))
         counts = np.zeros(len(clients), np.int32)
         counts[there] = self.counts[part][clients[there]]
@@ -82,9 +92,11 @@ class Store:
                     raise ValueError(_damaged(self.folder / shard_file(part, number), "a record of another length"))
                 xs = np.frombuffer(record, self.layout.x_dtype, count * width // self.layout.x_dtype.itemsize)
                 ys = np.frombuffer(record, self.layout.y_dtype, offset=count * width)
-                x[place, :count] = xs.reshape(count, *self.layout.x_shape)
-                y[place, :count] = ys.reshape(count, *self.layout.y_shape)
-        return ClientData(x, y, counts)
+                if len(x):
+                    x[place, :count] = xs.reshape(count, *self.layout.x_shape)
+                if len(y):
+                    y[place, :count] = ys.reshape(count, *self.layout.y_shape)
+        return x, y, counts
 
     def shape(self, part: str, which: str) -> tuple[int, ...]:
         """[M, N, ...] of "x" or "y"."""
@@ -106,6 +118,14 @@ class Store:
                 return reader.read(positions.tolist())
             except (RuntimeError, OSError, ValueError, IndexError) as error:
                 raise ValueError(_damaged(file, " ".join(str(error).split())[:150])) from error
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that begins where XLA's do: on a CPU it is then used as it is, and not copied."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.zeros(size + ALIGNED, np.uint8)
+    first = -memory.ctypes.data % ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def _some_of_each(shard: np.ndarray, places: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -136,7 +156,7 @@ class Rows:
         """One client's rows [N, ...], or those of clients i[C] as [C, N, ...]; a tuple goes on to take of them."""
         first, *rest = clients if isinstance(clients, tuple) else (clients,)
         several = np.arange(len(self))[first] if isinstance(first, slice) else np.asarray(first)
-        found = getattr(self.store.read(self.part, several.reshape(-1)), self.which)
+        found = self.store.rows(self.part, self.which, several.reshape(-1))
         found = found if several.ndim else found[0]
         return found[(slice(None), *rest) if several.ndim else tuple(rest)] if rest else found
 

@@ -74,7 +74,7 @@ def _read_placed(store: Store, part: str, wanted: np.ndarray, sharding: NamedSha
 
     def placed(which: int, shape: tuple[int, ...]) -> jax.Array:
         return jax.make_array_from_callback(
-            (*wanted.shape, *shape), sharding, lambda index: blocks[_ends(index[:lead])][which]
+            (*wanted.shape, *shape), sharding, lambda index: blocks[_ends((index or ())[:lead])][which]
         )
 
     return ClientData(placed(0, store.shape(part, "x")[1:]), placed(1, store.shape(part, "y")[1:]), placed(2, ()))

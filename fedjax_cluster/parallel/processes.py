@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
@@ -247,7 +248,7 @@ def check_devices(num_clients: int, mesh: jax.sharding.Mesh | None) -> None:
 
 def put(leaf: Any, sharding: Sharding | None) -> jax.Array:
     """An array on the devices; of one that every process has, each puts the parts of its own devices there."""
-    if isinstance(leaf, jax.core.Tracer) or sharding is None or sharding.is_fully_addressable or _is_divided(leaf):
+    if isinstance(leaf, Tracer) or sharding is None or sharding.is_fully_addressable or _is_divided(leaf):
         return jax.device_put(leaf, sharding)
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -65,7 +65,7 @@ def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientM
     """Rows [M, N, ...] on the devices, in an order i[M] of clients and with so many absent; a process takes its own."""
     leaf = leaf if isinstance(leaf, Rows) else np.asarray(leaf)
     count = len(leaf)
-    in_tiles = platform(mapping) == "tpu" and tiles_of(leaf) is not None
+    tiles = tiles_of(leaf) if platform(mapping) == "tpu" else None
 
     def rows(places: slice) -> np.ndarray:
         wanted = np.arange(count + missing)[places]
@@ -79,9 +79,9 @@ def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientM
             if len(found) < len(wanted):
                 absent = np.zeros((len(wanted) - len(found), *leaf.shape[1:]), leaf.dtype)
                 found = np.concatenate([found, absent])
-        return tiled(found).tiles if in_tiles else found
+        return found if tiles is None else tiled(found).tiles
 
-    sharding, shape = row_sharding(mapping), tiles_of(leaf) if in_tiles else leaf.shape[1:]
+    sharding, shape = row_sharding(mapping), leaf.shape[1:] if tiles is None else tiles
     if sharding is None:
         held = jax.device_put(rows(slice(None)))
     else:
@@ -90,7 +90,7 @@ def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientM
         places = sharding.addressable_devices_indices_map(size)
         parts = [jax.device_put(rows(place[0]), device) for device, place in places.items() if place is not None]
         held = jax.make_array_from_single_device_arrays(size, sharding, parts)
-    return Tiled(held, tuple(leaf.shape[1:])) if in_tiles else held
+    return held if tiles is None else Tiled(held, tuple(leaf.shape[1:]))
 
 
 def _longest(work: np.ndarray, devices: int) -> float:

@@ -198,7 +198,7 @@ def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(kil
     done = fc.experiments.runs.rounds_done(tmp_path / "run")
     found = fc.resume(tmp_path / "run", done + 5, progress=False)
     config = fc.RunConfig.from_json(json.loads((tmp_path / "run" / "config.json").read_text())["experiment"])
-    expected = fc.run(dataclasses.replace(config, rounds=done + 5), progress=False)
+    expected = fc.experiments.runs.run(dataclasses.replace(config, rounds=done + 5), progress=False)
     np.testing.assert_array_equal(found.labels, expected.labels)
     for leaf, other_leaf in zip(*(jax.tree.leaves(run.state.clusters) for run in (found, expected)), strict=True):
         np.testing.assert_allclose(leaf, other_leaf, atol=1e-5)
@@ -214,7 +214,7 @@ def test_the_first_process_shows_and_the_other_is_silent(tmp_path):
     assert silent == ("", "")
     assert {"report.html", "summary.json", "metrics.csv", "plots"} <= set(os.listdir(tmp_path / "run"))
     config = {"method": "fedavg", "clients": 8, "model": "linear", "eval_every": 5, "rounds": 10}
-    expected = fc.run(fc.RunConfig(**config), progress=False)
+    expected = fc.experiments.runs.run(fc.RunConfig(**config), progress=False)
     found = fc.load_run(tmp_path / "run")
     np.testing.assert_allclose(found.history["accuracy"], expected.history["accuracy"], atol=1e-5)
 
@@ -226,4 +226,4 @@ def test_no_process_ever_has_the_memory_for_another_ones_clients(tmp_path):
     jobs(tmp_path, "memory")
     for number in (0, 1):
         grown = json.loads((tmp_path / f"memory-{number}.json").read_text())
-        assert 0.4 * size < grown < 0.85 * size
+        assert 0.4 * size < grown < 0.8 * size
