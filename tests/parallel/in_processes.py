@@ -20,6 +20,12 @@ from fedjax_cluster import local, nn, parallel
 CLIENTS, ROUNDS = 7, 3
 
 
+FURTHER = {
+    "churn": {"name": "ifca", "participation": 1.0, "churn": ((1, (6,), ()), (2, (), (0,)))},
+    "timed": {"name": "cfl_gp", "participation": 0.6, "time_clustering": True, "eval_clients": 4},
+}
+
+
 def build(name, participation=1.0):
     factory = fc.algorithms.REGISTRY[name]
     clusters = {"clusters": 2} if "clusters" in inspect.signature(factory).parameters else {}
@@ -152,12 +158,14 @@ def main(given):
         print(f"{time.monotonic() - began:.1f} s: {job}", flush=True)
         kind, _, rest = job.partition(" ")
         if kind == "method":
-            name, participation = rest.split()
+            name, participation, *rounds = rest.split()
             try:
-                found = played(name, float(participation))
+                found = played(name, float(participation), rounds=int(*rounds or [ROUNDS]))
             except (TypeError, ValueError, RuntimeError):
                 traceback.print_exc()  # a fault of one method, in both processes
                 continue
+        elif kind == "further":
+            found = played(**FURTHER[rest])
         elif kind == "saved":
             found = played("ifca", 1.0, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
         elif kind == "disk":

@@ -19,11 +19,13 @@ import fedjax_cluster as fc
 from fedjax_cluster import cli
 from fedjax_cluster.parallel import processes
 from tests.parallel import in_processes
-from tests.parallel.in_processes import CLIENTS, federation, played
+from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
 
 METHODS = sorted(fc.algorithms.REGISTRY)
 FAST = ("method fedavg 0.6", "method ifca 1.0", "method cfl_gp 1.0")
-SLOW = tuple(f"method {name} {0.6 if name == 'cfl_gp' else 1.0}" for name in METHODS if name not in ("fedavg", "ifca"))
+# In twelve rounds CFL splits, which is an event with a snapshot.
+OTHERWISE = {"cfl": "1.0 12", "cfl_gp": "0.6", "fedgwc": "0.4"}
+SLOW = tuple(f"method {name} {OTHERWISE.get(name, '1.0')}" for name in METHODS if name not in ("fedavg", "ifca"))
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -77,15 +79,16 @@ def slow_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow-pair")
     fc.data.write_population(folder / "population", federation())
     played("ifca", 1.0, rounds=1, run_dir=folder / "run")
-    jobs(folder, "disk brought", "disk streamed", "saved 3", *SLOW)
+    jobs(folder, "disk brought", "disk streamed", "saved 3", *(f"further {name}" for name in FURTHER), *SLOW)
     return folder
 
 
 @pytest.mark.parametrize("job", [*FAST, *(pytest.param(job, marks=pytest.mark.slow) for job in SLOW)])
 def test_two_processes_give_what_one_gives(job, request):
     """Faults: a decision by one process's clock, a fetch of what lies elsewhere, a draw by position on the devices."""
-    _, name, participation = job.split()
-    compare(request.getfixturevalue("pair" if job in FAST else "slow_pair"), job, played(name, float(participation)))
+    _, name, participation, *rounds = job.split()
+    expected = played(name, float(participation), rounds=int(*rounds or [in_processes.ROUNDS]))
+    compare(request.getfixturevalue("pair" if job in FAST else "slow_pair"), job, expected)
 
 
 def test_each_process_holds_its_own_clients(pair):
@@ -121,6 +124,12 @@ def test_processes_with_different_numbers_of_devices_say_so(tmp_path):
     jobs(tmp_path, "uneven", devices=(2, 1))
     said = [json.loads((tmp_path / f"uneven-{number}.json").read_text()) for number in (0, 1)]
     assert said == ["process 1 has 1 devices and process 0 has 2; give each process as many"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
+def test_clients_that_come_and_go_and_the_clock_of_clusterings_are_no_hindrance(slow_pair, name):
+    compare(slow_pair, f"further {name}", played(**FURTHER[name]))
 
 
 @pytest.mark.slow
