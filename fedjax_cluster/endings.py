@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 PROG = "fedjax-cluster"
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 PROCESSES = "fedjax_cluster.parallel.processes"  # which is not loaded for a line alone
 
 
@@ -43,8 +44,9 @@ def keeping(kept: str) -> Iterator[None]:
 
 def quieten_xla(arguments: Sequence[str]) -> None:
     """Of several processes, where XLA would fill pages about one that is lost; before it is loaded."""
-    if any(word.startswith("--coordinator") for word in arguments):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
+    # JAX leaves a 1 there, which a process that it starts inherits.
+    if any(word.startswith("--coordinator") for word in arguments) and os.environ.get(LEVEL, "1") == "1":
+        os.environ[LEVEL] = "4"
 
 
 def end_of_several(status: int, error: BaseException | None = None) -> None:

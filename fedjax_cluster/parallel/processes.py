@@ -32,7 +32,7 @@ from fedjax_cluster.options import POSITIVE, checked, shown
 from fedjax_cluster.types import PyTree
 
 AUTO = "auto"
-LOST_SECONDS = 100.0  # without a sign of life, after which a process counts as lost
+LOST_SECONDS = 60.0  # without a sign of life, after which a process counts as lost
 START_SECONDS = 300.0  # for all processes to come
 DRAWING_SECONDS = 3600  # that the others wait at the end, while the first draws pictures
 ABORTED = b"""fedjax-cluster: another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)

@@ -167,7 +167,7 @@ def main(given):
         elif kind == "further":
             found = played(**FURTHER[rest])
         elif kind == "saved":
-            found = played("ifca", 1.0, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
+            found = played("fedavg", 0.6, rounds=int(rest), run_dir=folder / "run", checkpoint_every=0)
         elif kind == "disk":
             found = from_disk(folder / "population", rest == "brought")
         elif kind == "shards":

@@ -22,10 +22,11 @@ from tests.parallel import in_processes
 from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
 
 METHODS = sorted(fc.algorithms.REGISTRY)
-FAST = ("method fedavg 0.6", "method ifca 1.0", "method cfl_gp 1.0")
+# Each process compiles for itself: three methods took half a minute of processor time.
+FAST = ("method fedavg 0.6",)
 # In twelve rounds CFL splits, which is an event with a snapshot.
 OTHERWISE = {"cfl": "1.0 12", "cfl_gp": "0.6", "fedgwc": "0.4"}
-SLOW = tuple(f"method {name} {OTHERWISE.get(name, '1.0')}" for name in METHODS if name not in ("fedavg", "ifca"))
+SLOW = tuple(f"method {name} {OTHERWISE.get(name, '1.0')}" for name in METHODS if name != "fedavg")
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -78,7 +79,7 @@ def pair(tmp_path_factory):
 def slow_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow-pair")
     fc.data.write_population(folder / "population", federation())
-    played("ifca", 1.0, rounds=1, run_dir=folder / "run")
+    played("fedavg", 0.6, rounds=1, run_dir=folder / "run")
     jobs(folder, "disk brought", "disk streamed", "saved 3", *(f"further {name}" for name in FURTHER), *SLOW)
     return folder
 
@@ -113,7 +114,7 @@ def test_processes_that_were_given_different_runs_say_so_together(pair):
 def test_one_process_takes_up_a_run_of_two(pair):
     """Faults: rows that fill up four devices are taken for clients; the seal misses what another process wrote."""
     given = {"rounds": 4, "eval_every": 2}
-    found, expected = played("ifca", 1.0, run_dir=pair / "run", **given), played("ifca", 1.0, **given)
+    found, expected = played("fedavg", 0.6, run_dir=pair / "run", **given), played("fedavg", 0.6, **given)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
     assert sorted(path.name for path in (pair / "run" / "checkpoints").iterdir()) == ["2", "4"]
@@ -134,7 +135,7 @@ def test_clients_that_come_and_go_and_the_clock_of_clusterings_are_no_hindrance(
 
 @pytest.mark.slow
 def test_two_processes_take_up_a_run_of_one(slow_pair):
-    compare(slow_pair, "saved 3", played("ifca", 1.0, rounds=3))
+    compare(slow_pair, "saved 3", played("fedavg", 0.6, rounds=3))
 
 
 @pytest.mark.slow
