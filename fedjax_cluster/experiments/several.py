@@ -109,3 +109,8 @@ def to_show(result: SimulationResult, run_dir: pathlib.Path) -> SimulationResult
         _ = result.per_client
     result = result.on_host()
     return result if parallel.is_first() else None
+
+
+def wait() -> None:
+    """Until all processes are here: JAX would have them wait for the first one's pictures for five minutes at most."""
+    parallel.agreed(0)

@@ -34,9 +34,6 @@ from fedjax_cluster.types import PyTree
 AUTO = "auto"
 LOST_SECONDS = 60.0  # without a sign of life, after which a process counts as lost
 START_SECONDS = 300.0  # for all processes to come
-DRAWING_SECONDS = 3600  # that the others wait at the end, while the first draws pictures
-ABORTED = b"""fedjax-cluster: another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)
-"""
 ENDING = threading.Lock()  # taken by who says why this process ends
 HANDLERS: list[Any] = []  # of signals, which nobody else holds
 LONGEST_TEXT = 4096  # bytes of a text that processes agree on
@@ -89,6 +86,9 @@ def start_processes(
     for name in ("jax._src.distributed", "jax._src.clusters"):
         logging.getLogger(name).setLevel(logging.ERROR)
     address = None if coordinator == AUTO else coordinator
+    late = f"not all processes came together{'' if address is None else f' at {address}'} within {start_seconds:g} s; "
+    late += "start every one with the same coordinator and num_processes, and a process_id of its own"
+    _at_an_abort(late)
     try:
         jax.distributed.initialize(
             address,
@@ -97,16 +97,9 @@ def start_processes(
             cluster_detection_method="deactivate" if address else None,
             initialization_timeout=max(1, seconds[0]),
             heartbeat_timeout_seconds=max(1, seconds[1]),
-            shutdown_timeout_seconds=DRAWING_SECONDS,
         )
-        _end_in_one_line()
-        sys.excepthook = _ended_by
     except jax.errors.JaxRuntimeError as error:
-        where = "" if address is None else f" at {address}"
-        raise ProcessLost(
-            f"not all processes came together{where} within {start_seconds:g} s ({_first_line(error)}); start every "
-            "one with the same --coordinator and --num-processes, and an own --process-id"
-        ) from None
+        raise ProcessLost(f"{late} ({_first_line(error)})") from None
     except (ValueError, TypeError, KeyError) as error:
         if address is not None:
             raise
@@ -114,6 +107,8 @@ def start_processes(
             f"coordinator is auto, but no SLURM, Open MPI, Kubernetes or Cloud TPU tells of processes ({error}); give "
             "it as HOST:PORT, with num_processes and process_id"
         ) from None
+    _at_an_abort("another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)")
+    sys.excepthook = _ended_by
 
 
 def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -314,8 +309,8 @@ def _ended_by(kind: type[BaseException], error: BaseException, trace: TracebackT
     end_at_once(1)
 
 
-def _end_in_one_line() -> None:
-    """What XLA does where its own thread finds that another process is gone, is to abort.
+def _at_an_abort(message: str) -> None:
+    """Says this, and ends, where XLA aborts: it does so when its own thread finds that another process is gone.
 
     It takes a callback in place of that, but gives it what Python cannot be given (`std::bad_cast`, jaxlib 0.10). What
     it prints before, TF_CPP_MIN_LOG_LEVEL=4 leaves out.
@@ -323,7 +318,7 @@ def _end_in_one_line() -> None:
 
     def aborted(number: int) -> None:
         if ENDING.acquire(blocking=False):
-            os.write(2, ABORTED)
+            os.write(2, f"fedjax-cluster: {message}\n".encode())
         else:
             time.sleep(1.0)  # the main thread is about to say why
         os._exit(1)
