@@ -14,11 +14,11 @@ from typing import Any
 import fedjax_cluster as fc
 from fedjax_cluster import command_flags
 from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
+from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake, quieten_xla
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
 LOG = logging.getLogger(__name__)
-PROG = "fedjax-cluster"
 SHORTEST_COMPILATION_KEPT = 0.0  # seconds; to read a small program takes a fifth of compiling it
 USAGE = f"""usage: {PROG} COMMAND [...]
 
@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _main(arguments)
         sys.stdout.flush()
+        if status:
+            end_of_several(status)
         return status
     except BrokenPipeError:
         # As other programs do under `| head`; what is still buffered goes nowhere.
@@ -68,11 +70,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
-        return _mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
+        return mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
+    quieten_xla(arguments)
     with Interrupt(command=True) as interrupt:
         try:
             if "--dry-run" not in arguments:  # which keeps no compiled programs either
                 _prepare_jax()
+                fc.experiments.several.start(arguments[0], arguments[1:])
             with _notices_on_stderr():
                 status = command(arguments[1:]) or 0
             interrupt.stop_if_wanted()
@@ -81,16 +85,15 @@ def _main(arguments: Sequence[str] | None) -> int:
             if interrupt.wanted:
                 return _interrupted(error, interrupt.number or 0)
             if isinstance(error, ValueError):
-                return _mistake(str(error))
+                return mistake(str(error))
             if isinstance(error, MemoryError):
-                return _mistake(
-                    f"this does not fit into memory: {error}; ask for fewer clients, examples or parameters"
-                )
+                return mistake(f"this does not fit into memory: {error}; ask for fewer clients, examples or parameters")
             if isinstance(error, SystemExit) and error.code:  # what rich makes of a broken pipe; --help ends with 0
                 raise BrokenPipeError from None
-            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-                return _failure(error)
+            if isinstance(error, OSError | fc.parallel.ProcessLost) and not isinstance(error, BrokenPipeError):
+                return failure(error)
             sys.stdout.flush()
+            end_of_several(1, error)
             raise
     return status
 
@@ -101,29 +104,6 @@ def _interrupted(error: BaseException, number: int) -> int:
     hint = f"; go on with: {PROG} resume {left[0]}" if left else ""
     print(f"interrupted{hint}", file=sys.stderr)
     return 128 + number
-
-
-def _mistake(message: str) -> int:
-    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _failure(error: OSError) -> int:
-    """A full disk, a directory that cannot be written and the like; its notes tell what is kept."""
-    reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-    message = "; ".join([reason, *getattr(error, "__notes__", ())])
-    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
-    return 1
-
-
-@contextlib.contextmanager
-def _keeping(kept: str) -> Iterator[None]:
-    """Adds to an error of the file system what is kept nevertheless."""
-    try:
-        yield
-    except OSError as error:
-        error.add_note(kept)
-        raise
 
 
 @contextlib.contextmanager
@@ -159,15 +139,20 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
-    run_dir = _directory(own["run_dir"]) or _new_directory(f"{config.method}-{_of_data(config)}")
+    given = _directory(own["run_dir"])
+    run_dir = given or _new_directory(f"{config.method}-{_of_data(config)}")
     if own["dry_run"]:
         plan = fc.experiments.plans.plan(config, run_dir)
         fc.experiments.plans.run_table(plan, run_dir).print()
         return
+    run_dir = given or fc.experiments.several.same_directory(run_dir)
+    if own["tune"]:
+        fc.experiments.several.refuse("--tune")
     config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
     every = own["checkpoint_every"]
-    result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
-    _show(result, run_dir)
+    with fc.experiments.several.going_on(run_dir, PROG):
+        result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
+        _show(result, run_dir)
 
 
 def _of_data(config: fc.RunConfig) -> str:
@@ -181,16 +166,19 @@ def _resume(arguments: list[str]) -> int:
     own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison or recipe.")
     every, path = own.checkpoint_every, as_path("run_dir", names[0])
     if fc.experiments.comparison.is_comparison(path):
+        fc.experiments.several.refuse("a comparison")
         go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
         return _compared(go_on, path)
     if fc.experiments.reproduction.is_reproduction(path):
+        fc.experiments.several.refuse("a recipe")
         if own.rounds is not None:
             raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out --rounds")
         with _whole(path):
             fc.recipes.catalogue.resume(path)
         return 0
-    result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
-    _show(result, path)
+    with fc.experiments.several.going_on(path, PROG):
+        result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
+        _show(result, path)
     return 0
 
 
@@ -255,7 +243,7 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         cells = fc.experiments.comparison.read(directory).cells
         table = fc.report.tables.comparison_table(outcomes, cells)
         try:
-            with _keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
+            with keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
                 if any(outcome.histories for outcome in outcomes):
                     fc.experiments.saved_runs.leave_comparison(outcomes, table, directory)
         finally:
@@ -287,7 +275,7 @@ def _report(arguments: list[str]) -> None:
     if not names:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
     names = [str(as_path("RUN_DIR", name)) for name in names]
-    with _keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
+    with keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
         for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out"), own.format):
             print(f"left {path}")
 
@@ -307,7 +295,7 @@ def _reproduce(arguments: list[str]) -> None:
     options = {"quick": own.quick, "full": own.full, "seeds": own.seeds}
     chosen = fc.recipes.catalogue.chosen_recipe(names[0]).name
     directory = _directory(own.run_dir) or fc.recipes.catalogue.place_of(chosen, quick=own.quick, full=own.full)
-    with _whole(directory), _keeping(f"not all was written; what was done is kept in {directory}"):
+    with _whole(directory), keeping(f"not all was written; what was done is kept in {directory}"):
         fc.recipes.catalogue.reproduce(chosen, **options, directory=directory)
 
 
@@ -393,11 +381,14 @@ def _new_directory(name: str) -> pathlib.Path:
 
 
 def _show(result: Any, run_dir: pathlib.Path) -> None:
+    if (result := fc.experiments.several.to_show(result, run_dir)) is None:
+        return fc.experiments.several.wait()
     try:
-        with _keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
+        with keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
             fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
     finally:
         fc.report.tables.summary_table(result.summary, run_dir).print()
+    fc.experiments.several.wait()
 
 
 def _announce(label: str, seed: int, result: Any) -> None:

@@ -23,6 +23,12 @@ class ResumeFlags:
     """communication rounds in all; more than the run had extends it"""
     checkpoint_every: float = CHECKPOINT_SECONDS
     """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
+    coordinator: str | None = None
+    """where process 0 of several listens, as HOST:PORT, or auto; any number of processes can take up a run"""
+    num_processes: int | None = None
+    """how many processes carry out the run (default: 1)"""
+    process_id: int | None = None
+    """which of them this is, from 0"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,7 @@ def completed() -> dict[str, type]:
     """Every command with the flags that a shell completes."""
     nothing, flags = dataclasses.make_dataclass("Nothing", ()), fc.experiments.flags
     return {
-        "run": flags.every_flag(flags.TUNE),
+        "run": flags.every_flag(flags.TUNE, *fc.experiments.several.FLAGS),
         "compare": flags.every_flag(flags.TUNE, flags.SEEDS),
         "sweep": flags.every_flag(flags.SEEDS, flags.RANDOM),
         "resume": ResumeFlags,

@@ -95,6 +95,12 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(value, digest_size=16).hexdigest()
 
 
+def file_digest(path: pathlib.Path) -> str:
+    """The `digest` of a file's bytes, of which only some are in memory at a time."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with a digest of the rest of it."""
     content = plain(dict(content))
@@ -153,7 +159,7 @@ def remove_strays(directory: pathlib.Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def check_writable(directory: pathlib.Path) -> None:
+def check_writable(directory: pathlib.Path, attempts: int = 5) -> None:
     """Raises a ValueError where no file can be made in `directory`, before anything is computed for it.
 
     Leaves nothing behind: a directory that was not there is not there afterwards.
@@ -165,6 +171,8 @@ def check_writable(directory: pathlib.Path) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and attempts > 1:  # another process checks it, and has removed it again
+            return check_writable(directory, attempts - 1)
         raise ValueError(
             f"cannot write to the run directory {directory} ({error.strerror}); choose another one"
         ) from error

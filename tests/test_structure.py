@@ -9,7 +9,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "fedjax_cluster"
 # From the top; a module imports from floors below, or from its own.
 FLOORS = (
-    {"__main__", "cli", "command_flags", "__init__"},
+    {"__main__", "cli", "command_flags", "endings", "__init__"},
     {"recipes"},
     {"bench"},
     {"experiments"},
@@ -50,8 +50,8 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 1 100 for robust aggregation, and faults with their settings; 1 150 for populations on disk and streamed rounds;
 # 1 100 for recipes of the papers' tables and figures that had none, their pictures in panels, and joined data sets;
 # 1 250 for runs that share a program, side by side or in turn; 1 000 for differential privacy with its budget, settings
-# and recipe.
-MOST_LINES = 37_750
+# and recipe; 700 for several processes: how they start, agree, hold their own rows, write checkpoints and end.
+MOST_LINES = 38_450
 
 
 @functools.cache

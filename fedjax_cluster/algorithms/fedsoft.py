@@ -106,7 +106,7 @@ class fedsoft(Method):
         # NOTE: the paper does not say where the clients' models start. Means of models that started apart are no
         # models, so all start from one, the first centre's.
         own = tree.broadcast(cluster_variables(models, jnp.asarray(0)), count)
-        num_examples = jnp.asarray(jax.device_get(population.data.num_examples), jnp.int32)
+        num_examples = jnp.asarray(parallel.fetched(population.data.num_examples), jnp.int32)
         shares = jnp.zeros((count, self.clusters))
         return first_state(models, SoftClients(shares, present, num_examples, jnp.zeros(count, bool), own))
 

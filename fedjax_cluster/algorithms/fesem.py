@@ -97,7 +97,7 @@ class fesem(AveragingMethod):
         else:
             drawn = _draw_distinct(draw_key, present, self.clusters)
             found = self.centres_from_clients(train_key, centres, drawn, population)
-            centres, slot, num_steps = jax.tree.map(jnp.asarray, jax.device_get(found))
+            centres, slot, num_steps = jax.tree.map(jnp.asarray, parallel.fetched(found))
             participants = present.sum().astype(jnp.float32)
             costs = Costs(participants, participants, num_steps, clusterings=1.0)
         clients = HardClients(one_hot(slot, self.clusters), present)

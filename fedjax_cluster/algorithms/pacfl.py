@@ -142,7 +142,7 @@ class pacfl(SearchingMethod):
             )
 
         with progress_note("PACFL: principal vectors of every client") as note:
-            mapped = jax.device_get(self.measure_all(population))
+            mapped = parallel.fetched(self.measure_all(population))
             known = mapped.accepted
             vectors = jnp.where(known[:, None, None, None], mapped.collected, 0.0)
             if self.privacy is not None:

@@ -78,7 +78,7 @@ def models_of_clients(
         steps += float(num_steps)
         suits = np.full(present.shape, LARGEST)
         for clients, cohort, _ in parallel.in_chunks(population):
-            suits[clients] = jax.device_get(_losses(own, cohort, model))[: len(clients)]
+            suits[clients] = parallel.fetched(_losses(own, cohort, model))[: len(clients)]
         losses.append(np.nan_to_num(suits, nan=LARGEST, posinf=LARGEST))
         distance = np.min(losses, axis=0)
     kept = [found[number] for number in _best_together(np.array(losses)[:, np.asarray(present)], num_clusters)]
@@ -106,7 +106,7 @@ def _of_client(population: Population, index: int) -> ClientData:
     x, y, _ = population.data
     row = index if population.placement is None else int(population.placement.place[index])
     own = jax.tree.map(lambda leaf: leaf[index], population.data._replace(x=None, y=None))
-    return jax.tree.map(jnp.asarray, jax.device_get(own._replace(x=x[row], y=y[row])))
+    return jax.tree.map(jnp.asarray, parallel.fetched(own._replace(x=x[row], y=y[row])))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "local", "optimizer", "rounds"))

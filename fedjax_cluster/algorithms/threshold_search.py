@@ -145,7 +145,7 @@ def search_threshold(
             note(f"Light training with α = {threshold:g}, {count} clusters")
             slot = np.zeros(labels.shape[1], np.int32)
             slot[index] = among
-            found[tuple(among)] = jax.device_get(
+            found[tuple(among)] = parallel.fetched(
                 train_in_clusters(
                     train_key,
                     population,

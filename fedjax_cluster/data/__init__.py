@@ -7,7 +7,7 @@ from fedjax_cluster.data.hugging_face import from_partitioner, huggingface
 from fedjax_cluster.data.joining import joined
 from fedjax_cluster.data.leaf_files import leaf
 from fedjax_cluster.data.local_files import image_folder, npz, table
-from fedjax_cluster.data.populations import ClientRows, in_memory, open_population, write_population
+from fedjax_cluster.data.populations import ClientRows, in_memory, on_devices, open_population, write_population
 from fedjax_cluster.data.sources import DatasetNotFoundError, digits, from_arrays, tfds
 from fedjax_cluster.data.validation import check_federation
 
@@ -26,6 +26,7 @@ __all__ = [
     "leaf",
     "load",
     "npz",
+    "on_devices",
     "open_population",
     "openml",
     "scenarios",

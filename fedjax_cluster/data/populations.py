@@ -192,6 +192,28 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
     return Federation(taken_of(federation.train), taken_of(federation.test), validation, group, federation.info)
 
 
+def on_devices(federation: Federation) -> Federation:
+    """A population on disk whose rows `simulate` brings to the devices before the first round, and keeps there.
+
+    For methods that need all clients in a round. The host holds no copy; of several processes each reads the clients of
+    its own devices alone.
+
+    Args:
+      federation: of `open_population`; one in memory is given back as it is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     many = [(np.full((5, 4), client, np.float32), np.arange(5) % 2) for client in range(6)]
+    ...     on_devices(write_population(f"{folder}/mine", many)).train.x.brought
+    True
+    """
+    if not isinstance(federation.train.x, Rows):
+        return federation
+    store = federation.train.x.store
+    train, test = (client_data(store, part, brought=True) for part in PARTS)
+    return federation._replace(train=train, test=test)
+
+
 def is_population(folder: str | os.PathLike) -> bool:
     """Whether a folder looks like a population."""
     return (Path(folder).expanduser() / MANIFEST).is_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from fedjax_cluster.types import ClientData, Federation
 # A record of the index of clients: training and test rows, true group (−1: unknown), and the checksum of the rows.
 CLIENT = np.dtype([("train", "<i4"), ("test", "<i4"), ("group", "<i4"), ("crc", "<u4")])
 PARTS = ("train", "test")
+ALIGNED = 64  # bytes
 MOST_OPEN = 256  # files; a process may have some 1 000
+READ_BYTES = 2**24  # of records brought at a time, beside the arrays that they go into
 READING = {"options": "readahead_buffer_size:0", "file_reader_buffer_size": 32768}  # as few bytes as a client has
 
 
@@ -65,25 +67,36 @@ class Store:
         Raises:
           ValueError: a file is damaged or gone.
         """
-        clients = np.asarray(clients, np.int64)
-        x, y = (np.zeros((len(clients), *self.shape(part, which)[1:]), self.dtype(which)) for which in ("x", "y"))
+        return ClientData(*self._read(part, np.asarray(clients, np.int64), ("x", "y")))
+
+    def rows(self, part: str, which: str, clients: Any) -> np.ndarray:
+        """ "x" or "y" alone of what `read` gives."""
+        x, y, _ = self._read(part, np.asarray(clients, np.int64), (which,))
+        return x if which == "x" else y
+
+    def _read(self, part: str, clients: np.ndarray, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, y and the numbers of rows; of what is not wanted an array without clients."""
+        count = {which: len(clients) if which in wanted else 0 for which in ("x", "y")}
+        x, y = (_zeros((of, *self.shape(part, which)[1:]), self.dtype(which)) for which, of in count.items())
         there = np.flatnonzero((clients >= 0) & (clients < len(self.counts[part])))
         counts = np.zeros(len(clients), np.int32)
         counts[there] = self.counts[part][clients[there]]
         shard = np.searchsorted(self._first, clients, side="right") - 1
         width = self.layout.x_dtype.itemsize * int(np.prod(self.layout.x_shape, dtype=np.int64))
         depth = self.layout.y_dtype.itemsize * int(np.prod(self.layout.y_shape, dtype=np.int64))
-        for number in np.unique(shard[there]).tolist():
-            places = there[shard[there] == number]
+        at_a_time = max(1, READ_BYTES // max(1, self.longest[part] * (width + depth)))
+        for number, places in _some_of_each(shard[there], there, at_a_time):
             records = self._records(part, number, clients[places] - self._first[number])
             for place, count, record in zip(places.tolist(), counts[places].tolist(), records, strict=True):
                 if len(record) != count * (width + depth):
                     raise ValueError(_damaged(self.folder / shard_file(part, number), "a record of another length"))
                 xs = np.frombuffer(record, self.layout.x_dtype, count * width // self.layout.x_dtype.itemsize)
                 ys = np.frombuffer(record, self.layout.y_dtype, offset=count * width)
-                x[place, :count] = xs.reshape(count, *self.layout.x_shape)
-                y[place, :count] = ys.reshape(count, *self.layout.y_shape)
-        return ClientData(x, y, counts)
+                if len(x):
+                    x[place, :count] = xs.reshape(count, *self.layout.x_shape)
+                if len(y):
+                    y[place, :count] = ys.reshape(count, *self.layout.y_shape)
+        return x, y, counts
 
     def shape(self, part: str, which: str) -> tuple[int, ...]:
         """[M, N, ...] of "x" or "y"."""
@@ -107,6 +120,22 @@ class Store:
                 raise ValueError(_damaged(file, " ".join(str(error).split())[:150])) from error
 
 
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that begins where XLA's do: on a CPU it is then used as it is, and not copied."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.zeros(size + ALIGNED, np.uint8)
+    first = -memory.ctypes.data % ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def _some_of_each(shard: np.ndarray, places: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The places of each shard i[C], at most so many together."""
+    for number in np.unique(shard).tolist():
+        own = places[shard == number]
+        for first in range(0, len(own), most):
+            yield number, own[first : first + most]
+
+
 def _damaged(file: Path, what: str) -> str:
     return f"{file} is damaged or gone ({what}): put it back as it was written, or write the population anew"
 
@@ -114,8 +143,9 @@ def _damaged(file: Path, what: str) -> str:
 class Rows:
     """x or y of all clients of a population on disk: an array [M, N, ...] of which single clients can be taken."""
 
-    def __init__(self, store: Store, part: str, which: str):
+    def __init__(self, store: Store, part: str, which: str, brought: bool = False):
         self.store, self.part, self.which = store, part, which
+        self.brought = brought  # to the devices as a whole, before the first round
         self.shape, self.dtype = store.shape(part, which), store.dtype(which)
         self.ndim = len(self.shape)
 
@@ -126,7 +156,7 @@ class Rows:
         """One client's rows [N, ...], or those of clients i[C] as [C, N, ...]; a tuple goes on to take of them."""
         first, *rest = clients if isinstance(clients, tuple) else (clients,)
         several = np.arange(len(self))[first] if isinstance(first, slice) else np.asarray(first)
-        found = getattr(self.store.read(self.part, several.reshape(-1)), self.which)
+        found = self.store.rows(self.part, self.which, several.reshape(-1))
         found = found if several.ndim else found[0]
         return found[(slice(None), *rest) if several.ndim else tuple(rest)] if rest else found
 
@@ -163,6 +193,11 @@ def stored(data: ClientData | Federation) -> bool:
     return isinstance((data.train if isinstance(data, Federation) else data).x, Rows)
 
 
-def client_data(store: Store, part: str) -> ClientData:
+def streamed(data: ClientData) -> bool:
+    """Whether clients' rows lie on disk, and are read as rounds need them."""
+    return isinstance(data.x, Rows) and not data.x.brought
+
+
+def client_data(store: Store, part: str, brought: bool = False) -> ClientData:
     """All clients of a part, without reading them."""
-    return ClientData(Rows(store, part, "x"), Rows(store, part, "y"), store.counts[part])
+    return ClientData(Rows(store, part, "x", brought), Rows(store, part, "y", brought), store.counts[part])

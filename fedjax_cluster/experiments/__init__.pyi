@@ -12,5 +12,6 @@ from . import recipe as recipe
 from . import reproduction as reproduction
 from . import runs as runs
 from . import saved_runs as saved_runs
+from . import several as several
 from . import sweeps as sweeps
 from . import tuning as tuning

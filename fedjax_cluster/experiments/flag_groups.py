@@ -49,7 +49,7 @@ LESS_USED = {
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],
     "privacy": GROUPS["privacy"],
-    "run": ("eval_clients", "checkpoint_every", "join", "leave"),
+    "run": ("eval_clients", "checkpoint_every", "join", "leave", "coordinator", "num_processes", "process_id"),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal
 SHORTEST_SENTENCE = 12  # characters; what is shorter is a symbol

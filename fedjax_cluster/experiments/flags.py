@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.experiments import sweeps
+from fedjax_cluster.experiments import several, sweeps
 from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.config_files import Several, options_for, overridden, read, without_several
 from fedjax_cluster.experiments.flag_groups import (
@@ -46,6 +46,7 @@ COMMAND_FLAGS = (
     "defaults_of",
     "join",
     "leave",
+    *several.Given._fields,
 )
 SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
 DEFAULTS_OF: Field = (
@@ -87,7 +88,7 @@ def parse_run(method: str | None, arguments: Sequence[str], prog: str) -> tuple[
     file = _file(arguments)
     method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
-    groups = grouped([*_common_fields(method), *_command_fields(), TUNE], method)
+    groups = grouped([*_common_fields(method), *_command_fields(), TUNE, *several.FLAGS], method)
     groups[method] += _options(method)
     given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
     config = _config(method, [method], _explicit(given, arguments, file), file)

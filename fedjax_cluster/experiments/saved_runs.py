@@ -230,9 +230,14 @@ def leave_run(
     plots = report.pages.write_plots(directory, run, formats=formats, brief=brief)
     more = "Pictures of the clients and of the method are added by the command report." if brief else ""
     finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
-    if finished is not None and not brief and told.settings.get("eval_clients") is None:
+    if finished is not None and not brief and shows_clients(source):
         told = told._replace(per_client=finished.per_client)
     return [*plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
+
+
+def shows_clients(path: pathlib.Path) -> bool:
+    """Whether a run's page has a table of its clients, for which all of them are evaluated."""
+    return (read_config(path)["experiment"] or {}).get("eval_clients") is None
 
 
 def leave_comparison(

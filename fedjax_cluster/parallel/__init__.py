@@ -1,5 +1,6 @@
 """Clients over the machine: the mapping, rows of clients, and the one loop that maps and reduces over clients."""
 
+from fedjax_cluster.parallel import processes
 from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
 from fedjax_cluster.parallel.chunks import bytes_per_client
 from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if
@@ -18,6 +19,7 @@ from fedjax_cluster.parallel.mapping import (
     row_sharding,
     use_all_cores,
 )
+from fedjax_cluster.parallel.processes import ProcessLost, agreed, fetched, is_first, several, start_processes
 from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
     deal,

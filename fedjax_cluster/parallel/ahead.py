@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -15,8 +16,9 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_cluster.data.stored import Rows, Store, stored
-from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows
+from fedjax_cluster.data.stored import Rows, Store, streamed
+from fedjax_cluster.parallel import processes
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, row_sharding
 from fedjax_cluster.parallel.rows import whole_population
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Population
 
@@ -45,14 +47,41 @@ class CohortsAhead:
 
 def read_cohorts(population: Population, start: int, index: Any, mask: Any, weights: Any) -> CohortsAhead:
     """The cohorts of rounds from `start` on, of clients index i32[R, C] where mask bool[R, C] holds."""
-    wanted = np.where(mask, index, -1)
-    x, y, count = _store(population).read("train", wanted.reshape(-1))
-    # Who joins later has rows on disk, but none yet.
-    data = ClientData(*(leaf.reshape(*index.shape, *leaf.shape[1:]) for leaf in (x, y, count)))
     mapping = population.mapping
     sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P(None, AXIS))
-    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), Cohort(index, mask, data, weights, mapping))
-    return CohortsAhead(jnp.asarray(start, jnp.int32), placed)
+    # Who joins later has rows on disk, but none yet.
+    data = _read_placed(_store(population), "train", np.where(mask, index, -1), sharding)
+    numbers = jax.tree.map(functools.partial(processes.put, sharding=sharding), (index, mask, weights))
+    cohorts = Cohort(numbers[0], numbers[1], data, numbers[2], mapping)
+    return CohortsAhead(jnp.asarray(start, jnp.int32), cohorts)
+
+
+def _read_placed(store: Store, part: str, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
+    """The rows of clients i[..., C] on the devices; a process reads those that its own devices have."""
+    lead = wanted.ndim
+
+    def read(clients: np.ndarray) -> ClientData:
+        found = store.read(part, clients.reshape(-1))
+        return ClientData(*(leaf.reshape(*clients.shape, *leaf.shape[1:]) for leaf in found))
+
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), read(wanted))
+    blocks: dict[tuple, ClientData] = {}
+    for places in sharding.addressable_devices_indices_map(wanted.shape).values():
+        assert places is not None
+        if (key := _ends(places)) not in blocks:
+            blocks[key] = read(wanted[places])
+
+    def placed(which: int, shape: tuple[int, ...]) -> jax.Array:
+        return jax.make_array_from_callback(
+            (*wanted.shape, *shape), sharding, lambda index: blocks[_ends((index or ())[:lead])][which]
+        )
+
+    return ClientData(placed(0, store.shape(part, "x")[1:]), placed(1, store.shape(part, "y")[1:]), placed(2, ()))
+
+
+def _ends(places: tuple[slice, ...]) -> tuple:
+    return tuple((place.start, place.stop) for place in places)
 
 
 def in_chunks(
@@ -68,7 +97,7 @@ def in_chunks(
     Returns:
       For each chunk the numbers, a cohort of C ≥ n rows of which the first n are these clients, and the others' rows.
     """
-    if not stored(population.data):
+    if not streamed(population.data):
         cohort = whole_population(population)
         yield np.arange(len(cohort.index)), cohort, others
         return
@@ -83,8 +112,10 @@ def in_chunks(
     def read(numbers: np.ndarray) -> tuple[np.ndarray, Cohort, tuple[ClientData, ...]]:
         wanted = np.pad(numbers, (0, rows - len(numbers)), constant_values=size).astype(np.int32)
         mask = np.pad(held[numbers] > 0, (0, rows - len(numbers)))
-        found = [store.read(part, np.where(mask, wanted, -1)) for part in ("train", *parts)]
-        index, mask, found = place_rows(mapping, (np.where(mask, wanted, size), mask, found))
+        found = [
+            _read_placed(store, part, np.where(mask, wanted, -1), row_sharding(mapping)) for part in ("train", *parts)
+        ]
+        index, mask = place_rows(mapping, (np.where(mask, wanted, size), mask))
         return numbers, Cohort(index, mask, found[0], None, mapping), tuple(found[1:])
 
     yield from read_ahead(read, (clients[first : first + rows] for first in range(0, len(clients), rows)))

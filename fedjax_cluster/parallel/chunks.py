@@ -12,6 +12,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 
+from fedjax_cluster.parallel import processes
 from fedjax_cluster.types import ClientMapping, PyTree
 
 SHARE = 0.25  # of the free memory, for the clients that are computed together
@@ -34,7 +35,10 @@ def chunk_size(fn: Callable[..., Any], one: tuple, mapping: ClientMapping, count
         return count
     if mapping.chunk_size is not None:
         return min(mapping.chunk_size, count)
-    device = jax.devices()[0] if mapping.mesh is None else mapping.mesh.devices.flat[0]
+    if mapping.mesh is None:
+        device = jax.local_devices()[0]
+    else:  # one of this process, but where there is none, as it is only compiled for
+        device = mapping.mesh.local_devices[0] if processes.several() else mapping.mesh.devices.flat[0]
     room, bound = SHARE * free_memory(device) / mapping.runs, max(1, bytes_per_client(fn, one))
     # The bound is up to six times too large, but nothing is compiled where it settles the matter.
     if count * bound <= room:
@@ -43,9 +47,10 @@ def chunk_size(fn: Callable[..., Any], one: tuple, mapping: ClientMapping, count
 
 
 def free_memory(device: Any) -> int:
-    """Bytes that a device has left, as far as it tells."""
+    """Bytes that a device has left, as far as it tells; of several processes, which must find the same, all it has."""
     stats = device.memory_stats() or {}
-    return max(0, stats.get("bytes_limit", UNKNOWN_MEMORY) - stats.get("bytes_in_use", 0))
+    used = 0 if processes.several() else stats.get("bytes_in_use", 0)
+    return max(0, stats.get("bytes_limit", UNKNOWN_MEMORY) - used)
 
 
 def compiled_bytes(fn: Callable[..., Any], one: tuple, device: Any) -> int:

@@ -23,6 +23,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_cluster.parallel import processes
 from fedjax_cluster.types import ClientMapping, PyTree, State
 
 AXIS = "clients"
@@ -65,7 +66,7 @@ def use_all_cores(cores: int | None = None) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError as error:
-        if jax.default_backend() == "cpu" and jax.device_count() == cores:
+        if jax.default_backend() == "cpu" and jax.local_device_count() == cores:
             return
         raise RuntimeError(
             f"JAX has already started with {jax.device_count()} device(s), so the number of CPU devices cannot "
@@ -157,7 +158,7 @@ def device_memory() -> float:
     >>> device_memory() > 0
     True
     """
-    found = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    found = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if found is None:
         try:
             found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -178,13 +179,13 @@ def row_sharding(mapping: ClientMapping) -> NamedSharding | None:
 def place_rows(mapping: ClientMapping, rows: PyTree) -> PyTree:
     """Puts leaves [M, ...] on the devices, divided among them by client."""
     sharding = row_sharding(mapping)
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), rows)
+    return jax.tree.map(lambda leaf: processes.put(leaf, sharding), rows)
 
 
 def replicate(mapping: ClientMapping, values: PyTree) -> PyTree:
     """Puts a copy of every leaf on each device."""
     sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P())
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), values)
+    return jax.tree.map(lambda leaf: processes.put(leaf, sharding), values)
 
 
 def state_shardings(state: State, mapping: ClientMapping) -> State | None:
@@ -200,8 +201,10 @@ def place_state(state: State, mapping: ClientMapping) -> State:
     """Puts a state on the devices, in buffers of its own that may be donated."""
     # A weak type, as of jnp.full(3, 0.0), would not come back from the first round: a second compilation.
     state = jax.tree.map(lambda leaf: leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf, state)
-    state = jax.device_put(state, may_alias=False)
     shardings = state_shardings(state, mapping)
+    if processes.several() and shardings is not None:
+        return jax.tree.map(processes.copied, jax.tree.map(processes.put, state, shardings), shardings)
+    state = jax.device_put(state, may_alias=False)
     return state if shardings is None else jax.device_put(state, shardings)
 
 

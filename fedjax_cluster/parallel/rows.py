@@ -17,8 +17,8 @@ from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.data.stored import Rows, too_large
 from fedjax_cluster.parallel import messages
-from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, platform, replicate
-from fedjax_cluster.parallel.tiles import tiled
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, platform, replicate, row_sharding
+from fedjax_cluster.parallel.tiles import Tiled, tiled, tiles_of
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Placement, Population, PyTree, Selection
 
 SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
@@ -38,29 +38,59 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     """
     devices = num_devices(mapping)
     missing = -len(data.num_examples) % devices
-    if isinstance(data.x, Rows):
-        num_examples = np.pad(np.asarray(data.num_examples), (0, missing))
+    num_examples = np.asarray(data.num_examples)
+    if isinstance(data.x, Rows) and not data.x.brought:
+        num_examples = np.pad(num_examples, (0, missing))
         work = None if work is None or devices == 1 or not np.ptp(work) else np.pad(np.float32(work), (0, missing))
         num_examples, work = replicate(mapping, (num_examples, work))
         return Population(data._replace(num_examples=num_examples), info, mapping, work)
-    if missing:
-        data = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros((missing, *leaf.shape[1:]), leaf.dtype)]), data)
-    data = jax.tree.map(np.asarray, data)
-    x, y, _ = data
-    placement = None
+
+    def padded(leaf: Any) -> np.ndarray:
+        return np.pad(np.asarray(leaf), ((0, missing), *((0, 0),) * (np.ndim(leaf) - 1)))
+
+    numbers, order, placement = jax.tree.map(padded, data._replace(x=None, y=None)), None, None
     if work is None or devices == 1 or not np.ptp(work):
         work = None
     else:
         work = np.pad(np.asarray(work, np.float32), (0, missing))
         client = np.asarray(_dealt(work, devices))
         if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices):
-            x, y = x[client], y[client]
-            placement = Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
-    if platform(mapping) == "tpu":
-        x, y = tiled(x), tiled(y)
-    x, y = place_rows(mapping, (x, y))
-    numbers, work, placement = replicate(mapping, (data._replace(x=None, y=None), work, placement))
+            order, placement = client, Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
+    x, y = (_brought(leaf, order, missing, mapping) for leaf in (data.x, data.y))
+    numbers, work, placement = replicate(mapping, (numbers, work, placement))
     return Population(numbers._replace(x=x, y=y), info, mapping, work, placement)
+
+
+def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientMapping) -> Any:
+    """Rows [M, N, ...] on the devices, in an order i[M] of clients and with so many absent; a process takes its own."""
+    leaf = leaf if isinstance(leaf, Rows) else np.asarray(leaf)
+    count = len(leaf)
+    tiles = tiles_of(leaf) if platform(mapping) == "tpu" else None
+
+    def rows(places: slice) -> np.ndarray:
+        wanted = np.arange(count + missing)[places]
+        if order is not None:
+            wanted = order[wanted]
+            there = wanted < count
+            found = np.zeros((len(wanted), *leaf.shape[1:]), leaf.dtype)
+            found[there] = leaf[wanted[there]]
+        else:
+            found = leaf[places]
+            if len(found) < len(wanted):
+                absent = np.zeros((len(wanted) - len(found), *leaf.shape[1:]), leaf.dtype)
+                found = np.concatenate([found, absent])
+        return found if tiles is None else tiled(found).tiles
+
+    sharding, shape = row_sharding(mapping), leaf.shape[1:] if tiles is None else tiles
+    if sharding is None:
+        held = jax.device_put(rows(slice(None)))
+    else:
+        size = (count + missing, *shape)
+        # Device by device: what is read for one is let go of before the next.
+        places = sharding.addressable_devices_indices_map(size)
+        parts = [jax.device_put(rows(place[0]), device) for device, place in places.items() if place is not None]
+        held = jax.make_array_from_single_device_arrays(size, sharding, parts)
+    return held if tiles is None else Tiled(held, tuple(leaf.shape[1:]))
 
 
 def _longest(work: np.ndarray, devices: int) -> float:

@@ -4,6 +4,7 @@ from . import churn as churn
 from . import devices as devices
 from . import evaluation as evaluation
 from . import history as history
+from . import joint as joint
 from . import ledger as ledger
 from . import loggers as loggers
 from . import loop as loop

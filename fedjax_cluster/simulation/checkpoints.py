@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import pathlib
@@ -10,14 +11,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as orbax
 
-from fedjax_cluster.files import digest, read_json, sealed, write_json
+from fedjax_cluster import parallel
+from fedjax_cluster.files import digest, file_digest, read_json, sealed, write_json
 from fedjax_cluster.types import State
 
 KEPT = 2
 HISTORY = "history/metadata"  # as orbax calls the file of a JSON item
+PRESENT = "clients.present"
 SEAL = "seal.json"  # digests of the other files
 LOG = logging.getLogger(__name__)
 
@@ -51,19 +55,24 @@ class Checkpoints:
     def save(self, number: int, saved: Saved) -> None:
         """Saves what `number` rounds led to; a checkpoint of that round that is there already stays.
 
-        Unless it was saved before its evaluation: then it gives way.
+        Unless it was saved before its evaluation: then it gives way. Of several processes each writes what its own
+        devices have, and the first seals it.
         """
-        if number in self._manager.all_steps():
-            step = self._directory / str(number)
-            if not (step / SEAL).is_file() or _checked_seal(step)["evaluated"] == saved.evaluated:
-                return
+        step = self._directory / str(number)
+        if there := parallel.agreed(int(number in self._manager.all_steps())):
+            there += not (step / SEAL).is_file() or _checked_seal(step)["evaluated"] == saved.evaluated
+        if (there := parallel.agreed(there)) == 2:
+            return
+        if there:
             self._manager.delete(number)
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
-        leaves = _without_empty(_names(saved.state), jax.tree.leaves(self._cut(saved.state)))
+        held = saved.state if parallel.several() else self._cut(jax.device_get(saved.state))
+        leaves = _without_empty(_names(saved.state), jax.tree.leaves(held))
         args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
         self._manager.save(number, args=args)
         self._manager.wait_until_finished()
-        step = self._directory / str(number)
+        if not parallel.is_first():
+            return
         about = {"round": number, "evaluated": saved.evaluated, "events": saved.events, "files": _digests(step)}
         write_json(step / SEAL, sealed(about))
 
@@ -78,7 +87,10 @@ class Checkpoints:
         reasons = []
         for number in sorted(self._manager.all_steps(), reverse=True):
             try:
-                found = self._read(number, like, must_be_sealed)
+                with parallel.processes.together():
+                    found = self._read(number, like, must_be_sealed)
+            except parallel.ProcessLost:
+                raise
             except Exception as error:  # orbax and tensorstore raise what they like
                 reasons.append(f"{number}: {' '.join(str(error).split())[:150]}")
                 continue
@@ -101,31 +113,34 @@ class Checkpoints:
             return self._read_unsealed(number, like)
         # Before orbax reads anything: what its threads meet in a damaged file, they print.
         seal = _checked_seal(step)
-        if seal["files"] != _digests(step):
-            raise Damaged("its files are not those that were saved")
+        with parallel.processes.together():
+            if parallel.is_first() and seal["files"] != _digests(step):
+                raise Damaged("its files are not those that were saved")
         names, leaves = _names(like), jax.tree.leaves(like)
-        wanted = orbax.args.Composite(state=orbax.args.StandardRestore(), history=orbax.args.JsonRestore())
+        saved = self._metadata(number)
+        # Several processes save the rows that fill up their devices too.
+        rows = saved[PRESENT].shape[0]
+        there = dict(zip(names, _shapes(like, rows), strict=True))
+        for name, leaf in zip(names, leaves, strict=True):
+            own = saved.get(name, jax.ShapeDtypeStruct(there[name], leaf.dtype))
+            if (tuple(own.shape), own.dtype) != (there[name], leaf.dtype) or rows < self._num_clients:
+                raise Damaged(f"{name} is {own.dtype}{own.shape}, where the method has {leaf.dtype}{there[name]}")
+        if parallel.several():
+            target = {name: _abstract(leaf) for name, leaf in zip(names, leaves, strict=True) if name in saved}
+        else:
+            target = {name: np.empty(saved[name].shape, saved[name].dtype) for name in names if name in saved}
+        restored = orbax.args.StandardRestore(target, strict=False)
+        wanted = orbax.args.Composite(state=restored, history=orbax.args.JsonRestore())
         found = self._manager.restore(number, args=wanted)
-        arrays = {name: np.asarray(leaf) for name, leaf in found["state"].items()}
         state = []
-        cuts: list[Any] = jax.tree.leaves(self._cut(like))
-        for name, leaf, cut in zip(names, leaves, cuts, strict=True):
-            array: Any = arrays.get(name, cut)
-            if (array.shape, array.dtype) != (cut.shape, cut.dtype):
-                raise Damaged(f"{name} is {array.dtype}{array.shape}, where the method has {cut.dtype}{cut.shape}")
-            if array.shape != leaf.shape:  # the rows that fill up these devices
-                whole = np.array(leaf)
-                whole[tuple(map(slice, array.shape))] = array
-                array = whole
-            state.append(jax.device_put(array, leaf.sharding))
+        for name, leaf, kept in zip(names, leaves, _shapes(like, self._num_clients), strict=True):
+            state.append(_filled_up(found["state"][name], leaf, kept) if name in saved else leaf)
         history = _columns(found["history"])
         return Saved(jax.tree.structure(like).unflatten(state), history, seal["evaluated"], seal["events"])
 
     def _read_unsealed(self, number: int, like: State) -> Saved:
         """A checkpoint of a version that kept no digests, and the rows that its devices added."""
-        names = _names(like)
-        folder: Any = self._directory / str(number) / "state"
-        saved = orbax.StandardCheckpointHandler().metadata(folder).tree
+        names, saved = _names(like), self._metadata(number)
         if all(str(name).isdigit() for name in saved):
             names = _places_in_version_0_1(like)
         target = jax.tree.map(_abstract, _without_empty(names, jax.tree.leaves(like)))
@@ -135,29 +150,28 @@ class Checkpoints:
         state = [restored["state"].get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         return Saved(treedef.unflatten(state), _columns(restored["history"]))
 
+    def _metadata(self, number: int) -> Mapping[str, Any]:
+        """Shapes and dtypes of what was saved, by name."""
+        folder: Any = self._directory / str(number) / "state"
+        return orbax.StandardCheckpointHandler().metadata(folder).tree
+
     def _set_aside(self, number: int) -> None:
         """Keeps a damaged checkpoint beside the others, where it is none of them."""
         if self._read_only:
             return
-        aside = self._directory.parent / "damaged"
-        aside.mkdir(exist_ok=True)
-        place = next(path for i in range(1000) if not (path := aside / f"{number}-{i}").exists())
-        (self._directory / str(number)).rename(place)
+        with parallel.processes.together():
+            if parallel.is_first():
+                aside = self._directory.parent / "damaged"
+                aside.mkdir(exist_ok=True)
+                place = next(path for i in range(1000) if not (path := aside / f"{number}-{i}").exists())
+                (self._directory / str(number)).rename(place)
         self._manager.reload()
 
     def _cut(self, state: State) -> State:
-        """On the host, without the rows that fill up the devices: any number of devices can take it up."""
-        state = jax.device_get(state)
-        padded, count = len(state.clients.present), self._num_clients
-        if padded == count:
-            return state
-
-        def between(leaf: np.ndarray) -> np.ndarray:
-            return leaf[..., :count, :count] if leaf.shape[-2:] == (padded, padded) else leaf
-
-        return state._replace(
-            clients=jax.tree.map(lambda leaf: leaf[:count], state.clients), server=jax.tree.map(between, state.server)
-        )
+        """A state on the host without the rows that fill up the devices: any number of devices can take it up."""
+        leaves, treedef = jax.tree.flatten(state)
+        shapes = _shapes(state, self._num_clients)
+        return treedef.unflatten(leaf[_within(shape)] for leaf, shape in zip(leaves, shapes, strict=True))
 
 
 def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
@@ -171,6 +185,49 @@ def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     return None
 
 
+def _shapes(state: State, rows: int) -> list[tuple[int, ...]]:
+    """The shapes of a state's leaves with so many rows of clients."""
+    padded = len(state.clients.present)
+
+    def between(leaf: Any) -> tuple[int, ...]:
+        return (*leaf.shape[:-2], rows, rows) if leaf.shape[-2:] == (padded, padded) else leaf.shape
+
+    shapes = jax.tree.map(lambda leaf: _Shape(leaf.shape), state)._replace(
+        clients=jax.tree.map(lambda leaf: _Shape((rows, *leaf.shape[1:])), state.clients),
+        server=jax.tree.map(lambda leaf: _Shape(between(leaf)), state.server),
+    )
+    return [shape.sides for shape in jax.tree.leaves(shapes)]
+
+
+@dataclasses.dataclass
+class _Shape:
+    """A leaf, as a tuple is none."""
+
+    sides: tuple[int, ...]
+
+
+def _within(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    return (*map(slice, shape), ...)
+
+
+def _filled_up(saved: Any, leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """What was saved within a shape, and a leaf's own rows beyond it, where the leaf lies."""
+    if isinstance(saved, jax.Array):
+        return jax.jit(_chosen, static_argnums=2, out_shardings=leaf.sharding)(saved, leaf, shape)
+    whole = saved
+    if shape != leaf.shape:
+        whole = np.array(leaf)
+        whole[_within(shape)] = saved[_within(shape)]
+    return jax.device_put(whole, leaf.sharding)
+
+
+def _chosen(saved: jax.Array, leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    inside = jnp.ones(leaf.shape, bool)
+    for axis, length in enumerate(shape):
+        inside &= jax.lax.broadcasted_iota(jnp.int32, leaf.shape, axis) < length
+    return jnp.where(inside, saved, leaf)
+
+
 def _checked_seal(step: pathlib.Path) -> dict[str, Any]:
     seal = read_json(step / SEAL)
     if seal["round"] != int(step.name):
@@ -181,7 +238,7 @@ def _checked_seal(step: pathlib.Path) -> dict[str, Any]:
 def _digests(step: pathlib.Path) -> dict[str, str]:
     """Of a checkpoint's files, by name."""
     found = sorted(path for path in step.rglob("*") if path.is_file() and path.name != SEAL)
-    return {path.relative_to(step).as_posix(): digest(path.read_bytes()) for path in found}
+    return {path.relative_to(step).as_posix(): file_digest(path) for path in found}
 
 
 def _columns(history: dict[str, list[float]]) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_cluster import parallel
 from fedjax_cluster.types import Churn, ClientData, ClusteredAlgorithm, Population, State
 
 
@@ -71,7 +72,7 @@ class Schedule:
         padded[: len(self.absent)] = self.absent
         count = np.where(padded, 0, np.asarray(population.data.num_examples)).astype(np.int32)
         held = population.data.num_examples
-        data = population.data._replace(num_examples=jax.device_put(count, getattr(held, "sharding", None)))
+        data = population.data._replace(num_examples=parallel.processes.put(count, getattr(held, "sharding", None)))
         return dataclasses.replace(population, data=data)
 
     def next_after(self, done: int) -> float:
@@ -87,7 +88,7 @@ class Schedule:
         It is fetched: operations one by one on arrays divided among devices could hang. `data` are all clients'
         training rows.
         """
-        state = jax.device_get(state)
+        state = parallel.fetched(state)
         for change in self.due(done):
             gone = np.asarray(change.leave, np.int32)
             clients = state.clients

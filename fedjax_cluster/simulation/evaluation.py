@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +14,24 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.clustering.scores import adjusted_rand_index
-from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.stored import stored, streamed
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State
+
+
+class Evaluation(NamedTuple):
+    """What a callback sees after each evaluation."""
+
+    round: int  # rounds done
+    state: State
+    figures: Mapping[str, float]  # the federation's metrics and the last round's report
+
+
+Callback = Callable[[Evaluation], Mapping[str, float] | None]
 
 
 class MoreMetrics(NamedTuple):
@@ -117,10 +128,10 @@ def evaluate_in_chunks(
     options = {"model": model, "algorithm": algorithm}
     if not stored(population.data):
         found = evaluate_clients(rng_key, state, population, test, given, **options)
-        yield np.arange(len(population.data.num_examples)), jax.device_get(found)
+        yield np.arange(len(population.data.num_examples)), parallel.fetched(found)
         return
     for numbers, cohort, (rows,) in parallel.in_chunks(population, test, clients=clients):
-        found = jax.device_get(evaluate_cohort(rng_key, state, cohort, rows, given, **options))
+        found = parallel.fetched(evaluate_cohort(rng_key, state, cohort, rows, given, **options))
         yield numbers, {name: value[: len(numbers)] for name, value in found.items()}
 
 
@@ -141,7 +152,7 @@ def evaluator(
       clients: i[n] of those to evaluate, ascending; None is all. The others' metrics are NaN, or left out where the
         rows are on disk.
     """
-    if stored(test):
+    if streamed(test):
 
         def evaluate(state: State, warm_up: bool = False) -> dict[str, np.ndarray]:
             options = {"model": model, "algorithm": algorithm}
@@ -156,7 +167,7 @@ def evaluator(
     placed = parallel.place_population(test, population.info, population.mapping).data
     told_apart, given = lifted(algorithm)
     options = {"model": model, "algorithm": told_apart}
-    return lambda state, warm_up=False: jax.device_get(
+    return lambda state, warm_up=False: parallel.fetched(
         evaluate_clients(rng_key, state, population, placed, given, **options)
     )
 

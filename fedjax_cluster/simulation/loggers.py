@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fedjax_cluster import parallel
 from fedjax_cluster.simulation.loop import Evaluation
 
 
@@ -43,7 +44,7 @@ def json_lines(path: str | os.PathLike) -> Log:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": evaluation.round, **_finite(evaluation)}) + "\n")
 
-    return log
+    return _of_the_first(log)
 
 
 def tensorboard(folder: str | os.PathLike) -> Log:
@@ -63,7 +64,7 @@ def tensorboard(folder: str | os.PathLike) -> Log:
             writer.add_scalar(name, value, evaluation.round)
         writer.flush()
 
-    return log
+    return _of_the_first(log)
 
 
 def wandb(**options: Any) -> Log:
@@ -84,7 +85,7 @@ def wandb(**options: Any) -> Log:
     def log(evaluation: Evaluation) -> None:
         run.log(_finite(evaluation), step=evaluation.round)
 
-    return log
+    return _of_the_first(log)
 
 
 def mlflow(experiment: str | None = None) -> Log:
@@ -106,7 +107,12 @@ def mlflow(experiment: str | None = None) -> Log:
     def log(evaluation: Evaluation) -> None:
         library.log_metrics(_finite(evaluation), step=evaluation.round)
 
-    return log
+    return _of_the_first(log)
+
+
+def _of_the_first(log: Log) -> Log:
+    """A log that of several processes only the first keeps."""
+    return lambda evaluation: log(evaluation) if parallel.is_first() else None
 
 
 def _finite(evaluation: Evaluation) -> Mapping[str, float]:

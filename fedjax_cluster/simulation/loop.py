@@ -7,10 +7,9 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -27,6 +26,8 @@ from fedjax_cluster.simulation.assignments import Kept, with_moves
 from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import (
+    Callback,
+    Evaluation,
     chosen_clients,
     evaluator,
     federation_figures,
@@ -43,6 +44,7 @@ from fedjax_cluster.simulation.history import (
     warn_of_divergence,
     with_figures,
 )
+from fedjax_cluster.simulation.joint import check_processes, heard, shown
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
@@ -67,18 +69,8 @@ SAVING_SHARE = 0.02  # of the time, at most
 FIRST_SAVING = 0.1  # seconds, before one was measured
 
 
-class Evaluation(NamedTuple):
-    """What a callback sees after each evaluation."""
-
-    round: int  # rounds done
-    state: State
-    figures: Mapping[str, float]  # the federation's metrics and the last round's report
-
-
-Callback = Callable[[Evaluation], Mapping[str, float] | None]
-
-
 @in_32_bits
+@parallel.processes.losses()
 def simulate(
     algorithm: ClusteredAlgorithm,
     federation: Federation,
@@ -128,31 +120,22 @@ def simulate(
 
     Raises:
       ValueError: the federation cannot be used, a number is out of range, or run_dir holds another experiment.
+      ProcessLost: another process of the run has gone; see `parallel.start_processes`.
       KeyboardInterrupt: on Ctrl-C, after a checkpoint where there is a run_dir and a round has been done.
       Terminated: on SIGTERM, likewise; a SystemExit with status 143.
     """
-    churn = check_arguments(
-        algorithm,
-        federation,
-        rounds=rounds,
-        seed=seed,
-        eval_every=eval_every,
-        eval_clients=eval_clients,
-        metrics=metrics,
-        callbacks=callbacks,
-        churn=churn,
-        run_dir=run_dir,
-        mapping=mapping,
-        time_clustering=time_clustering,
-        progress=progress,
-        checkpoint_every=checkpoint_every,
-        config=config,
-        fault=fault,
+    given = dict(locals())
+    with parallel.processes.together():
+        churn = check_arguments(**given)
+        algorithm, federation = afflict(algorithm, federation, fault, seed)
+        schedule = Schedule(churn, algorithm, federation.train.num_examples)
+        directory = kept_in(
+            run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault
+        )
+        mapping = parallel.client_mapping() if mapping is None else mapping
+    check_processes(
+        algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault, mapping=mapping, rounds=rounds
     )
-    algorithm, federation = afflict(algorithm, federation, fault, seed)
-    schedule = Schedule(churn, algorithm, federation.train.num_examples)
-    directory = kept_in(run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault)
-    mapping = parallel.client_mapping() if mapping is None else mapping
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         run.config, run.pause = config, checkpoint_every
@@ -167,27 +150,28 @@ def simulate(
         chosen = chosen_clients(len(federation.test.num_examples), eval_clients, seed)
         model = with_metrics(algorithm.model, metrics)
         evaluate = evaluator(run.keys.evaluation, algorithm, model, run.train, federation.test, chosen)
-        bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=progress))
+        bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=shown(progress)))
         stack.enter_context(interrupt.patiently())
         started, length, figures, speed = time.perf_counter(), 1, {}, 0.0
         run.segment(0)  # compiles, runs no round
-        if not interrupt.wanted:
+        if not heard(interrupt):
             evaluate(run.state, warm_up=True)
         run.compile_seconds = time.perf_counter() - started
-        while (run.done < rounds or not run.evaluated) and not interrupt.wanted:
+        while not (ended := heard(interrupt)) and (run.done < rounds or not run.evaluated):
             if run.evaluated:
                 done = run.done
                 run.apply_churn()
                 due = min(rounds, (done // eval_every + 1) * eval_every)
                 elapsed, speed = run.rounds_until(min(due, done + length, schedule.next_after(done)))
-                length = max(1, min(LONGEST_SEGMENT, int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))))
+                length = int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))
+                length = parallel.agreed(max(1, min(LONGEST_SEGMENT, length)))
                 run.evaluated = run.done < due
             if run.done < rounds or not run.evaluated:
                 run.save_in_time()
-            if not run.evaluated and not interrupt.wanted:
+            if not run.evaluated and not heard(interrupt):
                 figures = run.add_figures(evaluate(run.state), callbacks)
             bar.update(run.done, {**figures, **last_report(run.history), **run.waiting()}, speed)
-        if time_clustering and not interrupt.wanted:
+        if time_clustering and not ended:
             run.time_clustering()
         result = run.finish()
         interrupt.stop_if_wanted(*([] if directory is None else [str(directory.path)]))
@@ -250,6 +234,7 @@ class Run:
 
     def add_rounds(self, reports: Mapping[str, Any], start: int, reached: int, elapsed: float) -> float:
         """The reports of rounds into the history; how many times a client took part in them."""
+        reports = parallel.fetched(reports)
         rows = rows_of_rounds(reports, start, reached, elapsed, self.info.costs if start == 0 else None)
         if rows["event"][-1]:
             self.take_snapshot(reached - 1)
@@ -265,7 +250,7 @@ class Run:
         diverged = diverged_since(self.history, num_clients) is not None
         figures = federation_figures(per_client, diverged=diverged)
         if (faulty := faulty_clients(self.federation)).any() and not faulty.all():
-            assigned = np.asarray(labels(self.state.clients.membership))[:num_clients]
+            assigned = parallel.fetched(labels(self.state.clients.membership))[:num_clients]
             figures |= honest_figures(per_client, assigned, self.federation.group, ~faulty, diverged)
         latest = {**figures, **last_report(self.history)}
         for callback in callbacks:
@@ -287,7 +272,7 @@ class Run:
         """What the method keeps of the state after an event, in the run directory too."""
         if self.algorithm.snapshot is None:
             return
-        content = self.algorithm.snapshot(jax.device_get(self.state))
+        content = self.algorithm.snapshot(parallel.fetched(self.state))
         event = Event(number, {name: np.asarray(value) for name, value in content.items()})
         if self.directory is not None:
             self.directory.write_event(event)
@@ -311,7 +296,7 @@ class Run:
 
     def save_in_time(self) -> None:
         """A checkpoint where one is due, or an evaluation, and it takes a small share of the time."""
-        if self.saving_due:
+        if parallel.agreed(int(self.saving_due)):
             self.save()
 
     @property
@@ -327,6 +312,8 @@ class Run:
         try:
             self.directory.save(Saved(self.state, self.history, self.evaluated), self.moves)
         except (OSError, ValueError, RuntimeError) as error:
+            if parallel.several():  # the others would wait for this one
+                raise
             LOG.warning(
                 f"cannot save round {self.done} in {self.directory.path} ({' '.join(str(error).split())[:150]}); "
                 "the checkpoint before it stays, and the run goes on in memory"
@@ -399,11 +386,11 @@ def start_run(
         state, info = start(keys.initialization, population)
         return parallel.place_state(state, mapping), info
 
-    saved = directory is not None and directory.has_checkpoint()
+    saved = directory is not None and bool(parallel.agreed(int(directory.has_checkpoint())))
     state, info = initial(template=saved)
     run = Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
-        stack.callback(directory.close)
+        stack.push(lambda kind, *_: directory.close(failed=kind is not None))
         directory.open()
         if (restored := directory.restore(state)) is not None:
             run.state, run.history, run.evaluated = restored[:3]

@@ -70,7 +70,7 @@ class SimulationResult:
     @property
     def labels(self) -> np.ndarray:
         """i32[M]: the cluster of each client, −1 where it has none."""
-        return np.asarray(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
+        return parallel.fetched(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
 
     @property
     def faulty(self) -> np.ndarray:
@@ -120,12 +120,17 @@ class SimulationResult:
           ImportError: a `.parquet` without pyarrow.
         """
         train, test = self.federation.train, self.federation.test
+        path, chunks = as_path("path", path), self._evaluated()
         columns = {
             "cluster": self.labels,
             "train_examples": np.asarray(train.num_examples),
             "test_examples": np.asarray(test.num_examples),
         }
-        return write_clients(as_path("path", path), columns, self._evaluated())
+        if parallel.is_first():
+            return write_clients(path, columns, chunks)
+        for _ in chunks:  # in which the first needs this process
+            pass
+        return path
 
     @property
     def assignments(self) -> Assignments:
@@ -176,6 +181,19 @@ class SimulationResult:
                 files.append(save_client(folder, client, variables, mixture, self._told()))
         return files
 
+    def on_host(self) -> SimulationResult:
+        """The result with its whole state in this process, which can draw and predict from it without the others.
+
+        Of several processes all call it, after `per_client` where that is wanted: what evaluates clients or looks at
+        labels is otherwise to be asked for by all of them, as each has its own clients alone.
+        """
+        if not parallel.several():
+            return self
+        here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
+        found = dataclasses.replace(self, state=parallel.fetched(self.state), mapping=here)
+        found.__dict__.update({name: value for name, value in self.__dict__.items() if name == "per_client"})
+        return found
+
     def _told(self) -> dict[str, str]:
         return {"algorithm": self.algorithm.name, "rounds": str(int(self.state.round))}
 
@@ -206,7 +224,8 @@ class SimulationResult:
             raise ValueError("x has no rows; give at least one")
         data = ClientData(*(jnp.asarray(leaf[client]) for leaf in train))
         key = jax.random.fold_in(self.evaluation_key, client)
-        return np.asarray(predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm))
+        found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)
+        return np.asarray(parallel.fetched(found))
 
     def plot(self, metric: str | None = None):
         """Draws accuracy (or another column of the history) and ARI against rounds; returns the figure."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_cluster import simulation
+from fedjax_cluster import parallel, simulation
 from fedjax_cluster.files import (
     LOCK,
     STRAY,
@@ -47,7 +47,10 @@ MOST_NAMED = 4  # differences that a refusal names
 
 
 class RunDirectory:
-    """One run's directory; refuses that of another experiment before anything is computed."""
+    """One run's directory; refuses that of another experiment before anything is computed.
+
+    Of several processes, which share it, the first takes and writes it; into checkpoints all of them write.
+    """
 
     def __init__(
         self, path: str | pathlib.Path, identity: Mapping[str, Any], config: Mapping[str, Any] | None, num_clients: int
@@ -85,24 +88,36 @@ class RunDirectory:
         """Makes and takes the directory; called once nothing can be refused any more.
 
         Raises:
-          Taken: another process has it, and no checkpoint yet.
+          Taken: another run has it, and no checkpoint yet.
         """
-        if self._refusal is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.enter_context(taken(self.path))
-            except Taken as error:
-                if not self.has_checkpoint():
-                    raise
-                self._refusal = error
-            else:
-                remove_strays(self.path)
-                remove_strays(self.path / "events")
-                self._write_config(self._check())  # once more: it may have been made in the meantime
+        with parallel.processes.together():
+            if self._refusal is None and parallel.is_first():
+                self._take()
+        with parallel.processes.together():
+            if not (self.path / CONFIG).is_file():
+                raise ValueError(
+                    f"{self.path} holds nothing of what process 0 wrote there; choose a run directory on a file system "
+                    "that all processes share"
+                )
+        if parallel.processes.of_any(self._refusal is not None) and self._refusal is None:
+            self._refusal = ValueError(f"another process cannot write to the run directory {self.path}; choose another")
         self._must_be_sealed = read_config(self.path).get("version", 1) >= 3
         self._checkpoints = simulation.checkpoints.Checkpoints(
             self.path / "checkpoints", self._num_clients, read_only=self._refusal is not None
         )
+
+    def _take(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.enter_context(taken(self.path))
+        except Taken as error:
+            if not self.has_checkpoint():
+                raise
+            self._refusal = error
+        else:
+            remove_strays(self.path)
+            remove_strays(self.path / "events")
+            self._write_config(self._check())  # once more: it may have been made in the meantime
 
     def _write_config(self, known: Mapping[str, Any] | None) -> None:
         """A new run's config.json, or that of one that is to have more rounds now."""
@@ -139,6 +154,8 @@ class RunDirectory:
     def save(self, saved: Saved, moves: Kept) -> None:
         if self._refusal is None:
             self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
+            if not parallel.is_first():
+                return
             write_history(self.path / METRICS, saved.history)
             if moves:
                 write_moves(self.path / ASSIGNMENTS, moves)
@@ -149,6 +166,8 @@ class RunDirectory:
 
     def write_event(self, event: Event) -> None:
         """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
+        if not parallel.is_first():
+            return
         path = self.path / "events" / f"round{event.round:+08d}.npz"
         with atomic_file(path) as beside:
             np.savez_compressed(beside, **event.content)
@@ -181,7 +200,7 @@ class RunDirectory:
         self, summary: Mapping[str, Any], history: Mapping[str, np.ndarray], *, only_missing: bool = False
     ) -> None:
         """summary.json, and metrics.csv where it is not that of the history."""
-        if self._refusal is not None:
+        if self._refusal is not None or not parallel.is_first():
             return
         write_history(self.path / METRICS, history)
         if not only_missing:
@@ -193,8 +212,10 @@ class RunDirectory:
             return read_json(self.path / SUMMARY)
         return None
 
-    def close(self) -> None:
-        self._checkpoints.close()
+    def close(self, failed: bool = False) -> None:
+        """Lets go of the directory; where the run has failed, without waiting for other processes."""
+        if not (failed and parallel.several()):
+            self._checkpoints.close()
         self._lock.close()
 
 

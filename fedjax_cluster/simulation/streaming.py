@@ -89,7 +89,7 @@ class Stream:
     def _standing(self, state: State) -> State:
         """What a draw ahead may depend on, on one device: a draw of several would get in the way of the rounds'."""
         if self._present is None:
-            self._present = np.asarray(jax.device_get(state.clients.present))
+            self._present = np.asarray(parallel.fetched(state.clients.present))
         only = dict.fromkeys(state.clients._fields) | {"present": self._present}
         return State(None, type(state.clients)(**only), None, np.int32(0))  # pyright: ignore[reportArgumentType]
 
@@ -97,7 +97,7 @@ class Stream:
     def _read(self, state: State, number: int) -> CohortsAhead:
         mapping = self._population.mapping
         options = {"algorithm": self._algorithm, "mapping": mapping, "rounds": self._lot, "ahead": self.ahead}
-        drawn = jax.device_get(_draw(self._key, state, np.int32(number), self._work, **options))
+        drawn = parallel.fetched(_draw(self._key, state, np.int32(number), self._work, **options))
         # Beyond the last round nothing need be read.
         mask = drawn.mask & (number + np.arange(self._lot) < self._rounds)[:, None]
         return read_cohorts(self._population, number, drawn.index, mask, drawn.weights)

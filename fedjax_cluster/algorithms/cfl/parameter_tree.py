@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.cfl.splits import Splits
 from fedjax_cluster.algorithms.round import cluster_variables, labels
 from fedjax_cluster.nn.precision import in_32_bits
@@ -64,7 +65,7 @@ def parameter_tree(result: FinishedRun) -> ParameterTree:
     Raises:
       ValueError: a run of another method.
     """
-    state = jax.device_get(result.state)
+    state = parallel.fetched(result.state)
     splits = getattr(state.server, "splits", None)
     if not isinstance(splits, Splits):
         raise ValueError(f"a run of {result.algorithm.name} has no parameter tree; only cfl splits clusters")

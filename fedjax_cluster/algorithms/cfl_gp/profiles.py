@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import clustering
+from fedjax_cluster import clustering, parallel
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.types import State
 
@@ -96,5 +96,5 @@ def _fetched(state: State) -> State:
     if grams.shape[1]:
         # The Gram matrices stand for the profiles, which are large.
         clients = clients._replace(profile=jnp.zeros((len(clients.present), 0, 0)))
-    clients, grams = jax.tree.map(jnp.asarray, jax.device_get((clients, grams)))
+    clients, grams = jax.tree.map(jnp.asarray, parallel.fetched((clients, grams)))
     return state._replace(clients=clients, server=state.server._replace(grams=grams))

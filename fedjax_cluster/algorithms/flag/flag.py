@@ -189,7 +189,7 @@ class flag(SearchingMethod):
         start = jax.device_get(self.model.init(start_key, population.info))
 
         with progress_note("FLAG: principal vectors and local training of every client") as note:
-            mapped = jax.device_get(self.measure_all(measure_key, population, start))
+            mapped = parallel.fetched(self.measure_all(measure_key, population, start))
             known = mapped.accepted
             measured: Measured = tree.where(
                 jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)

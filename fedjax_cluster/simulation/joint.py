@@ -1,0 +1,73 @@
+"""A run of several processes: the same in all of them, ended together, shown by the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_cluster import parallel
+from fedjax_cluster.faults import Fault
+from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.simulation.identity import identity_of
+from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation
+
+# What processes may differ in, and what a message calls it.
+COMPARED = {
+    "algorithm": "method",
+    "algorithm_config": "set of options",
+    "model": "model",
+    "scenario": "federation",
+    "clients": "number of clients",
+    "data": "federation",
+    "seed": "seed",
+    "rounds": "number of rounds",
+    "eval_every": "eval_every",
+    "eval_clients": "eval_clients",
+    "churn": "churn",
+    "fault": "fault",
+    "strategy": "mapping",
+    "programs": "model, local update or method",
+}
+
+
+def check_processes(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation,
+    seed: int,
+    eval_every: int,
+    eval_clients: int | None,
+    churn: Sequence[Churn],
+    fault: Fault | None,
+    *,
+    mapping: ClientMapping,
+    rounds: int,
+) -> None:
+    """Raises a ValueError where several processes cannot carry out this run together, or were not given the same.
+
+    Every one of them says the same then.
+    """
+    if not parallel.several():
+        return
+    parallel.processes.check_devices(len(federation.train.num_examples), mapping.mesh)
+    with parallel.processes.together():
+        given: dict[str, Any] = identity_of(algorithm, federation, seed, eval_every, eval_clients, churn, fault)
+    given |= {"rounds": rounds, "strategy": [mapping.strategy, mapping.chunk_size]}
+    parallel.processes.check_alike({text: [given.get(each) for each in COMPARED if COMPARED[each] == text]
+                                    for text in COMPARED.values()})  # fmt: skip
+
+
+def heard(interrupt: Interrupt) -> bool:
+    """Whether the run is to stop: a signal that one process has heard stops all of them, after the same round."""
+    if not parallel.several():
+        return interrupt.wanted
+    number = int(parallel.processes.of_all(np.int32(interrupt.number or 0)).max())
+    if number:
+        interrupt.number = interrupt.number or number
+    return number > 0
+
+
+def shown(progress: bool | None) -> bool | None:
+    """What of a run's progress this process shows: the first what it is asked to, the others nothing."""
+    return progress if parallel.is_first() else False

@@ -1,0 +1,239 @@
+"""Two processes with two devices each, over gloo on the loopback: the same run as one, and each its own clients."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import cli
+from fedjax_cluster.parallel import processes
+from tests.parallel import in_processes
+from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
+
+METHODS = sorted(fc.algorithms.REGISTRY)
+# Each process compiles for itself: three methods took half a minute of processor time.
+FAST = ("method fedavg 0.6",)
+# In twelve rounds CFL splits, which is an event with a snapshot.
+OTHERWISE = {"cfl": "1.0 12", "cfl_gp": "0.6", "fedgwc": "0.4"}
+SLOW = tuple(f"method {name} {OTHERWISE.get(name, '1.0')}" for name in METHODS if name != "fedavg")
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def start(*commands, **options):
+    """Starts processes, each with its words, in an environment without a terminal."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, **options}
+    return [subprocess.Popen([sys.executable, "-m", *words], **pipes) for words in commands]
+
+
+def ended(started, seconds=400):
+    """What processes print before they end; those that do not are killed."""
+    try:
+        return [process.communicate(timeout=seconds) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def jobs(folder, *wanted, devices=(2, 2)):
+    """Has two processes do jobs of `in_processes`, one after the other."""
+    given = {"count": 2, "devices": devices, "port": free_port(), "folder": str(folder), "jobs": wanted}
+    started = start(*(["tests.parallel.in_processes", json.dumps({**given, "id": i})] for i in range(2)))
+    said = ended(started)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(error for _, error in said)
+
+
+def compare(folder, job, expected):
+    with np.load(folder / f"{job.replace(' ', '-')}.npz") as found:
+        assert set(found) == set(expected)
+        np.testing.assert_array_equal(found["labels"], expected["labels"])
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, atol=1e-5, rtol=1e-5, err_msg=f"{job}: {name}")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    jobs(folder, "shards", *FAST, "refusals", "saved 2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slow_pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slow-pair")
+    fc.data.write_population(folder / "population", federation())
+    played("fedavg", 0.6, rounds=1, run_dir=folder / "run")
+    jobs(folder, "disk brought", "disk streamed", "saved 3", *(f"further {name}" for name in FURTHER), *SLOW)
+    return folder
+
+
+@pytest.mark.parametrize("job", [*FAST, *(pytest.param(job, marks=pytest.mark.slow) for job in SLOW)])
+def test_two_processes_give_what_one_gives(job, request):
+    """Faults: a decision by one process's clock, a fetch of what lies elsewhere, a draw by position on the devices."""
+    _, name, participation, *rounds = job.split()
+    expected = played(name, float(participation), rounds=int(*rounds or [in_processes.ROUNDS]))
+    compare(request.getfixturevalue("pair" if job in FAST else "slow_pair"), job, expected)
+
+
+def test_each_process_holds_its_own_clients(pair):
+    """The process itself looks at its shards; here only that it had some."""
+    with np.load(pair / "shards.npz") as found:
+        assert 0 < len(found["clients"]) < CLIENTS
+
+
+def test_processes_that_were_given_different_runs_say_so_together(pair):
+    said = [json.loads((pair / f"refusals-{number}.json").read_text()) for number in (0, 1)]
+    assert said[0]["one alone"] == "process 1 cannot go on, for a reason that it tells itself; this one ends with it"
+    assert "eval_every is 0" in said[1].pop("one alone")
+    said[0].pop("one alone")
+    assert said[0] == said[1]
+    for name in ("seed", "federation", "method"):
+        assert said[0][name] == f"process 1 was given another {name} than process 0; give all processes the same"
+    assert "another number of rounds" in said[0]["rounds"]
+    assert said[0]["clients"] == "there are 1 clients, fewer than the 2 processes; start fewer"
+    assert "mapping has devices of 1 of 2 processes" in said[0]["mapping"]
+
+
+def test_one_process_takes_up_a_run_of_two(pair):
+    """Faults: rows that fill up four devices are taken for clients; the seal misses what another process wrote."""
+    given = {"rounds": 4, "eval_every": 2}
+    found, expected = played("fedavg", 0.6, run_dir=pair / "run", **given), played("fedavg", 0.6, **given)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+    assert sorted(path.name for path in (pair / "run" / "checkpoints").iterdir()) == ["2", "4"]
+
+
+@pytest.mark.slow
+def test_processes_with_different_numbers_of_devices_say_so(tmp_path):
+    jobs(tmp_path, "uneven", devices=(2, 1))
+    said = [json.loads((tmp_path / f"uneven-{number}.json").read_text()) for number in (0, 1)]
+    assert said == ["process 1 has 1 devices and process 0 has 2; give each process as many"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
+def test_clients_that_come_and_go_and_the_clock_of_clusterings_are_no_hindrance(slow_pair, name):
+    compare(slow_pair, f"further {name}", played(**FURTHER[name]))
+
+
+@pytest.mark.slow
+def test_two_processes_take_up_a_run_of_one(slow_pair):
+    compare(slow_pair, "saved 3", played("fedavg", 0.6, rounds=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "participation"), [("disk brought", 1.0), ("disk streamed", 0.6)])
+def test_a_population_on_disk_is_read_by_those_who_have_its_clients(slow_pair, job, participation):
+    compare(slow_pair, job, played("fedavg", participation))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--process-id 1", "process_id is 1, but no coordinator"),
+        ("--num-processes 2", "num_processes is 2, but no coordinator"),
+        ("--coordinator localhost:1 --num-processes 2 --process-id 2", "process_id is 2, but there are 2 processes"),
+        ("--coordinator localhost:1 --num-processes 2 --process-id -1", "process_id is -1, but there are 2"),
+        ("--coordinator localhost:1 --num-processes 0 --process-id 0", "num_processes is 0; give at least 1"),
+        ("--coordinator localhost --num-processes 2 --process-id 0", "coordinator is 'localhost'; give HOST:PORT"),
+        ("--coordinator a:99999 --num-processes 2 --process-id 0", "coordinator is 'a:99999'; give HOST:PORT"),
+        ("--coordinator localhost:1 --num-processes 2", "but process_id is not given"),
+        ("--coordinator auto --process-id 0", "but coordinator is auto"),
+        ("--coordinator localhost:1 --num-processes two --process-id 0", "--num-processes"),
+    ],
+)
+def test_flags_that_make_no_processes_are_one_line(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+    for command in (["run"], ["resume", "nowhere"]):
+        assert cli.main([*command, *words.split()]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_what_one_process_is_alone():
+    assert processes.is_first()
+    assert not processes.several()
+    assert processes.agreed(3) == 3
+    assert processes.agreed_text("runs/a") == "runs/a"
+    assert not processes.of_any(False)
+    with pytest.raises(KeyError), processes.together():
+        raise KeyError("its own")
+
+
+def run_words(port, number, run_dir, *more):
+    return [
+        *("fedjax_cluster", "run", "fedavg", "--clients", "8", "--model", "linear", "--eval-every", "5"),
+        *("--checkpoint-every", "0", "--run-dir", str(run_dir), *more),
+        *("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(number)),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(killed, tmp_path):
+    """Faults: the other waits for ever; it ends with a page of C++; what it leaves cannot be taken up."""
+    port = free_port()
+    started = start(*(run_words(port, number, tmp_path / "run", "--rounds", "1000000") for number in (0, 1)))
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/seal.json")):
+        assert time.monotonic() < deadline, "no checkpoint"
+        assert all(process.poll() is None for process in started), ended(started)
+        time.sleep(0.2)
+    started[killed].send_signal(signal.SIGKILL)
+    other = started[1 - killed]
+    _, said = other.communicate(timeout=150)
+    ended(started)
+    assert other.returncode not in (0, None)
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert len(lines) == 1, said
+    assert re.match("fedjax-cluster: another process of the run was lost", lines[0])
+    done = fc.experiments.runs.rounds_done(tmp_path / "run")
+    found = fc.resume(tmp_path / "run", done + 5, progress=False)
+    config = fc.RunConfig.from_json(json.loads((tmp_path / "run" / "config.json").read_text())["experiment"])
+    expected = fc.experiments.runs.run(dataclasses.replace(config, rounds=done + 5), progress=False)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    for leaf, other_leaf in zip(*(jax.tree.leaves(run.state.clusters) for run in (found, expected)), strict=True):
+        np.testing.assert_allclose(leaf, other_leaf, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_first_process_shows_and_the_other_is_silent(tmp_path):
+    port = free_port()
+    started = start(*(run_words(port, number, tmp_path / "run", "--rounds", "10") for number in (0, 1)))
+    (shown, _), silent = ended(started)
+    assert [process.returncode for process in started] == [0, 0]
+    assert "accuracy" in shown
+    assert silent == ("", "")
+    assert {"report.html", "summary.json", "metrics.csv", "plots"} <= set(os.listdir(tmp_path / "run"))
+    config = {"method": "fedavg", "clients": 8, "model": "linear", "eval_every": 5, "rounds": 10}
+    expected = fc.experiments.runs.run(fc.RunConfig(**config), progress=False)
+    found = fc.load_run(tmp_path / "run")
+    np.testing.assert_allclose(found.history["accuracy"], expected.history["accuracy"], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_process_ever_has_the_memory_for_another_ones_clients(tmp_path):
+    """VmHWM while a population is brought to the devices and trained on, beyond what a tiny one takes."""
+    size = in_processes.write_large(tmp_path / "population")
+    jobs(tmp_path, "memory")
+    for number in (0, 1):
+        grown = json.loads((tmp_path / f"memory-{number}.json").read_text())
+        assert 0.4 * size < grown < 0.8 * size
