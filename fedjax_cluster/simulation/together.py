@@ -231,7 +231,7 @@ def play_together(batch: Batch, *, progress: bool | None = None, time_clustering
     on_devices = functools.partial(_on_devices, train.mapping)
     options = {"model": batch.model, "algorithm": batch.method, "shared": batch.shared}
     evaluate = functools.partial(evaluate_together, **options)
-    evaluate(keys.evaluation, states, train, test, numbers, on_devices(done))  # compiles
+    jax.block_until_ready(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))  # compiles
     compile_seconds = (time.perf_counter() - started) / count
     interrupt = Interrupt.active
 
