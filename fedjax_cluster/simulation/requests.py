@@ -148,7 +148,7 @@ def _side_by_side(
             run.begin()
             shapes = str(jax.tree.map(np.shape, run.state))  # the number of clusters may be the data's
             open_runs.setdefault((run.done, run.evaluated, shapes), []).append(index)
-        waiting = list(open_runs.values())
+        waiting, programs = list(open_runs.values()), {}
         while waiting and not interrupt.wanted:
             members = waiting.pop(0)
             first, lifted = requests[members[0]], [lifting.lifted(runs[index].algorithm) for index in members]
@@ -163,7 +163,7 @@ def _side_by_side(
                 [requests[index].callbacks for index in members],
             )
             try:
-                needed = play_together(batch, progress=progress, time_clustering=time_clustering)
+                needed = play_together(batch, programs, progress=progress, time_clustering=time_clustering)
             except DoesNotFit:
                 half = (len(members) + 1) // 2
                 waiting = [members[:half], members[half:], *waiting]

@@ -139,7 +139,7 @@ def test_several_federations_of_unequal_clients_run_side_by_side_as_in_turn(monk
 def test_more_runs_than_fit_are_divided(monkeypatch):
     given = []
 
-    def play(batch, **options):
+    def play(batch, programs, **options):
         given.append([run.seed for run in batch.runs])
         if len(batch.runs) > 2:
             raise DoesNotFit
@@ -168,7 +168,7 @@ def test_the_memory_is_told_before_anything_is_run_and_by_a_plan(monkeypatch, ca
     monkeypatch.setattr(parallel, "device_memory", lambda: 1)
     caplog.clear()
     fc.simulate_many(METHODS["fedavg"], blobs(), rounds=1, **options)
-    assert caplog.text.count("in one program: ") == 4
+    assert caplog.text.count("in one program: ") == 5
 
 
 @pytest.mark.parametrize(
