@@ -231,7 +231,7 @@ def test_bad_input_is_one_line_before_anything_is_computed(given, line, monkeypa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("side_by_side", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_number_that_decides_a_branch_is_refused_by_name(side_by_side):
     method = algorithms.gradient_loss(LINEAR, local=SGD, clusters=2, start="random")
     options = {"learning_rate": (0.1, 0.2), "similarity_weight": (0.5, 1.0)}
@@ -239,6 +239,7 @@ def test_a_number_that_decides_a_branch_is_refused_by_name(side_by_side):
         fc.simulate_many(method, blobs(), rounds=1, seeds=(0,), options=options, together=side_by_side, progress=False)
 
 
+@pytest.mark.slow
 def test_the_rates_of_named_optimisers_vary_and_the_table_has_mean_and_deviation(traces):
     pandas = pytest.importorskip("pandas")
     own = local.sgd(optimizers.named("sgd", learning_rate=0.1, momentum=0.9), batch_size=8, steps=2)
