@@ -155,12 +155,10 @@ class Batch:
         return all(run.train is self.runs[0].train for run in self.runs)
 
     def arguments(self) -> tuple[Any, ...]:
-        """Those of `run_together`, stacked."""
+        """Those of `run_together` but the last, stacked; the states are on the host still."""
         mapping, first = self.runs[0].train.mapping, self.runs[0]
         keys = _stacked([run.keys for run in self.runs])
         states = _stacked([run.state._replace(round=()) for run in self.runs])
-        places = _shardings(states, mapping)
-        states = jax.device_put(states) if places is None else jax.device_put(states, places)
         train, group = first.train, first.group
         if not self.shared:
             train, group = (_stacked([each(run) for run in self.runs]) for each in (_train_of, _group_of))
@@ -197,29 +195,41 @@ def _one_of(states: State, index: Array) -> State:
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), states)
 
 
-def memory_needed(batch: Batch) -> tuple[Memory, Any, tuple[Any, ...]]:
-    """What a batch takes of each device, its program, and the program's arguments."""
-    arguments = batch.arguments()
-    stop = parallel.replicate(batch.runs[0].train.mapping, jnp.asarray(0, jnp.int32))
-    lowered = run_together.lower(*arguments, stop, algorithm=batch.method, shared=batch.shared)
-    compiled, mapping = lowered.compile(), batch.runs[0].train.mapping
+def memory_needed(batch: Batch, programs: dict[Any, Any]) -> tuple[Memory, Any, tuple[Any, ...]]:
+    """What a batch takes of each device, its program, and the program's arguments with the states on the host still.
+
+    `programs` has those of batches before, which may be of as many runs.
+    """
+    arguments, mapping = batch.arguments(), batch.runs[0].train.mapping
+    keys, states, *others = arguments
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)
+    kind = batch.method, batch.shared, str(shapes)
+    if kind not in programs:
+        if (places := _shardings(states, mapping)) is not None:
+            shapes = jax.tree.map(
+                lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), shapes, places
+            )
+        given, options = (keys, shapes, *others, others[-1]), {"algorithm": batch.method, "shared": batch.shared}
+        programs[kind] = run_together.lower(*given, **options).compile()
+    compiled = programs[kind]
     devices, tests = parallel.num_devices(mapping), 1 if batch.shared else len(batch.runs)
     test = tests * sum(leaf.nbytes for leaf in jax.tree.leaves(batch.tests[0])) // devices
     return memory_of(compiled, arguments, devices, test, parallel.platform(mapping)), compiled, arguments
 
 
-def play_together(batch: Batch, *, progress: bool | None = None, time_clustering: bool = False) -> Memory:
+def play_together(
+    batch: Batch, programs: dict[Any, Any], *, progress: bool | None = None, time_clustering: bool = False
+) -> Memory:
     """Carries the runs of a batch out, as far as nobody interrupts them; returns what they take of each device.
 
-    They have their histories, events, moves and final states then.
+    They have their histories, events, moves and final states then. `programs` are as in `memory_needed`.
 
     Raises:
       DoesNotFit: before anything is run.
     """
     started, runs = time.perf_counter(), batch.runs
-    memory, compiled, arguments = memory_needed(batch)
-    keys, states, train, group, initial, numbers, _ = arguments
-    test, count, available = batch.test(), len(runs), USABLE * parallel.device_memory()
+    memory, compiled, (keys, states, train, group, initial, numbers, _) = memory_needed(batch, programs)
+    count, available = len(runs), USABLE * parallel.device_memory()
     LOG.info(
         f"{counted(count, 'run')} in one program: {size_text(memory.peak)} of {size_text(available)} a device, of it "
         f"{size_text(memory.population)} clients' rows, {size_text(memory.state)} models and states, "
@@ -227,11 +237,13 @@ def play_together(batch: Batch, *, progress: bool | None = None, time_clustering
     )
     if memory.peak > available and count > 1:
         raise DoesNotFit
+    places, test = _shardings(states, train.mapping), batch.test()
+    states = jax.device_put(states) if places is None else jax.device_put(states, places)
     done, length, figures, speed = runs[0].done, 1, {}, 0.0
     on_devices = functools.partial(_on_devices, train.mapping)
     options = {"model": batch.model, "algorithm": batch.method, "shared": batch.shared}
     evaluate = functools.partial(evaluate_together, **options)
-    evaluate(keys.evaluation, states, train, test, numbers, on_devices(done))  # compiles
+    jax.block_until_ready(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))  # compiles
     compile_seconds = (time.perf_counter() - started) / count
     interrupt = Interrupt.active
 

@@ -68,9 +68,9 @@ def test_side_by_side_leaves_what_runs_in_turn_leave_also_after_an_interruption(
     words = LINE.split()
     played, play, figures = [], requests.play_together, loop.Run.add_figures
 
-    def counted(batch, **options):
+    def counted(batch, programs, **options):
         played.append((len(batch.runs), batch.runs[0].done))
-        return play(batch, **options)
+        return play(batch, programs, **options)
 
     def interrupting(self, *given):
         Interrupt.active.number = 2

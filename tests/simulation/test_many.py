@@ -64,12 +64,13 @@ def alone(method, federation, values, seed, **options):
     return simulate(method, federation, seed=seed, mapping=ONE, progress=False, **options)
 
 
-def assert_same(found, single):
+def assert_same(found, single, whole=True):
     assert found.algorithm == single.algorithm
     assert found.labels.tolist() == single.labels.tolist()
     mine, own = (jax.device_get(result.state) for result in (found, single))
     chex.assert_trees_all_close(mine.clusters, own.clusters, rtol=1e-5, atol=1e-5)
-    chex.assert_trees_all_close(mine, own, rtol=1e-3, atol=1e-4)
+    if whole:
+        chex.assert_trees_all_close(mine, own, rtol=1e-3, atol=1e-4)
     assert list(found.history) == list(single.history)
     for name in set(found.history) - {"seconds"}:
         np.testing.assert_allclose(found.history[name], single.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -117,8 +118,9 @@ def test_runs_are_those_of_simulate_from_one_trace(name, side_by_side, traces):
 
 
 @pytest.mark.slow
-def test_several_federations_of_unequal_clients_run_side_by_side_as_in_turn():
-    """Faults: the rows of another seed's clients, or padding that is trained on."""
+def test_several_federations_of_unequal_clients_run_side_by_side_as_in_turn(monkeypatch):
+    """Faults: the rows of another seed's clients, or padding that is trained on; here on two devices."""
+    monkeypatch.setattr(requests, "without_mesh_of_cores", lambda mapping: mapping)
     federations = [blobs(clients=7, rows=rows, seed=rows) for rows in (12, 20)]
     method = algorithms.fedavg(LINEAR, local=local.sgd(0.1, batch_size=4, epochs=1), participation=0.5)
     options = {"rounds": ROUNDS, "eval_every": 5, "eval_clients": 4}
@@ -130,14 +132,14 @@ def test_several_federations_of_unequal_clients_run_side_by_side_as_in_turn():
         values, own = found.combinations[place // 2], federations[place % 2]
         assert result.federation is own
         single = alone(method, own, values, place % 2, **options)
-        assert_same(result, single)
+        assert_same(result, single, whole=False)  # whose state has an absent client for the second device
         np.testing.assert_allclose(result.per_client.accuracy, single.per_client.accuracy, rtol=1e-5)
 
 
 def test_more_runs_than_fit_are_divided(monkeypatch):
     given = []
 
-    def play(batch, **options):
+    def play(batch, programs, **options):
         given.append([run.seed for run in batch.runs])
         if len(batch.runs) > 2:
             raise DoesNotFit
@@ -159,13 +161,14 @@ def test_the_memory_is_told_before_anything_is_run_and_by_a_plan(monkeypatch, ca
     assert "3 runs in one program: " in caplog.text
     planned = [fc.plan(METHODS["fedavg"], blobs(), runs=runs).memory for runs in (1, 3)]
     assert found.memory.peak == pytest.approx(planned[1].peak, rel=0.5)
-    assert planned[1].state == found.memory.state
+    # The plan divides the clients between two devices.
+    assert found.memory.state / 2 < planned[1].state < found.memory.state
     assert planned[1].state > 2 * planned[0].state
     # A single run is begun although it is said not to fit, as `simulate` would.
     monkeypatch.setattr(parallel, "device_memory", lambda: 1)
     caplog.clear()
     fc.simulate_many(METHODS["fedavg"], blobs(), rounds=1, **options)
-    assert caplog.text.count("in one program: ") == 4
+    assert caplog.text.count("in one program: ") == 5
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def test_bad_input_is_one_line_before_anything_is_computed(given, line, monkeypa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("side_by_side", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_number_that_decides_a_branch_is_refused_by_name(side_by_side):
     method = algorithms.gradient_loss(LINEAR, local=SGD, clusters=2, start="random")
     options = {"learning_rate": (0.1, 0.2), "similarity_weight": (0.5, 1.0)}
@@ -236,6 +239,7 @@ def test_a_number_that_decides_a_branch_is_refused_by_name(side_by_side):
         fc.simulate_many(method, blobs(), rounds=1, seeds=(0,), options=options, together=side_by_side, progress=False)
 
 
+@pytest.mark.slow
 def test_the_rates_of_named_optimisers_vary_and_the_table_has_mean_and_deviation(traces):
     pandas = pytest.importorskip("pandas")
     own = local.sgd(optimizers.named("sgd", learning_rate=0.1, momentum=0.9), batch_size=8, steps=2)
@@ -266,7 +270,7 @@ def test_the_rates_of_named_optimisers_vary_and_the_table_has_mean_and_deviation
 @pytest.mark.parametrize("name", ["fedavg", "cfl_gp"])
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_eight_seeds_and_four_rates_are_32_single_runs(name, side_by_side, traces):
-    """The acceptance of issue 20, on two devices."""
+    """The acceptance of issue 20; in turn on two devices."""
     method, federation = METHODS[name], blobs(clients=10)
     options = {"rounds": ROUNDS, "eval_every": 5}
     rates = (0.03, 0.1, 0.2, 0.3)
