@@ -18,7 +18,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
-from fedjax_cluster.experiments.on_disk import check_alone, opened
+from fedjax_cluster.experiments.on_disk import check_data, opened
 from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
@@ -222,7 +222,7 @@ class RunConfig(Robustness):
                 "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
             )
         check_robustness(self, REGISTRY[self.method])
-        check_alone(self)
+        check_data(self)
         for kind in KINDS:
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 

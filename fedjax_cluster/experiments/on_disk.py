@@ -16,8 +16,15 @@ OTHERS = (
 )
 
 
-def check_alone(config: Any) -> None:
-    """Raises a ValueError where a `RunConfig` names a population, and data of another kind too."""
+def check_data(config: Any) -> None:
+    """Raises a ValueError where a `RunConfig` names data of two kinds, or users where its scenario forgets them."""
+    scenario = data.scenarios.SCENARIOS[config.scenario]
+    ours = scenario.__module__.startswith(data.__name__)
+    if config.user_column is not None and config.population is None and ours and config.scenario != "users":
+        raise ValueError(
+            f"user_column is {shown(config.user_column)}, but scenario {config.scenario.replace('_', '-')} divides the "
+            "rows anew, whoever they belong to; give scenario users, or no user_column"
+        )
     if config.population is None:
         return
     as_path("population", config.population)

@@ -41,7 +41,8 @@ def from_flax(
       num_outputs: number of outputs where the data set's description does not give it (several regression targets).
 
     Raises:
-      ValueError: an unknown loss; in `init`, other collections of variables, or an unknown number of outputs.
+      ValueError: an unknown loss; in `init`, other collections of variables, an unknown number of outputs, or fewer
+        than classes.
 
     >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
@@ -76,6 +77,11 @@ class Sized:
 
     def __init__(self, module: type[linen.Module], **fields: Any):
         checked("module", module, type[linen.Module])
+        known = {field.name for field in dataclasses.fields(module)} - {"num_outputs", "parent", "name"}
+        if unknown := sorted(set(fields) - known):
+            raise ValueError(
+                f"{module.__name__} has no field {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}"
+            )
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "fields", tuple((name, _as_tuple(value)) for name, value in sorted(fields.items())))
 
@@ -99,12 +105,13 @@ class _Init:
     def __call__(self, rng_key: Array, info: DatasetInfo) -> Variables:
         module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
-        variables = module.init(rng_key, x, **_mode(module, train=False))
+        outputs, variables = module.init_with_output(rng_key, x, **_mode(module, train=False))
         if unknown := set(variables) - {"params", "batch_stats"}:
             raise ValueError(
                 f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
                 " 'batch_stats' only: make the others arguments or parameters"
             )
+        _check_outputs(type(module).__name__, getattr(outputs, "shape", ()), info, self.loss)
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
 
@@ -165,6 +172,19 @@ def _num_outputs(info: DatasetInfo, loss: LossName, given: int | None) -> int:
             " pass loss='mse'"
         )
     return outputs
+
+
+def _check_outputs(name: str, shape: tuple[int, ...], info: DatasetInfo, loss: LossName) -> None:
+    """Raises a ValueError where classes are left without an output, of which the loss would be NaN."""
+    if info.task not in ("classification", "language") or loss == "mse":
+        return
+    width = shape[-1] if len(shape) > 1 else 1
+    regression = loss == "auto" and width == 1
+    if width < info.num_classes and not regression:
+        raise ValueError(
+            f"{name} gives {width} output{'s' * (width != 1)}, but {info.name} has {info.num_classes} classes; give "
+            "its last layer as many outputs"
+        )
 
 
 def _output_size(params: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import Array, lax
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.lifting import Numbers, with_numbers
+from fedjax_cluster.options import shown
 from fedjax_cluster.simulation.history import report_round
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
@@ -90,8 +91,36 @@ def one_round(
     else:
         selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
         cohort = parallel.gather_cohort(train, selection)
-    state, info = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
-    return state, report(info, state, train, group)
+    done = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
+    state, info = _checked_step(algorithm.name, state, done)
+    # Whatever a step makes of the number, the loop ends.
+    return (state := state._replace(round=number + 1)), report(info, state, train, group)
+
+
+def _checked_step(name: str, before: State, done: Any) -> tuple[State, RoundInfo]:
+    """What a method's `step` returned; a ValueError where it is no next state, of which XLA's message says little."""
+    if not (
+        isinstance(done, tuple) and len(done) == 2 and isinstance(done[0], State) and isinstance(done[1], RoundInfo)
+    ):
+        raise ValueError(f"step of {name} returned {shown(done)}; it returns the next State and a RoundInfo")
+    state, info = done
+    old, new = jax.tree_util.tree_leaves_with_path(before), jax.tree_util.tree_leaves_with_path(state)
+    if (kept := [path for path, _ in old]) != [path for path, _ in new]:
+        other = next((path for path, _ in new if path not in kept), None) or next(
+            path for path in kept if path not in [path for path, _ in new]
+        )
+        raise ValueError(
+            f"step of {name} returned another structure than it was given: state{jax.tree_util.keystr(other)} is in "
+            "one of the two states alone"
+        )
+    for (path, leaf), (_, after) in zip(old, new, strict=True):
+        made, had = jnp.asarray(after), jnp.asarray(leaf)
+        if (made.shape, made.dtype) != (had.shape, had.dtype):
+            raise ValueError(
+                f"step of {name} made state{jax.tree_util.keystr(path)} {made.dtype}{list(made.shape)} of "
+                f"{had.dtype}{list(had.shape)}; shapes and dtypes stay as `init` made them"
+            )
+    return state, info
 
 
 def report(

@@ -147,3 +147,15 @@ def test_initialisers_are_values():
     assert Uniform(0.5) != Uniform(0.25)
     assert nn.linear(init_scale=0.8) == nn.linear(kernel_init=Uniform(0.8))
     assert nn.linear(kernel_init=linen.initializers.ones) == nn.linear(kernel_init=linen.initializers.ones)
+
+
+def test_fewer_outputs_than_classes_are_refused_before_any_training():
+    with pytest.raises(ValueError, match="Head gives 9 outputs, but digits has 10 classes"):
+        nn.from_flax(Head(9)).init(jax.random.key(0), DIGITS)
+    nn.from_flax(Head(9), loss="mse").init(jax.random.key(0), CSI)
+    nn.from_flax(Head(12)).init(jax.random.key(0), DIGITS)
+
+
+def test_a_field_that_a_module_does_not_have_is_named():
+    with pytest.raises(ValueError, match="Head has no field widht; it has width"):
+        nn.Sized(Head, widht=4)

@@ -238,7 +238,7 @@ class Modern(linen.Module):
 class ByDeterministic(linen.Module):
     @linen.compact
     def __call__(self, x, deterministic: bool):
-        return linen.Dense(2)(linen.Dropout(0.9)(x, deterministic=deterministic))
+        return linen.Dense(3)(linen.Dropout(0.9)(x, deterministic=deterministic))
 
 
 class Remembering(linen.Module):

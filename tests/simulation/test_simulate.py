@@ -232,3 +232,39 @@ def test_runs_of_a_configuration_can_be_loaded_and_resumed(tmp_path):
     )
     with pytest.raises(ValueError, match="call simulate"):
         fc.resume(tmp_path / "own")
+
+
+class without_round(fedavg, abstract=True):
+    """Its step forgets the round."""
+
+    def step(self, rng_key, state, cohort):
+        after, info = super().step(rng_key, state, cohort)
+        return after._replace(round=state.round), info
+
+
+def test_a_step_that_forgets_the_round_does_not_run_for_ever():
+    update = local.sgd(0.1, batch_size=4, steps=1)
+    result = simulate(without_round(nn.linear(), local=update), blobs(clients=4), rounds=3)
+    same = simulate(fedavg(nn.linear(), local=update), blobs(clients=4), rounds=3)
+    assert result.history["round"].tolist() == [0, 1, 2]
+    chex.assert_trees_all_equal(result.state.clusters, same.state.clusters)
+
+
+@pytest.mark.parametrize(
+    ("done", "message"),
+    [
+        (lambda state, info: None, "step of own returned None; it returns the next State"),
+        (lambda state, info: (info, state), "it returns the next State and a RoundInfo"),
+        (lambda state, info: (state._replace(round=state.round.astype(float)), info), r"made state.round float32\[\] of int32"),
+        (lambda state, info: (state._replace(server={"x": 1}), info), r"structure .*: state.server\['x'\] is in one"),
+    ],
+)
+def test_a_step_that_gives_no_next_state_is_named(done, message):
+    class own(fedavg, abstract=True):
+        """Whose step returns something else."""
+
+        def step(self, rng_key, state, cohort):
+            return done(*super().step(rng_key, state, cohort))
+
+    with pytest.raises(ValueError, match=message):
+        simulate(own(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1)), blobs(clients=4), rounds=1)

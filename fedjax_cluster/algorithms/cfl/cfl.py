@@ -146,9 +146,7 @@ class cfl(AveragingMethod):
 
     def check(self) -> None:
         if self.keep_optimizer and not jax.tree.leaves(self.local.init_optimizer(jnp.zeros(1))):
-            raise ValueError(
-                "keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum, say"
-            )
+            raise ValueError("keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum")
 
     def unprotected(self, privacy: gaussian) -> str | None:
         return unprotected(privacy, self.of_gradients, self.fall_back_after)
