@@ -179,7 +179,7 @@ def _paths(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
             path, figures = _two_clients(toy, seed)
             found.setdefault(title, []).append(figures)
             paths.setdefault(title, path)
-    near = dict.fromkeys((MEAN, LARGEST, COSINE), Tolerance(0.05, "lower"))
+    near: dict[str, Tolerance] = dict.fromkeys((MEAN, LARGEST, COSINE), Tolerance(0.05, "lower"))
     printed = {"Incongruent": {MEAN: 0.0, COSINE: -1.0}, "Congruent": {MEAN: 0.0, LARGEST: 0.0}}
     rows = []
     for title, of_seeds in found.items():

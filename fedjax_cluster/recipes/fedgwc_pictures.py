@@ -19,7 +19,7 @@ from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.types import Event
+from fedjax_cluster.types import Event, FinishedRun
 
 Averages = dict[int, tuple[list[float], list[float]]]  # cluster -> rounds done, running averages
 MOST_SHOWN = 4  # splits
@@ -29,7 +29,7 @@ SHORT = {"dataset": "mnist", "rounds": 800, "eval_every": 20, **ESTIMATORS[CENTR
 
 
 def _study(
-    config: RunConfig, draw: Callable[[SimulationResult, Averages], Figures], paper: Mapping[str, float]
+    config: RunConfig, draw: Callable[[FinishedRun, Averages], Figures], paper: Mapping[str, float]
 ) -> Callable[[int, bool], tuple[list[PaperRow], Figures]]:
     """Runs of one setting; the pictures are those of the first seed."""
 
@@ -65,7 +65,7 @@ def _figures(result: SimulationResult) -> dict[str, float]:
     }
 
 
-def _splits(result: SimulationResult, averages: Averages) -> Figures:
+def _splits(result: FinishedRun, averages: Averages) -> Figures:
     """The clients at each of the first splits, P's change over the rounds, and the clusters' classes."""
     clouds, rounds = split_clouds(result.events), [event.round + 1 for event in result.events]
     drawn = {
@@ -92,7 +92,7 @@ def split_clouds(events: Sequence[Event]) -> list[Cloud]:
     return clouds
 
 
-def _first_split(result: SimulationResult, averages: Averages) -> Figures:
+def _first_split(result: FinishedRun, averages: Averages) -> Figures:
     """P and W when they came to rest for the first time, and the clients in the plane of W's eigenvectors."""
     drawn = pictures.figures(result)
     return {"": drawn["interaction_matrices"], "embedding": drawn["spectral_embedding"]}

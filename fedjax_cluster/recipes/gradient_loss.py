@@ -164,15 +164,11 @@ FASHION = _recipe(
 )
 
 
-def _purity(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:
-    return figures.by_column("purity", label="Clustering purity", level=0.9)(cells, outcomes)
-
-
 def _nearer(
     name: str, title: str, reading: str, base: RunConfig, columns: Mapping[str, Changes], **rest: Any
 ) -> Recipe:
     """A table over networks, drawn as Fig. 5 is, with a shorter version for every day."""
-    shown = {**SHARED, "figure": _purity, "seeds": 3, **rest}
+    shown = {**SHARED, "figure": figures.by_column("purity", label="Clustering purity", level=0.9), "seeds": 3, **rest}
     rows = {**_weights(0.2, 0.5), **IFCA}
     return table(name, f"Gradient-and-loss CFL, {title}", f"{READING} {reading}", base, rows, columns, **shown)
 

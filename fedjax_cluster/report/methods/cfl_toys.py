@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -59,16 +59,15 @@ def toy_problems(problems: Mapping[str, Problem]) -> Figure:
             axes.set_aspect("equal")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(5, integer=True))
-        groups = {f"clients of group {group + 1}": {"color": style.COLORS[group]} for group in (0, 1)}
-        shown = [Line2D([], [], marker=style.MARKERS[place], **look) for place, look in enumerate(groups.values())]
+        shown = [Line2D([], [], color=style.COLORS[group], marker=style.MARKERS[group]) for group in (0, 1)]
         shown.append(Line2D([], [], color="black", linestyle=style.DASHED))
         shown += [style.plain_marker(face) for face in ("white", style.NEUTRAL)]
-        names = [f"{name}, and their model" for name in groups]
+        names = [f"clients of group {group + 1}, and their model" for group in (0, 1)]
         style.legend_above(figure, shown, [*names, "one model for all", "label 0", "label 1"])
     return figure
 
 
-def _decision_line(axes: Axes, line: np.ndarray, reach: float, look: Mapping[str, object]) -> None:
+def _decision_line(axes: Axes, line: np.ndarray, reach: float, look: Mapping[str, Any]) -> None:
     direction, offset = np.asarray(line[:2], np.float64), float(line[2])
     size = float(np.linalg.norm(direction))
     if size < 1e-9:
@@ -76,7 +75,7 @@ def _decision_line(axes: Axes, line: np.ndarray, reach: float, look: Mapping[str
     middle = -offset * direction / size**2
     along = np.asarray([-direction[1], direction[0]]) / size
     ends = np.stack([middle - 4 * reach * along, middle + 4 * reach * along])
-    axes.plot(*ends.T, linewidth=1.4, zorder=4, **dict(look))
+    axes.plot(*ends.T, linewidth=1.4, zorder=4, **look)
 
 
 class Path(NamedTuple):
@@ -122,7 +121,7 @@ def optimisation_paths(paths: Mapping[str, Path], *, arrows: Sequence[int] = (0,
             axes.grid(False)
             axes.set_aspect("equal")
         panels[0].set_ylabel(r"Parameter $\theta_2$")
-        handles = [Line2D([], [], color=style.COLORS[place], linestyle=DASHES[place]) for place in (0, 1)]
+        handles: list[Any] = [Line2D([], [], color=style.COLORS[place], linestyle=DASHES[place]) for place in (0, 1)]
         handles.append(Line2D([], [], color="black", marker=".", markersize=4))
         handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markersize=4))
         handles.append(Patch(color=AREA))
