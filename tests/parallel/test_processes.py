@@ -43,7 +43,7 @@ def start(*commands, **options):
     return [subprocess.Popen([sys.executable, "-m", *words], **pipes) for words in commands]
 
 
-def ended(started, seconds=400):
+def ended(started, seconds=900):
     """What processes print before they end; those that do not are killed."""
     try:
         return [process.communicate(timeout=seconds) for process in started]
