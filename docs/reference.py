@@ -23,7 +23,7 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "nn": ("nn",),
     "local": ("local",),
     "algorithms": ("algorithms", "algorithms.round"),
-    "robustness": ("aggregation", "faults"),
+    "robustness": ("aggregation", "faults", "privacy"),
     "clustering": ("clustering", "clustering.scores"),
     "report": ("report", "report.methods"),
     "parallel": ("parallel",),

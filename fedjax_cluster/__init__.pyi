@@ -11,6 +11,7 @@ from . import local as local
 from . import nn as nn
 from . import optimizers as optimizers
 from . import parallel as parallel
+from . import privacy as privacy
 from . import recipes as recipes
 from . import report as report
 from . import server as server

@@ -14,8 +14,13 @@ from jax import Array
 from fedjax_cluster import tree
 from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
+from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.types import Clusters, Cohort, PyTree
 
+NO_STATISTICS = (
+    "privacy is given, but the model has batch-norm statistics, which clients would send as they are; take a model "
+    "without, such as mlp, cnn or lenet5"
+)
 Rounding = Literal["nearest", "zero"]
 Weighting = Literal["examples", "uniform"]
 
@@ -25,6 +30,7 @@ class Aggregated(NamedTuple):
 
     value: PyTree  # leaves [K, ...]; zeros, or anything, for a cluster without clients
     weight: Array  # f32[K]: Σ weight of the clients
+    clip: Array | None = None  # f32[K, L], the next round's, where that follows a quantile
 
 
 def client_weight(weighting: Weighting, num_examples: Array) -> Array:
@@ -45,6 +51,8 @@ def aggregate_clients(
     contribute: Callable[[Any], Contribution],
     collect: Callable[[Any], PyTree],
     aggregation: Aggregation | None = None,
+    private: Release | None = None,
+    active: Array | None = None,
 ) -> tuple[Aggregated, Any, Array]:
     """`parallel.for_each_client` whose contributions are aggregated: averaged in a stream, or kept for another rule.
 
@@ -52,10 +60,23 @@ def aggregate_clients(
       fn, cohort, rows, num_slots, collect: as in `for_each_client`.
       contribute: `output -> Contribution`.
       aggregation: None is the mean weighted by the contributions; a rule that does not stream keeps all, [C, d].
+      private: clips and noises the mean of {"delta": ..., "stats": ...}, in place of an aggregation.
+      active: bool[K], the clusters that take a step where it is private; None is all.
 
     Returns:
       (what is aggregated, what is collected, accepted bool[C]).
     """
+    if private is not None:
+        mapped = for_each_client(
+            fn,
+            cohort,
+            *rows,
+            num_slots=num_slots,
+            reduce=lambda output: _limited(private, contribute(output)),
+            collect=lambda output: (contribute(output).slot, collect(output)),
+        )
+        slot, collected = mapped.collected
+        return _private_means(private, mapped.reduced, slot, cohort.mask, active), collected, mapped.accepted
     if aggregation is None or aggregation.streams:
         reduce = contribute if aggregation is None else lambda output: limited(aggregation, contribute(output))
         mapped = for_each_client(fn, cohort, *rows, num_slots=num_slots, reduce=reduce, collect=collect)
@@ -85,6 +106,39 @@ def combine(aggregation: Aggregation, sent: Contribution, accepted: Array, num_s
     rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1))
     total = jnp.zeros(num_slots + 1).at[rows.slot].add(rows.weight)[:num_slots]
     return Aggregated(aggregation.combine(rows, num_slots), total)
+
+
+def _limited(private: Release, contribution: Contribution) -> Contribution:
+    """A client's contribution as a private mean has it; all clients count alike."""
+    if jax.tree.leaves(contribution.value["stats"]):
+        raise ValueError(NO_STATISTICS)
+    value = private.limit(contribution.slot, contribution.value["delta"])
+    return Contribution(contribution.slot, jnp.ones_like(contribution.weight), value)
+
+
+def _private_means(
+    private: Release, reduced: Reduced, slot: Array, mask: Array, active: Array | None = None
+) -> Aggregated:
+    """The noised means of sums; who is of no cluster (−1) counts in none, `slot` i32[C] or i32[C, S], mask bool[C]."""
+    clusters = len(reduced.weight)
+    counted = mask.reshape((-1,) + (1,) * (slot.ndim - 1))
+    # Whether a client sent something finite would tell of it, so that all are counted.
+    count = jax.nn.one_hot(jnp.where(counted, slot, -1).reshape(-1), clusters).sum(0)
+    active = jnp.ones(clusters, bool) if active is None else active
+    delta, count, clip = private.means(reduced.total, count, active)
+    return Aggregated({"delta": delta, "stats": {}}, count, clip)
+
+
+def private_rows(private: Release, sent: Contribution, mask: Array, accepted: Array) -> Reduced:
+    """`reduce_rows` with a private mean: as sums, of which each is a mean with the weight 1."""
+    if jax.tree.leaves(sent.value["stats"]):
+        raise ValueError(NO_STATISTICS)
+    kept = sent._replace(weight=jnp.ones_like(sent.weight))
+    value = jax.vmap(private.limit)(sent.slot, sent.value["delta"])
+    sums = reduce_rows(None, kept._replace(value=value), accepted, len(private.clip))
+    found = _private_means(private, sums, sent.slot, mask)
+    some = found.weight > 0
+    return Reduced(found.value, some.astype(jnp.float32), some.astype(jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def reduce_rows(aggregation: Aggregation | None, sent: Contribution, accepted: Array, num_slots: int) -> Reduced:
@@ -140,6 +194,8 @@ def step_clusters(
     new = (optax.apply_updates(clusters.params, updates), mean["stats"], state)
     occupied, finite = sent.weight > 0, _still_finite(new, old)
     params, stats, state = tree.where(occupied & finite, new, old)
+    if sent.clip is not None:
+        state = state._replace(clip=sent.clip)
     return clusters._replace(params=params, stats=stats, optimizer=state), occupied & ~finite
 
 

@@ -16,7 +16,7 @@ FLOORS = (
     {"simulation"},
     {"report"},
     {"algorithms"},
-    {"inference", "server", "cohorts", "aggregation"},
+    {"inference", "server", "cohorts", "aggregation", "privacy"},
     {"local", "faults"},
     {"parallel"},
     {"nn", "data", "optimizers"},
@@ -25,6 +25,7 @@ FLOORS = (
 )
 OPTIONAL = {
     "datasets",
+    "dp_accounting",
     "mlflow",
     "pandas",
     "pyarrow",
@@ -46,8 +47,9 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 100 for FedGWC's columns, IFCA's estimates, PACFL's search, and CFL-GP's directions that a Gram matrix loses;
 # 1 200 for sweeps, their picture, files of settings and the search for a learning rate;
 # 1 200 for plans of devices that need not be there, tiles, and chunks by the compiler's figures;
-# 1 100 for robust aggregation, and faults with their settings; 1 150 for populations on disk and streamed rounds.
-MOST_LINES = 34_400
+# 1 100 for robust aggregation, and faults with their settings; 1 150 for populations on disk and streamed rounds;
+# 1 000 for differential privacy with its budget, settings and recipe.
+MOST_LINES = 35_400
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from fedjax_cluster.algorithms.round import Trained, cluster_round
 from fedjax_cluster.local import client_key, honest
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, changed, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, Cohort, LocalUpdate, Population, RoundInfo, State, Variables
 
@@ -41,6 +42,8 @@ class ditto(fedavg):
     >>> ditto(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).personal_update.proximal
     0.1
     """
+
+    sends = ONE
 
     local: LocalUpdate = option("the steps of the global model, and of the personal one with λ in addition")
     proximal: float = option(
@@ -91,6 +94,7 @@ class ditto(fedavg):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.options import option
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 
 
@@ -16,5 +17,7 @@ class fairavg(fedavg):
     >>> fairavg(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).weighting
     'uniform'
     """
+
+    sends = ONE
 
     weighting: Weighting = option("fixed", default="uniform", init=False)

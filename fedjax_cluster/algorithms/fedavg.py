@@ -9,6 +9,7 @@ from fedjax_cluster import tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import HardClients, cluster_round, first_state, start_models, train_in_cluster
 from fedjax_cluster.options import option
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, Cohort, Population, RoundInfo, State
 
@@ -22,6 +23,8 @@ class fedavg(AveragingMethod):
     >>> fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)).name
     'fedavg'
     """
+
+    sends = ONE
 
     weighting: Weighting = option('"examples" weights clients by n_i, "uniform" equally', default="examples")
 
@@ -39,6 +42,7 @@ class fedavg(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 

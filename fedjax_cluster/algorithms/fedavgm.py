@@ -6,6 +6,7 @@ import optax
 
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.options import BELOW_ONE, option
+from fedjax_cluster.privacy.gaussian import ONE
 
 
 class fedavgm(fedavg):
@@ -18,9 +19,11 @@ class fedavgm(fedavg):
     0.9
     """
 
+    sends = ONE
+
     server: optax.GradientTransformation | None = option("what is done with −v; None adds v to θ", default=None)
     server_momentum: float = option("β, momentum of the mean change", default=0.9, bound=BELOW_ONE)
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(optax.trace(self.server_momentum), super().optimizer)
+    def server_step(self) -> optax.GradientTransformation:
+        return optax.chain(optax.trace(self.server_momentum), super().server_step)

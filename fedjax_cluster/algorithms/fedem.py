@@ -24,6 +24,7 @@ from fedjax_cluster.inference import example_losses
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.privacy.gaussian import ALL
 from fedjax_cluster.server import Weighting, aggregate_clients, client_weight, step_clusters
 from fedjax_cluster.types import (
     ClientData,
@@ -51,6 +52,8 @@ class fedem(AveragingMethod):
       gives the K models with π: predictions are mixed, not parameters. Where a single cluster is asked of a client, it
       is the learner of the largest π.
     """
+
+    sends = ALL
 
     # A learner has a share of every client, about 1/K at first, and moves by as much less.
     defaults = Defaults(learning_rate=0.4)
@@ -98,6 +101,7 @@ class fedem(AveragingMethod):
             contribute=contribute,
             collect=collect,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         models, refused = step_clusters(self.optimizer, state.clusters, sent)
         accepted = accepted & ~refused.any()

@@ -21,6 +21,7 @@ from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import shared_part
 from fedjax_cluster.types import ClientData, Cohort, LocalResult, LocalUpdate, Population, RoundInfo, State, Variables
 
@@ -42,6 +43,8 @@ class fedper(fedavg):
     >>> fedper(nn.mlp((8,)), local=local.sgd(0.1, batch_size=8, epochs=1)).shared_layers
     ('!output',)
     """
+
+    sends = ONE
 
     local: LocalUpdate = option("the steps of all layers")
     shared_layers: tuple[str, ...] = option(
@@ -95,13 +98,19 @@ class fedper(fedavg):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
+        clusters = done.clusters
+        if self.privacy is not None:
+            # What nobody sends is no place for noise.
+            still = self.own_part(Variables(state.clusters.params, {})).params
+            clusters = clusters._replace(params=tree.put(clusters.params, still))
         sent = shared_part(state.clusters.params, self.shared_layers)
         costs = all_costs(done, moved, cohort.mask)
         costs = costs._replace(models_down=sent * costs.models_down, models_up=sent * costs.models_up)
-        return State(done.clusters, clients, state.server, state.round + 1), done.info(cohort.mask, costs=costs)
+        return State(clusters, clients, state.server, state.round + 1), done.info(cohort.mask, costs=costs)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         common = global_model(state.clusters)

@@ -55,6 +55,8 @@ class fedproto(Method):
     1.0
     """
 
+    not_private = "averages prototypes by class, of which no sensitivity is settled"
+
     prototype_weight: float = option(
         "λ, how much embeddings are drawn to the prototypes", default=1.0, bound=NOT_NEGATIVE
     )

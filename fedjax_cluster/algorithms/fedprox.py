@@ -6,6 +6,7 @@ import logging
 
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.options import NOT_NEGATIVE, changed, option
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.types import LocalUpdate
 
 LOG = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class fedprox(fedavg):
     >>> fedprox(nn.linear(), local=local.sgd(0.1, batch_size=8, epochs=1)).update.proximal
     0.01
     """
+
+    sends = ONE
 
     local: LocalUpdate = option(
         "what a client does, in several steps: in the first, and so with one step a round, the term is zero"

@@ -13,6 +13,7 @@ from fedjax_cluster.algorithms.fedper import fedper, with_own
 from fedjax_cluster.algorithms.personal import global_model
 from fedjax_cluster.local import honest
 from fedjax_cluster.options import at_least, changed, option
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, LocalResult, LocalUpdate, Model, PyTree, State, Variables
 
@@ -35,6 +36,8 @@ class fedrep(fedper):
     >>> fedrep(nn.mlp((8,)), local=local.sgd(0.1, batch_size=8, epochs=1)).head_update.steps
     10
     """
+
+    sends = ONE
 
     local: LocalUpdate = option("the steps of the representation; the head's have the same rate and mini-batches")
     head_steps: int = option("τ, mini-batch steps of the head, which come first", default=10, bound=at_least(1))

@@ -68,6 +68,8 @@ class fedsoft(Method):
       centre of its largest share as long as it was never drawn.
     """
 
+    not_private = "draws clients by shares of their data, which is no sample, and no sensitivity of it is settled"
+
     local: LocalUpdate = option("the steps that a client takes on its proximal problem")
     clusters: int = option("K, number of clusters", bound=at_least(1))
     every: int = option(

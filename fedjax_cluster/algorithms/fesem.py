@@ -32,6 +32,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
 from fedjax_cluster.server import Weighting, weighted_mean
 from fedjax_cluster.types import (
     ONE_DEVICE,
@@ -66,6 +67,8 @@ class fesem(AveragingMethod):
     'fesem'
     """
 
+    sends = CHOSEN
+
     clusters: int = option("K, number of clusters", bound=at_least(1))
     layers: tuple[str, ...] = option(
         'parameter paths as in `tree.match` that the distance is measured on, such as `["output"]`; () is all',
@@ -78,6 +81,11 @@ class fesem(AveragingMethod):
         default="clients",
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        if self.start == "clients":
+            return "start is 'clients', in which the first centres are single clients' models; give start 'random'"
+        return None
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         centres, present = start_models(self.model, rng_key, population, self.clusters)
@@ -158,6 +166,7 @@ class fesem(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, centres),
         )
         membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(

@@ -24,10 +24,11 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.algorithms.starts import START, Start, models_of_clients
+from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     BatchGradient,
@@ -81,6 +82,8 @@ class gradient_loss(AveragingMethod):
     0.2
     """
 
+    sends = CHOSEN
+
     defaults = Defaults(averaging="gradients", rounds=200, clients=80)
 
     local: LocalUpdate = option("one step, as in the paper, or several; the first gradient is the one that scores")
@@ -117,6 +120,9 @@ class gradient_loss(AveragingMethod):
     def check(self) -> None:
         if self.similarity == "euclidean" and self.sign == "descent":
             _ = self.rate
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        return START_LEAKS if self.start == "clients" else None
 
     @property
     def rate(self) -> float:
@@ -175,6 +181,7 @@ class gradient_loss(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         change = jax.tree.map(jnp.subtract, done.clusters.params, state.clusters.params)
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)

@@ -26,11 +26,12 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
-from fedjax_cluster.algorithms.starts import START, Start, models_of_clients
+from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import COUNT, at_least, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
 from fedjax_cluster.server import Weighting, shared_part
 from fedjax_cluster.types import ClientData, Cohort, LocalUpdate, Population, RoundInfo, State, Variables
 
@@ -48,6 +49,8 @@ class ifca(AveragingMethod):
     Returns:
       A method in which an empty cluster keeps its model.
     """
+
+    sends = CHOSEN
 
     local: LocalUpdate = option(
         "one step gives the paper's gradient averaging (option I), several its model averaging (option II)"
@@ -69,6 +72,9 @@ class ifca(AveragingMethod):
     shared_layers: tuple[str, ...] = option(
         'parameter paths averaged over all clients, such as `["!output"]` (the paper\'s Sec. 5)', default=()
     )
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        return START_LEAKS if self.start == "clients" else None
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, present = start_models(self.model, rng_key, population, self.clusters)
@@ -94,6 +100,7 @@ class ifca(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
             shared_layers=self.shared_layers,
         )
         changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)

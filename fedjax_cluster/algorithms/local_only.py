@@ -40,6 +40,8 @@ class local_only(AveragingMethod):
     'local_only'
     """
 
+    not_private = "sends nothing, so that there is nothing to protect"
+
     server: optax.GradientTransformation | None = option(
         "any optax transformation of minus Δθ_i, kept per client, so that the figures compare with those of a "
         "federation under the same protocol; None adds Δθ_i",

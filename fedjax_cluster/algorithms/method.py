@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import optax
 from jax import Array
@@ -11,10 +11,13 @@ from jax import Array
 from fedjax_cluster import cohorts
 from fedjax_cluster.aggregation import Aggregation, named
 from fedjax_cluster.algorithms.round import personalize_by_label
+from fedjax_cluster.local import server_key
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import SHARE, Options, option
+from fedjax_cluster.privacy.gaussian import ALL, SHOWN, Release, Sends, carrying_clip, gaussian, release
 from fedjax_cluster.types import (
     ClientData,
+    Clusters,
     Cohort,
     LocalUpdate,
     Model,
@@ -68,6 +71,15 @@ class Method(Options):
     model: Model = option("what is trained", kw_only=False)
     local: LocalUpdate = option("what a client does in a round, such as `sgd(0.1, batch_size=64, epochs=1)`")
     participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+    privacy: gaussian | None = option(
+        "clipping and noise on all that clients send, `privacy.gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)`",
+        default=None,
+    )
+
+    # What clients send, where differential privacy of it is settled, else why it is not. Neither is inherited: a
+    # method that sends something else too would have its parent's budget.
+    sends: ClassVar[Sends | None] = None
+    not_private: ClassVar[str] = "does not say what its clients send"
 
     # Of a run on the method's home ground, where nothing else is said.
     defaults = Defaults()
@@ -92,6 +104,8 @@ class Method(Options):
         if isinstance(rule := getattr(self, "aggregation", None), str):
             object.__setattr__(self, "aggregation", named(rule))
         super().__post_init__()
+        if self.privacy is not None:
+            self.check_privacy(self.privacy)
         if not self.keep_optimizer and getattr(self.local, "restarts", False):
             raise ValueError(
                 "learning_rate of local is an optax optimiser with a schedule, which would start anew in every round; "
@@ -104,7 +118,55 @@ class Method(Options):
 
     def to_json(self) -> dict[str, Any]:
         # The mean stays what saved runs of before there was a choice call it: nothing.
-        return {name: value for name, value in super().to_json().items() if (name, value) != ("aggregation", None)}
+        none = (("aggregation", None), ("privacy", None))
+        return {name: value for name, value in super().to_json().items() if (name, value) not in none}
+
+    def check_privacy(self, privacy: gaussian) -> None:
+        """Raises a ValueError where it is not settled what the method releases of a client."""
+        own, name = vars(type(self)), self.name.replace("_", "-")
+        if own.get("sends") is None:
+            why = own.get("not_private", Method.not_private)
+            raise ValueError(f"privacy is given, but {name} {why}; give no privacy, or another method, such as fedavg")
+        if (rule := getattr(self, "aggregation", None)) is not None:
+            raise ValueError(
+                f"privacy is given, but aggregation is {rule}, of which no sensitivity is known; give one of the two "
+                "(privacy clips each change already)"
+            )
+        if (leak := self.unprotected(privacy)) is not None:
+            raise ValueError(f"privacy is given, but {leak}")
+        if self.sends == SHOWN and not privacy.shows:
+            raise ValueError(
+                f"privacy is given, but {name} clusters by what each client shows; give its clustering_clip and "
+                "clustering_noise_multiplier as well"
+            )
+        if self.sends != SHOWN and privacy.shows:
+            raise ValueError(
+                f"clustering_clip is {privacy.clustering_clip:g}, but clients of {name} show nothing to a clustering; "
+                "leave out clustering_clip and clustering_noise_multiplier"
+            )
+        if self.sends == ALL and privacy.quantile is not None:
+            raise ValueError(
+                f"quantile is {privacy.quantile:g}, but {name} clips the changes of all its models together; give "
+                "no quantile"
+            )
+        if self.sends != SHOWN and self.participation < 1 and not self.draws_ahead:
+            raise ValueError(
+                f"privacy is given, but {name}'s draw is not a sample of equal chances for all; give participation 1"
+            )
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        """What the method's options have clients send beside what is clipped and noised, and what to do; or None."""
+        return None
+
+    def times_shown(self, rounds: int) -> int:
+        """How often a client may have shown something to a clustering in so many rounds; of a method with `SHOWN`."""
+        return 0
+
+    def private(self, rng_key: Array, clusters: Clusters) -> Release | None:
+        """What makes the means of a round where there is privacy; `rng_key` is that of the round."""
+        if self.privacy is None or self.sends is None:
+            return None
+        return release(self.privacy, self.sends, server_key(rng_key), clusters)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -147,6 +209,11 @@ class AveragingMethod(Method, abstract=True):
     aggregation: Aggregation | None = option(AGGREGATION, default=None)
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """The server's optimiser."""
+    def server_step(self) -> optax.GradientTransformation:
+        """What the server does with the mean change."""
         return optax.sgd(1.0) if self.server is None else self.server
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The server's optimiser, with the clip in its state where that follows a quantile."""
+        return carrying_clip(self.server_step, self.privacy)

@@ -62,6 +62,7 @@ class OneShotMethod(AveragingMethod, abstract=True):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
 

@@ -27,8 +27,10 @@ from fedjax_cluster.algorithms.one_shot import (
 )
 from fedjax_cluster.algorithms.round import first_state, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
+from fedjax_cluster.local import client_key
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
+from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
 GAP, SMALLEST_ANGLE = 1.4, 1e-3  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
@@ -69,6 +71,8 @@ class pacfl(SearchingMethod):
     1
     """
 
+    sends = SHOWN
+
     clusters: int = option(
         "the most clusters there can be; how many there are, the threshold decides", bound=at_least(1)
     )
@@ -104,6 +108,22 @@ class pacfl(SearchingMethod):
         return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
 
     @functools.partial(jax.jit, static_argnames="self")
+    def shown_vectors(self, rng_key: Array, vectors: Array, present: Array) -> Array:
+        """What the server sees of the clients' vectors f32[M, L, f, p] under privacy; zeros of the absent."""
+        assert self.privacy is not None
+        keys = jax.vmap(client_key, (None, 0))(rng_key, jnp.arange(len(vectors)))
+        shown = jax.lax.map(lambda row: self.privacy.shown(*row), (keys, vectors))  # pyright: ignore
+        return jnp.where(present[:, None, None, None], shown, 0.0)
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        if self.threshold == "search":
+            return "threshold is 'search', which trains on the clients' rows without noise; give a number, or none"
+        return None
+
+    def times_shown(self, rounds: int) -> int:
+        return 1
+
+    @functools.partial(jax.jit, static_argnames="self")
     def measure_all(self, population: Population) -> Mapped:
         return parallel.for_each_client(
             lambda client: self.measure(client.data, population.info.num_classes),
@@ -125,6 +145,9 @@ class pacfl(SearchingMethod):
             mapped = jax.device_get(self.measure_all(population))
             known = mapped.accepted
             vectors = jnp.where(known[:, None, None, None], mapped.collected, 0.0)
+            if self.privacy is not None:
+                # Whose vectors were not finite shows noise, as who is left out would be told apart.
+                known, vectors = present, self.shown_vectors(jax.random.fold_in(rng_key, 1), vectors, there)
             note("PACFL: comparing all pairs of clients")
             between, comparing = clocked(compare, vectors, angles=self.angles)
             grow = functools.partial(clustering.dendrogram, linkage=self.linkage)

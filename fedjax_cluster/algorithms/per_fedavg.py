@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.local import BatchGradientOf, honest
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     BatchGradient,
@@ -48,6 +49,8 @@ class per_fedavg(fedavg):
     >>> per_fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)).name
     'per_fedavg'
     """
+
+    sends = ONE
 
     local: LocalUpdate = option("the outer steps: their rate (the paper's β), optimiser, mini-batches and number (τ)")
     variant: Variant = option('"first-order" (two gradients a step) or "hessian-free" (four)', default="first-order")

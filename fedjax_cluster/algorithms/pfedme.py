@@ -24,6 +24,7 @@ from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
 from fedjax_cluster.local import BatchGradientOf, client_key
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     BatchGradient,
@@ -57,6 +58,8 @@ class pfedme(fedavg):
     >>> pfedme(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=4)).update.gradient
     MoreauGradient(strength=15.0, steps=5, rate=0.09, weight_decay=0.0)
     """
+
+    sends = ONE
 
     local: LocalUpdate = option("the R steps of w_i: their rate η and mini-batches")
     regularization: float = option(
@@ -114,6 +117,7 @@ class pfedme(fedavg):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
         )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)

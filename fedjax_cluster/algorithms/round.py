@@ -18,6 +18,7 @@ from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, mean_of_steps
 from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.server import (
     Weighting,
     aggregate_clients,
@@ -178,6 +179,7 @@ def cluster_round(
     weighting: Weighting,
     shared_layers: Sequence[str] = (),
     aggregation: Aggregation | None = None,
+    private: Release | None = None,
 ) -> Round:
     """One round of hard clusters.
 
@@ -194,6 +196,7 @@ def cluster_round(
       shared_layers: parameter paths that all clusters have in common, averaged over all clients, those of each
         cluster by the aggregation.
       aggregation: None is the mean.
+      private: in place of an aggregation, the mean of clipped changes with noise, in which all clients count alike.
     """
 
     def contribute(output: Trained) -> Contribution:
@@ -208,6 +211,8 @@ def cluster_round(
         contribute=contribute,
         collect=lambda output: (output.slot, report(output.result), output.extra),
         aggregation=aggregation,
+        private=private,
+        active=clusters.active,
     )
     clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:

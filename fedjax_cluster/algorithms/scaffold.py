@@ -59,6 +59,8 @@ class scaffold(fedavg):
     'steps'
     """
 
+    not_private = "has clients send control variates too, of which no sensitivity is settled"
+
     local: LocalUpdate = option("the corrected steps: their rate η, mini-batches and number K")
     control: Literal["steps", "gradient"] = option(
         'c_i is renewed by the mean gradient of its "steps" (the paper\'s option II), or by the "gradient" of all its '

@@ -21,6 +21,7 @@ from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdat
 Start = Literal["clients", "random"]
 CANDIDATES = 2  # to each model wanted
 LARGEST = 1e9  # a loss that is not finite counts as this
+START_LEAKS = "start is 'clients', in which each first model is that of a single client as it is; give start 'random'"
 START = (
     '"clients" (ours): each first model is trained on a single client for `start_rounds` rounds, from the same initial '
     "model; the first client is drawn at random, each next one is that to which all models before suit least; of 2K "

@@ -19,7 +19,7 @@ from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.on_disk import check_alone, opened
-from fedjax_cluster.experiments.robustness import Robustness, build_aggregation, check_robustness, without_defaults
+from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "method": Kind(REGISTRY, ("model", "clusters", "local", "server", "participation", "aggregation")),
+    "method": Kind(REGISTRY, ("model", "clusters", "local", "server", "participation", "aggregation", "privacy")),
     "scenario": Kind(SCENARIOS, ("examples", "clients", "seed", "test_fraction", "examples_per_client")),
     "model": Kind(MODELS, ()),
 }
@@ -412,7 +412,7 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     method = REGISTRY[config.method]
     update, server = build_local(config)
     shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
-    shared["aggregation"] = build_aggregation(config)
+    shared |= server_settings(config)
     taken = {found.name for found in described_options(method)} & set(shared)
     if "clusters" in taken and (config.clusters is None or (config.clusters == "auto" and config.method != "cfl_gp")):
         raise ValueError(f"clusters is {config.clusters!r}, but {config.method.replace('_', '-')} needs a number")

@@ -36,6 +36,10 @@ GROUPS = {
         *("aggregation", "trim", "byzantine", "clip", "fault", "fault_share", "fault_scale", "fault_factor"),
         *("fault_rate", "fault_steps", "fault_group"),
     ),
+    "privacy": (
+        *("privacy_clip", "privacy_noise", "privacy_delta", "privacy_clipping", "privacy_quantile"),
+        *("privacy_clustering_clip", "privacy_clustering_noise", "privacy_accountant"),
+    ),
     "run": (),
 }
 # Left to --help-all, by group.
@@ -44,6 +48,7 @@ LESS_USED = {
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],
+    "privacy": GROUPS["privacy"],
     "run": ("eval_clients", "checkpoint_every", "join", "leave"),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_cluster import aggregation, faults
 from fedjax_cluster.aggregation import BELOW_HALF, Aggregation
+from fedjax_cluster.experiments.private_settings import PrivacySettings, build_privacy
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_least, described_options, option
 
@@ -16,8 +17,8 @@ RULE_FLAGS = {"trim": "share", "byzantine": "byzantine", "clip": "norm"}
 FAULT_FLAGS = tuple(f"fault_{name}" for name in ("share", "scale", "factor", "rate", "steps", "group"))
 
 
-class Robustness(Options):
-    """The part of a configuration that is about faulty clients."""
+class Robustness(PrivacySettings):
+    """The part of a configuration that is about faulty clients, and about privacy."""
 
     aggregation: str | None = option(
         "what the server makes of the changes of a cluster's clients: mean, trimmed-mean, median, krum, multi-krum, "
@@ -71,13 +72,19 @@ def without_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_robustness(config: Robustness, method: type[Options]) -> None:
-    """Raises a ValueError for a rule or fault that cannot be, or a rule for a method that has no place for it."""
+    """Raises a ValueError for a rule, fault or mechanism that cannot be, or a rule that a method has no place for."""
     build_fault(config)
+    build_privacy(config)
     if build_aggregation(config) is not None and "aggregation" not in {each.name for each in described_options(method)}:
         raise ValueError(
             f"aggregation is {config.aggregation}, but {method.__name__.replace('_', '-')} has no server that averages "
             "models; give no aggregation, or another method"
         )
+
+
+def server_settings(config: Robustness) -> dict[str, Any]:
+    """The options of a method about faulty clients and privacy."""
+    return {"aggregation": build_aggregation(config), "privacy": build_privacy(config)}
 
 
 def build_aggregation(config: Robustness) -> Aggregation | None:

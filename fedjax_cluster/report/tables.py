@@ -238,6 +238,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),
+        "privacy": _budget(summary),
         "rejected updates": line("{:,.0f}", "num_rejected") if figure(summary, "num_rejected") else None,
         "models per client": f"{sent[0]:,.1f} down, {sent[1]:,.1f} up" if None not in sent else None,
         "traffic": line("{:,.1f} MB down, {:,.1f} MB up", "bytes_down", "bytes_up", factor=1e-6),
@@ -288,6 +289,16 @@ def _share(values: Sequence[float | None]) -> str:
 def _per_client(summary: Mapping[str, Any], name: str) -> float | None:
     clients = figure(summary, "clients")
     return figure(summary, name, 1 / clients) if clients else None
+
+
+def _budget(summary: Mapping[str, Any]) -> str | None:
+    """ε at δ of a private run."""
+    spent = summary.get("privacy")
+    if not isinstance(spent, Mapping):
+        return None
+    known = figure(spent, "epsilon")
+    epsilon = "∞, without noise" if known is None else f"{known:.3g}"
+    return f"ε = {epsilon} at δ = {spent.get('delta', math.nan):g}, any one client replaced"
 
 
 def _speed(summary: Mapping[str, Any]) -> float | None:

@@ -15,6 +15,7 @@ from fedjax_cluster.faults import Fault
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
 from fedjax_cluster.simulation.history import OF_HONEST, REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
+from fedjax_cluster.simulation.private_runs import check_private
 from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
 
 # Columns of the history that no metric and no callback may write.
@@ -57,7 +58,9 @@ def check_arguments(
     if aggregation is not None:
         present = int(np.sum(np.asarray(federation.train.num_examples) > 0))
         aggregation.check_clients(cohort_size(getattr(algorithm, "participation", 1.0), present))
-    return checked_churn(churn)
+    found = checked_churn(churn)
+    check_private(algorithm, federation, found)
+    return found
 
 
 def checked_churn(changes: Any) -> tuple[Churn, ...]:

@@ -14,6 +14,7 @@ from jax import Array
 from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
+from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
 
 LOG = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def summarize(
 ) -> dict[str, Any]:
     """One line of figures about a run, NaN where it ended diverged; first rounds are 0-based."""
     rounds, clients = len(history["round"]), len(federation.train.num_examples)
-    given = config or {}
+    given, spent = config or {}, budget_of(algorithm, federation, rounds)
     lost = diverged_since(history, clients) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
 
     def latest(column: np.ndarray | None) -> float | None:
@@ -189,6 +190,7 @@ def summarize(
         "compile_seconds": compile_seconds,
         "run_seconds": float(history["seconds"].sum()),
         **ledger(history, state)._asdict(),
+        **({} if spent is None else {"privacy": spent._asdict()}),
     }
 
 

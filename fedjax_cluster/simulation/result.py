@@ -21,10 +21,12 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import as_path
+from fedjax_cluster.privacy.budget import Budget
 from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
 from fedjax_cluster.simulation.model_files import save_client, save_clusters
+from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
 SCREEN = 80  # characters
@@ -74,6 +76,11 @@ class SimulationResult:
     def faulty(self) -> np.ndarray:
         """bool[M]: the clients that the run's fault was of; nobody without one."""
         return faulty_clients(self.federation)
+
+    @functools.cached_property
+    def privacy(self) -> Budget | None:
+        """What the run has spent: ε at δ, see `privacy.spent`; None without privacy."""
+        return budget_of(self.algorithm, self.federation, int(self.state.round))
 
     @functools.cached_property
     @in_32_bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import optax
 from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform
+from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
 from fedjax_cluster.algorithms.cfl.splits import (
     Clients,
     Division,
@@ -20,10 +21,11 @@ from fedjax_cluster.algorithms.cfl.splits import (
     divide,
     empty_splits,
     fall_back,
+    gain_over_parent,
     inherit,
     lead_to_leaf,
     norms_of_updates,
-    parents_model,
+    on_probation,
     record_models,
     remember,
     snapshot_of_splits,
@@ -43,11 +45,12 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.inference import full_gradient, score_rows
+from fedjax_cluster.inference import full_gradient
 from fedjax_cluster.local import client_key, num_batches, server_key
 from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import Weighting, client_weight, reduce_rows, update_clusters
+from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
+from fedjax_cluster.server import Weighting, client_weight, private_rows, reduce_rows, update_clusters
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -78,6 +81,7 @@ class cfl(AveragingMethod):
       CFL, Secs. II-A, III and V, Algorithms 1, 4 and 5.
     """
 
+    sends = SHOWN
     defaults = Defaults(rounds=40, finds_clusters=True)
 
     local: LocalUpdate = option("a client's training")
@@ -145,6 +149,12 @@ class cfl(AveragingMethod):
             raise ValueError(
                 "keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum, say"
             )
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        return unprotected(privacy, self.of_gradients, self.fall_back_after)
+
+    def times_shown(self, rounds: int) -> int:
+        return rounds
 
     @property
     def num_splits(self) -> int:
@@ -215,7 +225,7 @@ class cfl(AveragingMethod):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         secret = self.secret(state.clusters)
         slot = jnp.maximum(cohort_labels(state, cohort), 0)
-        due = self.on_probation(state)
+        due = on_probation(state, self.fall_back_after)
         before = state
         mapped = parallel.for_each_client(
             lambda client, slot, optimizer: self.send(rng_key, before, secret, slot, due[slot], optimizer, client),
@@ -227,7 +237,11 @@ class cfl(AveragingMethod):
         sent: Sent = mapped.collected
         usable = sent._replace(report=None)
         usable = tree.where(mapped.accepted, usable, jax.tree.map(jnp.zeros_like, usable))
-        state = remember(state, cohort, usable, mapped.accepted)
+        heard = mapped.accepted
+        if self.privacy is not None:
+            # Of what is shown nothing is left out: that would tell of a client.
+            usable, heard = usable._replace(gradient=sent.gradient, weight=sent.weight), cohort.mask
+        state = remember(state, cohort, usable, heard)
         fallen = jnp.zeros(self.clusters, bool)
         if self.fall_back_after is not None:
             state, fallen = fall_back(state, slot, usable.gain, mapped.accepted, due)
@@ -239,7 +253,7 @@ class cfl(AveragingMethod):
         label = labels(state.clients.membership)
         refusing = jnp.any((refused < 0) & (state.server.refused >= 0))
         event = jnp.any(label != old) | refusing | jnp.any(fallen)
-        state, accepted = self.train(state, cohort, secret, usable, mapped.accepted)
+        state, accepted = self.train(rng_key, state, cohort, secret, usable, mapped.accepted)
 
         info = clients_info(
             slot,
@@ -270,26 +284,26 @@ class cfl(AveragingMethod):
         key = client_key(rng_key, client.index)
         result = self.local.run(key, self.model, start, data, optimizer=kept, round=state.round)
         gradient = full_gradient(self.model, start, data) if self.of_gradients else None
+        delta = secret.apply(tree.ravel(result.delta))
+        compared = None if gradient is None else secret.apply(tree.ravel(gradient))
+        if self.privacy is not None:
+            compared = self.privacy.shown(key, delta)
         return Sent(
-            delta=secret.apply(tree.ravel(result.delta)),
-            gradient=None if gradient is None else secret.apply(tree.ravel(gradient)),
+            delta=delta,
+            gradient=compared,
             stats=result.stats,
-            weight=client_weight(self.weighting, result.num_examples),
+            weight=client_weight("uniform" if self.privacy else self.weighting, result.num_examples),
             gain=self.gain(state, start, slot, due, data.num_examples, client.data),
             optimizer=result.optimizer if self.keep_optimizer else (),
             report=report(result, gradient),
         )
 
     def gain(self, state: State, start: Variables, slot: Array, due: Array, first: Array, data: ClientData) -> Array:
-        """Accuracy f32[] of the cluster's model minus that of its parent's, on rows from `first` on; 0 if not due."""
+        """As `splits.gain_over_parent`; 0 if not due."""
         if self.fall_back_after is None:
             return jnp.zeros(())
-        before = parents_model(state.server, slot)
-        return lax.cond(
-            due,
-            lambda: score_rows(self.model, start, first, data) - score_rows(self.model, before, first, data),
-            lambda: jnp.zeros(()),
-        )
+        gained = functools.partial(gain_over_parent, self.model, state.server, slot, start, first, data)
+        return lax.cond(due, gained, lambda: jnp.zeros(()))
 
     def training_rows(self, data: ClientData) -> ClientData:
         """Without the last rows, which are held out; rows are in random order."""
@@ -351,7 +365,7 @@ class cfl(AveragingMethod):
     # --------------------------------------------------------------------------------------- the models
 
     def train(
-        self, state: State, cohort: Cohort, secret: OrthonormalTransform, sent: Sent, accepted: Array
+        self, rng_key: Array, state: State, cohort: Cohort, secret: OrthonormalTransform, sent: Sent, accepted: Array
     ) -> tuple[State, Array]:
         """θ_k ← θ_k + mean Δθ of its clients in the cohort; after a split these are each part's, from θ*.
 
@@ -361,20 +375,13 @@ class cfl(AveragingMethod):
         learns = accepted & (state.server.fell_back[jnp.maximum(slot, 0)] < 0)
         rows = Contribution(slot, sent.weight, {"delta": sent.delta, "stats": sent.stats})
         reduced = reduce_rows(self.aggregation, rows, learns, self.clusters)
+        if (private := self.private(rng_key, state.clusters)) is not None:
+            reduced = private_rows(private, rows, cohort.mask, learns)
         one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
         delta = jax.vmap(lambda vector: tree.unravel(secret.invert(vector), one))(reduced.total["delta"])
         reduced = reduced._replace(total={**reduced.total, "delta": delta})
         clusters, refused = update_clusters(self.optimizer, state.clusters, reduced)
         return state._replace(clusters=clusters), accepted & ~(learns & refused[slot])
-
-    def on_probation(self, state: State) -> Array:
-        """bool[K]: clusters whose split is to be judged by now."""
-        server = state.server
-        if self.fall_back_after is None:
-            return jnp.zeros(self.clusters, bool)
-        since = server.splits.round[jnp.maximum(server.origin, 0)]
-        due = state.round >= since + self.fall_back_after
-        return (server.origin >= 0) & (server.tested != server.origin) & due
 
     def costs(self, cohort: Cohort, reports: Report) -> Costs:
         costs = training_costs(cohort.mask, reports.num_steps)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster.local import shuffled_rows
+from fedjax_cluster.privacy.gaussian import gaussian
 
 Scheme = Literal["permutation", "hadamard", "householder"]
 NUM_REFLECTIONS = 2
@@ -67,6 +68,17 @@ def check_scheme(scheme: str) -> None:
     """Raises a ValueError for an unknown scheme."""
     if scheme not in get_args(Scheme):
         raise ValueError(f"the transform is {scheme!r}; it must be one of {', '.join(get_args(Scheme))}")
+
+
+def unprotected(privacy: gaussian, of_gradients: bool, fall_back_after: int | None) -> str | None:
+    """What CFL's clients send that differential privacy does not cover, and what to do; None for nothing."""
+    if of_gradients:
+        return "similarity_of is 'gradients', which clients would send beside their updates; give 'updates'"
+    if fall_back_after is not None:
+        return "fall_back_after is given, for which clients send accuracies without noise; give none"
+    if privacy.clipping == "layers" or privacy.quantile is not None:
+        return "an update of cfl is one vector, and its clip stays; give clipping 'flat', and no quantile"
+    return None
 
 
 def _permutation(rng_key: Array, size: int) -> OrthonormalTransform:

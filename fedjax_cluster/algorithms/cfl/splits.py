@@ -12,7 +12,8 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.round import Report, labels, one_hot
-from fedjax_cluster.types import ClientData, Cohort, PyTree, State, Variables
+from fedjax_cluster.inference import score_rows
+from fedjax_cluster.types import ClientData, Cohort, Model, PyTree, State, Variables
 
 
 class Splits(NamedTuple):
@@ -109,6 +110,23 @@ def parents_model(server: Server, slot: Array) -> Variables:
     """The model that a cluster's parent had when it was split."""
     origin = jnp.maximum(server.origin[slot], 0)
     return jax.tree.map(lambda leaf: leaf[origin], Variables(server.splits.params, server.splits.stats))
+
+
+def gain_over_parent(
+    model: Model, server: Server, slot: Array, start: Variables, first: Array, data: ClientData
+) -> Array:
+    """Accuracy f32[] of a cluster's model minus that of its parent's, on a client's rows from `first` on."""
+    before = parents_model(server, slot)
+    return score_rows(model, start, first, data) - score_rows(model, before, first, data)
+
+
+def on_probation(state: State, after: int | None) -> Array:
+    """bool[K]: clusters whose split is to be judged by now, `after` so many rounds; None is never."""
+    server = state.server
+    if after is None:
+        return jnp.zeros(len(server.origin), bool)
+    due = state.round >= server.splits.round[jnp.maximum(server.origin, 0)] + after
+    return (server.origin >= 0) & (server.tested != server.origin) & due
 
 
 class Norms(NamedTuple):

@@ -29,9 +29,10 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
-from fedjax_cluster.local import server_key
+from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.server import Rounding, Weighting, keep_decimals, shared_part
 from fedjax_cluster.types import (
     ONE_DEVICE,
@@ -70,6 +71,8 @@ class cfl_gp(AveragingMethod):
     the profiles [g_{c,1} … g_{c,K}] are projected on their top-K left singular vectors, grouped by k-means, and
     the groups named for the largest overlap with the old ones.
     """
+
+    sends = SHOWN
 
     defaults = Defaults(averaging="gradients", rounds=200)
 
@@ -116,6 +119,16 @@ class cfl_gp(AveragingMethod):
     )
     max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2))
     pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2))
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        if self.clusters == "auto":
+            return "clusters is 'auto', whose pilot is no part of the run's budget; give a number"
+        return None
+
+    def times_shown(self, rounds: int) -> int:
+        # Whether it stops earlier depends on what was shown, and takes nothing off.
+        until = rounds if self.cluster_until is None else min(rounds, self.cluster_until)
+        return len(range(1 % self.every, until, self.every))
 
     # ------------------------------------------------------------------------------------- init
 
@@ -218,7 +231,7 @@ class cfl_gp(AveragingMethod):
         # nearest (87.1 % on MNIST), where zeroing reaches 77.7 %.
         return result._replace(delta=keep_decimals(result.delta, self.decimals, self.rounding))
 
-    def run_round(self, train: Any, state: State, cohort: Cohort, slot: Array) -> Round:
+    def run_round(self, rng_key: Array, train: Any, state: State, cohort: Cohort, slot: Array) -> Round:
         return cluster_round(
             train,
             state.clusters,
@@ -227,15 +240,18 @@ class cfl_gp(AveragingMethod):
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
+            private=self.private(rng_key, state.clusters),
             shared_layers=self.shared_layers,
         )
 
     def train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round without clustering."""
         slot = jnp.maximum(cohort_labels(state, cohort), 0)
-        done = self.run_round(
-            lambda client, slot: Trained(slot, self.train_one(rng_key, state, slot, client)), state, cohort, slot
-        )
+
+        def train(client: Client, slot: Array) -> Trained:
+            return Trained(slot, self.train_one(rng_key, state, slot, client))
+
+        done = self.run_round(rng_key, train, state, cohort, slot)
         return state._replace(clusters=done.clusters), done.info(cohort.mask)
 
     def cluster_and_train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
@@ -249,12 +265,17 @@ class cfl_gp(AveragingMethod):
             queried = lax.cond(
                 slot == block, lambda: result.delta, lambda: self.train_one(rng_key, state, block, client).delta
             )
-            return Trained(slot, result, (self.compress(queried, state.server.coordinates), size_of(queried)))
+            columns = self.compress(queried, state.server.coordinates)
+            if self.privacy is not None:
+                columns = self.privacy.shown(client_key(rng_key, client.index), columns)
+            return Trained(slot, result, (columns, size_of(queried)))
 
-        done = self.run_round(train, state, cohort, slot)
+        done = self.run_round(rng_key, train, state, cohort, slot)
         sent, _ = done.extra
         columns = jnp.concatenate(sent, axis=1)
-        clients = self.fold_in_block(state, cohort, columns, done.accepted)
+        # Of what is shown under privacy nothing is left out: that would tell of a client.
+        heard = done.accepted if self.privacy is None else cohort.mask
+        clients = self.fold_in_block(state, cohort, columns, heard)
         old = labels(clients.membership)
         clustered = clients.present
         if self.cluster_cohort:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,9 +25,10 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     train_client,
 )
-from fedjax_cluster.local import server_key
+from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, option
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     ONE_DEVICE,
@@ -46,7 +46,6 @@ Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
-LOG = logging.getLogger(__name__)
 
 
 class fedgwc(AveragingMethod):
@@ -65,6 +64,7 @@ class fedgwc(AveragingMethod):
     'count'
     """
 
+    sends = SHOWN
     defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
     clusters: int = option(
@@ -144,8 +144,8 @@ class fedgwc(AveragingMethod):
         return changed(self.local, "given a proximal term", proximal=self.proximal)
 
     @property
-    def optimizer(self) -> optax.GradientTransformation:
-        plain = super().optimizer
+    def server_step(self) -> optax.GradientTransformation:
+        plain = super().server_step
         return optax.chain(optax.trace(self.server_momentum), plain) if self.server_momentum else plain
 
     @property
@@ -197,14 +197,7 @@ class fedgwc(AveragingMethod):
     def warn_of_no_splits(self, state: State) -> None:
         if self.clusters == 1 or self.max_children is not None or int(self.most_children(state)[0]) >= 2:
             return
-        count, cohort = (int(number[0]) for number in self.sizes(state))
-        LOG.warning(
-            "fedgwc cannot split: a cluster has at most clients // cohort parts, here %d // %d = 1; "
-            "give max_children%s",
-            count,
-            cohort,
-            f" or a participation of {100 * (count // 2) // count / 100:g} or less" if count // 2 >= 3 else "",
-        )
+        weigh.warn_of_no_splits(*(int(number[0]) for number in self.sizes(state)))
 
     # ------------------------------------------------------------------------------------- cohorts
 
@@ -233,13 +226,18 @@ class fedgwc(AveragingMethod):
 
         def train(client: Client, slot: Array) -> Trained:
             result = train_client(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
-            return Trained(slot, result, result.losses)
+            if self.privacy is None:
+                return Trained(slot, result, result.losses)
+            return Trained(slot, result, self.privacy.shown(client_key(rng_key, client.index), result.losses))
 
         slot = jnp.maximum(labels(membership), 0)
         averaged = {"optimizer": self.optimizer, "weighting": self.weighting, "aggregation": self.aggregation}
+        averaged |= {"private": self.private(rng_key, state.clusters)}
         done = cluster_round(train, state.clusters, cohort, slot, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
-        sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, done.accepted)
+        # Of what is shown under privacy nothing is left out: that would tell of a client.
+        heard = done.accepted if self.privacy is None else cohort.mask
+        sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, heard)
         sent = parallel.to_each_device(sent, cohort.mapping)
         server = parallel.on_each_device(self.update_interactions, cohort.mapping)(
             state.server, self.sizes(state), *sent
@@ -255,6 +253,12 @@ class fedgwc(AveragingMethod):
         # Only the first refusal stops the rounds: the same split is found again and again.
         event = (moved > 0) | ((refused == 0) & (state.server.refused > 0))
         return state, done.info(cohort.mask, moved, costs, event)
+
+    def unprotected(self, privacy: gaussian) -> str | None:
+        return weigh.unprotected(self.sampling, self.released, self.local)
+
+    def times_shown(self, rounds: int) -> int:
+        return rounds
 
     def update_interactions(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering
+from fedjax_cluster.types import LocalUpdate
+
+LOG = logging.getLogger(__name__)
 
 
 class Clients(NamedTuple):
@@ -44,6 +48,27 @@ class Partition(NamedTuple):
     number: Array  # i32[], children; 1 for no split
     index: Array  # f32[], the best Davies–Bouldin index
     refused: Array  # bool[], the best split had not slots enough
+
+
+def warn_of_no_splits(count: int, cohort: int) -> None:
+    """Says that a run of so many clients with such cohorts can never split."""
+    LOG.warning(
+        "fedgwc cannot split: a cluster has at most clients // cohort parts, here %d // %d = 1; give max_children%s",
+        count,
+        cohort,
+        f" or a participation of {100 * (count // 2) // count / 100:g} or less" if count // 2 >= 3 else "",
+    )
+
+
+def unprotected(sampling: str, released: bool, local: LocalUpdate) -> str | None:
+    """What FedGWC's clients send that differential privacy does not cover, and what to do; None for nothing."""
+    if sampling != "uniform":
+        return "sampling is 'rare', whose draw is no sample of equal chances for all; give sampling 'uniform'"
+    if released:
+        return "variant is 'released', which weights losses by the clients' numbers of examples; give 'paper'"
+    if getattr(local, "epochs", 1) is not None:
+        return "the clients' steps are as many as their examples make, by which losses count; give local steps"
+    return None
 
 
 def cluster_rewards(losses: Array, took: Array, slot: Array, num_clusters: int, weight: Array | None = None) -> Array:

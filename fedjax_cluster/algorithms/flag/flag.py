@@ -90,6 +90,8 @@ class flag(SearchingMethod):
     'flag'
     """
 
+    not_private = "clusters by bases, class sizes and changes together, and searches on held-out rows; none is settled"
+
     defaults = Defaults(
         learning_rate=0.03,
         local_steps=None,

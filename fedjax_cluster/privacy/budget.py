@@ -1,0 +1,96 @@
+"""What a private run has spent: ε at δ, by dp-accounting."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from typing import Any, NamedTuple
+
+from fedjax_cluster.privacy.gaussian import gaussian
+
+
+class Budget(NamedTuple):
+    """What is known of one client by the models and clusters of a run, ε at δ, and how it was counted."""
+
+    epsilon: float  # infinite without noise
+    delta: float
+    accountant: str  # "rdp" or "pld"
+    rounds: int  # releases of the clusters' means
+    clients: int  # of whom one is replaced by another
+    cohort: int  # clients in a round, where its secret draw is counted in; else all
+    shown: int  # times that a client may have shown something to a clustering
+
+
+def check_accountant() -> None:
+    """Raises a ValueError where dp-accounting is not installed."""
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise ValueError(
+            'privacy counts its budget by dp-accounting, which is not installed: pip install "fedjax_cluster[privacy]"'
+        )
+
+
+def spent(privacy: gaussian, *, clients: int, cohort: int, rounds: int, shown: int = 0) -> Budget:
+    """ε of so many rounds, for neighbours in which one client is replaced by another.
+
+    Args:
+      privacy: the mechanisms; of the means in every round, of what is shown `shown` times.
+      clients: in all.
+      cohort: drawn uniformly without replacement in each round, and not told; all of them for no amplification.
+      rounds: done.
+      shown: times that one client may have shown something to a clustering, of which no draw takes anything off.
+
+    Raises:
+      ValueError: dp-accounting is not installed, or cohorts of some clients for "pld".
+    """
+    assert privacy.delta is not None
+    check_cohorts(privacy, clients, cohort)
+    multipliers = (privacy.noise_multiplier, privacy.clustering_noise_multiplier)
+    silent = (rounds > 0 and not multipliers[0]) or (shown > 0 and not multipliers[1])
+    epsilon = math.inf
+    if not silent:
+        epsilon = _epsilon(privacy.accountant, *multipliers, clients, cohort, rounds, shown, delta=privacy.delta)
+    return Budget(epsilon, privacy.delta, privacy.accountant, rounds, clients, cohort, shown)
+
+
+def check_cohorts(privacy: gaussian, clients: int, cohort: int) -> None:
+    """Raises a ValueError where the accountant takes no cohorts of some clients."""
+    if privacy.accountant == "pld" and cohort < clients:
+        raise ValueError(
+            f"accountant is 'pld', which has no law for {cohort} of {clients} clients drawn without replacement; give "
+            "accountant 'rdp', or a participation of 1"
+        )
+
+
+@functools.cache
+def _epsilon(
+    accountant: str,
+    noise: float,
+    shown_noise: float | None,
+    clients: int,
+    cohort: int,
+    rounds: int,
+    shown: int,
+    *,
+    delta: float,
+) -> float:
+    check_accountant()
+    import dp_accounting  # optional
+
+    released: Any = dp_accounting.GaussianDpEvent(noise)
+    if cohort < clients:
+        released = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, released)
+    parts = [dp_accounting.SelfComposedDpEvent(released, rounds)] if rounds else []
+    if shown and shown_noise is not None:
+        parts.append(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(shown_noise), shown))
+    event, relation = dp_accounting.ComposedDpEvent(parts), dp_accounting.NeighboringRelation
+    if accountant == "rdp":
+        from dp_accounting import rdp
+
+        counting: Any = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
+    else:
+        from dp_accounting import pld
+
+        # Its REPLACE_ONE takes a multiplier of what one client adds, and doubles that; ours is of twice as much.
+        counting = pld.PLDAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
+    return float(counting.compose(event).get_epsilon(delta))
