@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import math
 from typing import Any, NamedTuple
 
+import scipy.optimize
+
+from fedjax_cluster.options import POSITIVE, checked
 from fedjax_cluster.privacy.gaussian import gaussian
 
 
@@ -51,6 +55,41 @@ def spent(privacy: gaussian, *, clients: int, cohort: int, rounds: int, shown: i
     if not silent:
         epsilon = _epsilon(privacy.accountant, *multipliers, clients, cohort, rounds, shown, delta=privacy.delta)
     return Budget(epsilon, privacy.delta, privacy.accountant, rounds, clients, cohort, shown)
+
+
+def calibrated(
+    privacy: gaussian, epsilon: float, *, clients: int, cohort: int, rounds: int, shown: int = 0
+) -> gaussian:
+    """The mechanism whose multipliers, in the proportion that they have, spend ε in so many rounds.
+
+    Args:
+      privacy: with noise.
+      epsilon: ε at its δ, above 0.
+      clients, cohort, rounds, shown: as in `spent`.
+
+    Raises:
+      ValueError: as in `spent`; an ε that is not above 0 and finite, or that no multiplier from 10⁻⁴ to 10⁶ spends.
+    """
+    checked("epsilon", epsilon, float, POSITIVE)
+
+    def scaled(exponent: float) -> gaussian:
+        factor, more = math.exp(exponent), privacy.clustering_noise_multiplier
+        return dataclasses.replace(
+            privacy,
+            noise_multiplier=privacy.noise_multiplier * factor,
+            clustering_noise_multiplier=None if more is None else more * factor,
+        )
+
+    def excess(exponent: float) -> float:
+        return spent(scaled(exponent), clients=clients, cohort=cohort, rounds=rounds, shown=shown).epsilon - epsilon
+
+    # Where the budget falls with the noise.
+    low, high = math.log(1e-4), math.log(1e6)
+    if not excess(low) > 0 > excess(high):
+        raise ValueError(
+            f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds; give another, or some noise"
+        )
+    return scaled(float(scipy.optimize.brentq(excess, low, high, xtol=1e-4)))
 
 
 def check_cohorts(privacy: gaussian, clients: int, cohort: int) -> None:

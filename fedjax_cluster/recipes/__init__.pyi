@@ -6,6 +6,7 @@ from . import figures as figures
 from . import flag as flag
 from . import gradient_loss as gradient_loss
 from . import page as page
+from . import privacy_costs as privacy_costs
 from . import results as results
 from . import separation as separation
 from . import verdicts as verdicts

@@ -13,12 +13,12 @@ from fedjax_cluster.data.downloads import OPENML
 from fedjax_cluster.experiments import installed, reproduction
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
-from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss, results
+from fedjax_cluster.recipes import cfl, cfl_gp, fedgwc, flag, gradient_loss, privacy_costs, results
 
 # Every recipe that a paper's module defines, in its order.
 RECIPES: dict[str, Recipe | Study] = {
     each.name: each
-    for paper in (cfl_gp, cfl, fedgwc, flag, gradient_loss)
+    for paper in (cfl_gp, cfl, fedgwc, flag, gradient_loss, privacy_costs)
     for each in vars(paper).values()
     if isinstance(each, Recipe | Study)
 }
