@@ -105,9 +105,9 @@ def _named(epsilon: float | None) -> str:
 COSTS = Study(
     name="privacy-costs",
     title="What ε costs: accuracy and ARI under differential privacy of whole clients",
-    reading="Ours; no paper has it. Digits at four rotations, 100 clients of about 12 training rows, a linear model, 40 "
-    "rounds of five local steps, all clients in each; clip 0.5, and as much noise as spends ε at δ = 10⁻³ in the whole "
-    "run (replace one client, RDP). CFL-GP shows its profiles five times and PACFL its bases once, with the same "
+    reading="Ours; no paper has it. Digits at four rotations, 100 clients of about 12 training rows, a linear model, "
+    "40 rounds of five local steps, all clients in each; clip 0.5, and as much noise as spends ε at δ = 10⁻³ in the "
+    "whole run (replace one client, RDP). CFL-GP shows its profiles five times and PACFL its bases once, with the same "
     "multiplier. The first models are random, without and with privacy.",
     seeds=3,
     minutes=4.0,
