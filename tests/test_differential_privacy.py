@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjax_cluster import cli, local, nn, parallel, privacy, server, tree
+from fedjax_cluster import cli, local, nn, parallel, privacy, report, server, tree
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.parallel import Contribution
 from fedjax_cluster.privacy.gaussian import ALL, CHOSEN, ONE, SHOWN, Release
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.simulation.private_runs import budget_of
+from fedjax_cluster.simulation.private_runs import budget_of, check_private
 from fedjax_cluster.types import ClientData, Cohort
 from tests.federations import blobs, one_step
 
-ROWS, SLOTS, SIZE = 12, 3, 400
+ROWS, SLOTS, SIZE = 12, 3, 200
 PLAIN = privacy.gaussian(clip=0.5, noise_multiplier=0.0, delta=1e-5)
 NOISY = privacy.gaussian(clip=0.5, noise_multiplier=1.5, delta=1e-5)
 SHOWING = {"clustering_clip": 0.2, "clustering_noise_multiplier": 0.0}
@@ -33,7 +33,7 @@ OWN = {
     "ifca": {"start": "random"},
 }
 SETTLED = [name for name, method in REGISTRY.items() if vars(method).get("sends") is not None]
-QUICK = ("fedavg", "ifca", "fedem", "cfl", "cfl_gp")
+QUICK = ("fedavg", "ifca", "fedem", "cfl")
 SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SETTLED]
 ONE_DEVICE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 
@@ -67,30 +67,28 @@ def cohort_of(vectors, mask=None):
     return Cohort(jnp.arange(count), jnp.ones(count, bool) if mask is None else mask, data)
 
 
+@functools.partial(jax.jit, static_argnames=("mechanism", "sends", "mapping"))
+def aggregated(mechanism, sends, mapping, key, clip, cohort, slots):
+    return server.aggregate_clients(
+        lambda client, slot: (client.data.x, slot),
+        dataclasses.replace(cohort, mapping=mapping),
+        slots,
+        num_slots=SLOTS,
+        contribute=lambda output: Contribution(
+            jnp.arange(SLOTS) if sends == ALL else output[1],
+            jnp.full(SLOTS, 9.0) if sends == ALL else jnp.asarray(9.0),
+            {"delta": {"a": output[0][..., :5], "b": output[0][..., 5:]}, "stats": {}},
+        ),
+        collect=lambda output: output[1],
+        private=Release(mechanism, sends, key, clip),
+    )[0]
+
+
 def means(vectors, slots, mechanism=PLAIN, sends=CHOSEN, mapping=ONE_DEVICE, clip=None, seed=0):
     """What the server makes of vectors [C, d] of clients in clusters i32[C]; of ALL [C, K, d] for every cluster."""
     clip = jnp.full((SLOTS, 1), mechanism.clip) if clip is None else jnp.asarray(clip, jnp.float32)
-    found = Release(mechanism, sends, jax.random.key(seed), clip)
-
-    @jax.jit
-    def aggregated(cohort, slots):
-        cohort = dataclasses.replace(cohort, mapping=mapping)
-        return server.aggregate_clients(
-            lambda client, slot: (client.data.x, slot),
-            cohort,
-            slots,
-            num_slots=SLOTS,
-            contribute=lambda output: Contribution(
-                jnp.arange(SLOTS) if sends == ALL else output[1],
-                jnp.full(SLOTS, 9.0) if sends == ALL else jnp.asarray(9.0),
-                {"delta": {"a": output[0][..., :5], "b": output[0][..., 5:]}, "stats": {}},
-            ),
-            collect=lambda output: output[1],
-            private=found,
-        )[0]
-
     placed = parallel.place_rows(mapping, (cohort_of(vectors), jnp.asarray(slots, jnp.int32)))
-    sent = jax.device_get(aggregated(*placed))
+    sent = jax.device_get(aggregated(mechanism, sends, mapping, jax.random.key(seed), clip, *placed))
     value = np.concatenate([sent.value["delta"]["a"], sent.value["delta"]["b"]], -1)
     return value, np.asarray(sent.weight), sent.clip
 
@@ -176,17 +174,22 @@ def test_who_sends_nothing_finite_adds_nothing_and_counts():
 # ------------------------------------------------------------------------------------------------------- the noise
 
 
-def many(mechanism, sends, clip, draws=300, count=(8.0, 2.0, 5.0), size=SIZE):
-    """Noised sums [draws, K, size], counts [draws, K], of zeros, in rounds of their own."""
+@functools.partial(jax.jit, static_argnames=("mechanism", "sends", "size"))
+def noised(mechanism, sends, size, keys, clip, count):
     total = {"delta": {"a": jnp.zeros((SLOTS, size)), "b": jnp.zeros((SLOTS, size))}}
-    total |= {"below": jnp.zeros((SLOTS, len(clip[0])))} if mechanism.quantile is not None else {}
+    total |= {"below": jnp.zeros((SLOTS, clip.shape[1]))} if mechanism.quantile is not None else {}
 
     def one(key):
-        made = Release(mechanism, sends, key, jnp.asarray(clip, jnp.float32))
-        delta, weight, moved = made.means(total, jnp.asarray(count), jnp.ones(SLOTS, bool))
+        delta, weight, moved = Release(mechanism, sends, key, clip).means(total, count, jnp.ones(SLOTS, bool))
         return jax.tree.map(lambda leaf: leaf * jnp.maximum(weight, 1.0)[:, None], delta), weight, moved
 
-    return jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(3), draws)))
+    return jax.vmap(one)(keys)
+
+
+def many(mechanism, sends, clip, draws=300, count=(8.0, 2.0, 5.0), size=SIZE):
+    """Noised sums [draws, K, size], counts [draws, K], of zeros, in rounds of their own."""
+    keys = jax.random.split(jax.random.key(3), draws)
+    return jax.device_get(noised(mechanism, sends, size, keys, jnp.asarray(clip, jnp.float32), jnp.asarray(count)))
 
 
 @pytest.mark.parametrize("z", [0.25, 1.5])
@@ -196,7 +199,7 @@ def test_the_noise_of_a_sum_is_z_times_twice_its_clusters_clip(z):
     assert (weight == [8, 2, 5]).all()
     for slot, norm in enumerate((0.5, 4.0, 1.0)):
         noise = sums["a"][:, slot] / (2 * z * norm)
-        assert noise.std() == pytest.approx(1, abs=0.02)
+        assert noise.std() == pytest.approx(1, abs=0.03)
         assert scipy.stats.kstest(noise.ravel()[:20000], "norm").pvalue > 1e-4
 
 
@@ -208,7 +211,7 @@ def test_noise_is_drawn_anew_for_every_round_cluster_and_layer():
 
 
 def test_counts_are_noised_only_where_clients_choose():
-    for sends, expected in ((SHOWN, 0.0), (ONE, 0.0), (CHOSEN, 2 * 1.5)):
+    for sends, expected in ((SHOWN, 0.0), (CHOSEN, 2 * 1.5)):
         weight = many(NOISY, sends, [[1.0]] * SLOTS, draws=3000, count=(90.0, 50.0, 70.0), size=1)[1]
         np.testing.assert_allclose(weight.std(0), expected, rtol=0.06, atol=1e-6)
         np.testing.assert_allclose(weight.mean(0), [90, 50, 70], atol=0.3)
@@ -289,14 +292,15 @@ def test_a_server_clusters_by_what_is_shown_alone(name):
     if name != "pacfl":
         state, _ = one_step(method, population, state._replace(round=jnp.asarray(number)), number)
     if name == "fedgwc":
-        quiet, *rest = started(name)
-        plain, _ = one_step(quiet, *rest)
-        assert not np.array_equal(state.server.interactions, plain.server.interactions)
+        x = population.data.x.at[3].multiply(-50.0)
+        other = dataclasses.replace(population, data=population.data._replace(x=x))
+        moved, _ = one_step(method, other, started(name, loud)[2])
+        np.testing.assert_allclose(moved.server.interactions, state.server.interactions, atol=0.01)
         return
     kept = {"cfl": "update", "cfl_gp": "profile", "pacfl": "vectors"}[name]
     rows = np.asarray(getattr(state.clients, kept))
     rows = rows[:, 0] if name == "cfl_gp" else rows
-    assert rows.std() == pytest.approx(2e4, rel=0.1)
+    assert rows.std() == pytest.approx(2e4, rel=0.25)
     assert abs(np.corrcoef(rows.reshape(7, -1)[:2])[0, 1]) < 0.5
 
 
@@ -336,9 +340,10 @@ def test_chunks_devices_segments_and_resumption_change_no_noise(tmp_path):
     assert resumed.privacy == whole.privacy
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"] == whole.privacy._asdict()
     assert f"ε = {whole.privacy.epsilon:.3g} at δ = 1e-05" in repr(whole)
-    other = simulate(build("ifca", participation=0.6), federation, rounds=4, eval_every=4, mapping=two, progress=False)
-    assert other.privacy.epsilon == math.inf
-    assert "∞" in repr(other)
+    spent = privacy.spent(PLAIN, clients=7, cohort=7, rounds=4)
+    assert spent.epsilon == math.inf
+    rows = report.tables.summary_table({"privacy": spent._asdict()}).rows
+    assert rows == (("privacy", "ε = ∞, without noise at δ = 1e-05, any one client replaced"),)
 
 
 # --------------------------------------------------------------------------------------------------- the budget
@@ -501,7 +506,6 @@ def test_a_method_must_say_itself_what_its_clients_send(monkeypatch):
         ({"delta": 0.2}, {}, {}, r"delta is 0\.2, but there are 8 clients"),
         ({"accountant": "pld"}, {"participation": 0.5}, {}, "has no law for 4 of 8 clients"),
         ({}, {}, {"churn": [(1, (), (2,))]}, "clients join or leave"),
-        ({}, {"model": nn.resnet18()}, {}, "the model has batch-norm statistics"),
     ],
 )
 def test_a_run_that_cannot_be_private_is_refused_before_it_begins(mechanism, options, run, message):
@@ -509,6 +513,17 @@ def test_a_run_that_cannot_be_private_is_refused_before_it_begins(mechanism, opt
     method = dataclasses.replace(build("fedavg"), privacy=dataclasses.replace(NOISY, **mechanism), **options)
     with pytest.raises(ValueError, match=message):
         simulate(method, blobs(), rounds=2, progress=False, **run)
+
+
+def test_batch_norm_statistics_are_refused():
+    """Clients would send them as they are."""
+    pytest.importorskip("dp_accounting")
+    method = dataclasses.replace(build("fedavg", NOISY), model=nn.resnet18())
+    federation = blobs()
+    images = federation.train._replace(x=np.zeros((8, 20, 8, 8), np.uint8))
+    images = federation._replace(train=images, info=federation.info._replace(input_shape=(8, 8)))
+    with pytest.raises(ValueError, match="the model has batch-norm statistics"):
+        check_private(method, images, ())
 
 
 def test_a_missing_accountant_is_told_before_a_run(monkeypatch):
