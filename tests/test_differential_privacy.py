@@ -283,7 +283,7 @@ def test_what_a_client_shows_is_clipped_and_noised_by_itself():
     assert abs(float(jnp.mean(spoilt[1]))) < 1.0
 
 
-@pytest.mark.parametrize("name", ["cfl", "cfl_gp", "fedgwc", "pacfl"])
+@pytest.mark.parametrize("name", ["cfl", "cfl_gp", pytest.param("fedgwc", marks=pytest.mark.slow), "pacfl"])
 def test_a_server_clusters_by_what_is_shown_alone(name):
     """With noise that drowns everything, what it keeps of the clients has the noise's size, and nobody's data."""
     loud = dataclasses.replace(PLAIN, clustering_clip=1.0, clustering_noise_multiplier=1e4)

@@ -68,7 +68,7 @@ def test_every_option_is_described_and_stands_in_help_and_in_the_configuration(n
     for option in described_options(REGISTRY[name]):
         assert option.doc
         assert f"  {option.name}: " in REGISTRY[name].__doc__
-        assert option.name in algorithm.config or option.name in ("model", "aggregation")
+        assert option.name in algorithm.config or option.name in ("model", "aggregation", "privacy")
 
 
 def test_every_single_option_counts():
@@ -91,7 +91,8 @@ def test_every_single_option_counts():
         "aggregation": aggregation.median(),
     }
     left = {option.name for option in described_options(REGISTRY["fedgwc"])} - set(others)
-    assert left == {"model", "local"}
+    # Privacy goes with uniform sampling alone; that it counts, `test_differential_privacy` shows.
+    assert left == {"model", "local", "privacy"}
     for name, value in others.items():
         assert build("fedgwc", **{name: value}) != build("fedgwc"), name
 
