@@ -103,8 +103,8 @@ def main() -> None:
         seconds = in_turns(runs, given.repetitions, shortest=0.3)
         if slow:
             seconds |= in_turns({"plain again": runs["plain"], **slow}, 1)
-        base = seconds["plain"]
         for each, timing in seconds.items():
+            base = seconds["plain again" if each in slow else "plain"]
             row = {"round": name, "version": each, "processor_seconds": timing.processor, "seconds": timing.wall}
             row |= {"ratio": timing.processor / base.processor}
             found.append(row)
