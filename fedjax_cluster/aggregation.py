@@ -72,7 +72,7 @@ class trimmed_mean(Aggregation):
     def cuts(self, most: int) -> np.ndarray:
         """i32[most + 1]: how many of n clients are left out at either end."""
         count = np.arange(most + 1)
-        # 0.1 · 30 is above 3 in floating point.
+        # 0.14 · 50 is above 7 in floating point.
         wanted = np.ceil(np.round(self.share * count, 9)).astype(np.int32)
         return np.minimum(wanted, np.maximum(count - 1, 0) // 2).astype(np.int32)
 

@@ -99,6 +99,22 @@ def test_clients_divided_among_devices_change_nothing(rule):
     chex.assert_trees_all_close(combined(rule, *divided), combined(rule, sent, accepted), rtol=1e-5, atol=1e-6)
 
 
+def test_a_share_of_the_clients_is_cut_without_rounding_errors():
+    """0.14 · 50 is above 7 in floating point, of which eight would be cut."""
+    assert 0.14 * 50 > 7
+    assert aggregation.trimmed_mean(share=0.14).cuts(51)[[49, 50, 51]].tolist() == [7, 7, 8]
+
+
+def test_krum_adds_squares_of_distances():
+    """By sums of distances it would be the first of these clients, by squares the second."""
+    places = np.array([(-5, -3), (-1, -2), (-5, -2), (8, -8), (-5, -3), (4, 6), (6, -7)], np.float32)
+    value = np.zeros((ROWS, 7), np.float32)
+    value[:7, [0, 6]] = places
+    sent = Contribution(np.array([0] * 7 + [-1] * 5, np.int32), np.ones(ROWS, np.float32), value)
+    found = flat(combined(aggregation.krum(byzantine=1), as_leaves(sent), jnp.ones(ROWS, bool)))[0]
+    np.testing.assert_array_equal(found[[0, 6]], places[1])
+
+
 def test_statistics_follow_the_clients_that_were_chosen():
     sent = cohort([0] * ROWS)
     stats = jnp.arange(ROWS, dtype=jnp.float32)
