@@ -52,7 +52,7 @@ def build(name: str, model: Model, batch: int) -> Any:
     """A method with four clusters where it takes their number, whose clients take one step."""
     method = fc.algorithms.REGISTRY[name]
     taken = {field.name for field in dataclasses.fields(method)}
-    clusters = {"clusters": 4} if "clusters" in taken else {}
+    clusters: dict[str, Any] = {"clusters": 4} if "clusters" in taken else {}
     return method(model, local=fc.local.sgd(0.1, batch_size=batch, steps=1), **clusters)
 
 

@@ -54,7 +54,7 @@ def written(folder: pathlib.Path, count: int) -> pathlib.Path:
 
 
 def algorithm(name: str, count: int) -> Any:
-    further = {"clusters": GROUPS, "start_rounds": 30} if name == "ifca" else {}
+    further: dict[str, Any] = {"clusters": GROUPS, "start_rounds": 30} if name == "ifca" else {}
     update = fc.local.sgd(0.5, batch_size=TRAIN, steps=5)
     return fc.algorithms.REGISTRY[name](fc.nn.linear(), local=update, participation=min(1, COHORT / count), **further)
 

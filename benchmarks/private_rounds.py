@@ -25,8 +25,8 @@ from fedjax_cluster.bench.measure import in_turns, machine
 from fedjax_cluster.types import ClientData, DatasetInfo, State
 
 FEATURES, ROWS, CLASSES, GROUPS = 64, 32, 10, 4
-PRIVATE = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-6}
-SHOWN = {"clustering_clip": 1.0, "clustering_noise_multiplier": 1.0}
+PRIVATE: dict[str, Any] = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-6}
+SHOWN: dict[str, Any] = {"clustering_clip": 1.0, "clustering_noise_multiplier": 1.0}
 
 
 def population(clients: int) -> Any:
@@ -55,7 +55,8 @@ def rounds(method: Any, everybody: Any, number: int) -> Callable[[], Any]:
 def variants(clients: int) -> dict[str, tuple[Any, int, dict[str, Any]]]:
     """Name of a method and round -> it, the round's number, and its other versions."""
     local, model = fc.local.sgd(0.1, batch_size=16, steps=5), fc.nn.mlp((64,))
-    plain, private = fc.algorithms.REGISTRY, fc.privacy.gaussian(**PRIVATE)
+    plain: dict[str, Any] = dict(fc.algorithms.REGISTRY)
+    private = fc.privacy.gaussian(**PRIVATE)
     byzantine = clients // 10
     rules = {
         rule.__class__.__name__.replace("_", " "): {"aggregation": rule}
@@ -76,7 +77,7 @@ def variants(clients: int) -> dict[str, tuple[Any, int, dict[str, Any]]]:
         },
     }
     shown = {"private": {"privacy": dataclasses.replace(private, **SHOWN)}}
-    common = {"local": local}
+    common: dict[str, Any] = {"local": local}
     ifca = plain["ifca"](model, clusters=GROUPS, start="random", **common)
     profiles = plain["cfl_gp"](model, clusters=GROUPS, **common)
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import statistics
 import time
+from typing import Any
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
@@ -19,7 +20,7 @@ def run(bench: Bench) -> None:
     federation = noise_federation(DIGITS, clients, rows, groups=2)
     for name in ("fedavg", "ifca", "cfl_gp") if bench.smoke else sorted(REGISTRY):
         factory = REGISTRY[name]
-        clusters = {"clusters": 2} if "clusters" in inspect.signature(factory).parameters else {}
+        clusters: dict[str, Any] = {"clusters": 2} if "clusters" in inspect.signature(factory).parameters else {}
         algorithm = factory(model, local=local.sgd(0.1, batch_size=batch, steps=4), **clusters)
         mapping, started = parallel.client_mapping(), time.perf_counter()
         result = simulate(algorithm, federation, rounds=rounds, eval_every=rounds, progress=False, mapping=mapping)

@@ -89,7 +89,8 @@ def calibrated(
         raise ValueError(
             f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds; give another, or some noise"
         )
-    return scaled(float(scipy.optimize.brentq(excess, low, high, xtol=1e-4)))
+    found: Any = scipy.optimize.brentq(excess, low, high, xtol=1e-4)
+    return scaled(found)
 
 
 def check_cohorts(privacy: gaussian, clients: int, cohort: int) -> None:
@@ -119,7 +120,7 @@ def _epsilon(
     released: Any = dp_accounting.GaussianDpEvent(noise)
     if cohort < clients:
         released = dp_accounting.SampledWithoutReplacementDpEvent(clients, cohort, released)
-    parts = [dp_accounting.SelfComposedDpEvent(released, rounds)] if rounds else []
+    parts: list[Any] = [dp_accounting.SelfComposedDpEvent(released, rounds)] if rounds else []
     if shown and shown_noise is not None:
         parts.append(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(shown_noise), shown))
     event, relation = dp_accounting.ComposedDpEvent(parts), dp_accounting.NeighboringRelation

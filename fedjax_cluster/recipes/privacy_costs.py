@@ -47,7 +47,8 @@ BASE = RunConfig(
 
 def mechanism(method: str, epsilon: float, clients: int, rounds: int, shown: int) -> gaussian:
     """The noise with which a run of a method spends ε; infinite for clipping alone."""
-    own = {"clustering_clip": SHOWN_CLIP, "clustering_noise_multiplier": 1.0} if REGISTRY[method].sends == SHOWN else {}
+    shows = REGISTRY[method].sends == SHOWN
+    own: dict[str, Any] = {"clustering_clip": SHOWN_CLIP, "clustering_noise_multiplier": 1.0} if shows else {}
     made = gaussian(clip=CLIP, noise_multiplier=1.0, delta=DELTA, **own)
     if math.isfinite(epsilon):
         return privacy.calibrated(made, epsilon, clients=clients, cohort=clients, rounds=rounds, shown=shown)
