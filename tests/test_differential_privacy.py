@@ -27,7 +27,7 @@ PLAIN = privacy.gaussian(clip=0.5, noise_multiplier=0.0, delta=1e-5)
 NOISY = privacy.gaussian(clip=0.5, noise_multiplier=1.5, delta=1e-5)
 SHOWING = {"clustering_clip": 0.2, "clustering_noise_multiplier": 0.0}
 OWN = {
-    "fedgwc": {"sampling": "uniform"},
+    "fedgwc": {"sampling": "uniform", "participation": 1.0},
     "fesem": {"start": "random"},
     "gradient_loss": {"start": "random"},
     "ifca": {"start": "random"},
@@ -46,7 +46,7 @@ def build(name, mechanism=PLAIN, **options):
         mechanism = dataclasses.replace(mechanism, **SHOWING)
     clusters = {"clusters": 2} if "clusters" in method.__dataclass_fields__ else {}
     own = local.sgd(0.5, batch_size=4, steps=3)
-    return method(nn.mlp((5,)), local=own, privacy=mechanism, **OWN.get(name, {}), **clusters, **options)
+    return method(nn.mlp((5,)), local=own, privacy=mechanism, **{**OWN.get(name, {}), **clusters, **options})
 
 
 def placed(federation):
