@@ -404,6 +404,19 @@ def test_both_accountants_hold_the_exact_epsilon_of_gaussian_noise(z, rounds):
     assert exact <= found["rdp"] <= exact * 1.15
 
 
+def test_noise_is_found_for_a_budget():
+    pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+    both, of = dataclasses.replace(NOISY, clustering_clip=1.0, clustering_noise_multiplier=3.0), {"rounds": 40}
+    of |= {"clients": 100, "cohort": 100, "shown": 10}
+    found = privacy.calibrated(both, 8.0, **of)
+    assert privacy.spent(found, **of).epsilon == pytest.approx(8.0, rel=0.01)
+    assert found.clustering_noise_multiplier == pytest.approx(2 * found.noise_multiplier)
+    for epsilon, mechanism, message in ((0.0, both, "epsilon is 0"), (math.nan, both, "epsilon is nan"),
+                                        (8.0, PLAIN, "or a mechanism with noise")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            privacy.calibrated(mechanism, epsilon, clients=100, cohort=100, rounds=40)
+
+
 def test_only_a_secret_sample_is_counted_as_one():
     """Who shows something to a clustering is seen, and so is everybody where all take part."""
     pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
