@@ -79,7 +79,7 @@ def pair(tmp_path_factory):
 def slow_pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow-pair")
     fc.data.write_population(folder / "population", federation())
-    played("fedavg", 0.6, rounds=1, run_dir=folder / "run")
+    played("fedavg", 0.6, rounds=2, run_dir=folder / "run")
     jobs(folder, "disk brought", "disk streamed", "saved 3", *(f"further {name}" for name in FURTHER), *SLOW)
     return folder
 
