@@ -166,7 +166,7 @@ def test_resume_extends(capsys, monkeypatch):
     def simulate(*given, checkpoint_every, **options):
         raise ValueError(f"a checkpoint every {checkpoint_every} s")
 
-    monkeypatch.setattr(fc.experiments.runs, "simulate", simulate)
+    monkeypatch.setattr(fc.simulation.requests, "simulate", simulate)
     for words in ("resume own", "run fedavg", "compare fedavg ifca"):
         assert "a checkpoint every 7.5 s" in mistake(capsys, *words.split(), "--checkpoint-every", "7.5")
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_cluster import RunConfig, bench, cli
 from fedjax_cluster.data import by_name, check_federation
-from fedjax_cluster.experiments import runs
 from fedjax_cluster.files import write_json
+from fedjax_cluster.simulation import requests
 from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule
 
@@ -36,7 +36,7 @@ def stopped(monkeypatch, tmp_path):
         raise Accepted
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "simulate", begin)
+    monkeypatch.setattr(requests, "simulate", begin)
     monkeypatch.setattr(by_name, "digits", functools.cache(by_name.digits))
     monkeypatch.setattr(bench, "importlib", types.SimpleNamespace(import_module=measure))
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)

@@ -255,7 +255,10 @@ def test_a_step_that_forgets_the_round_does_not_run_for_ever():
     [
         (lambda state, info: None, "step of own returned None; it returns the next State"),
         (lambda state, info: (info, state), "it returns the next State and a RoundInfo"),
-        (lambda state, info: (state._replace(round=state.round.astype(float)), info), r"made state.round float32\[\] of int32"),
+        (
+            lambda state, info: (state._replace(round=state.round.astype(float)), info),
+            r"made state.round float32\[\] of int32",
+        ),
         (lambda state, info: (state._replace(server={"x": 1}), info), r"structure .*: state.server\['x'\] is in one"),
     ],
 )
