@@ -21,7 +21,11 @@ from fedjax_cluster.parallel import processes
 from tests.parallel import in_processes
 from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
 
-METHODS = sorted(fc.algorithms.REGISTRY)
+# In one worker: the pairs of processes serve many tests, and would be started by each.
+pytestmark = pytest.mark.xdist_group("processes")
+# What differs in how it gathers, draws or sends stands for the others; with this variable all are run.
+CHOSEN = ("cfl", "cfl_gp", "fedgwc", "fedproto", "fedsoft", "flag", "gradient_loss", "scaffold")
+METHODS = sorted(fc.algorithms.REGISTRY) if "FEDJAX_CLUSTER_ALL_METHODS" in os.environ else CHOSEN
 # Each process compiles for itself: three methods took half a minute of processor time.
 FAST = ("method fedavg 0.6",)
 # In twelve rounds CFL splits, which is an event with a snapshot.
@@ -202,8 +206,10 @@ def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(kil
     _, said = other.communicate(timeout=150)
     ended(started)
     assert other.returncode not in (0, None)
-    lines = [line for line in said.splitlines() if line.strip()]
+    # XLA's service may print an E and an F line of its own before, where it is first to see it.
+    lines = [line for line in said.splitlines() if line.startswith("fedjax-cluster: ")]
     assert len(lines) == 1, said
+    assert "Traceback" not in said
     assert re.match("fedjax-cluster: another process of the run was lost", lines[0])
     done = fc.experiments.runs.rounds_done(tmp_path / "run")
     found = fc.resume(tmp_path / "run", done + 5, progress=False)
