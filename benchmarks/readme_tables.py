@@ -25,6 +25,8 @@ HEADLINES = (
     ("pytorch", "MLP 784-200-10, local training", "", "local training, MLP, 32 clients × 10 steps"),
     ("pytorch", "CNN 5×5 (32, 64), local training", "", "local training, CNN, 16 clients × 2 steps"),
     ("convolution", "CNN 5×5 (32, 64), local training", "", "the same, in JAX"),
+    ("pytorch", "LeNet-5, b=10, local training", "", "local training, LeNet-5, 10 clients × 36 steps of 10 images"),
+    ("pytorch", "LeNet-5, b=64, local training", "", "the same, 6 steps of 64"),
     ("pytorch", "FedGWC round, MLP 784-200-10", "", "FedGWC round, 10 clients × 7 steps, MLP"),
     ("pytorch", "FedGWC round, a tenth of the clients, MLP 784-200-10", "", "the same, 10 of 100 clients"),
     ("pytorch", "IFCA round, MLP 784-200-10", "", "IFCA round, 2 400 clients × 10 full-batch steps, MLP"),
