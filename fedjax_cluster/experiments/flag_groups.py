@@ -159,7 +159,9 @@ def parse_groups(
         if fields:
             shown = [(name, hint, _default(default)) for name, hint, default in fields]
             part = dataclasses.make_dataclass(group.replace("-", "_"), shown, namespace={"__doc__": " "})
-            parts.append((group.replace("-", "_"), part, dataclasses.field(default_factory=part)))
+            # With no help of its own tyro would look for one in the source.
+            silent = Annotated[part, tyro.conf.arg(help="")]
+            parts.append((group.replace("-", "_"), silent, dataclasses.field(default_factory=part)))
     flags = dataclasses.make_dataclass("Flags", parts, namespace={"__doc__": description})
     parsed = parse_fields(flags, arguments, prog, description)
     return {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
