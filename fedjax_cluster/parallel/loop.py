@@ -165,7 +165,7 @@ def _run_where(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:
             return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: all_at_once(carry), carry), everywhere
 
         def one(number: Array, carry: PyTree) -> PyTree:
-            take = lambda leaf: lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False)  # noqa: E731
+            take = functools.partial(lax.dynamic_index_in_dim, index=number, axis=0, keepdims=False)
             own = [take(leaf) if each else leaf for leaf, each in zip(shared, of_shared, strict=True)]
             new = run(take(condition), own, jax.tree.map(take, carry))
             return jax.tree.map(lambda leaf, row: lax.dynamic_update_index_in_dim(leaf, row, number, 0), carry, new)
@@ -223,7 +223,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         contribution, collected = lax.cond(client.mask, lambda: outputs(client, row), lambda: zeros(shapes))
         finite = tree.all_finite((contribution, collected))
         reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)
-        write = lambda leaf, value: lax.dynamic_update_index_in_dim(leaf, value, position, 0)  # noqa: E731
+        write = functools.partial(lax.dynamic_update_index_in_dim, index=position, axis=0)
         return Mapped(
             reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, client.mask & finite)
         )
@@ -238,7 +238,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
         reduced = carry.reduced if contribution is None else _add_many(carry.reduced, contribution, mask, finite)
         collected = tree.where(batch.mask, collected, jax.tree.map(jnp.zeros_like, collected))
-        write = lambda leaf, value: lax.dynamic_update_slice_in_dim(leaf, value, start, 0)  # noqa: E731
+        write = functools.partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
         return Mapped(
             reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, batch.mask & finite)
         )

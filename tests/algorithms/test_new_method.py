@@ -28,7 +28,7 @@ def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkey
     parsed, _ = flags.parse_run("pull", ["--strength", "0.3", "--local-steps", "2"], "run")
     built = config.build_algorithm(parsed)
     assert (built.strength, built.config["fading"]) == (0.3, 5)
-    with pytest.raises(ValueError, match="strength is -1.0; it must be a number, positive and finite"):  # noqa: RUF043
+    with pytest.raises(ValueError, match=r"strength is -1\.0; it must be a number, positive and finite"):
         config.build_algorithm(flags.parse_run("pull", ["--strength", "-1"], "run")[0])
     assert "strength: pull of the round's start model" in pull.__doc__
     catalogue.show(Console(file=(shown := io.StringIO()), width=200))

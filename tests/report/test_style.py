@@ -81,7 +81,10 @@ def test_categories_have_colours_of_their_own(count):
 
 def test_palette_keeps_its_distances_without_colour_vision():
     """Simulated after Viénot, Brettel and Mollon (1999): no two of the palette fall together for a dichromat."""
-    to_linear = lambda c: np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)  # noqa: E731
+
+    def to_linear(c):
+        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
     rgb = np.asarray([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in style.COLORS])
     protanope = np.asarray([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
     deuteranope = np.asarray([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])

@@ -195,7 +195,9 @@ def test_events_are_computed_for_the_runs_that_have_them(condition, calls):
 
 
 def test_a_condition_that_all_runs_share_stays_one():
-    one = lambda a: parallel.run_if(jnp.asarray(False), lambda a: a + 1, a, ONE._replace(runs=3))  # noqa: E731
+    def one(a):
+        return parallel.run_if(jnp.asarray(False), lambda a: a + 1, a, ONE._replace(runs=3))
+
     np.testing.assert_array_equal(jax.vmap(one)(jnp.arange(3)), np.arange(3))
 
 

@@ -99,7 +99,10 @@ def test_no_clustering_from_t_cl_on():
 
 def test_callbacks_and_extra_metrics():
     seen = []
-    extra = lambda predictions, y, mask: {"confidence": jnp.max(predictions, -1).mean()}  # noqa: E731
+
+    def extra(predictions, y, mask):
+        return {"confidence": jnp.max(predictions, -1).mean()}
+
     result = simulate(method(), blobs(), rounds=4, eval_every=2, metrics=[extra], callbacks=[seen.append])
     assert [event.round for event in seen] == [2, 4]
     assert 1 / 3 < seen[-1].figures["confidence"] <= 1

@@ -247,7 +247,7 @@ class cfl(AveragingMethod):
         state = state._replace(server=server)
 
         old, refused = labels(state.clients.membership), state.server.refused
-        split = lambda state: self.split(state, qualified, cohort.mapping)  # noqa: E731
+        split = functools.partial(self.split, qualified=qualified, mapping=cohort.mapping)
         state = parallel.run_if(jnp.any(qualified), split, state, cohort.mapping)
         label = labels(state.clients.membership)
         refusing = jnp.any((refused < 0) & (state.server.refused >= 0))
