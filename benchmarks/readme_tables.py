@@ -2,17 +2,22 @@
 
     python benchmarks/readme_tables.py
 
-All tables go into this folder's README, the best-known ratios into the project's.
+All tables go into this folder's README, the best-known ratios into the project's. `populations` is drawn as well.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from fedjax_cluster.bench import tables
+from fedjax_cluster.report import style
 
 FOLDER = pathlib.Path(__file__).parent
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -38,6 +43,9 @@ def main() -> None:
     reports = read_results(FOLDER / "results")
     write_between_marks(all_tables(reports), FOLDER / "README.md")
     write_between_marks(headline_table(reports), FOLDER.parent / "README.md")
+    for report in reports:
+        if report["suite"] == "populations":
+            style.save(population_picture(report), FOLDER / "figures" / "populations.png")
 
 
 def read_results(results: pathlib.Path) -> list[dict[str, Any]]:
@@ -68,6 +76,27 @@ def headline_table(reports: Sequence[Mapping[str, Any]]) -> str:
         row = _found(reports, suite, what, peer)
         rows.append([name, row["peer"], f"{float(format(row['ratio'], '.2g')):g}"])
     return _markdown(rows)
+
+
+def population_picture(report: Mapping[str, Any]) -> Figure:
+    """Seconds a round and memory against the number of clients, a line for each simulator."""
+    rows: dict[str, list[tuple[int, float, float]]] = {}
+    for row in report["rows"]:
+        clients = int(re.match(r"M=(\d+)", row["size"])[1])  # pyright: ignore[reportOptionalSubscript]
+        rows.setdefault(row["what"].removeprefix("FedAvg, "), []).append((clients, row["seconds"], row["megabytes"]))
+    with style.drawing(3.4, 1.9) as figure:
+        panels = figure.subplots(1, 2)
+        for index, (name, found) in enumerate(rows.items()):
+            clients, seconds, megabytes = zip(*sorted(found), strict=True)
+            label = name.partition(", a process")[0]
+            panels[0].plot(clients, seconds, label=label, **style.line_look(index))
+            panels[1].plot(clients, np.asarray(megabytes) / 1e3, **style.line_look(index))
+        for axes, quantity in zip(panels, ("Seconds a round", "Peak memory (GB)"), strict=True):
+            axes.set(xscale="log", xlabel="Clients", ylabel=quantity)
+        panels[0].set_yscale("log")
+        panels[1].set_ylim(bottom=0)
+        style.legend_above(figure, *panels[0].get_legend_handles_labels())
+    return figure
 
 
 def _found(reports: Sequence[Mapping[str, Any]], suite: str, what: str, peer: str) -> Mapping[str, Any]:

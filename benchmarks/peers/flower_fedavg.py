@@ -56,8 +56,8 @@ def train(message: Message, context: Context, folder: pathlib.Path, batch: int, 
 class TimedFedAvg(FedAvg):
     """Flower's FedAvg, with the time from handing out the model to having averaged the replies."""
 
-    def __init__(self) -> None:
-        super().__init__(fraction_evaluate=0.0)
+    def __init__(self, share: float) -> None:
+        super().__init__(fraction_train=share, fraction_evaluate=0.0)
         self.seconds: list[float] = []
 
     def configure_train(self, *arguments: Any) -> Iterable[Message]:
@@ -70,11 +70,12 @@ class TimedFedAvg(FedAvg):
         return found
 
 
-def run_alone(folder: str, batch: str, rate: str, rounds: str, threads: str) -> None:
+def run_alone(folder: str, batch: str, rate: str, rounds: str, threads: str, cohort: str = "") -> None:
     """Leaves the parameters after the first round in the folder, and prints the seconds of every round."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    home, strategy = pathlib.Path(folder), TimedFedAvg()
+    home = pathlib.Path(folder)
     clients = len(np.load(home / "y.npy", mmap_mode="r"))
+    strategy = TimedFedAvg(int(cohort or clients) / clients)
     client_app, server_app = ClientApp(), ServerApp()
     client_app.train()(functools.partial(train, folder=home, batch=int(batch), rate=float(rate), threads=int(threads)))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import pathlib
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -60,29 +64,39 @@ class Clock(TrainingProcessCallback):
 
 
 def fedavg(
-    weights: dict[str, Any], x: np.ndarray, y: np.ndarray, batch: int, rate: float, rounds: int, threads: int
+    weights: dict[str, Any],
+    x: np.ndarray,
+    y: np.ndarray,
+    batch: int,
+    rate: float,
+    rounds: int,
+    threads: int,
+    cohort: int | None = None,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Rounds in which every client goes once through its rows, in their order.
+    """Rounds in which every client of a cohort, or of all, goes once through its rows, in their order.
 
     Returns:
       The seconds of every round but the first, and the parameters after the last.
     """
     torch.set_num_threads(threads)
-    users = [[torch.from_numpy(x[i]), torch.from_numpy(y[i])] for i in range(len(x))]
+    draw, size = np.random.default_rng(0), len(x) if cohort is None else cohort
 
-    def everybody() -> Iterator[int]:
+    def users() -> Iterator[int]:
         while True:
-            yield from range(len(users))
+            yield from range(len(x)) if cohort is None else draw.choice(len(x), cohort, replace=False).tolist()
 
-    order = everybody()
-    dataset = FederatedDataset(lambda user: Dataset(users[user], user_id=str(user)), lambda: next(order))
+    def rows_of(user: int) -> Dataset:
+        return Dataset([torch.from_numpy(np.array(part[user])) for part in (x, y)], user_id=str(user))
+
+    order = users()
+    dataset = FederatedDataset(rows_of, lambda: next(order))
     module, clock = Mlp(weights), Clock()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
             # The first round is evaluated whatever is asked for, and is not counted.
             evaluation_frequency=rounds + 1,
-            train_cohort_size=len(users),
+            train_cohort_size=size,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=dataset, val_data=dataset),
@@ -94,3 +108,13 @@ def fedavg(
         callbacks=[clock],
     )
     return [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)], module.weights()
+
+
+def run_alone(folder: str, batch: str, rate: str, rounds: str, threads: str, cohort: str) -> None:
+    """In a separate process: prints the seconds of every round; cohorts' rows are read from a file."""
+    home = pathlib.Path(folder)
+    weights = {name: torch.from_numpy(value) for name, value in np.load(home / "weights.npz").items()}
+    x, y = (np.load(home / f"{name}.npy", mmap_mode="r") for name in "xy")
+    with contextlib.redirect_stdout(sys.stderr):  # pfl prints its metrics
+        seconds, _ = fedavg(weights, x, y, int(batch), float(rate), int(rounds) + 1, int(threads), int(cohort))
+    print(json.dumps({"seconds": seconds}))
