@@ -41,6 +41,13 @@ def compile_quickly():
 
 compile_quickly()
 
+
+def pytest_configure(config):
+    """Compiled programs are kept for the other worker, the slow pass and the next run."""
+    if (cache := getattr(config, "cache", None)) is not None:
+        parallel.enable_compilation_cache(cache.mkdir("compiled"))
+
+
 MOST_MAPPINGS, MOST_BETWEEN_FILES = 35_000, 20_000  # of memory, which compiled programs take
 TESTS_BETWEEN_COUNTS = 10
 
