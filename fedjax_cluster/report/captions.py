@@ -52,7 +52,8 @@ CAPTIONS = {
     "singular_values": Caption(
         METHOD,
         "Singular values of the gradient profiles.",
-        "A large gap after the K-th value says that K directions tell the clients apart.",
+        "K-means divides the clients at the first K directions. A wide gap after them says that K directions tell the "
+        "clients apart; it need not be the widest, as the first directions can be shared by groups.",
     ),
     "split_history": Caption(
         METHOD,
