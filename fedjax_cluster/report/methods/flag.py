@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.cluster.hierarchy
-import scipy.spatial.distance
+import scipy  # whose parts are loaded when first used
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
