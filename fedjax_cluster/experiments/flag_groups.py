@@ -176,18 +176,45 @@ def parse_groups(
 ) -> dict[str, Any]:
     """The values of all fields by name; help shows the groups one after the other."""
     parts: list[Any] = []
+    every = {name: default for of in groups.values() for name, _, default in of}
+    # tyro takes a quarter of a second for the flags that a run has, most of which are not typed.
+    wanted = set(every) if wants_help(arguments) else _typed(every, arguments)
     for group, fields in groups.items():
-        if fields:
-            shown = [(name, hint, _default(default)) for name, hint, default in fields]
+        if shown := [(name, hint, _default(default)) for name, hint, default in fields if name in wanted]:
             part = dataclasses.make_dataclass(group.replace("-", "_"), shown, namespace={"__doc__": " "})
             parts.append((group.replace("-", "_"), part, dataclasses.field(default_factory=part)))
     flags = dataclasses.make_dataclass("Flags", parts, namespace={"__doc__": description})
-    parsed = parse_fields(flags, arguments, prog, description, hints)
-    return {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
+    parsed = parse_fields(flags, arguments, prog, description, hints, every)
+    return every | {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
 
 
-def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: str, hints: Hints | None = None) -> Any:
-    """A plain dataclass from flags, with errors of one line; `hints` tell where words belong that it does not have."""
+def _typed(every: Mapping[str, Any], arguments: Sequence[str]) -> set[str]:
+    """The fields that arguments may name, and those that must be given."""
+    words = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments}
+    return {
+        name
+        for name, default in every.items()
+        if default is dataclasses.MISSING or not words.isdisjoint((name, f"no_{name}"))
+    }
+
+
+def parse_fields(
+    cls: type,
+    arguments: Sequence[str],
+    prog: str,
+    description: str,
+    hints: Hints | None = None,
+    known: Iterable[str] | None = None,
+) -> Any:
+    """A plain dataclass from flags, with errors of one line.
+
+    Args:
+      cls: the dataclass, perhaps with groups that are dataclasses.
+      arguments: the words.
+      prog, description: of the command, for its help.
+      hints: tell where words belong that it does not have.
+      known: the names of all flags that can be meant; those of `cls` if not given.
+    """
     errors = io.StringIO()
     words = ["--help" if word == "--help-all" else word for word in arguments]
     try:
@@ -198,7 +225,8 @@ def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: st
             raise
         raise ValueError(_one_line(errors.getvalue())) from None
     if left:
-        raise ValueError(unknown_words(left, cls, hints(left) if hints else ()))
+        names = [field.name for field in dataclasses.fields(cls)] if known is None else known
+        raise ValueError(unknown_words(left, names, hints(left) if hints else ()))
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,16 +55,16 @@ def unknown_option(kind: str, name: str, option: str, options: Iterable[str]) ->
     return f"{kind} {_spoken(name)} has no option {option!r}; {hint}its options: {', '.join(sorted(options)) or 'none'}"
 
 
-def unknown_words(words: Sequence[str], cls: type, hints: Iterable[str] = ()) -> str:
+def unknown_words(words: Sequence[str], flags: Iterable[str], hints: Iterable[str] = ()) -> str:
     """Why a command line's words are refused.
 
     Args:
       words: those that no flag takes.
-      cls: the dataclass of the command's flags, perhaps in groups.
+      flags: the names of the command's flags.
       hints: what is known of them otherwise.
     """
     told = [*hints]
-    known = set(map(_spoken, _fields(cls)))
+    known = set(map(_spoken, flags))
     for flag in _flags(words):
         near = closest(flag.lstrip("-"), known)
         if near is not None and not any(hint.startswith(f"{flag} ") for hint in told):
@@ -97,15 +96,6 @@ def of_methods(words: Sequence[str], options_of: Callable[[str, str], Iterable[s
 
 def _flags(words: Sequence[str]) -> Iterator[str]:
     return (word.partition("=")[0] for word in words if word.startswith("--"))
-
-
-def _fields(cls: Any) -> Iterator[str]:
-    """The names of flags: fields, and those of groups."""
-    for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(field.type):
-            yield from _fields(field.type)
-        else:
-            yield field.name
 
 
 def _spoken(name: str) -> str:
