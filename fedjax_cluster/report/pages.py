@@ -53,9 +53,10 @@ def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]
     figures = {"learning_curves": curves.learning_curves(histories)}
     seeds = by_seed(histories)
     shown = chosen_metric(seeds, None)
-    several = any(np.nanmax(history.get("num_clusters", 1)) > 1 for runs in seeds.values() for history in runs)
+    counts = np.concatenate([np.ravel(history.get("num_clusters", 1)) for runs in seeds.values() for history in runs])
+    changed = np.nanmax(counts) > np.nanmin(counts)  # a line that stays at K tells nothing
     columns = [name for name in ("loss", "num_clusters") if name != shown and has_values(seeds, name)]
-    if columns := [name for name in columns if several or name != "num_clusters"]:
+    if columns := [name for name in columns if changed or name != "num_clusters"]:
         figures["training_curves"] = curves.curves(histories, columns)
     if not isinstance(run, Mapping):
         index, _, group, names = shown_clients(run)
