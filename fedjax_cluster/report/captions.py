@@ -96,8 +96,8 @@ CAPTIONS = {
     "dendrogram": Caption(
         METHOD,
         "Dendrogram.",
-        "Which clients merge at which distance; what the dashed line cuts apart are the clusters, and what merges on it is "
-        "one.",
+        "Which clients merge at which distance; what the dashed line cuts apart are the clusters, and a merge on it "
+        "is not cut.",
     ),
     "threshold_search": Caption(
         METHOD,
