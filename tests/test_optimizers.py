@@ -108,9 +108,9 @@ def test_equal_schedules_are_one_program_and_one_run():
 
 
 def test_named_optimisers_are_told_apart_by_name_and_numbers(tmp_path):
-    """Of two rates of adam config.json said "optax" for both, and a run of one was resumed with the other."""
-    one, another = (training(optimizers.named("adam", learning_rate=rate)) for rate in (0.1, 0.2))
-    assert one.config["local"]["learning_rate"] == {"name": "adam", "learning_rate": 0.1}
+    """config.json said "optax" for both, and a run of one was taken up with the other."""
+    one, another = (training(optimizers.named("sgd", learning_rate=rate, momentum=0.9)) for rate in (0.1, 0.2))
+    assert one.config["local"]["learning_rate"] == {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
     assert training(optax.adam(0.1)).config["local"]["learning_rate"] == "optax"
     simulate(one, blobs(), rounds=1, run_dir=tmp_path, progress=False)
     with pytest.raises(ValueError, match=r"learning_rate is 0\.1 there and 0\.2 here"):

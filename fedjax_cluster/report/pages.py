@@ -32,7 +32,8 @@ def write_plots(
 ) -> list[pathlib.Path]:
     """Draws all that applies to a run into `directory`/plots, and returns the files written.
 
-    `learning_curves` and `training_curves` always; `cluster_timeline` where there were several clusters;
+    `learning_curves` always; `training_curves` of the loss, and of the number of clusters where it changed;
+    `cluster_timeline` where there were several clusters;
     `client_labels` where there are classes; `group_by_cluster` where true groups are known; and the pictures of its
     method.
 

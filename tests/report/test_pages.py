@@ -58,6 +58,17 @@ def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
     assert len(group) == len(labels) == 5
 
 
+def test_the_number_of_clusters_is_drawn_in_steps_where_it_changed(make_result):
+    """It was a flat panel where K is given, and a slope between the rounds of a split."""
+    run = make_result()
+    assert [axes.get_ylabel() for axes in pages.round_figures(run)["training_curves"].axes] == ["Training loss"]
+    counts = np.repeat([1.0, 2.0], 10)
+    figure = pages.round_figures({"cfl": {**run.history, "num_clusters": counts}})["training_curves"]
+    (line,) = figure.axes[1].get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), counts)
+    assert line.get_drawstyle() == "steps-post"
+
+
 def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given):
     result = make_result()
     pages.write_plots(tmp_path, result)
@@ -103,6 +114,6 @@ def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, t
     result.state = result.state._replace(server=result.state.server._replace(grams=lost))
     result.history = {**result.history, **dict.fromkeys(("loss", "accuracy", "test_loss"), np.full(20, np.nan))}
     written = pages.write_plots(tmp_path, result)
-    left = [*ROUNDS, "client_labels.png", "group_by_cluster.png"]
+    left = ["learning_curves.png", "client_labels.png", "cluster_timeline.png", "group_by_cluster.png"]
     assert sorted(path.name for path in written) == sorted(left)
     assert "the pictures of cfl_gp alone are left out: " in caplog.text
