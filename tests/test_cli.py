@@ -197,7 +197,7 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
     assert not os.path.exists("own/plots")
     assert not os.path.exists("own/report.html")
     assert cli.main(["resume", "own"]) == 0
-    names = {"client_labels", "group_by_cluster", "learning_curves", "training_curves"}
+    names = {"client_labels", "learning_curves", "training_curves"}
     assert set(os.listdir("own/plots")) == {f"{name}.png" for name in names}
     assert len(Page("own/report.html").images) == len(names)
 

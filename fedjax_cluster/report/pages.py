@@ -34,8 +34,8 @@ def write_plots(
 
     `learning_curves` always; `training_curves` of the loss, and of the number of clusters where it changed;
     `cluster_timeline` where there were several clusters;
-    `client_labels` where there are classes; `group_by_cluster` where true groups are known; and the pictures of its
-    method.
+    `client_labels` where there are classes; `group_by_cluster` where true groups are known and there can be several
+    clusters; and the pictures of its method.
 
     Args:
       directory: the run directory.
@@ -51,9 +51,10 @@ def write_plots(
 def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]:
     """Name -> picture of what happened over the rounds: curves, and who was in which cluster."""
     histories = run if isinstance(run, Mapping) else {run.algorithm.name: run.history}
-    figures = {"learning_curves": curves.learning_curves(histories)}
     seeds = by_seed(histories)
     shown = chosen_metric(seeds, None)
+    alone = not isinstance(run, Mapping) and not _can_cluster(run)
+    figures = {"learning_curves": curves.curves(seeds, [shown]) if alone else curves.learning_curves(histories)}
     counts = np.concatenate([np.ravel(history.get("num_clusters", 1)) for runs in seeds.values() for history in runs])
     changed = np.nanmax(counts) > np.nanmin(counts)  # a line that stays at K tells nothing
     columns = [name for name in ("loss", "num_clusters") if name != shown and has_values(seeds, name)]
@@ -68,6 +69,11 @@ def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]
     return figures
 
 
+def _can_cluster(run: FinishedRun) -> bool:
+    """Whether there is more than one cluster slot: of one model for all an agreement with groups tells nothing."""
+    return run.state.clusters.active.shape[0] > 1
+
+
 def run_figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> picture of all that applies to a finished run."""
     index, labels, group, names = shown_clients(run)
@@ -76,7 +82,7 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     if info.task == "classification" and not stored(run.federation):
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
         figures["client_labels"] = client_labels.client_labels(counts, group, names)
-    if group is not None:
+    if group is not None and _can_cluster(run):
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
     module = METHOD_FIGURES.get(run.algorithm.name)
     if module is None:

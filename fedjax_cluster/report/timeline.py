@@ -93,6 +93,7 @@ def cluster_timeline(
         upper.tick_params(axis="x", length=0, labelbottom=False)
         if not moved:
             upper.set_yticks([])
+            upper.grid(False)
             upper.text(0.5, 0.5, "no client moved", transform=upper.transAxes, ha="center", va="center")
         colors = style.value_colors(cluster)
         values = np.asarray(list(colors))

@@ -93,6 +93,16 @@ def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
     assert sorted(path.name for path in written) == sorted([*ROUNDS, *names])
 
 
+def test_of_one_model_for_all_no_agreement_with_groups_is_drawn(make_result):
+    """FedAvg's adjusted Rand index was a flat line at 0 below its accuracy."""
+    run = make_result("ifca")
+    assert "Adjusted Rand index" in [axes.get_ylabel() for axes in pages.run_figures(run)["learning_curves"].axes]
+    run.state = run.state._replace(clusters=run.state.clusters._replace(active=np.ones(1, bool)))
+    drawn = pages.run_figures(run)
+    assert [axes.get_ylabel() for axes in drawn["learning_curves"].axes] == ["Test accuracy (%)"]
+    assert "group_by_cluster" not in drawn
+
+
 def test_a_regression_has_no_labels(make_result, tmp_path):
     result = make_result("ifca")
     info = result.federation.info._replace(task="regression", num_classes=0)

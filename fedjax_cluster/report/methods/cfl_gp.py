@@ -59,7 +59,7 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
     index, marked = np.arange(1, len(values) + 1), gap if chosen is None else chosen
     with style.drawing(style.SINGLE, 2.0) as figure:
         axes = figure.subplots()
-        look = {"color": style.COLORS[0], "marker": "o"}
+        look: dict[str, Any] = {"color": style.COLORS[0], "marker": "o"}
         axes.plot(index, values, color=style.COLORS[0], zorder=2)
         axes.plot(
             index[:used], values[:used], linestyle="none", **look, label="" if chosen is None else f"first K = {chosen}"
