@@ -82,7 +82,7 @@ def noted_clusters(methods: Sequence[str], hint: Any, note: str, default: str) -
     """
     taking = [method for method in methods if takes_clusters(method)]
     if not taking:
-        return tyro.conf.Suppress[noted(hint, note, default)]
+        return noted(hint, "of no effect, as there are no clusters", default, metavar="INT")
     finds = {REGISTRY[method].defaults.finds_clusters for method in taking}
     auto = any(map(estimates_clusters, taking))
     parts = zip(note.split("; "), (False in finds, True in finds, auto), strict=True)

@@ -246,8 +246,9 @@ def draw_line(
     look = style.line_look(index)
     # Earlier lines lie above later ones: the first is the one that the picture is about.
     order = 3 + (count - index) / (count + 1)
-    kept = {"drawstyle": "steps-post"} if steps else {}
-    axes.plot(x, mean, label=label, markevery=(index * every // count, every), zorder=order, **look, **kept)
+    joined = "steps-post" if steps else "default"
+    markers = (index * every // count, every)
+    axes.plot(x, mean, label=label, markevery=markers, zorder=order, drawstyle=joined, **look)
     if np.nan_to_num(deviation).any():
         upper = np.minimum(mean + deviation, highest)
         step = "post" if steps else None
