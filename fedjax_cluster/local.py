@@ -176,9 +176,10 @@ class sgd(Options):
         options = {name: value for name, value in super().to_json().items() if name != "gradient"}
         if self.fault is None:
             del options["fault"]
-        # An optimiser without a schedule stays what saved runs call it.
-        unscheduled = isinstance(self.learning_rate, optax.GradientTransformation) and self.schedule is None
-        return {**options, "learning_rate": "optax"} if unscheduled else options
+        # One of optax's own tells nothing of how it was made.
+        named = isinstance(self.learning_rate, NamedOptimizer)
+        own = isinstance(self.learning_rate, optax.GradientTransformation) and not named
+        return {**options, "learning_rate": "optax"} if own else options
 
     @property
     def schedule(self) -> Schedule | None:

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 from jax.core import Tracer
 
+from fedjax_cluster.keywords import bound
+
 LINE = 118  # characters of help() and of an argument's documentation
 SHOWN = 80  # characters of a value in a message
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # bytes; a run leaves files of its own below its directory
@@ -105,7 +107,8 @@ class Options:
     Subclasses become frozen dataclasses; numbers, lists and choices are checked and brought to the field's type.
 
     Raises:
-      ValueError: an option of another type or out of its bound; says which, and what it may be.
+      ValueError: an option that it does not have, that is missing, of another type or out of its bound; says which, and
+        what it may be.
 
     >>> class decay(Options):
     ...     rate: float = option("λ", bound=POSITIVE)
@@ -121,6 +124,7 @@ class Options:
         super().__init_subclass__(**keywords)
         text = inspect.cleandoc(cls.__dict__.get("__doc__") or cls.__name__)
         dataclasses.dataclass(frozen=True)(cls)
+        _explain_arguments(cls)
         cls.__doc__ = _with_arguments(text, typing.cast(Any, cls))
 
     def __post_init__(self):
@@ -215,7 +219,7 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
-            given = signature.bind(*args, **keywords)
+            given = bound(function.__name__, signature, args, keywords)
             for name, value in given.arguments.items():
                 if name not in but:
                     given.arguments[name] = checked(name, value, _hints(function)[name], bounds.get(name))
@@ -370,6 +374,19 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def _explain_arguments(cls: type) -> None:
+    """Has a constructor say what is wrong with its arguments, in a line."""
+    make, signature = cls.__init__, inspect.signature(cls)
+    notes = {field.name: field.metadata.get("doc", "") for field in dataclasses.fields(typing.cast(Any, cls))}
+
+    @functools.wraps(make)
+    def call(self: Any, *args: Any, **keywords: Any) -> None:
+        bound(cls.__name__, signature, args, keywords, notes)
+        make(self, *args, **keywords)
+
+    cls.__init__ = call
 
 
 def _with_arguments(text: str, cls: type) -> str:

@@ -67,7 +67,17 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--clients", "3", "--clusters", "4"], "only 3 clients"),
         (["run", "--participation", "1.5"], "participation is 1.5"),
         (["run", "--scenario", "rotatd"], "did you mean rotated?"),
-        (["run", "nothing"], "unknown method 'nothing'"),
+        (["run", "nothing"], "found once it is installed, by an entry point in fedjax_cluster.methods"),
+        (["run", "cfl-gb"], "unknown method 'cfl-gb'; did you mean cfl-gp? known: cfl, cfl-gp"),
+        (["run", "rotated"], "rotated is a scenario, which goes with --scenario rotated; known: cfl,"),
+        (["run", "--scenario", "ifca"], "ifca is a method, which stands right after the command"),
+        (
+            ["compare", "fedavg", "--restarts", "3", "ifca"],
+            "Unrecognized options: --restarts, 3, ifca; ifca stands before",
+        ),
+        (["run", "ifca", "--interval", "3"], "--interval is an option of the methods flag and pacfl"),
+        (["run", "ifca", "--seeds", "3"], "--seeds is a flag of compare and sweep"),
+        (["run", "--dataste", "x", "--foo"], "--dataste, x, --foo; --dataste: did you mean --dataset?\n"),
         (["report"], "report needs a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["report", "x" * 300], "too long for a file system"),
@@ -187,7 +197,7 @@ def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_wh
     assert not os.path.exists("own/plots")
     assert not os.path.exists("own/report.html")
     assert cli.main(["resume", "own"]) == 0
-    names = {"client_labels", "group_by_cluster", "learning_curves", "training_curves"}
+    names = {"client_labels", "learning_curves", "training_curves"}
     assert set(os.listdir("own/plots")) == {f"{name}.png" for name in names}
     assert len(Page("own/report.html").images) == len(names)
 
@@ -351,6 +361,24 @@ def test_help_has_groups_and_the_real_defaults(capsys):
     assert not {"angles", "hidden"} & set(entries)
     _, entries = helped(capsys, "compare", "cfl-gp", "pacfl", "--help-all")
     assert "(default: rotated: 0 90 180 270; linear-regression: none)" in entries["scenario-angles"]
+
+
+def test_clusters_are_explained_as_far_as_the_methods_take_them(capsys):
+    """--clusters auto was offered with every method, of which all but one refuse it."""
+    needs, finds = "the number of the scenario's groups", "the largest K where it finds"
+    for words, told, untold in (
+        ("run ifca", [needs], [finds, "auto"]),
+        ("run flag", [finds], [needs, "auto"]),
+        ("run cfl-gp", [needs, "INT|{auto}", "auto estimates it"], [finds]),
+        ("compare ifca flag", [needs, finds], ["auto"]),
+        ("compare ifca cfl-gp", [needs, "INT|{auto}", "auto estimates it"], [finds]),
+        ("sweep ifca", [needs, "INT ..."], [finds, "auto"]),
+    ):
+        entry = helped(capsys, *words.split(), "--help-all")[1]["clusters"]
+        assert all(text in entry for text in told), entry
+        assert not any(text in entry for text in untold), entry
+    assert "of no effect" in helped(capsys, "run", "fedavg", "--help-all")[1]["clusters"]
+    assert flags.parse_run("fedavg", ["--clusters", "3"], "run")[0].clusters == 3
 
 
 def test_compare_says_what_it_compares(capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_cluster import local, nn, optimizers, parallel
 from fedjax_cluster.algorithms import cfl, fedavg, per_fedavg
+from fedjax_cluster.files import read_json, sealed, write_json
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.loop import simulate
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
@@ -104,6 +105,21 @@ def test_equal_schedules_are_one_program_and_one_run():
     one, another = map(identity, in_optimizer)
     assert "programs" not in one
     assert one != another
+
+
+def test_named_optimisers_are_told_apart_by_name_and_numbers(tmp_path):
+    """config.json said "optax" for both, and a run of one was taken up with the other."""
+    one, another = (training(optimizers.named("sgd", learning_rate=rate, momentum=0.9)) for rate in (0.1, 0.2))
+    assert one.config["local"]["learning_rate"] == {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
+    assert training(optax.adam(0.1)).config["local"]["learning_rate"] == "optax"
+    simulate(one, blobs(), rounds=1, run_dir=tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"learning_rate is 0\.1 there and 0\.2 here"):
+        simulate(another, blobs(), rounds=1, run_dir=tmp_path, progress=False)
+    # As runs of before have it.
+    content = read_json(tmp_path / "config.json")
+    content["identity"]["algorithm_config"]["local"]["learning_rate"] = "optax"
+    write_json(tmp_path / "config.json", sealed(content))
+    simulate(one, blobs(), rounds=1, run_dir=tmp_path, progress=False)
 
 
 def test_closures_are_told_apart_by_their_programs():

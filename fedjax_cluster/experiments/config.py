@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import optax
@@ -20,6 +19,7 @@ from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.on_disk import check_data, opened
 from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
+from fedjax_cluster.experiments.unknown import unknown_name, unknown_option
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
@@ -33,7 +33,6 @@ from fedjax_cluster.options import (
     Options,
     described_options,
     option,
-    shown,
 )
 from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
@@ -252,9 +251,7 @@ def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:
     spelled = str(name).replace("-", "_").lower()
     if spelled in registry:
         return spelled
-    close = difflib.get_close_matches(spelled, registry, 1)
-    hint = f"did you mean {close[0]}? ".replace("_", "-") if close else ""
-    raise ValueError(f"unknown {kind} {shown(name)}; {hint}known: {', '.join(sorted(registry)).replace('_', '-')}")
+    raise ValueError(unknown_name(kind, name, registry, KINDS))
 
 
 def needed_options(kind: str, name: str) -> dict[str, bool]:
@@ -276,8 +273,7 @@ def _check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{kind} {name.replace('_', '-')} needs {wanted}; give it")
     for given in options:
         if given not in allowed:
-            listed = ", ".join(sorted(allowed)) or "none"
-            raise ValueError(f"{kind} {name.replace('_', '-')} has no option {given!r}; its options: {listed}")
+            raise ValueError(unknown_option(kind, name, given, allowed))
 
 
 def settled(config: RunConfig, federation: Federation | None = None) -> tuple[RunConfig, Federation]:
@@ -328,6 +324,12 @@ def takes_clusters(method: str) -> bool:
     return any(found.name == "clusters" for found in described_options(REGISTRY[method]))
 
 
+def estimates_clusters(method: str) -> bool:
+    """Whether a method takes "auto" for its number of clusters."""
+    hints = {found.name: found.hint for found in described_options(REGISTRY[method])}
+    return Literal["auto"] in get_args(hints.get("clusters"))
+
+
 def usual_clients(configs: Iterable[RunConfig]) -> int:
     """The number of clients that suits several methods: the largest of theirs."""
     return max(REGISTRY[config.method].defaults.clients for config in configs)
@@ -343,8 +345,7 @@ def build_federation(config: RunConfig, usual: int | None = None) -> Federation:
     """
     if config.population is not None:
         return opened(config.population, config.clients)
-    scenario = SCENARIOS[config.scenario]
-    parameters = inspect.signature(scenario).parameters
+    parameters = inspect.signature(scenario := SCENARIOS[config.scenario]).parameters
     shared = {name: getattr(config, name) for name in ("test_fraction", "examples_per_client") if name in parameters}
     given = {name: value for name, value in shared.items() if value is not None}
     examples, clients = load_examples(config), config.clients
@@ -412,7 +413,8 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
     shared |= server_settings(config)
     taken = {found.name for found in described_options(method)} & set(shared)
-    if "clusters" in taken and (config.clusters is None or (config.clusters == "auto" and config.method != "cfl_gp")):
+    unfit = config.clusters is None or (config.clusters == "auto" and not estimates_clusters(config.method))
+    if "clusters" in taken and unfit:
         raise ValueError(f"clusters is {config.clusters!r}, but {config.method.replace('_', '-')} needs a number")
     arguments = {**config.method_options, **{name: shared[name] for name in taken}}
     return method(build_model(config), local=update, **arguments)

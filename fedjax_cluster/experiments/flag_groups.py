@@ -9,16 +9,20 @@ import inspect
 import io
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import docstring_parser
 import tyro
 
+from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.experiments.config import estimates_clusters, takes_clusters
+from fedjax_cluster.experiments.unknown import unknown_words
 from fedjax_cluster.report.names import value_text
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
+Hints = Callable[[Sequence[str]], Iterable[str]]
 NEEDED = "needed"
 # Where help shows the fields of a configuration and of the command; what is not named comes last.
 GROUPS = {
@@ -69,6 +73,21 @@ def noted(hint: Any, note: str | None, default: str | None = None, **further: An
     if (word := metavar(hint)) is not None:
         further.setdefault("metavar", word)
     return Annotated[hint, tyro.conf.arg(help=note or "", prefix_name=False, **further)]
+
+
+def noted_clusters(methods: Sequence[str], hint: Any, note: str, default: str) -> Any:
+    """The type of --clusters with its note, of which these methods leave what means something to one of them.
+
+    The note has a part for the methods that need the number, one for those that find it, and one on "auto".
+    """
+    taking = [method for method in methods if takes_clusters(method)]
+    if not taking:
+        return noted(hint, "of no effect, as there are no clusters", default, metavar="INT")
+    finds = {REGISTRY[method].defaults.finds_clusters for method in taking}
+    auto = any(map(estimates_clusters, taking))
+    parts = zip(note.split("; "), (False in finds, True in finds, auto), strict=True)
+    note = "; ".join(part for part, wanted in parts if wanted)
+    return noted(hint, note, default, **({} if auto else {"metavar": "INT"}))
 
 
 def default_text(value: Any) -> str:
@@ -141,9 +160,11 @@ def widened(field: Field) -> Field:
     """A flag that takes several words, of which each is a value."""
     name, hint, _ = field
     kind, *others = typing.get_args(hint)
-    word = metavar(kind | None)
+    usual = metavar(kind | None)
     others = [
-        dataclasses.replace(each, metavar=f"{word} ...") if word and hasattr(each, "metavar") else each
+        dataclasses.replace(each, metavar=f"{each.metavar or usual} ...")
+        if usual and hasattr(each, "metavar")
+        else each
         for each in others
     ]
     parts = tuple(part for part in typing.get_args(kind | None) if part is not type(None))
@@ -151,33 +172,64 @@ def widened(field: Field) -> Field:
 
 
 def parse_groups(
-    groups: Mapping[str, list[Field]], arguments: Sequence[str], prog: str, description: str
+    groups: Mapping[str, list[Field]], arguments: Sequence[str], prog: str, description: str, hints: Hints | None = None
 ) -> dict[str, Any]:
     """The values of all fields by name; help shows the groups one after the other."""
     parts: list[Any] = []
+    every = {name: default for of in groups.values() for name, _, default in of}
+    # tyro takes a quarter of a second for the flags that a run has, most of which are not typed.
+    wanted = set(every) if wants_help(arguments) else _typed(every, arguments)
     for group, fields in groups.items():
-        if fields:
-            shown = [(name, hint, _default(default)) for name, hint, default in fields]
+        if shown := [(name, hint, _default(default)) for name, hint, default in fields if name in wanted]:
             part = dataclasses.make_dataclass(group.replace("-", "_"), shown, namespace={"__doc__": " "})
             # With no help of its own tyro would look for one in the source.
             silent = Annotated[part, tyro.conf.arg(help="")]
             parts.append((group.replace("-", "_"), silent, dataclasses.field(default_factory=part)))
     flags = dataclasses.make_dataclass("Flags", parts, namespace={"__doc__": description})
-    parsed = parse_fields(flags, arguments, prog, description)
-    return {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
+    parsed = parse_fields(flags, arguments, prog, description, hints, every)
+    return every | {name: value for part in vars(parsed).values() for name, value in vars(part).items()}
 
 
-def parse_fields(cls: type, arguments: Sequence[str], prog: str, description: str) -> Any:
-    """A plain dataclass from flags, with errors of one line."""
+def _typed(every: Mapping[str, Any], arguments: Sequence[str]) -> set[str]:
+    """The fields that arguments may name, and those that must be given."""
+    words = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments}
+    return {
+        name
+        for name, default in every.items()
+        if default is dataclasses.MISSING or not words.isdisjoint((name, f"no_{name}"))
+    }
+
+
+def parse_fields(
+    cls: type,
+    arguments: Sequence[str],
+    prog: str,
+    description: str,
+    hints: Hints | None = None,
+    known: Iterable[str] | None = None,
+) -> Any:
+    """A plain dataclass from flags, with errors of one line.
+
+    Args:
+      cls: the dataclass, perhaps with groups that are dataclasses.
+      arguments: the words.
+      prog, description: of the command, for its help.
+      hints: tell where words belong that it does not have.
+      known: the names of all flags that can be meant; those of `cls` if not given.
+    """
     errors = io.StringIO()
     words = ["--help" if word == "--help-all" else word for word in arguments]
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(cls, args=words, prog=prog, description=description)
+            made, left = tyro.cli(cls, args=words, prog=prog, description=description, return_unknown_args=True)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise ValueError(_one_line(errors.getvalue())) from None
+    if left:
+        names = [field.name for field in dataclasses.fields(cls)] if known is None else known
+        raise ValueError(unknown_words(left, names, hints(left) if hints else ()))
+    return made
 
 
 def _default(value: Any) -> Any:

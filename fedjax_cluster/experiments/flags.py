@@ -23,12 +23,14 @@ from fedjax_cluster.experiments.flag_groups import (
     default_text,
     grouped,
     noted,
+    noted_clusters,
     parse_groups,
     show_help,
     takes_one_word,
     wants_help,
     widened,
 )
+from fedjax_cluster.experiments.unknown import of_methods
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import Described, Options, as_json, described_options
 from fedjax_cluster.types import Churn
@@ -134,7 +136,7 @@ def parse_compare(
     names = [known_name("method", method, REGISTRY) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError(f"a method is named twice in {' '.join(methods)}; name each once")
-    fields = [*_common_fields(), *_command_fields(), TUNE, SEEDS, DEFAULTS_OF]
+    fields = [*_common_fields(*names, *names[:1]), *_command_fields(), TUNE, SEEDS, DEFAULTS_OF]
     groups = grouped(fields)
     groups["run"].insert(0, groups["run"].pop())
     few = 0 < len(names) <= MOST_WITH_OPTIONS
@@ -175,8 +177,9 @@ def _what_is_compared(names: Sequence[str]) -> str:
     )
 
 
-def _common_fields(method: str | None = None) -> Iterator[Field]:
-    """The settings that every run has, with one method's defaults, or as many as there are."""
+def _common_fields(*methods: str) -> Iterator[Field]:
+    """The settings that every run has, with the defaults of the method, or of none where there are several or none."""
+    method = methods[0] if len(methods) == 1 else None
     own = None if method is None else RunConfig(method=method)
     for name, hint, doc, default in described_options(RunConfig):
         if name in ("method", "churn", "tuning", *(f"{kind}_options" for kind in KINDS)):
@@ -186,6 +189,9 @@ def _common_fields(method: str | None = None) -> Iterator[Field]:
             text = "the method's own" if own is None else default_text(getattr(own, name))
         elif name == "clients":
             text = "the method's own" if method is None else str(REGISTRY[method].defaults.clients)
+        elif name == "clusters" and methods:
+            yield name, noted_clusters(methods, hint, doc, text), default
+            continue
         yield name, noted(hint, doc, text), default
 
 
@@ -319,7 +325,7 @@ def _parse(
             group: [widened(field) if field[0] in single else field for field in of] for group, of in groups.items()
         }
     if not wants_help(arguments):
-        given = parse_groups(groups, arguments, prog, description)
+        given = parse_groups(groups, arguments, prog, description, lambda words: of_methods(words, needed_options))
         return {name: Several(of) if name in single and of is not None else of for name, of in given.items()}
     more = "Options of other scenarios and models, and what is seldom needed: --help-all." if short else ""
     show_help(groups, prog, f"{description} {more}".strip(), short=short)

@@ -201,8 +201,12 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         contribution = None if reduce is None else reduce(output)
         return contribution, None if collect is None else collect(output)
 
+    def row_at(position):
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, position, 0, keepdims=False), (clients, rows))
+
+    # Of the very rows that the loop takes: of plain shapes it would be traced for no mesh, and again for this one.
+    shapes = jax.eval_shape(lambda: outputs(*row_at(0)))
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (clients, rows))
-    shapes = jax.eval_shape(outputs, *one)
     chunk = chunk_size(outputs, one, mapping, count)
 
     def zeros(shape, leading=()):
@@ -217,9 +221,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     carry = Mapped(reduced, zeros(collected, (count,)), jnp.zeros(count, bool))
 
     def single(position, carry: Mapped) -> Mapped:
-        client, row = jax.tree.map(
-            lambda leaf: lax.dynamic_index_in_dim(leaf, position, 0, keepdims=False), (clients, rows)
-        )
+        client, row = row_at(position)
         contribution, collected = lax.cond(client.mask, lambda: outputs(client, row), lambda: zeros(shapes))
         finite = tree.all_finite((contribution, collected))
         reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)

@@ -8,7 +8,7 @@ import importlib.util
 import math
 from typing import Any, NamedTuple
 
-import scipy.optimize
+import scipy  # whose parts are loaded when first used
 
 from fedjax_cluster.options import POSITIVE, checked
 from fedjax_cluster.privacy.gaussian import gaussian

@@ -26,7 +26,7 @@ CAPTIONS = {
     "training_curves": Caption(
         ROUNDS,
         "Training.",
-        "Training loss of those who took part and, where there were several, the number of clusters with a client.",
+        "Training loss of those who took part and, where it changed, the number of clusters with a client.",
     ),
     "cluster_timeline": Caption(
         MOVES,
@@ -52,12 +52,14 @@ CAPTIONS = {
     "singular_values": Caption(
         METHOD,
         "Singular values of the gradient profiles.",
-        "A large gap after the K-th value says that K directions tell the clients apart.",
+        "K-means divides the clients at the first K directions. A wide gap after them says that K directions tell the "
+        "clients apart; it need not be the widest, as the first directions can be shared by groups.",
     ),
     "split_history": Caption(
         METHOD,
         "Splits.",
-        "Quality over the rounds with each split marked, and how far each cluster was from splitting.",
+        "Quality over the rounds with each split marked; beneath it the separation gap of each cluster, where it was "
+        "watched.",
     ),
     "parameter_tree": Caption(
         METHOD, "Parameter tree.", "How clusters were divided: each leaf is a final cluster with the clients in it."
@@ -78,7 +80,8 @@ CAPTIONS = {
     "convergence": Caption(
         METHOD,
         "Convergence.",
-        "Running change of the interaction matrix in each cluster; below the dashed line the cluster is tested.",
+        "Running change of the interaction matrix in each cluster, known where there is a marker: at its start, at the "
+        "end, and when the cluster is tested, which is below the dashed line.",
     ),
     "class_distributions": Caption(
         METHOD,
@@ -93,7 +96,8 @@ CAPTIONS = {
     "dendrogram": Caption(
         METHOD,
         "Dendrogram.",
-        "Which clients merge at which distance; what the dashed line cuts apart are the clusters.",
+        "Which clients merge at which distance; what the dashed line cuts apart are the clusters, and a merge on it "
+        "is not cut.",
     ),
     "threshold_search": Caption(
         METHOD,

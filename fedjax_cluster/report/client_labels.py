@@ -63,13 +63,13 @@ def client_labels(counts: Any, group: Any | None = None, group_names: Sequence[s
         _name_axes(lower, order, classes, by)
         line: dict[str, Any] = {"color": "#E4E4E4", "linewidth": 0.5}
         for place in np.arange(1, clients) - 0.5 if clients <= MOST_OUTLINED else ():
-            lower.axvline(place, **line)
+            lower.vlines(place, -0.5, classes - 0.5, **line)
         for place in np.arange(1, classes) - 0.5 if classes <= MOST_LABELS_NAMED else ():
             lower.axhline(place, **line)
         if group is not None:
             groups = np.asarray(group)[order]
             for border in np.flatnonzero(np.diff(groups)) + 0.5:
-                lower.axvline(border, color="black", linewidth=0.8)
+                lower.vlines(border, -0.5, classes - 0.5, color="black", linewidth=0.8)
             _show_groups(figure, lower, groups, group_names, STRIP * classes / rows)
         figure.align_ylabels((upper, lower))
     return figure

@@ -95,7 +95,9 @@ def curves(
                 rounds, found = values[name][method]
                 mean = factor * found.mean(axis=0)
                 deviation = factor * found.std(axis=0, ddof=1) if bands and len(found) > 1 else np.zeros(len(rounds))
-                place = {"index": index, "count": len(seeds), "highest": factor if name in BOUNDED else np.inf}
+                place: dict[str, Any] = {"index": index, "count": len(seeds)}
+                place["highest"] = factor if name in BOUNDED else np.inf
+                place["steps"] = name.startswith("num_")
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=names[method], **place)
                 if len(rounds) and method in ended:
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
@@ -232,10 +234,11 @@ def draw_line(
     index: int,
     count: int,
     highest: float = np.inf,
+    steps: bool = False,
 ) -> None:
     """Draws line `index` of `count` with sparse, staggered markers, and a band of ± `deviation` up to `highest`.
 
-    NaN breaks the line; one without a value is not drawn.
+    NaN breaks the line; one without a value is not drawn. `steps`: a value holds until the next, as of a count.
     """
     if not np.isfinite(mean).any():
         return
@@ -243,10 +246,13 @@ def draw_line(
     look = style.line_look(index)
     # Earlier lines lie above later ones: the first is the one that the picture is about.
     order = 3 + (count - index) / (count + 1)
-    axes.plot(x, mean, label=label, markevery=(index * every // count, every), zorder=order, **look)
+    joined = "steps-post" if steps else "default"
+    markers = (index * every // count, every)
+    axes.plot(x, mean, label=label, markevery=markers, zorder=order, drawstyle=joined, **look)
     if np.nan_to_num(deviation).any():
         upper = np.minimum(mean + deviation, highest)
-        axes.fill_between(x, mean - deviation, upper, color=look["color"], alpha=BAND, linewidth=0)
+        step = "post" if steps else None
+        axes.fill_between(x, mean - deviation, upper, color=look["color"], alpha=BAND, linewidth=0, step=step)
 
 
 def round_axis(axes: Axes) -> None:

@@ -32,9 +32,10 @@ def write_plots(
 ) -> list[pathlib.Path]:
     """Draws all that applies to a run into `directory`/plots, and returns the files written.
 
-    `learning_curves` and `training_curves` always; `cluster_timeline` where there were several clusters;
-    `client_labels` where there are classes; `group_by_cluster` where true groups are known; and the pictures of its
-    method.
+    `learning_curves` always; `training_curves` of the loss, and of the number of clusters where it changed;
+    `cluster_timeline` where there were several clusters;
+    `client_labels` where there are classes; `group_by_cluster` where true groups are known and there can be several
+    clusters; and the pictures of its method.
 
     Args:
       directory: the run directory.
@@ -50,12 +51,14 @@ def write_plots(
 def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]:
     """Name -> picture of what happened over the rounds: curves, and who was in which cluster."""
     histories = run if isinstance(run, Mapping) else {run.algorithm.name: run.history}
-    figures = {"learning_curves": curves.learning_curves(histories)}
     seeds = by_seed(histories)
     shown = chosen_metric(seeds, None)
-    several = any(np.nanmax(history.get("num_clusters", 1)) > 1 for runs in seeds.values() for history in runs)
+    alone = not isinstance(run, Mapping) and not _can_cluster(run)
+    figures = {"learning_curves": curves.curves(seeds, [shown]) if alone else curves.learning_curves(histories)}
+    counts = np.concatenate([np.ravel(history.get("num_clusters", 1)) for runs in seeds.values() for history in runs])
+    changed = np.nanmax(counts) > np.nanmin(counts)  # a line that stays at K tells nothing
     columns = [name for name in ("loss", "num_clusters") if name != shown and has_values(seeds, name)]
-    if columns := [name for name in columns if several or name != "num_clusters"]:
+    if columns := [name for name in columns if changed or name != "num_clusters"]:
         figures["training_curves"] = curves.curves(histories, columns)
     if not isinstance(run, Mapping):
         index, _, group, names = shown_clients(run)
@@ -66,6 +69,11 @@ def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]
     return figures
 
 
+def _can_cluster(run: FinishedRun) -> bool:
+    """Whether there is more than one cluster slot: of one model for all an agreement with groups tells nothing."""
+    return run.state.clusters.active.shape[0] > 1
+
+
 def run_figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> picture of all that applies to a finished run."""
     index, labels, group, names = shown_clients(run)
@@ -74,7 +82,7 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     if info.task == "classification" and not stored(run.federation):
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
         figures["client_labels"] = client_labels.client_labels(counts, group, names)
-    if group is not None:
+    if group is not None and _can_cluster(run):
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
     module = METHOD_FIGURES.get(run.algorithm.name)
     if module is None:

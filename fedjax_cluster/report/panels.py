@@ -61,7 +61,7 @@ def curve_panels(
                 counts.append(len(found))
                 mean = factor * found.mean(axis=0)
                 spread = factor * found.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
-                place = {"index": methods.index(method), "count": len(methods)}
+                place: dict[str, Any] = {"index": methods.index(method), "count": len(methods)}
                 highest = factor if metric in ("accuracy", ARI) else np.inf
                 draw_line(axes, rounds + 1, mean, spread, label=method_name(method), highest=highest, **place)
             if level is not None:

@@ -6,7 +6,7 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy  # whose parts are loaded when first used
 
 FEWEST_PAIRS = 3  # a deviation of two differences says nothing
 TEST = "two-sided paired t-test"

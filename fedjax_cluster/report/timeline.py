@@ -23,6 +23,7 @@ MOST_COLORS_NAMED = 16
 EARLY = 0.2  # of the rounds: where the last move lies before that, the axis is logarithmic
 MOST_COLUMNS = 1500
 THINNEST = 0.003  # of the axis: a bar
+BAR = 0.85  # of a round's width, so that neighbours are told apart
 LINE = 0.115  # inches of a name
 
 
@@ -85,11 +86,15 @@ def cluster_timeline(
     with style.drawing(style.DOUBLE, UPPER + high + 0.6) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(UPPER, high))
         counts = np.bincount([move.round for move in moved], minlength=last + 1)[1:]
-        wide = 1.0 if early else max(1.0, THINNEST * last)
+        wide = max(BAR, THINNEST * last)
         upper.bar(np.flatnonzero(counts) + 1, counts[counts > 0], wide, color="#6E6E6E")
         upper.set(ylabel="Moves", ylim=(0, 1.1 * max(1, counts.max(initial=0))))
         upper.yaxis.set_major_locator(MaxNLocator(2, integer=True, steps=(1, 2, 5, 10)))
         upper.tick_params(axis="x", length=0, labelbottom=False)
+        if not moved:
+            upper.set_yticks([])
+            upper.grid(False)
+            upper.text(0.5, 0.5, "no client moved", transform=upper.transAxes, ha="center", va="center")
         colors = style.value_colors(cluster)
         values = np.asarray(list(colors))
         table = np.asarray([to_rgb(color) for color in colors.values()])

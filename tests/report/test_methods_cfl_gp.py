@@ -7,15 +7,34 @@ from fedjax_cluster.report.methods import cfl_gp
 
 def test_largest_gap_is_marked_where_the_clustering_finds_it(check_layout):
     values = np.asarray([9.0, 8.5, 8.0, 7.8, 3.0, 2.9, 2.0], np.float32)
-    figure = cfl_gp.singular_values(values, chosen=4)
+    figure = cfl_gp.singular_values(values)
     (axes,) = figure.axes
     np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), np.arange(1, 8))
     np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), values)
     gap = int(largest_gaps(values, 1)[0])
     (span,) = axes.patches
     np.testing.assert_allclose(span.get_extents().transformed(axes.transData.inverted()).intervalx, (gap, gap + 1))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["largest gap, after 4", "K = 4"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["largest gap, after 4"]
     assert axes.get_ylim()[0] == 0
+    check_layout(figure)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "gaps", "told"),
+    [
+        (4, [(4, 5)], ["first K = 4", "gap after K, the largest"]),
+        (2, [(2, 3)], ["first K = 2", "gap after K; the largest is after 4"]),
+        (7, [], ["first K = 7"]),
+    ],
+)
+def test_where_k_was_given_that_many_values_are_marked(chosen, gaps, told, check_layout):
+    """The picture of the default run said "largest gap, after 2" beside K = 4."""
+    figure = cfl_gp.singular_values(np.asarray([9.0, 8.5, 8.0, 7.8, 3.0, 2.9, 2.0]), chosen=chosen)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == told
+    np.testing.assert_array_equal(axes.get_lines()[1].get_xdata(), np.arange(1, chosen + 1))
+    spans = [span.get_extents().transformed(axes.transData.inverted()).intervalx for span in axes.patches]
+    assert [tuple(span.round(6)) for span in spans] == gaps
     check_layout(figure)
 
 

@@ -58,6 +58,17 @@ def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
     assert len(group) == len(labels) == 5
 
 
+def test_the_number_of_clusters_is_drawn_in_steps_where_it_changed(make_result):
+    """It was a flat panel where K is given, and a slope between the rounds of a split."""
+    run = make_result()
+    assert [axes.get_ylabel() for axes in pages.round_figures(run)["training_curves"].axes] == ["Training loss"]
+    counts = np.repeat([1.0, 2.0], 10)
+    figure = pages.round_figures({"cfl": {**run.history, "num_clusters": counts}})["training_curves"]
+    (line,) = figure.axes[1].get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), counts)
+    assert line.get_drawstyle() == "steps-post"
+
+
 def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given):
     result = make_result()
     pages.write_plots(tmp_path, result)
@@ -82,6 +93,16 @@ def test_what_does_not_apply_is_left_out(make_result, tmp_path, options, names):
     assert sorted(path.name for path in written) == sorted([*ROUNDS, *names])
 
 
+def test_of_one_model_for_all_no_agreement_with_groups_is_drawn(make_result):
+    """FedAvg's adjusted Rand index was a flat line at 0 below its accuracy."""
+    run = make_result("ifca")
+    assert "Adjusted Rand index" in [axes.get_ylabel() for axes in pages.run_figures(run)["learning_curves"].axes]
+    run.state = run.state._replace(clusters=run.state.clusters._replace(active=np.ones(1, bool)))
+    drawn = pages.run_figures(run)
+    assert [axes.get_ylabel() for axes in drawn["learning_curves"].axes] == ["Test accuracy (%)"]
+    assert "group_by_cluster" not in drawn
+
+
 def test_a_regression_has_no_labels(make_result, tmp_path):
     result = make_result("ifca")
     info = result.federation.info._replace(task="regression", num_classes=0)
@@ -103,6 +124,6 @@ def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, t
     result.state = result.state._replace(server=result.state.server._replace(grams=lost))
     result.history = {**result.history, **dict.fromkeys(("loss", "accuracy", "test_loss"), np.full(20, np.nan))}
     written = pages.write_plots(tmp_path, result)
-    left = [*ROUNDS, "client_labels.png", "group_by_cluster.png"]
+    left = ["learning_curves.png", "client_labels.png", "cluster_timeline.png", "group_by_cluster.png"]
     assert sorted(path.name for path in written) == sorted(left)
     assert "the pictures of cfl_gp alone are left out: " in caplog.text

@@ -33,13 +33,14 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
 
 
 def singular_values(values: Any, chosen: int | None = None) -> Figure:
-    """Draws singular values in descending order and marks the largest gap between neighbours.
+    """Draws singular values in descending order, and marks the first K and the gap after them, or the largest gap.
 
-    The gap is a difference, as in CFL-GP's App. G and `clustering.largest_gaps`.
+    A gap is the difference of neighbours, as in CFL-GP's App. G and `clustering.largest_gaps`. It need not be largest
+    after K: directions that groups share are among the first ones, too.
 
     Args:
       values: f32[r].
-      chosen: K, the clusters in use, marked as well.
+      chosen: K, as many directions as k-means divides clients at; None marks the largest gap.
 
     Raises:
       ValueError: values not finite, negative or not descending; `chosen` beyond them.
@@ -53,16 +54,28 @@ def singular_values(values: Any, chosen: int | None = None) -> Figure:
         raise ValueError("singular values are not in descending order; sort them")
     if chosen is not None and not 1 <= chosen <= len(values):
         raise ValueError(f"chosen is {chosen}, but there are {len(values)} singular values; give 1 to that")
+    gap = int(np.argmax(values[:-1] - values[1:])) + 1 if len(values) > 1 else 0
+    used = len(values) if chosen is None else chosen
+    index, marked = np.arange(1, len(values) + 1), gap if chosen is None else chosen
     with style.drawing(style.SINGLE, 2.0) as figure:
         axes = figure.subplots()
-        axes.plot(np.arange(1, len(values) + 1), values, color=style.COLORS[0], marker="o")
-        if len(values) > 1:
-            gap = int(np.argmax(values[:-1] - values[1:])) + 1
-            axes.axvspan(gap, gap + 1, color="#F3E3B5", linewidth=0, zorder=0, label=f"largest gap, after {gap}")
-        if chosen is not None:
-            axes.axvline(chosen, label=f"K = {chosen}", **style.GUIDE)
+        look: dict[str, Any] = {"color": style.COLORS[0], "marker": "o"}
+        axes.plot(index, values, color=style.COLORS[0], zorder=2)
+        axes.plot(
+            index[:used], values[:used], linestyle="none", **look, label="" if chosen is None else f"first K = {chosen}"
+        )
+        axes.plot(index[used:], values[used:], linestyle="none", **look, markerfacecolor="white")
+        if 0 < marked < len(values):
+            axes.axvspan(marked, marked + 1, color="#F3E3B5", linewidth=0, zorder=0, label=_gap_text(gap, chosen))
         axes.set(xlim=(0.5, len(values) + 0.5), ylim=(0, 1.08 * values.max() if values.any() else 1))
         axes.set(xlabel="Index of the singular value", ylabel="Singular value")
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         style.legend_above(figure, *axes.get_legend_handles_labels())
     return figure
+
+
+def _gap_text(largest: int, chosen: int | None) -> str:
+    """What the marked gap is called."""
+    if chosen is None:
+        return f"largest gap, after {largest}"
+    return "gap after K" + (", the largest" if largest == chosen else f"; the largest is after {largest}")

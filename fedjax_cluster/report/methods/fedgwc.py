@@ -175,7 +175,10 @@ def convergence(
         axes = figure.subplots()
         for cluster, (rounds, values) in lines.items():
             marked = max(1, len(rounds) // MARKED_POINTS)
-            axes.plot(rounds, values, label=f"Cluster {cluster}", markevery=marked, **style.line_look(cluster))
+            look = style.line_look(cluster)
+            if len(rounds) <= MARKED_POINTS:  # known there alone; the line only says which belong together
+                look |= {"linestyle": (0, (1, 1.5)), "linewidth": 0.8}
+            axes.plot(rounds, values, label=f"Cluster {cluster}", markevery=marked, **look)
         axes.axhline(tolerance, label=r"Tolerance $\epsilon$", **style.GUIDE)
         for place, test in enumerate(tests):
             axes.axvline(test, label="_" if place else "Split", **{**style.GUIDE, "linestyle": ":"})

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.cluster.hierarchy
-import scipy.spatial.distance
+import scipy  # whose parts are loaded when first used
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -206,7 +205,8 @@ def dendrogram(
                 axes.axvspan(place - 0.5, place + 0.5, 0.012, 0.062, color=color, linewidth=0)
             handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
         if threshold is not None:
-            cut = {"color": "black", "linestyle": style.DASHED, "label": f"cut at {threshold:g}"}
+            text = f"cut at {threshold:.3g}{'°' if 'degrees' in label else ''}"
+            cut = {"color": "black", "linestyle": style.DASHED, "linewidth": 0.9, "label": text}
             handles += axes.plot([-0.5, len(matrix) - 0.5], 2 * [threshold], **cut)
         axes.set(xlim=(-0.5, len(matrix) - 0.5), ylim=(low, top), xticks=[], ylabel=label)
         axes.set_xlabel("Client" if group is None else "Client, coloured by true group")
