@@ -199,8 +199,8 @@ def sweep(
     with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
-            known, place = np.isfinite(mean), {"index": index, "count": len(lines)}
-            draw_line(axes, positions[known], mean[known], deviation[known], label=method_name(name), **place)
+            known, place = np.isfinite(mean), {"label": method_name(name), "index": index}
+            draw_line(axes, positions[known], mean[known], deviation[known], count=len(lines), **place)
             if name in published:
                 known = np.isfinite(published[name])
                 look = {**style.line_look(index), "linestyle": "none", "markerfacecolor": "white", "markersize": 5}

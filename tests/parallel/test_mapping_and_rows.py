@@ -94,6 +94,21 @@ def test_equals_a_plain_loop(strategy, chunk, devices, chosen):
     assert int(mapped.reduced.num_rejected) == (bad in chosen)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_clients_function_is_traced_once(devices):
+    """On several devices it was traced twice: its shapes were asked for without their mesh."""
+    mapping, traced = mapping_of("scan", None, devices), []
+
+    def run(all_clients):
+        cohort = parallel.gather_cohort(all_clients, Selection(jnp.arange(8), jnp.arange(8) < 7))
+        return parallel.for_each_client(
+            lambda client: traced.append(1) or client.index, cohort, collect=lambda out: out
+        )
+
+    jax.jit(run).lower(population(8, mapping)[1])
+    assert len(traced) == 1
+
+
 @pytest.mark.parametrize(("strategy", "chunk", "devices"), STRATEGIES)
 def test_a_client_may_contribute_to_several_slots(strategy, chunk, devices):
     mapping = mapping_of(strategy, chunk, devices)
