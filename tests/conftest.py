@@ -64,6 +64,14 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture
+def in_an_empty_directory(tmp_path, monkeypatch):
+    """For the command line within the tests' process."""
+    monkeypatch.chdir(tmp_path)
+    # The command prepares JAX itself; here the tests have done it.
+    monkeypatch.setattr("fedjax_cluster.cli._prepare_jax", lambda: None)
+
+
 def pytest_collection_modifyitems(items):
     """Tests marked `optimized` come last in their file: they have no use for what the others compiled."""
     items.sort(key=lambda item: "optimized" in item.keywords)

@@ -1,7 +1,6 @@
 """The command line as a user meets it: the main job, one-line errors with status 2, the files it leaves."""
 
 import csv
-import dataclasses
 import errno
 import json
 import os
@@ -18,20 +17,14 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import cli
-from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
-from fedjax_cluster.recipes import RECIPES
 from fedjax_cluster.types import Churn
 from tests.pages import Page
 
 MAIN = [sys.executable, "-m", "fedjax_cluster"]
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    # The command prepares JAX itself; here the tests have done it.
-    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 
 
 def mistake(capsys, *words):
@@ -284,127 +277,6 @@ def test_several_clients_after_one_flag(command):
     assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
-def test_names_with_hyphens_and_underscores():
-    for method, scenario in (("cfl-gp", "mixed-datasets"), ("cfl_gp", "mixed_datasets")):
-        config, _ = flags.parse_run(method, ["--scenario", scenario], "run")
-        assert (config.method, config.scenario) == ("cfl_gp", "mixed_datasets")
-
-
-def test_every_option_of_a_method_is_a_flag():
-    words = "--every 3 --beta 0.5 --cluster-until 9 --stop-after 4 --compression 10 --profile-layers output"
-    words += " --decimals 3 --shared-layers !output --weighting examples --cluster-cohort --angles 0 15"
-    config, _ = flags.parse_run("cfl-gp", words.split(), "run")
-    assert config.method_options["profile_layers"] == ["output"]
-    assert config.method_options["cluster_cohort"] is True
-    assert config.method_options["decimals"] == 3
-    assert config.scenario_options == {"angles": [0.0, 15.0]}
-    assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
-def test_a_scenarios_option_of_a_name_that_the_method_has_too_is_a_flag_of_its_own():
-    words = ["--angles", "sum", "--scenario-angles", "0", "90"]
-    config, _ = flags.parse_run("pacfl", words, "run")
-    assert (config.method_options["angles"], config.scenario_options) == ("sum", {"angles": [0.0, 90.0]})
-    configs, _ = flags.parse_compare(
-        ["pacfl", "fedavg"], ["--angles", "sum", "--scenario-angles", "0", "90"], "compare"
-    )
-    assert configs["fedavg"].method_options == {}
-    assert configs["fedavg"].scenario_options == {"angles": [0.0, 90.0]}
-
-
-def test_options_of_several_numbers_each_are_flags():
-    words = "--scenario label-swap --pairs 1 7 3 5 --normalize 0.5 0.25"
-    config, _ = flags.parse_run("fedavg", words.split(), "run")
-    assert config.scenario_options == {"pairs": [[1, 7], [3, 5]]}
-    assert config.model_options == {"normalize": [0.5, 0.25]}
-    assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
-def helped(capsys, *words):
-    """The lines of a help, and its flags' entries."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*words])
-    assert not stop.value.code
-    lines = capsys.readouterr().out.splitlines()
-    shown = [re.sub("[│╭╮╰╯─]", "", line) for line in lines]
-    text = "\n".join(line for line in shown if not re.fullmatch(r"\s*(-+|[\w-]+ options)?\s*", line))
-    _, *entries = re.split(r"\n +(?=--)", text)
-    return lines, {re.match(r"--([\w-]+)", entry)[1]: " ".join(entry.split()) for entry in entries}
-
-
-@pytest.mark.parametrize("method", sorted(REGISTRY))
-def test_every_flag_says_what_it_is(method, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines, short = helped(capsys, "run", method, "--help")
-    _, whole = helped(capsys, "run", method, "--help-all")
-    assert sum(-(-len(line) // 80) or 1 for line in lines) <= 100
-    assert len(short) >= 20
-    assert set(short) < set(whole)
-    assert len(whole) > 60
-    for entry in (*short.values(), *whole.values()):
-        told = re.sub(r"\(default:.*?\)|\{.*?\}|--[\w-]+|\b[A-Z:]+\b|[][|,]|\.\.\.", "", entry).split()
-        assert len(told) > 1, entry
-        assert told[:2] != ["as", "in"], entry
-        assert "None" not in entry.partition("(default:")[2], entry
-
-
-def test_help_has_groups_and_the_real_defaults(capsys):
-    lines, entries = helped(capsys, "run", "cfl-gp", "--help")
-    titles = [line.strip(" │╭╮╰╯─") for line in lines if re.search(r"\boptions\b", line)]
-    assert titles[-5:] == ["data options", "model options", "cfl-gp options", "training options", "run options"]
-    assert "(default: 0 90 180 270)" in entries["angles"]
-    assert "(default: 200)" in entries["hidden"]
-    assert entries["run-dir"].endswith("(default: a new one in runs/)")
-    assert "alphas" not in entries, "of another scenario"
-    _, entries = helped(capsys, "run", "--scenario", "heterogeneity-levels", "--model", "cnn", "--help")
-    assert {"alphas", "kernel-size"} <= set(entries)
-    assert not {"angles", "hidden"} & set(entries)
-    _, entries = helped(capsys, "compare", "cfl-gp", "pacfl", "--help-all")
-    assert "(default: rotated: 0 90 180 270; linear-regression: none)" in entries["scenario-angles"]
-
-
-def test_clusters_are_explained_as_far_as_the_methods_take_them(capsys):
-    """--clusters auto was offered with every method, of which all but one refuse it."""
-    needs, finds = "the number of the scenario's groups", "the largest K where it finds"
-    for words, told, untold in (
-        ("run ifca", [needs], [finds, "auto"]),
-        ("run flag", [finds], [needs, "auto"]),
-        ("run cfl-gp", [needs, "INT|{auto}", "auto estimates it"], [finds]),
-        ("compare ifca flag", [needs, finds], ["auto"]),
-        ("compare ifca cfl-gp", [needs, "INT|{auto}", "auto estimates it"], [finds]),
-        ("sweep ifca", [needs, "INT ..."], [finds, "auto"]),
-    ):
-        entry = helped(capsys, *words.split(), "--help-all")[1]["clusters"]
-        assert all(text in entry for text in told), entry
-        assert not any(text in entry for text in untold), entry
-    assert "of no effect" in helped(capsys, "run", "fedavg", "--help-all")[1]["clusters"]
-    assert flags.parse_run("fedavg", ["--clusters", "3"], "run")[0].clusters == 3
-
-
-def test_compare_says_what_it_compares(capsys):
-    lines, _ = helped(capsys, "compare", "--help")
-    assert f"Methods: {', '.join(REGISTRY).replace('_', '-')}; --all takes every one" in " ".join(lines)
-    lines, entries = helped(capsys, "compare", "ifca", "fedavg", "--help")
-    assert "Compares ifca, fedavg on the same federations" in " ".join(lines)
-    assert "score-on" in entries
-    for words in (("cfl", "flag", "fedgwc"), ("--all",)):
-        lines, entries = helped(capsys, "compare", *words, "--help")
-        assert len(lines) <= 100
-        assert "epsilon-1" not in entries
-        assert "clusters" in entries
-    assert "epsilon-1" in helped(capsys, "compare", "--all", "--help-all")[1]
-
-
-@pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])
-def test_help_names_the_flags(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*command.split(), "--help"])
-    assert not stop.value.code
-    shown = capsys.readouterr().out
-    expected = {"resume": "--rounds", "reproduce": "cfl-gp-table10"}.get(command.split()[0], "--angles")
-    assert expected in shown
-
-
 @pytest.mark.slow
 def test_compare_prints_one_table_and_leaves_it(capsys):
     words = [
@@ -523,21 +395,6 @@ def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch
     assert left == ["mine.npy", "own.npz"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_commands_flags_and_names(shell, capsys):
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    words = "run completion --cluster-until --scenario householder --quick --empty --seeds"
-    assert all(word in script for word in words.split())
-    assert len(script) > 10_000
-
-
-def test_list_names_everything(capsys):
-    assert cli.main(["list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in ("cfl-gp", "mixed-datasets", "lenet5", "digits", *RECIPES))
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
     words = [*MAIN, *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
@@ -555,54 +412,6 @@ def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
     assert not os.path.exists("own/.lock")
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
-def test_recipes_are_affordable_and_stated(name):
-    """At most 30 minutes on two cores; 500 training rows per client, or the reading says how many."""
-    recipe = RECIPES[name]
-    assert recipe.minutes <= 30, recipe.minutes
-    assert recipe.reading
-    assert recipe.quick
-    for cell in recipe.cells:
-        stated = re.search("000 images (are )?divided|[0-9]+ examples per client", recipe.reading)
-        rows = (cell.config.examples_per_client or 1000) * (1 - cell.config.test_fraction)
-        assert stated or rows <= 501
-
-
-@pytest.mark.slow
-def test_quick_recipe_leaves_table_and_figure(capsys):
-    assert cli.main(["reproduce", "cfl-gp-linear-regression", "--quick", "--run-dir", "out"]) == 0
-    assert {"table.md", "table.csv", "table.json", "figure.png", "runs"} <= set(os.listdir("out"))
-    with open("out/table.json") as file:
-        rows = json.load(file)
-    ours = {row["row"]: row["ours"] for row in rows if row["metric"] == "ARI"}
-    assert ours["CFL-GP"] > ours["Global"]
-    assert np.isfinite(ours["IFCA"])
-
-
-def test_fuller_recipes_have_all_cells_and_more_work(capsys):
-    for recipe in RECIPES.values():
-        if getattr(recipe, "full", ()):
-            own, fuller = ({(cell.row, cell.column) for cell in cells} for cells in (recipe.cells, recipe.full))
-            assert own <= fuller
-            assert dataclasses.replace(recipe, cells=recipe.full).flops > recipe.flops
-    assert cli.main(["reproduce", "cfl-fig3", "--full", "--run-dir", "out"]) == 2
-    assert "no fuller version" in capsys.readouterr().err
-    assert cli.main(["reproduce", "flag-table8", "--full", "--quick", "--run-dir", "out"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
-    assert not os.path.exists("out")
-
-
 def test_a_momentum_that_could_do_nothing_is_refused(capsys):
     assert cli.main(["run", "fesem", "--averaging", "gradients", "--momentum", "0.9", "--run-dir", "own"]) == 2
     assert "give --local-steps" in capsys.readouterr().err
-
-
-def test_late_accuracy_is_the_mean_of_the_last_four_evaluations():
-    rounds = np.arange(30.0)
-    accuracy = np.where((rounds + 1) % 5 == 0, rounds / 100, np.nan)
-    history = {"round": rounds, "accuracy": accuracy}
-    measure = RECIPES["flag-lenet5-by-label"].measure
-    result = SimpleNamespace(history=history)
-    assert measure(result)["late_accuracy"] == pytest.approx(np.mean([0.14, 0.19, 0.24, 0.29]))
-    accuracy[-1] = np.nan  # a run that ends so is not credited with what it had before
-    assert np.isnan(measure(result)["late_accuracy"])

@@ -1,4 +1,4 @@
-"""How recipes are written and carried out; that each is affordable and stated is asserted with the command line."""
+"""How recipes are written and carried out."""
 
 import json
 import math
