@@ -115,20 +115,32 @@ def present_clients(population: Population) -> Array:
     return jnp.asarray(np.asarray(population.data.num_examples) > 0)
 
 
-def check_square(method: str, num_clients: int, matrices: int = 1) -> None:
-    """Raises a ValueError where matrices of clients by clients do not fit into the memory of a device.
+def check_square(method: str, num_clients: int, matrices: int = 1, landmarks: bool = False) -> None:
+    """Raises a ValueError where so many matrices of clients by clients do not fit into the free memory of a device.
+
+    Args:
+      method: whose matrices they are.
+      num_clients: M.
+      matrices: of 4 bytes for each pair, at the same time.
+      landmarks: whether the method can do with landmark clients.
 
     >>> check_square("cfl", 10**8)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: cfl keeps 1 × 4 bytes for each pair of clients, 4e+07 GB for 100000000 clients: ... takes at most ...
+    ValueError: cfl takes 1 × 4 bytes for each pair of 100000000 clients, 4e+07 GB, but ... GB of this device are ...
     """
-    memory, wanted = parallel.device_memory(), 4.0 * matrices * num_clients**2
+    most = math.isqrt(int(min(parallel.memory_left(), 2.0**62)) // (4 * matrices))
+    other = "give landmarks=256, say, or take fewer clients" if landmarks else "take fewer clients"
+    what = f"{matrices} × 4 bytes for each pair of {num_clients} clients"
+    check_memory(method, 4.0 * matrices * num_clients**2, what, f"with these it takes at most {most} clients: {other}")
+
+
+def check_memory(method: str, wanted: float, what: str, advice: str) -> None:
+    """Raises a ValueError where `wanted` bytes do not fit into the free memory of a device; says `what` for."""
+    memory = parallel.memory_left()
     if wanted > memory:
         raise ValueError(
-            f"{method} keeps {matrices} × 4 bytes for each pair of clients, {wanted / 1e9:.3g} GB for {num_clients} "
-            f"clients: in the {memory / 1e9:.3g} GB of this device it takes at most "
-            f"{math.isqrt(int(memory) // (4 * matrices))}; take fewer, or a method without such pairs, such as ifca"
+            f"{method} takes {what}, {wanted / 1e9:.3g} GB, but {memory / 1e9:.3g} GB of this device are free; {advice}"
         )
 
 

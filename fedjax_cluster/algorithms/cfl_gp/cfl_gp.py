@@ -10,7 +10,22 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, embed, estimate_clusters
+from fedjax_cluster.algorithms.cfl_gp.landmarks import (
+    LandmarkServer,
+    check_landmarks,
+    group_cohort,
+    group_rows,
+    landmarks_among,
+)
+from fedjax_cluster.algorithms.cfl_gp.profiles import (
+    Beta,
+    Clients,
+    check_profiles,
+    embed,
+    estimate_clusters,
+    fold_in_block,
+    fold_in_rows,
+)
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Round,
@@ -86,7 +101,7 @@ class cfl_gp(AveragingMethod):
         bound=at_least(1),
     )
     every: int = option("P; clustering happens in rounds t with t mod P = 1 mod P", default=2, bound=at_least(1))
-    beta: float | Literal["mean"] = option(
+    beta: Beta = option(
         '"mean" for the cumulative mean, β = 1/(earlier updates of the block + 1); or a constant (1.0 is the ablation '
         "of F.1)",
         default="mean",
@@ -117,12 +132,21 @@ class cfl_gp(AveragingMethod):
         "clustering rounds, whatever the participation",
         default=False,
     )
+    landmarks: int | None = option(
+        "(ours) m, landmark clients: these alone are embedded and grouped by k-means, and every other client joins the "
+        "group whose mean is nearest in their embedding, over the blocks that it has filled. With `cluster_cohort` "
+        "they are in every clustering round. None embeds everybody, as the paper does",
+        default=None,
+        bound=at_least(2),
+    )
     max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2))
     pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2))
 
     def unprotected(self, privacy: gaussian) -> str | None:
         if self.clusters == "auto":
             return "clusters is 'auto', whose pilot is no part of the run's budget; give a number"
+        if self.landmarks is not None and self.cluster_cohort:
+            return "landmarks are in more rounds than others, so that no draw is of equal chances; give none"
         return None
 
     def times_shown(self, rounds: int) -> int:
@@ -156,7 +180,12 @@ class cfl_gp(AveragingMethod):
         assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
         coordinates = self.draw_coordinates(coordinate_key, models.params)
         width = len(coordinates) or self.profile_size(models.params)
-        capacity, side = len(present), len(present) if len(present) <= LARGEST_GRAM else 0
+        if self.landmarks is not None:
+            most = cohorts.cohort_size(self.participation, int(present.sum())) if self.cluster_cohort else None
+            check_landmarks(self.landmarks, int(present.sum()), num_clusters, most)
+        capacity = len(present)
+        side = capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
+        check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
         clients = Clients(
             one_hot(equal_groups(assignment_key, present, num_clusters), num_clusters),
             present,
@@ -170,6 +199,8 @@ class cfl_gp(AveragingMethod):
             stopped=jnp.asarray(False),
             coordinates=coordinates,
         )
+        if self.landmarks is not None:
+            server = LandmarkServer(*server, landmarks_among(present, self.landmarks))
         return first_state(models, clients, self.optimizer, server)
 
     def profile_leaves(self, params: PyTree) -> list[Array]:
@@ -194,18 +225,23 @@ class cfl_gp(AveragingMethod):
 
     def clustering_round(self, state: State) -> Array:
         """bool[]: whether the server clusters in the coming round."""
-        due = state.round % self.every == 1 % self.every
-        if self.cluster_until is not None:
-            due = due & (state.round < self.cluster_until)
-        return due & ~state.server.stopped
+        return self.clustering_due(state.round) & ~state.server.stopped
+
+    def clustering_due(self, number: Array) -> Array:
+        """bool[]: whether the server clusters in round `number` i32[], unless that has ended before."""
+        due = number % self.every == 1 % self.every
+        return due if self.cluster_until is None else due & (number < self.cluster_until)
 
     @property
     def draws_ahead(self) -> bool:
         return self.cluster_cohort
 
     def select(self, rng_key: Array, state: State) -> Selection:
-        present = state.clients.present
-        part = cohorts.uniform(rng_key, present, self.participation)
+        present, first = state.clients.present, None
+        if self.landmarks is not None and self.cluster_cohort and self.participation < 1:
+            due = self.clustering_due(state.round)
+            first = jnp.zeros_like(present).at[landmarks_among(present, self.landmarks)].set(due)
+        part = cohorts.uniform(rng_key, present, self.participation, first=first)
         if self.participation == 1 or self.cluster_cohort:
             return part
         mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
@@ -276,20 +312,28 @@ class cfl_gp(AveragingMethod):
         columns = jnp.concatenate(sent, axis=1)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        clients = self.fold_in_block(state, cohort, columns, heard)
-        old = labels(clients.membership)
-        clustered = clients.present
-        if self.cluster_cohort:
-            ones = jnp.ones_like(cohort.mask)
-            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
-        new, grams = self.regroup(server_key(rng_key), clients, state.server.grams, block, clustered, cohort.mapping)
-        changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
+        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
+        clients = fold_in(self.beta, state.clients, block, cohort, columns, heard)
+        if self.landmarks is None:
+            clients, grams, changed = self.group_anew(server_key(rng_key), clients, state.server, cohort)
+        else:
+            grams = state.server.grams
+            clients, changed = group_cohort(server_key(rng_key), clients, state.server.landmarks, cohort)
 
         share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
-        clients = clients._replace(membership=one_hot(new, num_clusters))
         return state._replace(clusters=done.clusters, clients=clients, server=server), info
+
+    def group_anew(self, rng_key: Array, clients: Clients, server: Server, cohort: Cohort):
+        """The clients with new clusters, the Gram matrices, and how many clients changed theirs."""
+        old, clustered = labels(clients.membership), clients.present
+        if self.cluster_cohort:
+            ones = jnp.ones_like(cohort.mask)
+            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
+        new, grams = self.regroup(rng_key, clients, server.grams, server.block, clustered, cohort.mapping)
+        changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
+        return clients._replace(membership=one_hot(new, clients.membership.shape[1])), grams, changed
 
     def costs(self, state: State, cohort: Cohort, done: Round, share: float) -> Costs:
         """Of a clustering round: clients of other clusters get the queried model too, and send a share of an update."""
@@ -310,27 +354,6 @@ class cfl_gp(AveragingMethod):
         leaves = self.profile_leaves(delta)
         # Leaf by leaf: inside the loop over clients, the copy into one vector was at times fifty times slower.
         return [tree.ravel(leaves)[coordinates]] if len(coordinates) else [leaf.reshape(-1) for leaf in leaves]
-
-    def fold_in_block(self, state: State, cohort: Cohort, columns: Array, accepted: Array) -> Clients:
-        """Updates block k̃ of the cohort's profiles."""
-        clients, block = state.clients, state.server.block
-        # Indexing with a traced number would be a gather and a scatter, row by row; the block is one slice.
-        profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
-        old = parallel.gather_rows(cohort, profile)
-        earlier = parallel.gather_rows(cohort, clients.updates[:, block])
-        constant = None if self.beta == "mean" else jnp.full(earlier.shape, self.beta)
-        rate = 1 / (earlier + 1).astype(jnp.float32) if constant is None else constant
-        # A client's very first update fills its block; there is nothing to keep of an empty one.
-        rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
-        new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
-        # Without the barrier the old block would be read again by all that follows, after the new one is in its place:
-        # XLA would keep a copy of the whole profile to read it from.
-        rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
-        updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
-        return clients._replace(
-            profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
-            updates=clients.updates.at[:, block].set(updates),
-        )
 
     def regroup(
         self, rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
@@ -369,6 +392,10 @@ class cfl_gp(AveragingMethod):
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         clients, server = state.clients, state.server
+        if self.landmarks is not None:
+            index = jnp.arange(len(clients.present), dtype=jnp.int32)
+            new = group_rows(rng_key, clients, server.landmarks, index, clients, mapping)
+            return jnp.where(clients.present, new, -1)
         return self.regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
 
     # ------------------------------------------------------------------------------------- newcomers

@@ -46,6 +46,11 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
 def _of_one_test(run: FinishedRun, content: Mapping[str, Any]) -> dict[str, Figure]:
     """P, W and the embedding of the clients whose cluster was tested."""
     index, _, group, names = shown_clients(run)
+    if "landmarks" in content:  # of whom alone there are matrices
+        index = np.asarray(content["landmarks"])
+        group = None if group is None else np.asarray(run.federation.group)[index]
+        content = {**content, **{name: np.asarray(content[name])[index] for name in ("previous", "labels")}}
+        index = np.arange(len(index))
     previous, labels = (np.asarray(content[name])[index] for name in ("previous", "labels"))
     labels = np.where(previous == content["parent"], labels, -1)
     interactions, affinity = (np.asarray(content[name])[np.ix_(index, index)] for name in ("interactions", "affinity"))
