@@ -139,7 +139,7 @@ def test_errors_fall_with_the_number_of_landmarks_and_are_none_with_all():
     clients = 96
 
     def of_affinity(number, seed):
-        matrix, group = interactions(clients, noise=0.35, seed=seed)
+        matrix, _ = interactions(clients, noise=0.35, seed=seed)
         chosen = np.asarray(fcc.draw_landmarks(jax.random.key(seed), number, np.ones(clients, bool)))
         found = np.asarray(fcc.landmark_affinity(matrix[:, chosen], chosen, 0.05))
         return np.abs(found - np.asarray(fcc.interaction_affinity(matrix, 0.05))[:, chosen]).mean()
@@ -174,10 +174,7 @@ def test_errors_fall_with_the_number_of_landmarks_and_are_none_with_all():
         (lambda: fcc.extend_labels(np.ones((3, 2)), [0, 1], [0, 1], 2, "ward"), "linkage is 'ward'"),
         (lambda: fcc.landmark_affinity(np.ones((3, 2)), [0, 1], 0.0), "beta is 0.0"),
         (
-            lambda: fcc.landmark_directions(
-                np.ones((3, 5)),
-                fcc.Embedding(jnp.ones((2, 1)), jnp.ones(1)),  # fmt: skip
-            ),
+            lambda: fcc.landmark_directions(np.ones((3, 5)), fcc.Embedding(jnp.ones((2, 1)), jnp.ones(1))),
             "give the embedding of these profiles",
         ),
         (
