@@ -65,7 +65,7 @@ class Report(NamedTuple):
 class Trained(NamedTuple):
     """What one client's part of a round gives."""
 
-    slot: Array  # i32[], the cluster that it trains
+    slot: Array  # i32[], the cluster that it trains; −1 for none
     result: LocalResult
     extra: PyTree = ()  # further small arrays, stacked over the clients
 
@@ -212,7 +212,7 @@ def cluster_round(
     """
 
     def contribute(output: Trained) -> Contribution:
-        weight = client_weight(weighting, output.result.num_examples)
+        weight = jnp.where(output.slot < 0, 0.0, client_weight(weighting, output.result.num_examples))
         return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
 
     sent, (slot, reports, extra), accepted = aggregate_clients(
@@ -229,7 +229,7 @@ def cluster_round(
     clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:
         clusters = share_layers(clusters, shared_layers, sent.weight)
-    return Round(clusters, slot, reports, accepted & ~refused[slot], extra)
+    return Round(clusters, slot, reports, accepted & ~((slot >= 0) & refused[slot]), extra)
 
 
 def train_in_cluster(

@@ -116,7 +116,7 @@ def test_all_clients_in_a_round_are_refused(population):
 def test_pairs_of_too_many_clients_are_refused(monkeypatch):
     monkeypatch.setattr(parallel, "memory_left", lambda: 4e10)
     check_square("cfl", 100_000)
-    with pytest.raises(ValueError, match="40 GB, but 40 GB of this device are free; .* at most 100000 clients"):
+    with pytest.raises(ValueError, match=r"40 GB, but 40 GB of this device are free; .* at most 100000 clients"):
         check_square("cfl", 100_001)
 
 

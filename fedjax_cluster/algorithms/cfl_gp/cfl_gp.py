@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_cluster import clustering, cohorts, parallel, tree
+from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl_gp.landmarks import (
     LandmarkServer,
     check_landmarks,
@@ -21,10 +21,10 @@ from fedjax_cluster.algorithms.cfl_gp.profiles import (
     Beta,
     Clients,
     check_profiles,
-    embed,
     estimate_clusters,
     fold_in_block,
     fold_in_rows,
+    regroup,
 )
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
@@ -38,6 +38,8 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
+    personalize_by_label,
+    personalize_by_label_or_loss,
     present_clients,
     size_of,
     start_models,
@@ -62,12 +64,11 @@ from fedjax_cluster.types import (
     RoundInfo,
     Selection,
     State,
+    Variables,
 )
 
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
-# A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
-RESOLVED = 3e-4
 DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
 
 
@@ -135,7 +136,8 @@ class cfl_gp(AveragingMethod):
     landmarks: int | None = option(
         "(ours) m, landmark clients: these alone are embedded and grouped by k-means, and every other client joins the "
         "group whose mean is nearest in their embedding, over the blocks that it has filled. With `cluster_cohort` "
-        "they are in every clustering round. None embeds everybody, as the paper does",
+        "they are in every clustering round, and who has been in none yet is in no cluster, trains none, and is "
+        "evaluated in that of least training loss. None embeds everybody, as the paper does",
         default=None,
         bound=at_least(2),
     )
@@ -186,8 +188,11 @@ class cfl_gp(AveragingMethod):
         capacity = len(present)
         side = capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
         check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
+        grouped = present
+        if self.joined_late:
+            grouped = jnp.zeros_like(present).at[self.landmarks_of(present)].set(True)
         clients = Clients(
-            one_hot(equal_groups(assignment_key, present, num_clusters), num_clusters),
+            one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
             present,
             jnp.zeros((capacity, num_clusters, width)),
             jnp.zeros((capacity, num_clusters), jnp.int32),
@@ -200,8 +205,12 @@ class cfl_gp(AveragingMethod):
             coordinates=coordinates,
         )
         if self.landmarks is not None:
-            server = LandmarkServer(*server, landmarks_among(present, self.landmarks))
+            server = LandmarkServer(*server, self.landmarks_of(present))
         return first_state(models, clients, self.optimizer, server)
+
+    def landmarks_of(self, present: Array) -> Array:
+        assert self.landmarks is not None
+        return landmarks_among(present, self.landmarks)
 
     def profile_leaves(self, params: PyTree) -> list[Array]:
         chosen = tree.match(params, self.profile_layers)
@@ -236,11 +245,16 @@ class cfl_gp(AveragingMethod):
     def draws_ahead(self) -> bool:
         return self.cluster_cohort
 
+    @property
+    def joined_late(self) -> bool:
+        """Whether clients other than landmarks are in no cluster before their first clustering round, nor train one."""
+        return self.landmarks is not None and self.cluster_cohort and self.participation < 1
+
     def select(self, rng_key: Array, state: State) -> Selection:
         present, first = state.clients.present, None
-        if self.landmarks is not None and self.cluster_cohort and self.participation < 1:
+        if self.joined_late:
             due = self.clustering_due(state.round)
-            first = jnp.zeros_like(present).at[landmarks_among(present, self.landmarks)].set(due)
+            first = jnp.zeros_like(present).at[self.landmarks_of(present)].set(due)
         part = cohorts.uniform(rng_key, present, self.participation, first=first)
         if self.participation == 1 or self.cluster_cohort:
             return part
@@ -263,6 +277,7 @@ class cfl_gp(AveragingMethod):
         return state._replace(server=server, round=state.round + 1), info
 
     def train_one(self, rng_key: Array, state: State, slot: Array, client: Client) -> LocalResult:
+        slot = jnp.maximum(slot, 0)
         result = train_client(rng_key, self.local, self.model, state.clusters, slot, client, state.round)
         # NOTE: the text zeroes the digits beyond; its accuracy at two decimals (87.3 %) is that of rounding to the
         # nearest (87.1 % on MNIST), where zeroing reaches 77.7 %.
@@ -283,7 +298,7 @@ class cfl_gp(AveragingMethod):
 
     def train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round without clustering."""
-        slot = jnp.maximum(cohort_labels(state, cohort), 0)
+        slot = cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             return Trained(slot, self.train_one(rng_key, state, slot, client))
@@ -294,7 +309,7 @@ class cfl_gp(AveragingMethod):
     def cluster_and_train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round in which all clients query one model as well, and are grouped."""
         block, num_clusters = state.server.block, state.clusters.active.shape[0]
-        slot = jnp.maximum(cohort_labels(state, cohort), 0)
+        slot = cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             result = self.train_one(rng_key, state, slot, client)
@@ -331,7 +346,7 @@ class cfl_gp(AveragingMethod):
         if self.cluster_cohort:
             ones = jnp.ones_like(cohort.mask)
             clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
-        new, grams = self.regroup(rng_key, clients, server.grams, server.block, clustered, cohort.mapping)
+        new, grams = regroup(rng_key, clients, server.grams, server.block, clustered, cohort.mapping)
         changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
         return clients._replace(membership=one_hot(new, clients.membership.shape[1])), grams, changed
 
@@ -355,48 +370,18 @@ class cfl_gp(AveragingMethod):
         # Leaf by leaf: inside the loop over clients, the copy into one vector was at times fifty times slower.
         return [tree.ravel(leaves)[coordinates]] if len(coordinates) else [leaf.reshape(-1) for leaf in leaves]
 
-    def regroup(
-        self, rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
-    ) -> tuple[Array, Array]:
-        """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
-        num_clusters, old = clients.membership.shape[1], labels(clients.membership)
-        embed_key, kmeans_key = jax.random.split(rng_key)
-
-        def embedded(clients: Clients, grams: Array, mask: Array) -> tuple[Array, Array]:
-            return embed(embed_key, clients, grams, mask, num_clusters)
-
-        def group(features: Array, mask: Array, old: Array) -> Array:
-            found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
-            named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
-            return jnp.where(mask, named, old)
-
-        if grams.shape[1]:
-            # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
-            rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
-            grams = grams.at[block].set(parallel.gram(rows, mapping))
-            # The Gram matrices stand for the profiles, which stay where they are.
-            light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
-            features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
-            lost = values[-1] < RESOLVED * values[0]
-
-            def embed_again(_: Array) -> Array:
-                return embedded(clients, grams[:, :0, :0], mask)[0]
-
-            if mapping.runs > 1:
-                features = parallel.run_if(lost, embed_again, features, mapping)
-            else:  # XLA would do it every round: in each turn of the loop it is the same
-                features = lax.cond(lost, embed_again, lambda features: features, features)
-        else:
-            features, _ = embedded(clients, grams, mask)
-        return parallel.on_each_device(group, mapping)(features, mask, old), grams
-
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         clients, server = state.clients, state.server
         if self.landmarks is not None:
             index = jnp.arange(len(clients.present), dtype=jnp.int32)
             new = group_rows(rng_key, clients, server.landmarks, index, clients, mapping)
             return jnp.where(clients.present, new, -1)
-        return self.regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
+        return regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
+
+    def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+        if not self.joined_late:
+            return personalize_by_label(state, index)
+        return personalize_by_label_or_loss(self.model, state, data, index)
 
     # ------------------------------------------------------------------------------------- newcomers
 

@@ -92,7 +92,8 @@ def group_cohort(rng_key: Array, clients: Clients, landmarks: Array, cohort: Coh
     rows = parallel.gather_rows(cohort, clients)
     new = group_rows(rng_key, clients, landmarks, cohort.index, rows, cohort.mapping)
     label = one_hot(new, clients.membership.shape[1])
-    changed = jnp.sum((cohort.mask & (new != labels(rows.membership))).astype(jnp.int32))
+    old = labels(rows.membership)
+    changed = jnp.sum((cohort.mask & (old >= 0) & (new != old)).astype(jnp.int32))
     return clients._replace(membership=parallel.scatter_rows(cohort, clients.membership, label)), changed
 
 

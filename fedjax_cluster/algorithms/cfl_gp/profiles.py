@@ -11,11 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel
-from fedjax_cluster.algorithms.round import check_memory
+from fedjax_cluster.algorithms.round import check_memory, labels
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.types import Cohort, Population, State
+from fedjax_cluster.types import ClientMapping, Cohort, Population, State
 
 Beta = float | Literal["mean"]
+# A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
+RESOLVED = 3e-4
 
 
 class Clients(NamedTuple):
@@ -114,6 +116,42 @@ def check_profiles(population: Population, num_clusters: int, width: int, copies
     what = f"profiles of {clients} clients × {num_clusters} models × {width} coordinates, {copies} times over"
     advice = "raise compression, or name fewer profile_layers" + (", or give landmarks=256, say" * (copies > 1))
     check_memory("cfl_gp", 4.0 * copies * clients * num_clusters * width / devices, what, advice)
+
+
+def regroup(
+    rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
+) -> tuple[Array, Array]:
+    """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
+    num_clusters, old = clients.membership.shape[1], labels(clients.membership)
+    embed_key, kmeans_key = jax.random.split(rng_key)
+
+    def embedded(clients: Clients, grams: Array, mask: Array) -> tuple[Array, Array]:
+        return embed(embed_key, clients, grams, mask, num_clusters)
+
+    def group(features: Array, mask: Array, old: Array) -> Array:
+        found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+        named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+        return jnp.where(mask, named, old)
+
+    if grams.shape[1]:
+        # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
+        rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
+        grams = grams.at[block].set(parallel.gram(rows, mapping))
+        # The Gram matrices stand for the profiles, which stay where they are.
+        light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
+        features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
+        lost = values[-1] < RESOLVED * values[0]
+
+        def embed_again(_: Array) -> Array:
+            return embedded(clients, grams[:, :0, :0], mask)[0]
+
+        if mapping.runs > 1:
+            features = parallel.run_if(lost, embed_again, features, mapping)
+        else:  # XLA would do it every round: in each turn of the loop it is the same
+            features = lax.cond(lost, embed_again, lambda features: features, features)
+    else:
+        features, _ = embedded(clients, grams, mask)
+    return parallel.on_each_device(group, mapping)(features, mask, old), grams
 
 
 class Estimate(NamedTuple):
