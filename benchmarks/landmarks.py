@@ -135,7 +135,7 @@ def errors(clients: int, numbers: list[int]) -> list[dict[str, Any]]:
     """For each method and number of landmarks: agreement with the exact clustering and the groups, means over seeds."""
     rows = []
     for name, prepare in METHODS.items():
-        found: dict[int | None, list[tuple[float, float, float]]] = {}
+        found: dict[int | None, list[tuple[float, ...]]] = {}
         for seed in range(SEEDS):
             cluster, group = prepare(clients, seed), np.arange(clients) % GROUPS
             exact, _ = timed(cluster, None)

@@ -305,7 +305,7 @@ def _landmark_proximity(
     def one(client: tuple[Array, Array, Array]) -> Array:
         data, gradient = (values[0] for values in raw(jax.tree.map(lambda leaf: leaf[None], client)))
         scaled = [
-            (values - least) / jnp.where(spread > 0.0, spread, 1.0) * (spread > 0.0)
+            jnp.where(spread > 0.0, (values - least) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
             for values, (least, spread) in zip((data, gradient), scales, strict=True)
         ]
         return beta * scaled[0] + (1.0 - beta) * scaled[1]

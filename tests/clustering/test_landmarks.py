@@ -77,7 +77,7 @@ def test_affinity_to_landmarks_is_its_definition_and_with_all_clients_the_exact_
     mask = GROUP < 2  # without some landmarks, and some others
     part = np.flatnonzero(mask)
     inside = np.flatnonzero(mask[CHOSEN])
-    found = np.asarray(fcc.landmark_affinity(matrix[:, CHOSEN], CHOSEN, 0.3, mask))
+    found = np.array(fcc.landmark_affinity(matrix[:, CHOSEN], CHOSEN, 0.3, mask))
     own = reference.affinity(matrix[np.ix_(part, CHOSEN[inside])], np.searchsorted(part, CHOSEN[inside]), 0.3)
     np.testing.assert_allclose(found[np.ix_(part, inside)], own, rtol=1e-4, atol=1e-6)
     found[np.ix_(part, inside)] = 0
