@@ -10,6 +10,8 @@ from jax import Array
 
 from fedjax_cluster.types import Selection
 
+FEW = 16  # where a cohort is this part of the clients at most, the largest are searched for, and not all are sorted
+
 
 def cohort_size(participation: float, num_clients: int) -> int:
     """C = ⌈participation · M⌉, at least one client.
@@ -124,6 +126,9 @@ def per_cluster(
         some, most = first
         rank = _rank_in_cluster(-score[some], cluster[some], size.shape[0])
         score = score.at[some].add(jnp.where(rank < jnp.append(most, 0)[cluster[some]], jnp.inf, 0.0))
+    if FEW * capacity < count:
+        index = jnp.sort(_largest_of_each(score, cluster, size, capacity).reshape(-1))[:capacity]
+        return Selection(index, index < count)
     rank = _rank_in_cluster(-score, cluster, size.shape[0])
     chosen = rank < jnp.append(size.astype(jnp.int32), 0)[cluster]
     if capacity == count:
@@ -140,3 +145,18 @@ def _rank_in_cluster(score: Array, cluster: Array, num_clusters: int) -> Array:
     first = jnp.cumsum(members) - members
     rank = jnp.arange(len(score), dtype=jnp.int32) - first[cluster[order]]
     return jnp.zeros(len(score), jnp.int32).at[order].set(rank)
+
+
+def _largest_of_each(score: Array, cluster: Array, size: Array, most: int) -> Array:
+    """i32[K, most]: of each cluster i32[M] the clients of largest score, as many as `size` i32[K] says, and M."""
+    count = len(score)
+
+    def of_cluster(which: tuple[Array, Array]) -> Array:
+        number, wanted = which
+        found, largest = jax.lax.top_k(jnp.where(cluster == number, score, -jnp.inf), most)
+        return jnp.where((jnp.arange(most) < wanted) & (found > -jnp.inf), largest, count).astype(jnp.int32)
+
+    # A cluster without clients costs nothing.
+    nobody = jnp.full(most, count, jnp.int32)
+    pick = lambda which: jax.lax.cond(which[1] > 0, of_cluster, lambda _: nobody, which)  # noqa: E731
+    return jax.lax.map(pick, (jnp.arange(len(size)), size))
