@@ -10,6 +10,7 @@ every round, each run in a process of its own.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import sys
@@ -29,7 +30,7 @@ from fedjax_cluster.algorithms.cfl_gp import profiles
 from fedjax_cluster.algorithms.fedgwc import weighting
 from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
-from fedjax_cluster.types import ClientData, DatasetInfo, Federation
+from fedjax_cluster.types import ONE_DEVICE, ClientData, DatasetInfo, Federation
 
 FEATURES, ROWS, GROUPS = 32, 20, 4
 SEEDS = 3
@@ -55,6 +56,7 @@ def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
     old = jax.nn.one_hot(group, GROUPS)
     rows = profiles.Clients(old, jnp.ones(clients, bool), jnp.asarray(profile), jnp.ones((clients, GROUPS), jnp.int32))
 
+    @functools.partial(jax.jit, static_argnames="number")
     def cluster(number: int | None) -> Any:
         key = jax.random.key(seed)
         if number is None:
@@ -62,7 +64,7 @@ def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
             return clustering.kmeans(key, features, GROUPS).labels
         chosen = clustering.draw_landmarks(key, number, rows.present)
         index = jnp.arange(clients, dtype=jnp.int32)
-        return by_landmarks.group_rows(key, rows, chosen, index, rows, fc.parallel.client_mapping("scan"))
+        return by_landmarks.group_rows(key, rows, chosen, index, rows, ONE_DEVICE)
 
     return cluster
 
@@ -76,6 +78,7 @@ def of_fedgwc(clients: int, seed: int) -> Callable[[int | None], Any]:
     beta = 5.0 / clients
     numbers = jnp.asarray(GROUPS), jnp.asarray(GROUPS)
 
+    @functools.partial(jax.jit, static_argnames="number")
     def cluster(number: int | None) -> Any:
         key = jax.random.key(seed)
         everybody = jnp.ones(clients, bool)

@@ -33,7 +33,7 @@ from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
-COMPARED = 6  # matrices M × M at the same time: the angles twice, and SciPy's own in 8 bytes
+COMPARED = 10  # arrays of 4 bytes a pair at the same time: the angles, and SciPy's copies in 8 bytes
 GAP, SMALLEST_ANGLE = 1.4, 1e-3  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
 
 

@@ -81,8 +81,13 @@ def group_rows(
 ) -> Array:
     """i32[C]: new clusters of the clients index i32[C] with `rows`, leaves [C, ...]; a landmark has its own."""
     group = functools.partial(group_landmarks, num_clusters=clients.membership.shape[1])
-    label, groups = parallel.on_each_device(group, mapping)(rng_key, tree.take(clients, landmarks))
-    new = nearest_group(groups, rows.profile, rows.updates, labels(rows.membership))
+    own = tree.take(clients, landmarks)
+    label, groups = parallel.on_each_device(group, mapping)(rng_key, own)
+    old = labels(rows.membership)
+    new = nearest_group(groups, rows.profile, rows.updates, old)
+    # Before every model was queried, the groups are those of the random start.
+    complete = (own.updates > 0).any(0).all()
+    new = jnp.where((old < 0) & ~complete, old, new)
     itself = index[:, None] == landmarks[None]
     return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)
 

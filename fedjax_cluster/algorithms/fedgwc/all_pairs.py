@@ -15,9 +15,9 @@ from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent, Server
 from fedjax_cluster.algorithms.round import check_square, labels
 from fedjax_cluster.types import ClientMapping, Cohort, State
 
-# Matrices M × M at the same time while a cluster is tested, beside P and the counts: its copy with the mean taken off,
-# their products and distances, W, and the matrix whose eigenvectors are wanted.
-IN_A_TEST = 5
+# Matrices M × M at the same time while a cluster is tested, beside P and the counts, by the compiler's figures: P with
+# the means taken off, products and distances, W, and the matrix whose eigenvectors are wanted.
+IN_A_TEST = 7
 
 
 def begin(method: Any, rng_key: Array, first: Clients) -> tuple[Clients, Server]:

@@ -43,8 +43,8 @@ from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Population, RoundInfo, State, Variables
 
-# Arrays of 4 bytes a pair at the same time while all pairs are compared: V, G, A and what they are made of, and SciPy's
-# own in 8 bytes; those by class besides.
+# Arrays of 4 bytes a pair at the same time while all pairs are compared: V, G, A and SciPy's copies in 8 bytes; by the
+# compiler's figures four more for each class.
 COMPARED, COMPARED_BY_CLASS = 8, 4
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
 
