@@ -11,6 +11,7 @@ import pytest
 from fedjax_cluster import clustering, cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedgwc, flag, pacfl
 from fedjax_cluster.algorithms import round as rounds_of
+from fedjax_cluster.algorithms.flag.flag import Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
@@ -234,6 +235,17 @@ def test_flag_by_some_merges_them_and_others_join_the_nearest(method):
         assert adjusted_rand_index(np.asarray(label), federation.group) == 1.0
     assert float(info.costs.clustering_seconds) > 0
     assert state.clients._fields == ("membership", "present")
+    # Of numbers without groups, each linkage makes something else.
+    rng = np.random.default_rng(0)
+    counts, changes = np.full((40, 1), 9, np.int32), rng.normal(size=(40, 3)).astype(np.float32)
+    sent = Sent(np.zeros((40, 1, 2, 1), np.float32), counts, changes, np.ones(40, bool))
+    some, label = np.arange(0, 40, 2), rng.integers(0, 3, 20)
+    apart = clustering.landmark_proximity(*sent[:3], some)
+    expected = {kind: landmarks.extend_labels(apart, some, label.tolist(), kind) for kind in landmarks.REDUCTIONS}
+    assert algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() == expected.pop(method)
+    assert all(
+        other != algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() for other in expected.values()
+    )
 
 
 @pytest.mark.slow
