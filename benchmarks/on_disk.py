@@ -1,10 +1,11 @@
 """Populations larger than memory: seconds a round and peak memory of runs whose clients' rows are on disk.
 
-    python -m benchmarks.on_disk --clients 10000 100000 1000000 --rounds 100
+    python -m benchmarks.on_disk --clients 10000 100000 1000000 --rounds 100 --turns 3
 
-writes each population once (20 training and 5 test rows of 32 features a client, four groups of clients), and runs
-FedAvg and IFCA with cohorts of 1 000, each in a process of its own. `--against-memory` also runs 1 000 clients streamed
-and in memory, in turn, and compares the two.
+writes each population once (20 training and 5 test rows of 32 features a client, 5 and 1 from ten million clients on;
+four groups of clients), and runs FedAvg, IFCA, and CFL-GP and FedGWC by landmarks with cohorts of 1 000, each in a
+process of its own; with `--turns` all of it several times, in turns. `--against-memory` also runs 1 000 clients
+streamed and in memory, in turn, and compares the two. The table goes into README.md.
 """
 
 from __future__ import annotations
@@ -25,20 +26,25 @@ from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
 
 FEATURES, TRAIN, TEST, GROUPS = 32, 20, 5, 4
+MANY, FEW_TRAIN, FEW_TEST = 10_000_000, 5, 1
 COHORT, EVALUATED = 1000, 2000
-METHODS = ("fedavg", "ifca")
+METHODS = ("fedavg", "ifca", "cfl_gp", "fedgwc")
+LANDMARKS = {"cfl_gp": 200, "fedgwc": 32}
+PROFILE_BYTES = 4e8  # of all clients; from there on random coordinates are kept
+FOLDER = pathlib.Path(__file__).parent
 
 
 def clients(count: int) -> Iterator[fc.data.ClientRows]:
     """Each group labels its inputs by a plane of its own."""
+    train, test = (FEW_TRAIN, FEW_TEST) if count >= MANY else (TRAIN, TEST)
     planes = np.random.default_rng(0).standard_normal((GROUPS, FEATURES))
     for first in range(0, count, 1000):
         rng = np.random.default_rng([1, first])
         some = np.arange(first, min(first + 1000, count))
-        x = rng.standard_normal((len(some), TRAIN + TEST, FEATURES), np.float32)
+        x = rng.standard_normal((len(some), train + test, FEATURES), np.float32)
         y = (np.einsum("crf,cf->cr", x, planes[some % GROUPS]) > 0).astype(np.int32)
         for client, rows, labels in zip(some.tolist(), x, y, strict=True):
-            parts = rows[:TRAIN], labels[:TRAIN], rows[TRAIN:], labels[TRAIN:]
+            parts = rows[:train], labels[:train], rows[train:], labels[train:]
             yield fc.data.ClientRows(*parts, client % GROUPS)
 
 
@@ -54,9 +60,24 @@ def written(folder: pathlib.Path, count: int) -> pathlib.Path:
 
 
 def algorithm(name: str, count: int) -> Any:
-    further: dict[str, Any] = {"clusters": GROUPS, "start_rounds": 30} if name == "ifca" else {}
-    update = fc.local.sgd(0.5, batch_size=TRAIN, steps=5)
+    further: dict[str, Any] = {
+        "fedavg": {},
+        "ifca": {"clusters": GROUPS, "start_rounds": 30},
+        "cfl_gp": {"clusters": GROUPS, "every": 1, "cluster_cohort": True, "compression": compression(count)},
+        "fedgwc": {"clusters": GROUPS},
+    }[name]
+    if name in LANDMARKS:
+        # At ten million, as many columns as leave room.
+        further["landmarks"] = LANDMARKS[name] if name == "cfl_gp" or count < MANY else 4
+    # Of a model that fits, only the rows that it has wrong say what a client is like: CFL-GP's train slowly.
+    update = fc.local.sgd(0.1 if name == "cfl_gp" else 0.5, batch_size=TRAIN, steps=5)
     return fc.algorithms.REGISTRY[name](fc.nn.linear(), local=update, participation=min(1, COHORT / count), **further)
+
+
+def compression(count: int) -> float:
+    """CFL-GP's d/d̂ with which all profiles of four blocks of 66 coordinates take `PROFILE_BYTES` at most."""
+    size = 2 * (FEATURES + 1)
+    return max(1.0, size / max(1, PROFILE_BYTES // (4 * GROUPS * count)))
 
 
 def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
@@ -82,17 +103,31 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         callbacks=[remember],
         progress=False,
     )
+    seen = part(result)
     return {
         "method": name,
         "clients": count,
+        "landmarks": getattr(result.algorithm, "landmarks", None),
         "seconds_a_round": float(statistics.median(result.history["seconds"][1:])),
         "processor_seconds_a_round": (spent[-1] - spent[0]) / (every * (len(spent) - 1)),
         "seconds": time.perf_counter() - started,
         "peak_megabytes": peak_megabytes(),
         "megabytes_at_evaluations": [round(each) for each in resident],
         "accuracy": result.summary["accuracy"],
-        "adjusted_rand_index": result.summary["adjusted_rand_index"],
+        "clients_in_a_cluster": int(seen.sum()),
+        "adjusted_rand_index": float(
+            fc.clustering.scores.adjusted_rand_index(result.labels, np.arange(count) % GROUPS, mask=seen)
+        ),
     }
+
+
+def part(result: Any) -> np.ndarray:
+    """bool[M]: the clients that are in a cluster because they took part."""
+    count = len(result.federation.train.num_examples)
+    seen = np.asarray(result.labels) >= 0
+    if hasattr(result.state.clients, "seen"):
+        seen &= np.asarray(result.state.clients.seen)[:count] > 0
+    return seen
 
 
 def against_memory(folder: pathlib.Path, rounds: int, repetitions: int = 3) -> dict[str, Any]:
@@ -118,30 +153,94 @@ def against_memory(folder: pathlib.Path, rounds: int, repetitions: int = 3) -> d
     return {"same": same, "ratio_of_times": statistics.median(ratios), "seconds": seconds}
 
 
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each method and number of clients: medians over turns, and of the turns' ratios to the fewest."""
+    fewest = min(row["clients"] for row in rows)
+    found = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        first = [row for row in rows if row["method"] == method and row["clients"] == fewest]
+        for count in dict.fromkeys(row["clients"] for row in rows if row["method"] == method):
+            own = [row for row in rows if (row["method"], row["clients"]) == (method, count)]
+            ratios = [a["seconds_a_round"] / b["seconds_a_round"] for a, b in zip(own, first, strict=False)]
+            found.append(
+                {
+                    **own[-1],
+                    "turns": len(own),
+                    "seconds_a_round": statistics.median(row["seconds_a_round"] for row in own),
+                    "ratio": statistics.median(ratios) if ratios else None,
+                    "peak_megabytes": max(row["peak_megabytes"] for row in own),
+                    "adjusted_rand_index": statistics.median(row["adjusted_rand_index"] for row in own),
+                }
+            )
+    return found
+
+
+def table(report: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| method | clients on disk | landmarks | seconds a round | to those of the fewest | peak memory, MB | at "
+        "evaluations, MB | in a cluster | ARI of these |",
+        "|---|---:|---:|---:|---:|---:|---|---:|---:|",
+    ]
+    for row in summary(report["rows"]):
+        grouped = row["method"] != "fedavg"
+        cells = (
+            row["method"],
+            row["clients"],
+            row.get("landmarks") or "",
+            f"{row['seconds_a_round']:.3g}",
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            f"{row['peak_megabytes']:.0f}",
+            ", ".join(map(str, row["megabytes_at_evaluations"])),
+            row["clients_in_a_cluster"] if grouped else "",
+            f"{row['adjusted_rand_index']:.3f}" if grouped else "",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def table_between(name: str, text: str) -> None:
+    """Puts a table between the marks of its name in README.md, or tells it where there are none."""
+    readme = FOLDER / "README.md"
+    marks = [f"<!-- {name}: {end} -->" for end in ("begin", "end")]
+    whole = readme.read_text(encoding="utf-8")
+    before, begin, rest = whole.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if begin and end:
+        readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+    print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("populations"), help="where they are kept")
     parser.add_argument("--clients", type=int, nargs="*", default=[10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--turns", type=int, default=1, help="how often everything is run, one after the other")
     parser.add_argument("--against-memory", action="store_true")
+    parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "results" / "on-disk-cpu.json")
+    parser.add_argument("--more", action="store_true", help="adds to the results that are there")
     parser.add_argument("--alone", help="one method on one population, in this process")
     given = parser.parse_args()
-    fc.parallel.use_all_cores()  # before the first computation
     if given.alone:
+        fc.parallel.use_all_cores()  # before the first computation
         print(json.dumps(run(given.alone, written(given.folder, given.clients[0]), given.rounds)))
         return
-    found = []
+    found = json.loads(given.output.read_text(encoding="utf-8"))["rows"] if given.more else []
     for count in given.clients:
         written(given.folder, count)
-        for name in given.methods:
-            arguments = ("--alone", name, "--folder", given.folder, "--clients", count, "--rounds", given.rounds)
-            found.append(run_python("-m", "benchmarks.on_disk", *arguments, timeout=7200))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    for name in given.methods:
+        for _ in range(given.turns):
+            for count in given.clients:
+                arguments = ("--alone", name, "--folder", given.folder, "--clients", count, "--rounds", given.rounds)
+                found.append(run_python("-m", "benchmarks.on_disk", *arguments, timeout=7200))
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     report = {**machine(), "rounds": given.rounds, "cohort": COHORT, "rows": found}
     if given.against_memory:
         report["against_memory"] = against_memory(given.folder, given.rounds)
-    print(json.dumps(report, indent=2))
+    given.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    table_between("on disk", table(report))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from jax import Array
 
 from fedjax_cluster.types import Selection
 
+FEW = 16  # where a cohort is this part of the clients at most, the largest are searched for, and not all are sorted
+
 
 def cohort_size(participation: float, num_clients: int) -> int:
     """C = ⌈participation · M⌉, at least one client.
@@ -86,7 +88,15 @@ def largest_cluster_cohorts(participation: float, num_clients: int, num_clusters
     return min(num_clients, max(cohort_size(participation, num_clients), smallest) + smallest * (num_clusters - 1))
 
 
-def per_cluster(rng_key: Array, label: Array, size: Array, capacity: int, *, seen: Array | None = None) -> Selection:
+def per_cluster(
+    rng_key: Array,
+    label: Array,
+    size: Array,
+    capacity: int,
+    *,
+    seen: Array | None = None,
+    first: tuple[Array, Array] | None = None,
+) -> Selection:
     """A draw without replacement from every cluster, of clients seen seldom before others.
 
     A cluster's next client is drawn among its others with probability ∝ 1/(1 + times seen).
@@ -97,6 +107,7 @@ def per_cluster(rng_key: Array, label: Array, size: Array, capacity: int, *, see
       size: i32[K], clients to draw from each cluster.
       capacity: rows of the selection, at least the sum of `size`.
       seen: f32[M], how often each client took part; None draws uniformly.
+      first: clients i32[m], of whom so many i32[K] of each cluster are drawn, likewise, before all others.
 
     Returns:
       A Selection of `capacity` rows.
@@ -111,14 +122,41 @@ def per_cluster(rng_key: Array, label: Array, size: Array, capacity: int, *, see
     if seen is not None:
         score = score - jnp.log1p(seen)
     cluster = jnp.where(label < 0, size.shape[0], label)
-    order = jnp.lexsort((-score, cluster))
-    members = jnp.zeros(size.shape[0] + 1, jnp.int32).at[cluster].add(1)
-    first = jnp.cumsum(members) - members
-    rank = jnp.arange(count, dtype=jnp.int32) - first[cluster[order]]
-    wanted = jnp.append(size.astype(jnp.int32), 0)
-    chosen = jnp.zeros(count, bool).at[order].set(rank < wanted[cluster[order]])
+    if first is not None:
+        some, most = first
+        rank = _rank_in_cluster(-score[some], cluster[some], size.shape[0])
+        score = score.at[some].add(jnp.where(rank < jnp.append(most, 0)[cluster[some]], jnp.inf, 0.0))
+    if FEW * capacity < count:
+        index = jnp.sort(_largest_of_each(score, cluster, size, capacity).reshape(-1))[:capacity]
+        return Selection(index, index < count)
+    rank = _rank_in_cluster(-score, cluster, size.shape[0])
+    chosen = rank < jnp.append(size.astype(jnp.int32), 0)[cluster]
     if capacity == count:
         return in_place(chosen)
     index = jnp.argsort(~chosen, stable=True)[:capacity].astype(jnp.int32)
     mask = jnp.arange(capacity) < jnp.sum(chosen.astype(jnp.int32))
     return Selection(jnp.where(mask, index, count), mask)
+
+
+def _rank_in_cluster(score: Array, cluster: Array, num_clusters: int) -> Array:
+    """i32[n]: how many of its cluster i32[n], in 0..K, have less of `score` f32[n], or as much and come before."""
+    order = jnp.lexsort((score, cluster))
+    members = jnp.zeros(num_clusters + 1, jnp.int32).at[cluster].add(1)
+    first = jnp.cumsum(members) - members
+    rank = jnp.arange(len(score), dtype=jnp.int32) - first[cluster[order]]
+    return jnp.zeros(len(score), jnp.int32).at[order].set(rank)
+
+
+def _largest_of_each(score: Array, cluster: Array, size: Array, most: int) -> Array:
+    """i32[K, most]: of each cluster i32[M] the clients of largest score, as many as `size` i32[K] says, and M."""
+    count = len(score)
+
+    def of_cluster(which: tuple[Array, Array]) -> Array:
+        number, wanted = which
+        found, largest = jax.lax.top_k(jnp.where(cluster == number, score, -jnp.inf), most)
+        return jnp.where((jnp.arange(most) < wanted) & (found > -jnp.inf), largest, count).astype(jnp.int32)
+
+    # A cluster without clients costs nothing.
+    nobody = jnp.full(most, count, jnp.int32)
+    pick = lambda which: jax.lax.cond(which[1] > 0, of_cluster, lambda _: nobody, which)  # noqa: E731
+    return jax.lax.map(pick, (jnp.arange(len(size)), size))

@@ -120,7 +120,7 @@ class Method(Options):
 
     def to_json(self) -> dict[str, Any]:
         # The mean stays what saved runs of before there was a choice call it: nothing.
-        none = (("aggregation", None), ("privacy", None))
+        none = (("aggregation", None), ("privacy", None), ("landmarks", None))
         return {name: value for name, value in super().to_json().items() if (name, value) not in none}
 
     def check_privacy(self, privacy: gaussian) -> None:

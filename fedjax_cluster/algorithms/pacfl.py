@@ -25,7 +25,7 @@ from fedjax_cluster.algorithms.one_shot import (
     vectors_sent,
     with_largest,
 )
-from fedjax_cluster.algorithms.round import first_state, labels, one_hot, start_models
+from fedjax_cluster.algorithms.round import check_square, first_state, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
@@ -33,6 +33,7 @@ from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
+COMPARED = 10  # arrays of 4 bytes a pair at the same time: the angles, and SciPy's copies in 8 bytes
 GAP, SMALLEST_ANGLE = 1.4, 1e-3  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
 
 
@@ -134,6 +135,7 @@ class pacfl(SearchingMethod):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("pacfl", population.info, population.data)
+        check_square(self.name, len(there), COMPARED)
         present = np.asarray(there)
         features = int(np.prod(population.info.input_shape))
         if self.num_vectors > features:

@@ -65,7 +65,7 @@ class Report(NamedTuple):
 class Trained(NamedTuple):
     """What one client's part of a round gives."""
 
-    slot: Array  # i32[], the cluster that it trains
+    slot: Array  # i32[], the cluster that it trains; −1 for none
     result: LocalResult
     extra: PyTree = ()  # further small arrays, stacked over the clients
 
@@ -115,20 +115,32 @@ def present_clients(population: Population) -> Array:
     return jnp.asarray(np.asarray(population.data.num_examples) > 0)
 
 
-def check_square(method: str, num_clients: int, matrices: int = 1) -> None:
-    """Raises a ValueError where matrices of clients by clients do not fit into the memory of a device.
+def check_square(method: str, num_clients: int, matrices: int = 1, landmarks: bool = False) -> None:
+    """Raises a ValueError where so many matrices of clients by clients do not fit into the free memory of a device.
+
+    Args:
+      method: whose matrices they are.
+      num_clients: M.
+      matrices: of 4 bytes for each pair, at the same time.
+      landmarks: whether the method can do with landmark clients.
 
     >>> check_square("cfl", 10**8)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: cfl keeps 1 × 4 bytes for each pair of clients, 4e+07 GB for 100000000 clients: ... takes at most ...
+    ValueError: cfl takes 1 × 4 bytes for each pair of 100000000 clients, 4e+07 GB, but ... GB of this device are ...
     """
-    memory, wanted = parallel.device_memory(), 4.0 * matrices * num_clients**2
+    most = math.isqrt(int(min(parallel.memory_left(), 2.0**62)) // (4 * matrices))
+    other = "give landmarks=256, say, or take fewer clients" if landmarks else "take fewer clients"
+    what = f"{matrices} × 4 bytes for each pair of {num_clients} clients"
+    check_memory(method, 4.0 * matrices * num_clients**2, what, f"with these it takes at most {most} clients: {other}")
+
+
+def check_memory(method: str, wanted: float, what: str, advice: str) -> None:
+    """Raises a ValueError where `wanted` bytes do not fit into the free memory of a device; says `what` for."""
+    memory = parallel.memory_left()
     if wanted > memory:
         raise ValueError(
-            f"{method} keeps {matrices} × 4 bytes for each pair of clients, {wanted / 1e9:.3g} GB for {num_clients} "
-            f"clients: in the {memory / 1e9:.3g} GB of this device it takes at most "
-            f"{math.isqrt(int(memory) // (4 * matrices))}; take fewer, or a method without such pairs, such as ifca"
+            f"{method} takes {what}, {wanted / 1e9:.3g} GB, but {memory / 1e9:.3g} GB of this device are free; {advice}"
         )
 
 
@@ -200,7 +212,7 @@ def cluster_round(
     """
 
     def contribute(output: Trained) -> Contribution:
-        weight = client_weight(weighting, output.result.num_examples)
+        weight = jnp.where(output.slot < 0, 0.0, client_weight(weighting, output.result.num_examples))
         return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
 
     sent, (slot, reports, extra), accepted = aggregate_clients(
@@ -217,7 +229,7 @@ def cluster_round(
     clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:
         clusters = share_layers(clusters, shared_layers, sent.weight)
-    return Round(clusters, slot, reports, accepted & ~refused[slot], extra)
+    return Round(clusters, slot, reports, accepted & ~((slot >= 0) & refused[slot]), extra)
 
 
 def train_in_cluster(

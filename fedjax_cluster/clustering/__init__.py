@@ -16,6 +16,13 @@ from fedjax_cluster.clustering.bipartition import (
 from fedjax_cluster.clustering.dissimilarity import classwise_angles, data_dissimilarity, gradient_angles, proximity
 from fedjax_cluster.clustering.interactions import gaussian_rewards, interaction_affinity, update_interactions
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans
+from fedjax_cluster.clustering.landmarks import (
+    draw_landmarks,
+    extend_labels,
+    landmark_affinity,
+    landmark_directions,
+    landmark_proximity,
+)
 from fedjax_cluster.clustering.linkage import Dendrogram, agglomerative, cut_dendrogram, dendrogram
 from fedjax_cluster.clustering.matching import match_labels
 from fedjax_cluster.clustering.model_selection import elbow, estimate_num_clusters, largest_gaps
@@ -44,14 +51,19 @@ __all__ = [
     "cut_dendrogram",
     "data_dissimilarity",
     "dendrogram",
+    "draw_landmarks",
     "elbow",
     "embed_gram",
     "estimate_num_clusters",
+    "extend_labels",
     "gaussian_rewards",
     "gradient_angles",
     "interaction_affinity",
     "joint_basis",
     "kmeans",
+    "landmark_affinity",
+    "landmark_directions",
+    "landmark_proximity",
     "largest_gaps",
     "largest_safe_noise",
     "match_labels",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
 from fedjax_cluster.clustering.similarity import cosine_similarity, matmul
+
+Reduction = Literal["smallest", "sum"]
 
 _BLOCK = 128  # clients compared at once
 _BLOCK_COLUMNS = 4096  # of all clients of a block together: the products are a square of this size
@@ -81,15 +83,7 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
         def add_blocks(pair: Array, angles: Array) -> Array:
             (first, rows), (second, others) = part(firsts[pair]), part(seconds[pair])
             cross = matmul(first.T, second).reshape(rank, size, rank, size)
-            cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
-            between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, B, B], ascending
-            if reduction == "smallest":
-                between = between[0]
-            else:
-                num_angles = jnp.minimum(rows[:, None], others[None, :])
-                counted = jnp.arange(rank, dtype=jnp.int32)[:, None, None] < num_angles[None]
-                # An empty subspace is at a right angle to all, as for the smallest angle.
-                between = jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
+            between = _angles_of_products(cross, rows, others, reduction)
             return lax.dynamic_update_slice(angles, between, (firsts[pair], seconds[pair]))
 
         zeros = jnp.zeros((blocks * size, blocks * size), vectors.dtype)
@@ -99,8 +93,39 @@ def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     first, second, _ = jnp.indices((num_clients, num_clients, 1), sparse=True)
     angles = jnp.where(first < second, angles, jnp.swapaxes(angles, 0, 1))
     angles = jnp.where(first == second, 0.0, angles)
-    has = counts > 0
-    both, either = has[:, None, :] & has[None, :, :], has[:, None, :] | has[None, :, :]
+    return _where_both_have_the_class(angles, counts, counts)
+
+
+def angles_between(vectors: Array, counts: Array, others: Array, other_counts: Array, reduction: Reduction) -> Array:
+    """`classwise_angles` f32[B, m, L] of B clients' vectors with those of m others, without checks."""
+
+    def of_class(data: tuple[Array, Array]) -> Array:
+        first, second = data  # [B, f, p], [m, f, p]
+        cross = jnp.einsum("afp,bfq->paqb", first, second, precision="highest")
+        return _angles_of_products(cross, dimension(first), dimension(second), reduction)
+
+    def dimension(vectors: Array) -> Array:
+        return (jnp.abs(vectors).max(axis=1, initial=0.0) > 0.0).sum(axis=1, dtype=jnp.int32)
+
+    angles = lax.map(of_class, (jnp.swapaxes(vectors, 0, 1), jnp.swapaxes(others, 0, 1)))
+    return _where_both_have_the_class(jnp.moveaxis(angles, 0, 2), counts, other_counts)
+
+
+def _angles_of_products(cross: Array, dimension: Array, others: Array, reduction: str) -> Array:
+    """Angles f32[A, B] in degrees from the products f32[p, A, p, B] of bases of so many columns, i32[A] and i32[B]."""
+    cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
+    between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, A, B], ascending
+    if reduction == "smallest":
+        return between[0]
+    num_angles = jnp.minimum(dimension[:, None], others[None, :])
+    counted = jnp.arange(cross.shape[0], dtype=jnp.int32)[:, None, None] < num_angles[None]
+    # An empty subspace is at a right angle to all, as for the smallest angle.
+    return jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
+
+
+def _where_both_have_the_class(angles: Array, counts: Array, others: Array) -> Array:
+    has, have = counts > 0, others > 0
+    both, either = has[:, None, :] & have[None, :, :], has[:, None, :] | have[None, :, :]
     return jnp.where(both, angles, jnp.where(either, 180.0, 0.0))
 
 
@@ -179,19 +204,23 @@ def data_dissimilarity(
 
 @jax.jit
 def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array) -> Array:
-    # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and flattens all
-    # other weights, so class sizes are clipped below at 2 instead.
-    log_count = jnp.log(jnp.maximum(counts, 2).astype(angles.dtype))
-    first, second = log_count[:, None, :], log_count[None, :, :]
-    weight = jnp.maximum(first, second) / jnp.minimum(first, second)
-    has = (counts > 0) & mask[:, None]
-    pairs = has[:, None, :] & has[None, :, :] & ~jnp.eye(counts.shape[0], dtype=bool)[:, :, None]
+    weight, both = weights_between(counts, counts, angles.dtype)
+    known = mask[:, None] & mask[None, :]
+    pairs = both & (known & ~jnp.eye(counts.shape[0], dtype=bool))[:, :, None]
     least = jnp.where(pairs, weight, jnp.inf).min()
     extent = jnp.where(pairs, weight, -jnp.inf).max() - least
     scaled = 1.0 - delta + 2.0 * delta * (weight - least) / jnp.where(extent > 0.0, extent, 1.0)
     weight = jnp.where(pairs & (extent > 0.0), scaled, 1.0)
-    known = mask[:, None] & mask[None, :]
     return jnp.where(known, (jnp.where(known[:, :, None], angles, 0.0) * weight).mean(axis=2), 0.0)
+
+
+def weights_between(counts: Array, others: Array, dtype: Any = jnp.float32) -> tuple[Array, Array]:
+    """W f32[A, B, L] of class sizes i32[A, L] and i32[B, L], and where both have the class."""
+    # NOTE: the paper adds a small ε under the logarithm. One example against 600 then weighs 6·10⁶ and flattens all
+    # other weights, so class sizes are clipped below at 2 instead.
+    first, second = (jnp.log(jnp.maximum(sizes, 2).astype(dtype)) for sizes in (counts[:, None], others[None]))
+    weight = jnp.maximum(first, second) / jnp.minimum(first, second)
+    return weight, (counts > 0)[:, None] & (others > 0)[None]
 
 
 def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Mask = None) -> Float[Array, "M M"]:

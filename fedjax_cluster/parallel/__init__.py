@@ -11,6 +11,7 @@ from fedjax_cluster.parallel.mapping import (
     constrain_state,
     device_memory,
     keep_compiled,
+    memory_left,
     num_devices,
     place_rows,
     place_state,

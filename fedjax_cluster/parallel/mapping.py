@@ -167,6 +167,26 @@ def device_memory() -> float:
     return float(found)
 
 
+def memory_left() -> float:
+    """Bytes of a device's memory that are free; of a CPU, what the system can still give; all where it does not tell.
+
+    Of several processes, which must find the same, all it has.
+
+    >>> 0 < memory_left() <= device_memory()
+    True
+    """
+    if processes.several():
+        return device_memory()
+    found = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in found:
+        return float(found["bytes_limit"] - found.get("bytes_in_use", 0))
+    try:
+        lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+    except (OSError, StopIteration):
+        return device_memory()
+
+
 def num_devices(mapping: ClientMapping) -> int:
     return 1 if mapping.mesh is None else mapping.mesh.size
 

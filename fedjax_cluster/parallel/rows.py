@@ -22,6 +22,7 @@ from fedjax_cluster.parallel.tiles import Tiled, tiled, tiles_of
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Placement, Population, PyTree, Selection
 
 SHORT_ROW, JOINED_ROW = 32, 1024  # words of a client's row
+FEW_WORDS, SENT_BYTES = 8, 2**26  # more words in a row, in so many bytes altogether, stay divided as well
 TURN_BYTES = 2**21  # of a cohort's rows, gathered at a time
 LEAST_GAIN = 1.05  # of the longest device's work, for which a population is dealt and every round exchanges rows
 
@@ -268,7 +269,11 @@ def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
     0.06 ms on two cores whatever its size. What is sent is bool, or 32 bits wide.
     """
     leaves, structure = jax.tree.flatten(rows)
-    short = [i for i, leaf in enumerate(leaves) if messages.is_short(leaf, SHORT_ROW)]
+    short = [
+        i
+        for i, leaf in enumerate(leaves)
+        if messages.is_short(leaf, SHORT_ROW if leaf.nbytes <= SENT_BYTES else FEW_WORDS)
+    ]
     if mapping.mesh is None or not short:
         return rows
 

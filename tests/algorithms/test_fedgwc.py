@@ -181,6 +181,23 @@ def test_those_seen_seldom_come_first():
     np.testing.assert_allclose(share, np.asarray([1, 1 / 2, 1 / 4]) / 1.75, atol=0.03)
 
 
+def test_of_very_many_clients_the_same_are_drawn_by_a_search_as_by_sorting_all(monkeypatch):
+    rng = np.random.default_rng(0)
+    label, seen = jnp.asarray(rng.integers(-1, 3, 600)), jnp.asarray(rng.integers(0, 3, 600), jnp.float32)
+    some = jnp.asarray(np.sort(rng.choice(600, 20, replace=False)))
+    # A cluster that wants nobody, and one that has nobody.
+    size, first = jnp.asarray([10, 0, 7, 5]), (some, jnp.asarray([2, 0, 3, 1]))
+    draw = functools.partial(cohorts.per_cluster, jax.random.key(0), label, size, 30)
+    for options in ({}, {"seen": seen}, {"seen": seen, "first": first}):
+        searched = draw(**options)
+        with monkeypatch.context() as patch:
+            patch.setattr(cohorts, "FEW", 600)
+            sorted_all = draw(**options)
+        assert int(searched.mask.sum()) == 17
+        np.testing.assert_array_equal(searched.index, sorted_all.index)
+        np.testing.assert_array_equal(searched.mask, sorted_all.mask)
+
+
 def test_children_inherit_model_and_momentum(split_run):
     algorithm, _, _ = split_run
     state = start_of(algorithm, hard_and_easy())

@@ -68,7 +68,7 @@ def test_every_option_is_described_and_stands_in_help_and_in_the_configuration(n
     for option in described_options(REGISTRY[name]):
         assert option.doc
         assert f"  {option.name}: " in REGISTRY[name].__doc__
-        assert option.name in algorithm.config or option.name in ("model", "aggregation", "privacy")
+        assert option.name in algorithm.config or option.name in ("model", "aggregation", "privacy", "landmarks")
 
 
 def test_every_single_option_counts():
@@ -86,6 +86,7 @@ def test_every_single_option_counts():
         "server_momentum": 0.5,
         "proximal": 0.1,
         "participation": 0.5,
+        "landmarks": 3,
         "clusters": 3,
         "server": None,
         "aggregation": aggregation.median(),

@@ -5,6 +5,7 @@ from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.manifold import SpectralEmbedding
 
 from tests.reference import federated, interactions, scores, spectral
+from tests.reference import landmarks as landmarks_
 
 
 def centred(matrix, known):
@@ -56,9 +57,11 @@ def released_partition(affinity, n_max):
 
 def fedgwc(
     model, cohorts, sizes, *, rate, alpha, participation, tolerance, beta, smallest, slots, patience=None, n_max=None,
-    weighting="examples", centre=False, columns=False, released=False,
+    weighting="examples", centre=False, columns=False, released=False, landmarks=None,
 ):  # fmt: skip
     """Algorithm 2 on given cohorts [{client: its mini-batches}]; `alpha` is a number or "count".
+
+    With `landmarks`, P's columns of these alone are looked at.
 
     Returns:
       (models of the clusters, labels, P, running averages, [(round, labels after the split, W, its index)]).
@@ -94,9 +97,11 @@ def fedgwc(
                     met[i, j] += 1
                     own = 1 / met[i, j] if alpha == "count" else constant
                     new = (1 - own) * matrix[i, j] + own * reward[a]
-                    squared += (new - matrix[i, j]) ** 2
+                    squared += (new - matrix[i, j]) ** 2 if landmarks is None or j in landmarks else 0.0
                     matrix[i, j] = new
             pairs = (cohort_size(k) if released else len(members[k])) ** 2
+            if landmarks is not None:
+                pairs = len(members[k]) * len(set(members[k]) & set(landmarks))
             average[k] = (1 - constant) * average[k] + constant * squared / pairs
             calm[k] = calm[k] + 1 if average[k] < tolerance else 0
         most = [n_max or min(len(own) // cohort_size(k), 4) for k, own in enumerate(members)]
@@ -110,7 +115,11 @@ def fedgwc(
                 centred(matrix[block], (met if alpha == "count" else matrix)[block] > 0) if centre else matrix[block]
             )
             perceived = perceived.T if columns else perceived
-            if released:
+            if landmarks is not None:
+                affinity, found, index = by_landmarks(
+                    matrix, met if alpha == "count" else matrix, own, landmarks, beta, most[k], smallest, centre
+                )
+            elif released:
                 affinity = released_affinity(perceived, beta)
                 found, index = released_partition(affinity, most[k])
             else:
@@ -127,9 +136,26 @@ def fedgwc(
                     average.append(1.0)
                     calm.append(0)
                 whole = np.zeros((count, count))
-                whole[block] = affinity
+                whole[block if landmarks is None else np.ix_(own, np.intersect1d(own, landmarks))] = affinity
                 splits.append((number, as_labels(members, count), whole, index))
     return models, as_labels(members, count), matrix, average, splits
+
+
+def by_landmarks(matrix, known, own, chosen, beta, n_max, smallest, centre):
+    """W of a cluster's clients with its landmarks, its clusters and their index: the landmarks', which others join."""
+    chosen = np.intersect1d(own, chosen)
+    places = np.searchsorted(own, chosen)
+    rows = matrix[np.ix_(own, chosen)].copy()
+    if centre:
+        for a, i in enumerate(own):
+            met = [b for b, j in enumerate(chosen) if known[i, j] > 0 and i != j]
+            mean = np.mean(rows[a, met]) if met else 0.0
+            rows[a] = [rows[a, b] - mean if b in met else 0.0 for b in range(len(chosen))]
+    affinity = landmarks_.affinity(rows, places, beta)
+    found, index = best_partition(affinity[places], n_max, smallest)
+    if found is not None:
+        found = np.asarray(landmarks_.extend_labels(1 - affinity, places, found.tolist(), "average"))
+    return affinity, found, index
 
 
 def as_labels(members, count):

@@ -164,7 +164,7 @@ class cfl(AveragingMethod):
         return self.similarity_of == "gradients"
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_square(self.name, len(population.data.num_examples))
+        check_square(self.name, len(population.data.num_examples), 3)  # kept, new, and cut in two
         models, present = start_models(self.model, rng_key, population, self.clusters)
         models = models._replace(active=jnp.arange(self.clusters) == 0)
         capacity, one = len(present), cluster_variables(models, jnp.asarray(0))

@@ -9,8 +9,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_cluster import clustering, cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, embed, estimate_clusters
+from fedjax_cluster import cohorts, parallel, tree
+from fedjax_cluster.algorithms.cfl_gp.landmarks import (
+    LandmarkServer,
+    check_landmarks,
+    group_cohort,
+    group_rows,
+    landmarks_among,
+)
+from fedjax_cluster.algorithms.cfl_gp.profiles import (
+    Beta,
+    Clients,
+    check_profiles,
+    estimate_clusters,
+    fold_in_block,
+    fold_in_rows,
+    regroup,
+)
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Round,
@@ -23,6 +38,8 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
+    personalize_by_label,
+    personalize_by_label_or_loss,
     present_clients,
     size_of,
     start_models,
@@ -47,12 +64,11 @@ from fedjax_cluster.types import (
     RoundInfo,
     Selection,
     State,
+    Variables,
 )
 
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
-# A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
-RESOLVED = 3e-4
 DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
 
 
@@ -86,7 +102,7 @@ class cfl_gp(AveragingMethod):
         bound=at_least(1),
     )
     every: int = option("P; clustering happens in rounds t with t mod P = 1 mod P", default=2, bound=at_least(1))
-    beta: float | Literal["mean"] = option(
+    beta: Beta = option(
         '"mean" for the cumulative mean, β = 1/(earlier updates of the block + 1); or a constant (1.0 is the ablation '
         "of F.1)",
         default="mean",
@@ -117,12 +133,22 @@ class cfl_gp(AveragingMethod):
         "clustering rounds, whatever the participation",
         default=False,
     )
+    landmarks: int | None = option(
+        "(ours) m, landmark clients: these alone are embedded and grouped by k-means, and every other client joins the "
+        "group whose mean is nearest in their embedding, over the blocks that it has filled. With `cluster_cohort` "
+        "they are in every clustering round, and who has been in none yet is in no cluster, trains none, and is "
+        "evaluated in that of least training loss. None embeds everybody, as the paper does",
+        default=None,
+        bound=at_least(2),
+    )
     max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2))
     pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2))
 
     def unprotected(self, privacy: gaussian) -> str | None:
         if self.clusters == "auto":
             return "clusters is 'auto', whose pilot is no part of the run's budget; give a number"
+        if self.landmarks is not None and self.cluster_cohort:
+            return "landmarks are in more rounds than others, so that no draw is of equal chances; give none"
         return None
 
     def times_shown(self, rounds: int) -> int:
@@ -156,9 +182,17 @@ class cfl_gp(AveragingMethod):
         assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
         coordinates = self.draw_coordinates(coordinate_key, models.params)
         width = len(coordinates) or self.profile_size(models.params)
-        capacity, side = len(present), len(present) if len(present) <= LARGEST_GRAM else 0
+        if self.landmarks is not None:
+            most = cohorts.cohort_size(self.participation, int(present.sum())) if self.cluster_cohort else None
+            check_landmarks(self.landmarks, int(present.sum()), num_clusters, most)
+        capacity = len(present)
+        side = capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
+        check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
+        grouped = present
+        if self.joined_late:
+            grouped = jnp.zeros_like(present).at[self.landmarks_of(present)].set(True)
         clients = Clients(
-            one_hot(equal_groups(assignment_key, present, num_clusters), num_clusters),
+            one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
             present,
             jnp.zeros((capacity, num_clusters, width)),
             jnp.zeros((capacity, num_clusters), jnp.int32),
@@ -170,7 +204,13 @@ class cfl_gp(AveragingMethod):
             stopped=jnp.asarray(False),
             coordinates=coordinates,
         )
+        if self.landmarks is not None:
+            server = LandmarkServer(*server, self.landmarks_of(present))
         return first_state(models, clients, self.optimizer, server)
+
+    def landmarks_of(self, present: Array) -> Array:
+        assert self.landmarks is not None
+        return landmarks_among(present, self.landmarks)
 
     def profile_leaves(self, params: PyTree) -> list[Array]:
         chosen = tree.match(params, self.profile_layers)
@@ -194,18 +234,28 @@ class cfl_gp(AveragingMethod):
 
     def clustering_round(self, state: State) -> Array:
         """bool[]: whether the server clusters in the coming round."""
-        due = state.round % self.every == 1 % self.every
-        if self.cluster_until is not None:
-            due = due & (state.round < self.cluster_until)
-        return due & ~state.server.stopped
+        return self.clustering_due(state.round) & ~state.server.stopped
+
+    def clustering_due(self, number: Array) -> Array:
+        """bool[]: whether the server clusters in round `number` i32[], unless that has ended before."""
+        due = number % self.every == 1 % self.every
+        return due if self.cluster_until is None else due & (number < self.cluster_until)
 
     @property
     def draws_ahead(self) -> bool:
         return self.cluster_cohort
 
+    @property
+    def joined_late(self) -> bool:
+        """Whether clients other than landmarks are in no cluster before their first clustering round, nor train one."""
+        return self.landmarks is not None and self.cluster_cohort and self.participation < 1
+
     def select(self, rng_key: Array, state: State) -> Selection:
-        present = state.clients.present
-        part = cohorts.uniform(rng_key, present, self.participation)
+        present, first = state.clients.present, None
+        if self.joined_late:
+            due = self.clustering_due(state.round)
+            first = jnp.zeros_like(present).at[self.landmarks_of(present)].set(due)
+        part = cohorts.uniform(rng_key, present, self.participation, first=first)
         if self.participation == 1 or self.cluster_cohort:
             return part
         mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
@@ -227,6 +277,7 @@ class cfl_gp(AveragingMethod):
         return state._replace(server=server, round=state.round + 1), info
 
     def train_one(self, rng_key: Array, state: State, slot: Array, client: Client) -> LocalResult:
+        slot = jnp.maximum(slot, 0)
         result = train_client(rng_key, self.local, self.model, state.clusters, slot, client, state.round)
         # NOTE: the text zeroes the digits beyond; its accuracy at two decimals (87.3 %) is that of rounding to the
         # nearest (87.1 % on MNIST), where zeroing reaches 77.7 %.
@@ -247,7 +298,7 @@ class cfl_gp(AveragingMethod):
 
     def train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round without clustering."""
-        slot = jnp.maximum(cohort_labels(state, cohort), 0)
+        slot = cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             return Trained(slot, self.train_one(rng_key, state, slot, client))
@@ -258,7 +309,7 @@ class cfl_gp(AveragingMethod):
     def cluster_and_train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round in which all clients query one model as well, and are grouped."""
         block, num_clusters = state.server.block, state.clusters.active.shape[0]
-        slot = jnp.maximum(cohort_labels(state, cohort), 0)
+        slot = cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             result = self.train_one(rng_key, state, slot, client)
@@ -276,20 +327,28 @@ class cfl_gp(AveragingMethod):
         columns = jnp.concatenate(sent, axis=1)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        clients = self.fold_in_block(state, cohort, columns, heard)
-        old = labels(clients.membership)
-        clustered = clients.present
-        if self.cluster_cohort:
-            ones = jnp.ones_like(cohort.mask)
-            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
-        new, grams = self.regroup(server_key(rng_key), clients, state.server.grams, block, clustered, cohort.mapping)
-        changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
+        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
+        clients = fold_in(self.beta, state.clients, block, cohort, columns, heard)
+        if self.landmarks is None:
+            clients, grams, changed = self.group_anew(server_key(rng_key), clients, state.server, cohort)
+        else:
+            grams = state.server.grams
+            clients, changed = group_cohort(server_key(rng_key), clients, state.server.landmarks, cohort)
 
         share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
-        clients = clients._replace(membership=one_hot(new, num_clusters))
         return state._replace(clusters=done.clusters, clients=clients, server=server), info
+
+    def group_anew(self, rng_key: Array, clients: Clients, server: Server, cohort: Cohort):
+        """The clients with new clusters, the Gram matrices, and how many clients changed theirs."""
+        old, clustered = labels(clients.membership), clients.present
+        if self.cluster_cohort:
+            ones = jnp.ones_like(cohort.mask)
+            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
+        new, grams = regroup(rng_key, clients, server.grams, server.block, clustered, cohort.mapping)
+        changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
+        return clients._replace(membership=one_hot(new, clients.membership.shape[1])), grams, changed
 
     def costs(self, state: State, cohort: Cohort, done: Round, share: float) -> Costs:
         """Of a clustering round: clients of other clusters get the queried model too, and send a share of an update."""
@@ -311,65 +370,18 @@ class cfl_gp(AveragingMethod):
         # Leaf by leaf: inside the loop over clients, the copy into one vector was at times fifty times slower.
         return [tree.ravel(leaves)[coordinates]] if len(coordinates) else [leaf.reshape(-1) for leaf in leaves]
 
-    def fold_in_block(self, state: State, cohort: Cohort, columns: Array, accepted: Array) -> Clients:
-        """Updates block k̃ of the cohort's profiles."""
-        clients, block = state.clients, state.server.block
-        # Indexing with a traced number would be a gather and a scatter, row by row; the block is one slice.
-        profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
-        old = parallel.gather_rows(cohort, profile)
-        earlier = parallel.gather_rows(cohort, clients.updates[:, block])
-        constant = None if self.beta == "mean" else jnp.full(earlier.shape, self.beta)
-        rate = 1 / (earlier + 1).astype(jnp.float32) if constant is None else constant
-        # A client's very first update fills its block; there is nothing to keep of an empty one.
-        rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
-        new = jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
-        # Without the barrier the old block would be read again by all that follows, after the new one is in its place:
-        # XLA would keep a copy of the whole profile to read it from.
-        rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
-        updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
-        return clients._replace(
-            profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
-            updates=clients.updates.at[:, block].set(updates),
-        )
-
-    def regroup(
-        self, rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
-    ) -> tuple[Array, Array]:
-        """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
-        num_clusters, old = clients.membership.shape[1], labels(clients.membership)
-        embed_key, kmeans_key = jax.random.split(rng_key)
-
-        def embedded(clients: Clients, grams: Array, mask: Array) -> tuple[Array, Array]:
-            return embed(embed_key, clients, grams, mask, num_clusters)
-
-        def group(features: Array, mask: Array, old: Array) -> Array:
-            found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
-            named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
-            return jnp.where(mask, named, old)
-
-        if grams.shape[1]:
-            # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
-            rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
-            grams = grams.at[block].set(parallel.gram(rows, mapping))
-            # The Gram matrices stand for the profiles, which stay where they are.
-            light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
-            features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
-            lost = values[-1] < RESOLVED * values[0]
-
-            def embed_again(_: Array) -> Array:
-                return embedded(clients, grams[:, :0, :0], mask)[0]
-
-            if mapping.runs > 1:
-                features = parallel.run_if(lost, embed_again, features, mapping)
-            else:  # XLA would do it every round: in each turn of the loop it is the same
-                features = lax.cond(lost, embed_again, lambda features: features, features)
-        else:
-            features, _ = embedded(clients, grams, mask)
-        return parallel.on_each_device(group, mapping)(features, mask, old), grams
-
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         clients, server = state.clients, state.server
-        return self.regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
+        if self.landmarks is not None:
+            index = jnp.arange(len(clients.present), dtype=jnp.int32)
+            new = group_rows(rng_key, clients, server.landmarks, index, clients, mapping)
+            return jnp.where(clients.present, new, -1)
+        return regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
+
+    def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
+        if not self.joined_late:
+            return personalize_by_label(state, index)
+        return personalize_by_label_or_loss(self.model, state, data, index)
 
     # ------------------------------------------------------------------------------------- newcomers
 

@@ -11,8 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel
+from fedjax_cluster.algorithms.round import check_memory, labels
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.types import State
+from fedjax_cluster.types import ClientMapping, Cohort, Population, State
+
+Beta = float | Literal["mean"]
+# A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
+RESOLVED = 3e-4
 
 
 class Clients(NamedTuple):
@@ -31,9 +36,7 @@ def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int
     g'_c = Uᵀ g_c. The Gram matrix of the profiles is the sum of the blocks' f32[K, M, M]; its eigenpairs (λ, V) give
     the features V·√λ. Without Gram matrices, [K, 0, 0], subspace iteration takes the profiles themselves.
     """
-    filled = (clients.updates > 0) & mask[:, None]  # [M, K]
-    share = filled.astype(jnp.float32)
-    share = share / jnp.maximum(share.sum(0, keepdims=True), 1.0)
+    filled, share = _filled(clients, mask)
     if grams.shape[1]:
         # A block that a client never filled takes the mean of those who did: zero would set it apart from them.
         def impute(gram: Array, filled: Array, share: Array) -> Array:
@@ -46,9 +49,109 @@ def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int
             lambda: jax.vmap(impute)(grams, filled.T, share.T).sum(0),
         )
         return clustering.embed_gram(gram, rank, mask=mask)
+    return clustering.subspace_embedding(rng_key, imputed(clients, mask).reshape(len(mask), -1), rank, mask=mask)
+
+
+def imputed(clients: Clients, mask: Array) -> Array:
+    """Profiles f32[M, K, d̂] where who never filled a block has the mean of those of mask bool[M] who did."""
+    filled, share = _filled(clients, mask)
     mean = jnp.einsum("mk,mkd->kd", share, clients.profile, precision="highest")
-    profile = jnp.where(filled[:, :, None], clients.profile, mean[None])
-    return clustering.subspace_embedding(rng_key, profile.reshape(len(mask), -1), rank, mask=mask)
+    return jnp.where(filled[:, :, None], clients.profile, mean[None])
+
+
+def _filled(clients: Clients, mask: Array) -> tuple[Array, Array]:
+    """bool[M, K]: who of mask bool[M] filled a block, and what share f32[M, K] each has in its mean."""
+    filled = (clients.updates > 0) & mask[:, None]
+    share = filled.astype(jnp.float32)
+    return filled, share / jnp.maximum(share.sum(0, keepdims=True), 1.0)
+
+
+def fold_in_block(
+    beta: Beta, clients: Clients, block: Array, cohort: Cohort, columns: Array, accepted: Array
+) -> Clients:
+    """Updates block k̃ of the cohort's profiles by what its clients sent, f32[C, d̂], where it was accepted, bool[C]."""
+    # Indexing with a traced number would be a gather and a scatter, row by row; the block is one slice.
+    profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
+    old = parallel.gather_rows(cohort, profile)
+    earlier = parallel.gather_rows(cohort, clients.updates[:, block])
+    new = _folded(beta, old, earlier, columns, accepted)
+    # Without the barrier the old block would be read again by all that follows, after the new one is in its place: XLA
+    # would keep a copy of the whole profile to read it from.
+    rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
+    updates = parallel.scatter_rows(cohort, clients.updates[:, block], earlier + accepted.astype(jnp.int32))
+    return clients._replace(
+        profile=lax.dynamic_update_index_in_dim(clients.profile, rows, block, 1),
+        updates=clients.updates.at[:, block].set(updates),
+    )
+
+
+def fold_in_rows(
+    beta: Beta, clients: Clients, block: Array, cohort: Cohort, columns: Array, accepted: Array
+) -> Clients:
+    """`fold_in_block` that touches the cohort's rows alone, for one that is a small part of the clients."""
+    profile, updates = parallel.gather_rows(cohort, (clients.profile, clients.updates))
+    old, earlier = (lax.dynamic_index_in_dim(leaf, block, 1, keepdims=False) for leaf in (profile, updates))
+    new = _folded(beta, old, earlier, columns, accepted)
+    rows = (
+        lax.dynamic_update_index_in_dim(profile, new, block, 1),
+        lax.dynamic_update_index_in_dim(updates, earlier + accepted.astype(jnp.int32), block, 1),
+    )
+    profile, updates = parallel.scatter_rows(cohort, (clients.profile, clients.updates), rows)
+    return clients._replace(profile=profile, updates=updates)
+
+
+def _folded(beta: Beta, old: Array, earlier: Array, columns: Array, accepted: Array) -> Array:
+    """A block f32[C, d̂] of profiles after another update; i32[C] `earlier` ones are in it."""
+    constant = None if beta == "mean" else jnp.full(earlier.shape, beta)
+    rate = 1 / (earlier + 1).astype(jnp.float32) if constant is None else constant
+    # A client's very first update fills its block; there is nothing to keep of an empty one.
+    rate = jnp.where(earlier == 0, 1.0, rate)[:, None]
+    return jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
+
+
+def check_profiles(population: Population, num_clusters: int, width: int, copies: int) -> None:
+    """Raises a ValueError where the profiles do not fit into memory; in several copies while all are embedded."""
+    clients, mapping = len(population.data.num_examples), population.mapping
+    devices = 1 if parallel.platform(mapping) == "cpu" else parallel.num_devices(mapping)
+    what = f"profiles of {clients} clients × {num_clusters} models × {width} coordinates, {copies} times over"
+    advice = "raise compression, or name fewer profile_layers" + (", or give landmarks=256, say" * (copies > 1))
+    check_memory("cfl_gp", 4.0 * copies * clients * num_clusters * width / devices, what, advice)
+
+
+def regroup(
+    rng_key: Array, clients: Clients, grams: Array, block: Array, mask: Array, mapping: ClientMapping
+) -> tuple[Array, Array]:
+    """The server's clustering: Gram matrix of the block that changed, embedding, k-means, names; i32[M], grams."""
+    num_clusters, old = clients.membership.shape[1], labels(clients.membership)
+    embed_key, kmeans_key = jax.random.split(rng_key)
+
+    def embedded(clients: Clients, grams: Array, mask: Array) -> tuple[Array, Array]:
+        return embed(embed_key, clients, grams, mask, num_clusters)
+
+    def group(features: Array, mask: Array, old: Array) -> Array:
+        found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+        named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+        return jnp.where(mask, named, old)
+
+    if grams.shape[1]:
+        # Read back, not handed over: XLA sees that it is what was written, and copies no profile.
+        rows = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
+        grams = grams.at[block].set(parallel.gram(rows, mapping))
+        # The Gram matrices stand for the profiles, which stay where they are.
+        light = clients._replace(profile=jnp.zeros((len(mask), 0, 0)))
+        features, values = parallel.on_each_device(embedded, mapping)(light, grams, mask)
+        lost = values[-1] < RESOLVED * values[0]
+
+        def embed_again(_: Array) -> Array:
+            return embedded(clients, grams[:, :0, :0], mask)[0]
+
+        if mapping.runs > 1:
+            features = parallel.run_if(lost, embed_again, features, mapping)
+        else:  # XLA would do it every round: in each turn of the loop it is the same
+            features = lax.cond(lost, embed_again, lambda features: features, features)
+    else:
+        features, _ = embedded(clients, grams, mask)
+    return parallel.on_each_device(group, mapping)(features, mask, old), grams
 
 
 class Estimate(NamedTuple):

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedjax_cluster import clustering, cohorts, parallel, tree
+from fedjax_cluster import cohorts, parallel
+from fedjax_cluster.algorithms.fedgwc import all_pairs, landmark_pairs
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
-from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Server
+from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
-    check_square,
     cluster_round,
     first_state,
     labels,
@@ -122,6 +122,13 @@ class fedgwc(AveragingMethod):
         "uniform sampling, any size of a child",
         default="paper",
     )
+    landmarks: int | None = option(
+        "(ours) m, landmark clients: P keeps its columns of these alone, M × m numbers, a cluster's landmarks are "
+        "clustered, and every other client joins the child whose landmarks are most like it; half of a cluster's "
+        "landmarks, drawn anew, are in each of its cohorts. None keeps P of all pairs, as the paper does",
+        default=None,
+        bound=at_least(2),
+    )
     weighting: Weighting = option('"examples" or "uniform": FairAvg inside FedGWC', default="examples")
     server_momentum: float = option("FedAvgM inside FedGWC, as in `fedavgm`", default=0.0, bound=BELOW_ONE)
     proximal: float | None = option(
@@ -132,6 +139,11 @@ class fedgwc(AveragingMethod):
     )
 
     def check(self) -> None:
+        if self.landmarks is not None and self.by_columns:
+            raise ValueError(
+                "landmarks is given, but clients are told apart by the columns of P, which are those of the landmarks "
+                "alone; give variant 'paper' and perceived 'rows', or no landmarks"
+            )
         if self.centre and self.released:
             raise ValueError("centre is ours, but variant is 'released', the public code as it is; give one of them")
         # Refused here rather than in the first round.
@@ -171,25 +183,18 @@ class fedgwc(AveragingMethod):
     def children_bound(self) -> int:
         return MOST_CHILDREN if self.max_children is None else self.max_children
 
+    @property
+    def pairs(self):
+        """The form of the interactions: a module with one function for each thing that is done with them."""
+        return all_pairs if self.landmarks is None else landmark_pairs
+
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_square(self.name, len(population.data.num_examples), 2 if self.counted else 1)
         models, present = start_models(self.model, rng_key, population, self.clusters)
         models = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], self.clusters, 0), models)
         models = models._replace(active=jnp.arange(self.clusters) == 0)
-        size = len(present)
-        slot = jnp.where(present, 0, -1)
-        start = 1.0 / float(jnp.sum(present)) ** 2 if self.released else 0.0
-        server = Server(
-            interactions=jnp.full((size, size), start, jnp.float32),
-            meetings=jnp.zeros((size, size) if self.counted else (0, 0), jnp.int32),
-            average=jnp.ones(self.clusters),
-            tested=jnp.ones(()),
-            calm=jnp.zeros(self.clusters, jnp.int32),
-            parent=jnp.zeros((), jnp.int32),
-            index=jnp.full((), jnp.inf, jnp.float32),
-            refused=jnp.zeros((), jnp.int32),
-        )
-        clients = Clients(one_hot(slot, self.clusters), present, jnp.zeros(size), slot.astype(jnp.int32))
+        slot = jnp.where(present, 0, -1).astype(jnp.int32)
+        first = Clients(one_hot(slot, self.clusters), present, jnp.zeros(len(present)), slot)
+        clients, server = self.pairs.begin(self, rng_key, first)
         state, info = first_state(models, clients, self.optimizer, server)
         self.warn_of_no_splits(state)
         return state, info
@@ -217,7 +222,9 @@ class fedgwc(AveragingMethod):
             capacity = cohorts.largest_cluster_cohorts(self.participation, size, self.clusters)
         seen = state.clients.seen if self.sampling == "rare" and not self.released else None
         label = labels(state.clients.membership)
-        return cohorts.per_cluster(rng_key, label, self.sizes(state)[1], capacity, seen=seen)
+        wanted = self.sizes(state)[1]
+        first = None if self.landmarks is None else landmark_pairs.company(state, wanted)
+        return cohorts.per_cluster(rng_key, label, wanted, capacity, seen=seen, first=first)
 
     # ------------------------------------------------------------------------------------- rounds
 
@@ -237,17 +244,19 @@ class fedgwc(AveragingMethod):
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
+        state = State(done.clusters, clients, state.server, state.round + 1)
         sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, heard)
-        sent = parallel.to_each_device(sent, cohort.mapping)
-        server = parallel.on_each_device(self.update_interactions, cohort.mapping)(
-            state.server, self.sizes(state), *sent
-        )
-        state = State(done.clusters, clients, server, state.round + 1)
+        state = self.pairs.learn(self, state, cohort, Sent(*sent))
 
-        before, refused = labels(clients.membership), server.refused
+        before, refused = labels(clients.membership), state.server.refused
         resting = jnp.any(self.ready(state))
-        test_all = parallel.on_each_device(lambda state: self.test(server_key(rng_key), state), cohort.mapping)
-        state = parallel.run_if(resting, test_all, state, cohort.mapping)
+
+        def test(state: State) -> State:
+            return self.test(server_key(rng_key), state, cohort.mapping)
+
+        # Rows of landmarks stay divided among the devices.
+        tested = parallel.on_each_device(test, cohort.mapping) if self.landmarks is None else test
+        state = parallel.run_if(resting, tested, state, cohort.mapping)
         moved = jnp.sum((clients.present & (labels(state.clients.membership) != before)).astype(jnp.int32))
         costs = done.costs(cohort.mask)._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
@@ -255,50 +264,17 @@ class fedgwc(AveragingMethod):
         return state, done.info(cohort.mask, moved, costs, event)
 
     def unprotected(self, privacy: gaussian) -> str | None:
+        if self.landmarks is not None:
+            return "landmarks are in more rounds than others, so that no draw is of equal chances; give none"
         return weigh.unprotected(self.sampling, self.released, self.local)
 
     def times_shown(self, rounds: int) -> int:
         return rounds
 
-    def update_interactions(
-        self,
-        server: Server,
-        counts: tuple[Array, Array],
-        index: Array,
-        num_examples: Array,
-        slot: Array,
-        losses: Array,
-        num_steps: Array,
-        accepted: Array,
-    ) -> Server:
-        """Rewards, interactions, and how much these still change."""
-        count, wanted = (number.astype(jnp.float32) for number in counts)
-        took = accepted[:, None] & (jnp.arange(losses.shape[1])[None] < num_steps[:, None])
-        examples = num_examples.astype(jnp.float32) if self.released else None
-        rewards = weigh.cluster_rewards(losses, took, slot, self.clusters, examples)
+    def coefficient(self, count: Array, wanted: Array) -> Array:
+        """A constant α of each cluster, f32[K], with `count` f32[K] clients and `wanted` f32[K] in its cohort."""
         constant = self.participation if isinstance(self.rate, str) else self.rate
-        coefficient = wanted / jnp.maximum(count, 1.0) if self.released else jnp.full(self.clusters, constant)
-        meeting = weigh.meet(
-            server.interactions,
-            server.meetings,
-            rewards,
-            index,
-            accepted,
-            slot,
-            coefficient,
-            self.clusters,
-            counted=self.counted,
-        )
-        pairs = jnp.square(jnp.maximum(wanted if self.released else count, 1.0))
-        # A cluster all of whose clients were rejected has learnt nothing.
-        met = jax.ops.segment_max(accepted.astype(jnp.int32), slot, self.clusters) > 0
-        average = server.average + jnp.where(met, coefficient * (meeting.change / pairs - server.average), 0.0)
-        return server._replace(
-            interactions=meeting.interactions,
-            meetings=meeting.meetings,
-            average=average,
-            calm=jnp.where(average < self.tolerance, server.calm + met.astype(jnp.int32), 0),
-        )
+        return wanted / jnp.maximum(count, 1.0) if self.released else jnp.full(self.clusters, constant)
 
     # ------------------------------------------------------------------------------------- splits
 
@@ -315,34 +291,22 @@ class fedgwc(AveragingMethod):
         needed = (count + wanted - 1) // jnp.maximum(wanted, 1) if self.patience is None else self.patience
         return state.clusters.active & (state.server.calm >= needed) & (self.most_children(state) > 1)
 
-    def affinity(self, server: Server, mask: Array) -> Array:
-        """W f32[M, M] of the clients of mask bool[M]."""
-        kept = server.interactions
-        if self.rows_centred:
-            kept = weigh.centred(kept, mask, server.meetings > 0 if self.counted else kept != 0)
-        kept = kept.T if self.by_columns else kept
-        alike = weigh.released_affinity if self.released else clustering.interaction_affinity
-        return alike(kept, self.beta, mask)
-
-    def find_split(self, rng_key: Array, state: State) -> tuple[Array, weigh.Partition]:
+    def find_split(self, rng_key: Array, state: State, mapping: ClientMapping) -> tuple[Array, weigh.Partition]:
         """FedGW_Cluster, the server's clustering, on the first cluster that has come to rest."""
         # NOTE: Algorithm 2 tests all that are ready in the same round; here the others follow in the next rounds, so
         # that every split is an event of its own.
         parent = jnp.argmax(self.ready(state)).astype(jnp.int32)
         mask = labels(state.clients.membership) == parent
         most, free = self.most_children(state)[parent], jnp.sum((~state.clusters.active).astype(jnp.int32))
-        graph, bound = self.affinity(state.server, mask), self.children_bound
-        if self.released:
-            return parent, weigh.released_partition(graph, mask, most, free, 1, max_children=bound)
-        return parent, weigh.partition(rng_key, graph, mask, most, free, self.smallest, max_children=bound)
+        return parent, self.pairs.divide(self, rng_key, state, mask, most, free, mapping)
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
-        _, found = self.find_split(rng_key, state)
+        _, found = self.find_split(rng_key, state, mapping)
         return jnp.where(found.number > 1, found.labels, jnp.minimum(found.labels, 0))
 
-    def test(self, rng_key: Array, state: State) -> State:
+    def test(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> State:
         """One cluster is tested, and split."""
-        parent, found = self.find_split(rng_key, state)
+        parent, found = self.find_split(rng_key, state, mapping)
         label, server = labels(state.clients.membership), state.server
         server = server._replace(
             tested=server.average[parent],
@@ -356,7 +320,7 @@ class fedgwc(AveragingMethod):
 
     def split(self, state: State, found: weigh.Partition, parent: Array, label: Array) -> State:
         """The largest child keeps its parent's slot, the others take free ones; all start from the parent's model."""
-        models, server, clients = state.clusters, state.server, state.clients
+        models = state.clusters
         children = jax.nn.one_hot(found.labels, self.children_bound).sum(0)
         rank = jnp.argsort(jnp.argsort(-children, stable=True), stable=True)
         unused = jnp.argsort(models.active, stable=True)
@@ -369,8 +333,8 @@ class fedgwc(AveragingMethod):
         source = jnp.where(born, parent, slots)
         heirs = jax.tree.map(lambda leaf: leaf[source], models)
         if self.counted:
-            family = (label == parent)[:, None] & (label == parent)[None, :] & apart
-            server = server._replace(meetings=jnp.where(family, jnp.minimum(server.meetings, 1), server.meetings))
+            state = self.pairs.count_anew(state, (label == parent) & apart)
+        clients, server = state.clients, state.server
         return state._replace(
             clusters=heirs._replace(active=models.active | born),
             clients=clients._replace(
@@ -390,27 +354,16 @@ class fedgwc(AveragingMethod):
         # Counted as seen as often as the least seen of its cluster, or it would be drawn in every round at first.
         seen = jnp.where(alike.any(), jnp.where(alike, state.clients.seen, jnp.inf).min(), 0.0)
         row = Clients(one_hot(slot, self.clusters), jnp.asarray(True), seen, slot)
+        state = self.pairs.join(self, rng_key, state, index, row)
         server = state.server
-        met = (server.meetings > 0 if self.counted else server.interactions != 0).any(1)
-        others = alike & met & (jnp.arange(len(alike)) != index)
-        chance = jax.random.uniform(jax.random.fold_in(rng_key, index), others.shape)
-        drawn = jnp.argmax(jnp.where(others, chance, -1.0)).astype(jnp.int32)
-        drawn = jnp.where(others.any(), drawn, len(others))
-        server = server._replace(
-            interactions=weigh.as_another(server.interactions, index, drawn),
-            average=server.average.at[slot].set(1.0),
-            calm=server.calm.at[slot].set(0),
-        )
-        if self.counted:
-            server = server._replace(meetings=server.meetings.at[index].set(0).at[:, index].set(0))
-        return state._replace(clients=tree.scatter(state.clients, index, row), server=server)
+        server = server._replace(average=server.average.at[slot].set(1.0), calm=server.calm.at[slot].set(0))
+        return state._replace(server=server)
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         clients, server = state.clients, state.server
         tested = jnp.asarray(clients.previous == server.parent)
         return {
-            "interactions": server.interactions,
-            "affinity": self.affinity(jax.tree.map(jnp.asarray, server), tested),
+            **self.pairs.shown(self, state._replace(server=jax.tree.map(jnp.asarray, server)), tested),
             "previous": clients.previous,
             "labels": labels(jnp.asarray(clients.membership)),
             "parent": server.parent,

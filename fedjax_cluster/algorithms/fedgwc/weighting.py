@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,17 @@ class Server(NamedTuple):
     index: Array  # f32[], its Davies–Bouldin index
     tested: Array  # f32[], its running average at that time
     refused: Array  # i32[], splits for which there were not slots enough
+
+
+class Sent(NamedTuple):
+    """What a cohort's clients send the server beside their changes."""
+
+    index: Array  # i32[C], M for padding
+    num_examples: Array  # i32[C]
+    slot: Array  # i32[C], the cluster that each trains
+    losses: Array  # f32[C, S], of the local steps
+    num_steps: Array  # i32[C]
+    accepted: Array  # bool[C]
 
 
 class Meeting(NamedTuple):
@@ -69,6 +80,34 @@ def unprotected(sampling: str, released: bool, local: LocalUpdate) -> str | None
     if getattr(local, "epochs", 1) is not None:
         return "the clients' steps are as many as their examples make, by which losses count; give local steps"
     return None
+
+
+def at_rest(num_clusters: int) -> dict[str, Array]:
+    """The server's numbers at the start, of either form."""
+    return {
+        "average": jnp.ones(num_clusters),
+        "tested": jnp.ones(()),
+        "calm": jnp.zeros(num_clusters, jnp.int32),
+        "parent": jnp.zeros((), jnp.int32),
+        "index": jnp.full((), jnp.inf, jnp.float32),
+        "refused": jnp.zeros((), jnp.int32),
+    }
+
+
+def rewards_of(sent: Sent, num_clusters: int, released: bool) -> Array:
+    """Each client's reward f32[C], as in `cluster_rewards`."""
+    took = sent.accepted[:, None] & (jnp.arange(sent.losses.shape[1])[None] < sent.num_steps[:, None])
+    examples = sent.num_examples.astype(jnp.float32) if released else None
+    return cluster_rewards(sent.losses, took, sent.slot, num_clusters, examples)
+
+
+def with_averages(server: Any, change: Array, coefficient: Array, sent: Sent, tolerance: float) -> Any:
+    """The server with running averages of the mean squared change f32[K] of each cluster's interactions."""
+    # A cluster all of whose clients were rejected has learnt nothing.
+    met = jax.ops.segment_max(sent.accepted.astype(jnp.int32), sent.slot, len(change)) > 0
+    average = server.average + jnp.where(met, coefficient * (change - server.average), 0.0)
+    calm = jnp.where(average < tolerance, server.calm + met.astype(jnp.int32), 0)
+    return server._replace(average=average, calm=calm)
 
 
 def cluster_rewards(losses: Array, took: Array, slot: Array, num_clusters: int, weight: Array | None = None) -> Array:
@@ -142,10 +181,22 @@ def centred(interactions: Array, mask: Array, known: Array) -> Array:
     Ours: what remains of P_ij is whether i is rewarded more in the company of j; how hard i's examples are, which is
     the same for all j, is gone.
     """
-    pairs = known & mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+    return less_their_means(interactions, known & mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool))
+
+
+def less_their_means(interactions: Array, pairs: Array) -> Array:
+    """Each row less its mean over `pairs` bool, of the interactions' shape; 0 elsewhere."""
     number = jnp.maximum(pairs.sum(1), 1).astype(jnp.float32)
     mean = jnp.where(pairs, interactions, 0.0).sum(1) / number
     return jnp.where(pairs, interactions - mean[:, None], 0.0)
+
+
+def one_of(rng_key: Array, others: Array, index: Array) -> Array:
+    """i32[]: one of `others` bool[M], not `index`, at random; M for nobody."""
+    others = others & (jnp.arange(len(others)) != index)
+    chance = jax.random.uniform(jax.random.fold_in(rng_key, index), others.shape)
+    drawn = jnp.argmax(jnp.where(others, chance, -1.0)).astype(jnp.int32)
+    return jnp.where(others.any(), drawn, len(others))
 
 
 def as_another(interactions: Array, index: Array, other: Array) -> Array:

@@ -26,7 +26,16 @@ from fedjax_cluster.algorithms.one_shot import (
     vectors_sent,
     with_largest,
 )
-from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
+from fedjax_cluster.algorithms.round import (
+    HardClients,
+    check_memory,
+    check_square,
+    first_state,
+    initial_info,
+    labels,
+    one_hot,
+    start_models,
+)
 from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, threshold_grid
 from fedjax_cluster.local import client_key
 from fedjax_cluster.nn.precision import in_32_bits
@@ -34,6 +43,9 @@ from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Population, RoundInfo, State, Variables
 
+# Arrays of 4 bytes a pair at the same time while all pairs are compared: V, G, A and SciPy's copies in 8 bytes; by the
+# compiler's figures four more for each class.
+COMPARED, COMPARED_BY_CLASS = 8, 4
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
 
 
@@ -60,6 +72,23 @@ class Server(NamedTuple):
     start: Variables | None  # what all clients train from for t_g epochs; None where newcomers are not admitted
     matrices: Matrices
     search: Search
+
+
+class Sent(NamedTuple):
+    """What the landmarks sent, with whom newcomers are compared."""
+
+    vectors: Array  # f32[m, L, f, p], as in `Clients`
+    counts: Array  # i32[m, L]
+    updates: Array  # f32[m, d]
+    known: Array  # bool[m]
+
+
+class LandmarkServer(NamedTuple):
+    start: Variables | None  # as in `Server`
+    matrices: Matrices  # f32[m, m], of the landmarks
+    search: Search
+    landmarks: Array  # i32[m], ascending
+    sent: Sent | None  # None where newcomers are not admitted
 
 
 class Measured(NamedTuple):
@@ -133,6 +162,13 @@ class flag(SearchingMethod):
         "False keeps class sizes from the server, and weights all angles equally", default=True
     )
     threshold: float | None = option("α; None searches it (Algorithm 3)", default=None, bound=UNIT)
+    landmarks: int | None = option(
+        "(ours) m, landmark clients, drawn at random: these alone are compared pairwise and clustered, and every other "
+        "client joins the cluster to whose landmarks it is nearest, as newcomers do. None compares all pairs, as the "
+        "paper does",
+        default=None,
+        bound=at_least(2),
+    )
     newcomers: bool = option(
         "keeps what clients sent, in memory and checkpoints, so that others can join later by proximity", default=True
     )
@@ -184,6 +220,7 @@ class flag(SearchingMethod):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("flag", population.info, population.data)
+        self.check_pairs(population, int(there.sum()))
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
         present = np.asarray(there)
         start = jax.device_get(self.model.init(start_key, population.info))
@@ -195,32 +232,70 @@ class flag(SearchingMethod):
                 jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)
             )
             note("FLAG: comparing all pairs of clients")
-            sent = measured.vectors, measured.counts, measured.update, jnp.asarray(known)
+            everybody = Sent(measured.vectors, measured.counts, measured.update, jnp.asarray(known))
+            landmarks = self.draw_landmarks(rng_key, there)
+            sent = everybody if landmarks is None else jax.tree.map(lambda leaf: leaf[landmarks], everybody)
             matrices, comparing = clocked(compare, *sent, **self.comparison)
             dendrogram, merging = clocked(
                 lambda *arrays: clustering.dendrogram(arrays[0], self.linkage, arrays[1]),
-                matrices.proximity,
-                jnp.asarray(known),
+                *(matrices.proximity, sent.known),
             )
-            search, effort = self.find_threshold(search_key, population, dendrogram, note)
+            search, effort = self.find_threshold(search_key, population, dendrogram, note, landmarks)
         alpha = search.thresholds[int(search.chosen)]
-        label = with_largest(cuts(dendrogram, alpha[None])[0], present)
+        label, joining = cuts(dendrogram, alpha[None])[0], 0.0
+        if landmarks is not None:
+            label, joining = clocked(functools.partial(self.join_landmarks, label, landmarks), everybody)
+        label = with_largest(np.asarray(label), present)
         check_found("flag", int(label.max()) + 1, self.clusters, f"α = {alpha:g}")
 
         models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
-        state = self.assemble(models, label, present, measured, known, start, matrices, search)
+        state = self.assemble(models, label, present, everybody, start, matrices, search, landmarks)
         costs = self.initial_costs(population, measured, effort, float(present.sum()))
-        costs = costs._replace(clustering_seconds=comparing + merging)
+        costs = costs._replace(clustering_seconds=comparing + merging + joining)
         return state, clustering_info(self.clusters, costs, present, known)
 
+    def check_pairs(self, population: Population, there: int) -> None:
+        """Raises a ValueError where what is compared does not fit into memory, or landmarks are more than clients."""
+        each = COMPARED + COMPARED_BY_CLASS * population.info.num_classes
+        size = len(population.data.num_examples)
+        if self.landmarks is None:
+            return check_square(self.name, size, each, landmarks=True)
+        if self.landmarks > there:
+            raise ValueError(
+                f"landmarks is {self.landmarks}, but there are only {there} clients; give at most {there}, or None"
+            )
+        wanted, what = 4.0 * self.landmarks**2 * each, f"for each pair of {self.landmarks} landmarks"
+        return check_memory(self.name, max(wanted, 12.0 * size * self.landmarks), what, "give fewer landmarks")
+
+    def draw_landmarks(self, rng_key: Array, present: Array) -> Array | None:
+        if self.landmarks is None:
+            return None
+        return clustering.draw_landmarks(jax.random.fold_in(rng_key, 1), self.landmarks, present)
+
+    def join_landmarks(self, label: np.ndarray, landmarks: Array, everybody: Sent) -> Array:
+        """i32[M]: the clusters i32[m] of the landmarks, and of all others that to whose landmarks they are nearest."""
+        # NOTE: ours. The paper compares all pairs of clients.
+        vectors, counts, updates, known = everybody
+        distance = clustering.landmark_proximity(vectors, counts, updates, landmarks, mask=known, **self.comparison)
+        return clustering.extend_labels(distance, landmarks, label, int(label.max()) + 1, self.linkage, known)
+
     def find_threshold(
-        self, rng_key: Array, population: Population, dendrogram: clustering.Dendrogram, note: Callable[[str], Any]
+        self,
+        rng_key: Array,
+        population: Population,
+        dendrogram: clustering.Dendrogram,
+        note: Callable[[str], Any],
+        landmarks: Array | None = None,
     ) -> tuple[Search, Effort]:
-        """Algorithm 3, or the given threshold."""
+        """Algorithm 3, or the given threshold; with landmarks, these alone take part in the search."""
         if self.threshold is not None:
             return given_threshold(dendrogram, self.threshold), Effort(0, 0, 0)
         thresholds = threshold_grid(self.interval)
-        return self.search(rng_key, population, cuts(dendrogram, thresholds), thresholds, note)
+        label = found = cuts(dendrogram, thresholds)
+        if landmarks is not None:
+            label = np.full((len(found), len(population.data.num_examples)), -1, np.int32)
+            label[:, np.asarray(landmarks)] = found
+        return self.search(rng_key, population, label, thresholds, note)
 
     def initial_costs(self, population: Population, measured: Measured, effort: Effort, clients: float) -> Costs:
         size = model_size(self.model, population)
@@ -239,20 +314,22 @@ class flag(SearchingMethod):
         models: Clusters,
         label: np.ndarray,
         present: Any,
-        measured: Measured,
-        known: Any,
+        sent: Sent,
         start: Variables,
         matrices: Matrices,
         search: Search,
+        landmarks: Array | None,
     ) -> State:
         """The state before the first round from what was measured and found."""
         membership, present = one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present)
         clients = HardClients(membership, present)
-        if self.newcomers:
-            sent = measured.vectors, measured.counts, measured.update, jnp.asarray(known)
-            clients = Clients(membership, present, *sent)
         kept = jax.tree.map(jnp.asarray, start) if self.newcomers else None
         server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
+        if landmarks is not None:
+            own = jax.tree.map(lambda leaf: jnp.asarray(leaf[landmarks]), sent) if self.newcomers else None
+            server = LandmarkServer(*server, landmarks, own)
+        elif self.newcomers:
+            clients = Clients(membership, present, *sent)
         return first_state(models, clients, self.optimizer, server)[0]
 
     def template(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
@@ -260,14 +337,16 @@ class flag(SearchingMethod):
         mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
         measured, known = zeros.collected, zeros.accepted
-        many = known.shape[0]
+        size = known.shape[0]
+        many = size if self.landmarks is None else self.landmarks
         matrices = Matrices(*[jnp.zeros((many, many))] * 3)
         tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
         floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
         search = Search(floats, floats, whole, np.int32(0), np.int32(0))
         models, present = start_models(self.model, rng_key, population, self.clusters)
-        label = np.zeros(many, np.int32)
-        state = self.assemble(models, label, present, measured, known, start, matrices, search)
+        label, landmarks = np.zeros(size, np.int32), None if self.landmarks is None else jnp.arange(many)
+        sent = Sent(measured.vectors, measured.counts, measured.update, known)
+        state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
         return state, initial_info(self.clusters)
 
     # ------------------------------------------------------------------------------------ newcomers, plots
@@ -279,11 +358,14 @@ class flag(SearchingMethod):
     @in_32_bits
     def join_by_proximity(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         """The state with a client that joins the cluster to which it is nearest."""
-        clients = state.clients
+        clients, landmarks = state.clients, self.landmarks is not None
         row = Client(index, jnp.asarray(True), data, None)
-        measured = self.measure(rng_key, state.server.start, clients.counts.shape[1], row)
+        compared = state.server.sent if landmarks else clients
+        measured = self.measure(rng_key, state.server.start, compared.counts.shape[1], row)
         finite = tree.all_finite(measured)
         measured = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.zeros_like(leaf)), measured)
+        if landmarks:
+            return self.join_by_landmarks(state, measured, finite, index)
         unassigned = Clients(
             jnp.zeros(self.clusters), jnp.asarray(True), measured.vectors, measured.counts, measured.update, finite
         )
@@ -297,10 +379,27 @@ class flag(SearchingMethod):
             clients=clients._replace(membership=membership), server=state.server._replace(matrices=matrices)
         )
 
+    def join_by_landmarks(self, state: State, measured: Measured, finite: Array, index: Array) -> State:
+        """The state with a client that sent `measured`, in the cluster to whose landmarks it is nearest."""
+        clients, server = state.clients, state.server
+        own, count = server.sent, len(server.landmarks)
+        known = own.known & clients.present[server.landmarks]
+        rows = zip(own, (measured.vectors, measured.counts, measured.update, finite), strict=True)
+        sent = Sent(*(jnp.concatenate([all, one[None]]) for all, one in rows))
+        distance = clustering.landmark_proximity(
+            *sent[:3], jnp.arange(count), mask=sent.known.at[:count].set(known), **self.comparison
+        )[count]
+        slot = nearest_cluster(distance, clients.membership[server.landmarks], known, self.linkage)
+        slot = jnp.where(finite, slot, largest_cluster(clients.membership))
+        row = HardClients(one_hot(slot, self.clusters), jnp.asarray(True))
+        return state._replace(clients=tree.scatter(clients, index, row))
+
     def snapshot(self, state: State) -> Mapping[str, Any]:
-        """V, G, A, the curve of α and the clusters, for plots."""
+        """V, G, A, of the landmarks where there are some, the curve of α and the clusters, for plots."""
         server = state.server
-        return {**server.matrices._asdict(), **server.search._asdict(), "labels": labels(state.clients.membership)}
+        which = {} if self.landmarks is None else {"landmarks": server.landmarks}
+        found = {**server.matrices._asdict(), **server.search._asdict(), **which}
+        return {**found, "labels": labels(state.clients.membership)}
 
 
 @functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))

@@ -46,9 +46,13 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
 def _of_one_test(run: FinishedRun, content: Mapping[str, Any]) -> dict[str, Figure]:
     """P, W and the embedding of the clients whose cluster was tested."""
     index, _, group, names = shown_clients(run)
+    place = index
+    if "landmarks" in content:  # of whom alone there are matrices
+        index = np.asarray(content["landmarks"])
+        place, group = np.arange(len(index)), None if group is None else np.asarray(run.federation.group)[index]
     previous, labels = (np.asarray(content[name])[index] for name in ("previous", "labels"))
     labels = np.where(previous == content["parent"], labels, -1)
-    interactions, affinity = (np.asarray(content[name])[np.ix_(index, index)] for name in ("interactions", "affinity"))
+    interactions, affinity = (np.asarray(content[name])[np.ix_(place, place)] for name in ("interactions", "affinity"))
     if not ((labels >= 0).any() and np.isfinite(interactions).all() and np.isfinite(affinity).all()):
         return {}
     drawn = {"interaction_matrices": interaction_matrices(interactions, affinity, labels, group)}

@@ -35,12 +35,13 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
         return {}
     content, algorithm = run.events[0].content, run.algorithm
     distance = content["angles"] if "angles" in content else content["proximity"]
+    whose = np.asarray(content["landmarks"]) if "landmarks" in content else np.arange(len(distance))
     # Who joined later, or sent infinities, was compared with nobody: 0 to all would look like everybody.
-    compared = np.flatnonzero((content["labels"] >= 0) & (distance.any(1) | ~distance.any()))
+    compared = np.flatnonzero((content["labels"][whose] >= 0) & (distance.any(1) | ~distance.any()))
     if len(compared) < 2:
         return {}
     pairs, names = np.ix_(compared, compared), run.federation.info.group_names
-    group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[compared]
+    group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[whose[compared]]
     tree = functools.partial(dendrogram, distance[pairs], linkage=algorithm.linkage, group=group, group_names=names)
     if "angles" in content:
         # Runs of former versions do not tell the one that was found.

@@ -1,0 +1,264 @@
+"""How well clusterings by landmark clients do: error against clients and landmarks, and 100 000 clients in memory.
+
+    python -m benchmarks.landmarks [--clients 500 2000] [--landmarks 16 64 256] [--large 100000]
+
+The first part clusters the same synthetic numbers exactly and by landmarks, as the methods do: CFL-GP's profiles,
+FedGWC's interactions, what FLAG's clients send. The second runs whole methods on resident clients who all take part in
+every round, each run in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedjax_cluster as fc
+from benchmarks.on_disk import table_between
+from fedjax_cluster import clustering
+from fedjax_cluster.algorithms.cfl_gp import landmarks as by_landmarks
+from fedjax_cluster.algorithms.cfl_gp import profiles
+from fedjax_cluster.algorithms.fedgwc import weighting
+from fedjax_cluster.bench.measure import machine, run_python
+from fedjax_cluster.bench.scale import peak_megabytes
+from fedjax_cluster.types import ONE_DEVICE, ClientData, DatasetInfo, Federation
+
+FEATURES, ROWS, GROUPS = 32, 20, 4
+SEEDS = 3
+RESULTS = pathlib.Path(__file__).parent / "results" / "landmarks-cpu.json"
+LARGE = {
+    "CFL-GP, exact": ("cfl_gp", {}),
+    "CFL-GP, 64 landmarks": ("cfl_gp", {"landmarks": 64}),
+    "CFL-GP, 256 landmarks": ("cfl_gp", {"landmarks": 256}),
+    "FLAG, 256 landmarks": ("flag", {"landmarks": 256}),
+    "FedGWC, 64 landmarks": ("fedgwc", {"landmarks": 64}),
+}
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
+    """K blocks of 66 coordinates, of which each client's noise is twice as long as the groups' means are apart."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(clients) % GROUPS
+    means = rng.standard_normal((GROUPS, GROUPS, 66)).astype(np.float32)
+    profile = 0.5 * means[group] + rng.standard_normal((clients, GROUPS, 66), np.float32)
+    old = jax.nn.one_hot(group, GROUPS)
+    rows = profiles.Clients(old, jnp.ones(clients, bool), jnp.asarray(profile), jnp.ones((clients, GROUPS), jnp.int32))
+
+    @functools.partial(jax.jit, static_argnames="number")
+    def cluster(number: int | None) -> Any:
+        key = jax.random.key(seed)
+        if number is None:
+            features, _ = profiles.embed(key, rows, jnp.zeros((GROUPS, 0, 0)), rows.present, GROUPS)
+            return clustering.kmeans(key, features, GROUPS).labels
+        chosen = clustering.draw_landmarks(key, number, rows.present)
+        index = jnp.arange(clients, dtype=jnp.int32)
+        return by_landmarks.group_rows(key, rows, chosen, index, rows, ONE_DEVICE)
+
+    return cluster
+
+
+def of_fedgwc(clients: int, seed: int) -> Callable[[int | None], Any]:
+    """Interactions that are 0.1 larger within a group, with noise of 0.3."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(clients) % GROUPS
+    matrix = 0.5 + 0.1 * (group[:, None] == group[None]) + 0.3 * rng.standard_normal((clients, clients), np.float32)
+    matrix = matrix.astype(np.float32)
+    beta = 5.0 / clients
+    numbers = jnp.asarray(GROUPS), jnp.asarray(GROUPS)
+
+    @functools.partial(jax.jit, static_argnames="number")
+    def cluster(number: int | None) -> Any:
+        key = jax.random.key(seed)
+        everybody = jnp.ones(clients, bool)
+        if number is None:
+            graph = clustering.interaction_affinity(matrix, beta)
+            return weighting.partition(key, graph, everybody, *numbers, 3, max_children=GROUPS).labels
+        chosen = clustering.draw_landmarks(key, number, everybody)
+        square = jnp.asarray(matrix)[chosen][:, chosen]
+        scale = (clients - 2) / max(number - 2, 1)
+        graph = clustering.interaction_affinity(square, beta * scale)
+        found = weighting.partition(key, graph, jnp.ones(number, bool), *numbers, 3, max_children=GROUPS)
+        near = clustering.landmark_affinity(matrix[:, chosen], chosen, beta)
+        return clustering.extend_labels(1.0 - near, chosen, found.labels, GROUPS)
+
+    return cluster
+
+
+def of_flag(clients: int, seed: int) -> Callable[[int | None], Any]:
+    """Directions of four classes and changes, each group's own, with noise; cut where four clusters are left."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(clients) % GROUPS
+    means = rng.standard_normal((GROUPS, GROUPS, FEATURES))
+    noisy = means[group] + 0.9 * rng.standard_normal((clients, GROUPS, FEATURES))
+    vectors = (noisy / np.linalg.norm(noisy, axis=-1, keepdims=True)).astype(np.float32)[..., None]
+    counts = rng.integers(3, 9, (clients, GROUPS)).astype(np.int32)
+    updates = rng.standard_normal((GROUPS, 66))[group] + 1.5 * rng.standard_normal((clients, 66))
+    updates = updates.astype(np.float32)
+
+    def cluster(number: int | None) -> Any:
+        chosen = np.arange(clients)
+        if number is not None:
+            chosen = np.asarray(clustering.draw_landmarks(jax.random.key(seed), number, np.ones(clients, bool)))
+        by_class = clustering.classwise_angles(vectors[chosen], counts[chosen])
+        data = clustering.data_dissimilarity(by_class, counts[chosen])
+        between = clustering.proximity(data, clustering.gradient_angles(updates[chosen]))
+        label = clustering.agglomerative(between, num_clusters=GROUPS)
+        if number is None:
+            return label
+        near = clustering.landmark_proximity(vectors, counts, updates, chosen)
+        return clustering.extend_labels(near, chosen, label, GROUPS)
+
+    return cluster
+
+
+METHODS = {"CFL-GP": of_cfl_gp, "FedGWC": of_fedgwc, "FLAG": of_flag}
+
+
+def timed(cluster: Callable[[int | None], Any], number: int | None) -> tuple[np.ndarray, float]:
+    """Labels, and the seconds of the second of two calls: the first compiles."""
+    jax.block_until_ready(cluster(number))
+    started = time.perf_counter()
+    found = np.asarray(jax.block_until_ready(cluster(number)))
+    return found, time.perf_counter() - started
+
+
+def errors(clients: int, numbers: list[int]) -> list[dict[str, Any]]:
+    """For each method and number of landmarks: agreement with the exact clustering and the groups, means over seeds."""
+    rows = []
+    for name, prepare in METHODS.items():
+        found: dict[int | None, list[tuple[float, ...]]] = {}
+        for seed in range(SEEDS):
+            cluster, group = prepare(clients, seed), np.arange(clients) % GROUPS
+            exact, _ = timed(cluster, None)
+            for number in (None, *(number for number in numbers if number <= clients)):
+                label, seconds = timed(cluster, number)
+                agreement = [float(clustering.scores.adjusted_rand_index(label, other)) for other in (exact, group)]
+                found.setdefault(number, []).append((*agreement, seconds))
+        for number, several in found.items():
+            with_exact, with_groups, seconds = np.mean(several, 0).tolist()
+            row = {"method": name, "clients": clients, "landmarks": number, "with_exact": with_exact}
+            rows.append({**row, "with_groups": with_groups, "seconds": seconds})
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+
+def federation(clients: int, hard: bool) -> Federation:
+    """Each group labels its inputs by a plane of its own; or by one, and in half of two groups' rows at random."""
+    rng = np.random.default_rng(1)
+    planes = np.random.default_rng(0).standard_normal((GROUPS, FEATURES)).astype(np.float32)
+    group = (np.arange(clients) % (2 if hard else GROUPS)).astype(np.int32)
+
+    def draw(rows: int) -> ClientData:
+        x = rng.standard_normal((clients, rows, FEATURES), np.float32)
+        plane = planes[np.zeros_like(group) if hard else group]
+        y = (np.einsum("crf,cf->cr", x, plane) > 0).astype(np.int32)
+        if hard:
+            y = np.where(group[:, None] == 1, rng.integers(0, 2, y.shape), y).astype(np.int32)
+        return ClientData(x, y, np.full(clients, rows, np.int32))
+
+    return Federation(draw(ROWS), draw(5), None, group, DatasetInfo("planes", (FEATURES,), 2))
+
+
+def large(name: str, clients: str) -> dict[str, Any]:
+    """A run on so many resident clients, in this process."""
+    method, options = LARGE[name]
+    update = fc.local.sgd(0.5, batch_size=ROWS, steps=5)
+    own: dict[str, Any] = {
+        "cfl_gp": {"clusters": GROUPS},
+        "flag": {"clusters": GROUPS, "gradient_epochs": 5, "max_vectors": 1, "threshold": 0.5, "newcomers": False},
+        # All are in everybody's company alike: clients are told apart by how much they are rewarded.
+        "fedgwc": {"clusters": 2, "centre": False, "max_children": 2, "tolerance": 1e-2, "beta": 1e-3},
+    }[method]
+    algorithm = fc.algorithms.REGISTRY[method](fc.nn.linear(), local=update, **own, **options)
+    started = time.perf_counter()
+    rounds = 12
+    data = federation(int(clients), hard=method == "fedgwc")
+    result = fc.simulate(algorithm, data, rounds=rounds, eval_every=rounds, eval_clients=2000, progress=False)
+    return {
+        "method": name,
+        "clients": int(clients),
+        "rounds": rounds,
+        "seconds_a_round": float(np.median(result.history["seconds"][1:])),
+        "seconds": time.perf_counter() - started,
+        "peak_megabytes": peak_megabytes(),
+        "adjusted_rand_index": result.summary["adjusted_rand_index"],
+        "accuracy": result.summary["accuracy"],
+    }
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def tables(report: dict[str, Any]) -> str:
+    """The two tables, as Markdown."""
+    numbers = list(dict.fromkeys(row["landmarks"] for row in report["errors"] if row["landmarks"]))
+    lines = [
+        "| method | clients | exact: groups, seconds | " + " | ".join(f"m = {number}" for number in numbers) + " |",
+        "|---|---:|---" + "|---" * len(numbers) + "|",
+    ]
+    cells: dict[tuple[str, int], dict[Any, Any]] = {}
+    for row in report["errors"]:
+        cells.setdefault((row["method"], row["clients"]), {})[row["landmarks"]] = row
+    for (method, clients), found in cells.items():
+        exact = found[None]
+        parts = [f"{exact['with_groups']:.3f}, {exact['seconds']:.2g}"]
+        for number in numbers:
+            row = found.get(number)
+            text = "" if row is None else f"{row['with_exact']:.3f} / {row['with_groups']:.3f}, {row['seconds']:.2g}"
+            parts.append(text)
+        lines.append(f"| {method} | {clients} | " + " | ".join(parts) + " |")
+    lines += [
+        "",
+        "| run | clients | seconds a round | everything, seconds | peak memory, MB | ARI | accuracy |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["runs"]:
+        numbers_ = f"{row['seconds_a_round']:.3g} | {row['seconds']:.0f} | {row['peak_megabytes']:.0f}"
+        scores = f"{row['adjusted_rand_index']:.3f} | {row['accuracy']:.3f}"
+        lines.append(f"| {row['method']} | {row['clients']} | {numbers_} | {scores} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs="*", default=[500, 2000])
+    parser.add_argument("--landmarks", type=int, nargs="*", default=[16, 64, 256])
+    parser.add_argument("--large", type=int, default=100_000, help="resident clients of the second part; 0 for none")
+    parser.add_argument("--runs", nargs="*", default=list(LARGE), help="of the second part")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only writes the tables from the results")
+    parser.add_argument("--alone", nargs=2, help="one run of the second part, in this process")
+    given = parser.parse_args()
+    if not given.table:
+        fc.parallel.use_all_cores()  # before the first computation
+    if given.alone:
+        print(json.dumps(large(*given.alone)))
+        return
+    if not given.table:
+        found = [row for clients in given.clients for row in errors(clients, given.landmarks)]
+        runs = []
+        for name in given.runs if given.large else ():
+            runs.append(run_python("-m", "benchmarks.landmarks", "--alone", name, given.large, timeout=7200))
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+        report = {**machine(), "seeds": SEEDS, "errors": found, "runs": runs}
+        given.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    table_between("landmarks", tables(json.loads(given.output.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

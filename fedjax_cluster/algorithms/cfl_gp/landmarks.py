@@ -1,0 +1,111 @@
+"""CFL-GP by landmark clients, ours: their profiles are embedded and grouped, and all others join the nearest group."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, embed, imputed
+from fedjax_cluster.algorithms.round import labels, one_hot
+from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.types import ClientMapping, Cohort
+
+# Who the landmarks are depends on who is there alone, so that cohorts with them can be drawn ahead of their rounds.
+SEED = 0
+
+
+class LandmarkServer(NamedTuple):
+    grams: Array  # f32[K, 0, 0], as in `cfl_gp.Server`
+    block: Array  # i32[]
+    unchanged: Array  # i32[]
+    stopped: Array  # bool[]
+    coordinates: Array  # i32[d̂]
+    landmarks: Array  # i32[m], ascending; one that leaves is not replaced
+
+
+class Groups(NamedTuple):
+    """Where the landmarks' groups lie."""
+
+    directions: Array  # f32[K, d̂, r], of each block
+    means: Array  # f32[K', K, r], of each group the mean projection of each block
+
+
+def landmarks_among(present: Array, number: int) -> Array:
+    """i32[m]: the landmarks of the clients that are present, bool[M]; the same in all runs."""
+    return clustering.draw_landmarks(jax.random.key(SEED), number, present)
+
+
+def group_landmarks(rng_key: Array, own: Clients, num_clusters: int) -> tuple[Array, Groups]:
+    """CFL-GP's clustering of the landmarks alone, with leaves [m, ...]: their clusters i32[m], and where these lie."""
+    embed_key, kmeans_key = jax.random.split(rng_key)
+    mask, old = own.present, labels(own.membership)
+    none = jnp.zeros((num_clusters, 0, 0))
+    features, values = embed(embed_key, own, none, mask, num_clusters)
+    found = clustering.kmeans(kmeans_key, features, num_clusters, mask=mask).labels
+    named = clustering.match_labels(found, jnp.where(mask, old, -1), num_clusters, mask=mask)
+    profile = jnp.where(mask[:, None, None], imputed(own, mask), 0.0)
+    flat = profile.reshape(len(mask), -1)
+    directions = clustering.landmark_directions(flat, clustering.Embedding(features, values))
+    directions = directions.reshape(*profile.shape[1:], -1)
+    members = jax.nn.one_hot(jnp.where(mask, named, -1), num_clusters)
+    count = jnp.maximum(members.sum(0), 1.0)
+    means = jnp.einsum("mg,mkr->gkr", members, project(profile, directions), precision="highest")
+    return jnp.where(mask, named, old), Groups(directions, means / count[:, None, None])
+
+
+def project(profile: Array, directions: Array) -> Array:
+    """f32[n, K, r]: the part of each block of profiles f32[n, K, d̂] along the directions f32[K, d̂, r]."""
+    # Block by block: a product over all at once would bring a copy of the profiles into another order.
+    return jnp.stack([matmul(profile[:, k], part) for k, part in enumerate(directions)], axis=1)
+
+
+def nearest_group(groups: Groups, profile: Array, updates: Array, old: Array) -> Array:
+    """i32[n]: the group nearest to profiles f32[n, K, d̂] in the landmarks' embedding.
+
+    Over the blocks that a client has filled: i32[n, K] `updates` above 0; without any it keeps its `old` i32[n].
+    """
+    filled = (updates > 0)[:, :, None].astype(jnp.float32)
+    own = (project(profile, groups.directions) * filled).sum(1)  # [n, r]
+    centres = jnp.einsum("nk,gkr->ngr", filled[:, :, 0], groups.means, precision="highest")
+    nearest = jnp.argmin(jnp.square(own[:, None] - centres).sum(-1), axis=1).astype(jnp.int32)
+    return jnp.where((updates > 0).any(1), nearest, old)
+
+
+def group_rows(
+    rng_key: Array, clients: Clients, landmarks: Array, index: Array, rows: Clients, mapping: ClientMapping
+) -> Array:
+    """i32[C]: new clusters of the clients index i32[C] with `rows`, leaves [C, ...]; a landmark has its own."""
+    group = functools.partial(group_landmarks, num_clusters=clients.membership.shape[1])
+    own = tree.take(clients, landmarks)
+    label, groups = parallel.on_each_device(group, mapping)(rng_key, own)
+    old = labels(rows.membership)
+    new = nearest_group(groups, rows.profile, rows.updates, old)
+    # Before every model was queried, the groups are those of the random start.
+    complete = (own.updates > 0).any(0).all()
+    new = jnp.where((old < 0) & ~complete, old, new)
+    itself = index[:, None] == landmarks[None]
+    return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)
+
+
+def group_cohort(rng_key: Array, clients: Clients, landmarks: Array, cohort: Cohort) -> tuple[Clients, Array]:
+    """The cohort's clients in new clusters, and how many changed theirs."""
+    rows = parallel.gather_rows(cohort, clients)
+    new = group_rows(rng_key, clients, landmarks, cohort.index, rows, cohort.mapping)
+    label = one_hot(new, clients.membership.shape[1])
+    old = labels(rows.membership)
+    changed = jnp.sum((cohort.mask & (old >= 0) & (new != old)).astype(jnp.int32))
+    return clients._replace(membership=parallel.scatter_rows(cohort, clients.membership, label)), changed
+
+
+def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | None) -> None:
+    """Raises a ValueError where landmarks are too few for the clusters, or too many for the clients or a cohort."""
+    if number < num_clusters:
+        raise ValueError(f"landmarks is {number}, but clusters is {num_clusters}; give at least {num_clusters}")
+    whose, most = ("there are", there) if cohort is None else ("a cohort has", cohort)
+    if number > most:
+        raise ValueError(f"landmarks is {number}, but {whose} only {most} clients; give at most {most}, or None")

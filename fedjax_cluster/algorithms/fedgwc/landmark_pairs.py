@@ -1,0 +1,171 @@
+"""FedGWC's interactions of all clients with landmark clients, P [M, m]: ours, for more clients than have pairs.
+
+P's columns of the landmarks are kept with the clients' other numbers, by rows, and gathered and scattered with a
+cohort. In every cohort of a cluster are half of its landmarks, drawn anew, as far as they are half of the cohort at
+most: who always came along would be in everybody's company alike. A cluster is tested by its landmarks' W, whose
+squared distances are scaled up from the landmarks' columns to all; every other client joins the child with whose
+landmarks its own mean affinity is largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms.fedgwc import weighting as weigh
+from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
+from fedjax_cluster.algorithms.round import check_memory, labels
+from fedjax_cluster.types import ClientMapping, Cohort, State
+
+LANDMARKS = 1  # folded into the key of `init`
+IN_A_TEST = 4  # matrices M × m at the same time, beside P and the counts
+
+
+class LandmarkClients(NamedTuple):
+    membership: Array  # f32[M, K], one-hot; zero for the absent
+    present: Array  # bool[M]
+    seen: Array  # f32[M], rounds that a client took part in
+    previous: Array  # i32[M], its cluster before the last split
+    interactions: Array  # f32[M, m], P's columns of the landmarks
+    meetings: Any  # i32[M, m], times a pair met; () under a constant rate
+
+
+class LandmarkServer(NamedTuple):
+    landmarks: Array  # i32[m], ascending
+    average: Array  # f32[K], the others as in `weighting.Server`
+    calm: Array  # i32[K]
+    parent: Array  # i32[]
+    index: Array  # f32[]
+    tested: Array  # f32[]
+    refused: Array  # i32[]
+
+
+def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients, LandmarkServer]:
+    """The clients, and interactions of nobody with the landmarks."""
+    size, number = len(first.present), method.landmarks
+    if number > (there := int(first.present.sum())):
+        raise ValueError(f"landmarks is {number}, but there are only {there} clients; give at most {there}, or None")
+    wanted = 4.0 * size * number * ((2 if method.counted else 1) + IN_A_TEST)
+    what = f"for each of {size} clients and {number} landmarks"
+    check_memory(method.name, wanted, what, "give fewer landmarks")
+    landmarks = clustering.draw_landmarks(jax.random.fold_in(rng_key, LANDMARKS), number, first.present)
+    meetings = jnp.zeros((size, number), jnp.int32) if method.counted else ()
+    clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings)
+    return clients, LandmarkServer(landmarks, **weigh.at_rest(method.clusters))
+
+
+def company(state: State, wanted: Array) -> tuple[Array, Array]:
+    """The landmarks, and how many i32[K] of each cluster's are in its cohort of `wanted` i32[K] clients."""
+    landmarks = state.server.landmarks
+    there = _in_clusters(state)
+    return landmarks, jnp.minimum((there + 1) // 2, wanted // 2)
+
+
+def _in_clusters(state: State) -> Array:
+    """i32[K]: landmarks in each cluster."""
+    return state.clients.membership[state.server.landmarks].sum(0).astype(jnp.int32)
+
+
+def learn(method: Any, state: State, cohort: Cohort, sent: Sent) -> State:
+    """What a round's losses make of P, and how much that still changes."""
+    sent = parallel.to_each_device(sent, cohort.mapping)
+    clients, server = state.clients, state.server
+
+    def rewarded(landmarks: Array, sent: Sent) -> tuple[Array, Array]:
+        """Rewards f32[C], and who met which landmark in its cluster's cohort, bool[C, m]."""
+        itself = (sent.index[:, None] == landmarks[None]) & sent.accepted[:, None]
+        slot = jnp.where(itself, sent.slot[:, None], -1).max(0)
+        met = sent.accepted[:, None] & (sent.slot[:, None] == slot[None])
+        return weigh.rewards_of(sent, method.clusters, False), met
+
+    rewards, met = parallel.on_each_device(rewarded, cohort.mapping)(server.landmarks, sent)
+    count, wanted = (number.astype(jnp.float32) for number in method.sizes(state))
+    coefficient = method.coefficient(count, wanted)
+    rows, times = parallel.gather_rows(cohort, (clients.interactions, clients.meetings))
+    if method.counted:
+        times = times + met.astype(jnp.int32)
+        rate = 1.0 / jnp.maximum(times, 1).astype(jnp.float32)
+    else:
+        rate = coefficient[sent.slot][:, None]
+    step = jnp.where(met, rate * (rewards[:, None] - rows), 0.0)
+    change = jax.ops.segment_sum(jnp.square(step).sum(1), sent.slot, method.clusters)
+    kept = parallel.scatter_rows(cohort, (clients.interactions, clients.meetings), (rows + step, times))
+    pairs = jnp.maximum(count, 1.0) * jnp.maximum(_in_clusters(state).astype(jnp.float32), 1.0)
+    server = weigh.with_averages(server, change / pairs, coefficient, sent, method.tolerance)
+    return state._replace(clients=clients._replace(interactions=kept[0], meetings=kept[1]), server=server)
+
+
+def _perceived(method: Any, rows: Array, times: Any, mask: Array, itself: Array, column: Array) -> Array:
+    """P's rows f32[n, m] of clients mask bool[n], `itself` bool[n, m] and `column` bool[m] as they are compared."""
+    if not method.rows_centred:
+        return rows
+    known = times > 0 if method.counted else rows != 0
+    return weigh.less_their_means(rows, known & mask[:, None] & column[None] & ~itself)
+
+
+def affinity(method: Any, square: Array, times: Any, mask: Array, landmarks: Array) -> Array:
+    """W f32[m, m] of the landmarks from their own columns, f32[m, m], for those of mask bool[M]."""
+    own = mask[landmarks]
+    kept = _perceived(method, square, times, own, jnp.eye(len(own), dtype=bool), own)
+    count, there = (part.sum().astype(jnp.float32) for part in (mask, own))
+    scale = jnp.maximum(count - 2.0, 1.0) / jnp.maximum(there - 2.0, 1.0)
+    return clustering.interaction_affinity(kept, method.beta * scale, own)
+
+
+def divide(
+    method: Any, rng_key: Array, state: State, mask: Array, most: Array, free: Array, mapping: ClientMapping
+) -> weigh.Partition:
+    """FedGW_Cluster on the landmarks of mask bool[M]; the others of it join the child that is nearest."""
+    clients, landmarks = state.clients, state.server.landmarks
+
+    def among(
+        rng_key: Array, landmarks: Array, square: Array, times: Any, mask: Array, most: Array, free: Array
+    ) -> weigh.Partition:
+        graph, own = affinity(method, square, times, mask, landmarks), mask[landmarks]
+        return weigh.partition(rng_key, graph, own, most, free, method.smallest, max_children=method.children_bound)
+
+    square = tree.take((clients.interactions, clients.meetings), landmarks)
+    found = parallel.on_each_device(among, mapping)(rng_key, landmarks, *square, mask, most, free)
+    itself = jnp.arange(len(mask))[:, None] == landmarks[None]
+    kept = _perceived(method, clients.interactions, clients.meetings, mask, itself, mask[landmarks])
+    near = clustering.landmark_affinity(kept, landmarks, method.beta, mask)
+    joined = clustering.extend_labels(1.0 - near, landmarks, found.labels, method.children_bound, mask=mask)
+    return found._replace(labels=jnp.where(mask, jnp.maximum(joined, 0), -1))
+
+
+def count_anew(state: State, family: Array) -> State:
+    """The state after a split of the clients `family` bool[M], whose counts start again from 1."""
+    clients = state.clients
+    pairs = family[:, None] & family[state.server.landmarks][None]
+    meetings = jnp.where(pairs, jnp.minimum(clients.meetings, 1), clients.meetings)
+    return state._replace(clients=clients._replace(meetings=meetings))
+
+
+def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) -> State:
+    """The state with a client `row` that joins, taken for a random one of its cluster's until it has met them."""
+    clients, server = state.clients, state.server
+    met = (clients.meetings > 0 if method.counted else clients.interactions != 0).any(1)
+    alike = (labels(clients.membership) == row.previous) & met
+    drawn = weigh.one_of(rng_key, alike, index)
+    taken = clients.interactions.at[drawn].get(mode="fill", fill_value=0.0)
+    nothing = jnp.zeros(len(server.landmarks), jnp.int32) if method.counted else ()
+    clients = tree.scatter(clients, index, LandmarkClients(*row, taken, nothing))
+    # A column of zeros that nobody met tells nobody apart.
+    fresh = (server.landmarks == index)[None]
+    clients = clients._replace(interactions=jnp.where(fresh, 0.0, clients.interactions))
+    if method.counted:
+        clients = clients._replace(meetings=jnp.where(fresh, 0, clients.meetings))
+    return state._replace(clients=clients)
+
+
+def shown(method: Any, state: State, tested: Array) -> Mapping[str, Any]:
+    """P and W of the landmarks alone, and which clients these are."""
+    clients, landmarks = state.clients, jnp.asarray(state.server.landmarks)
+    square, times = tree.take(jax.tree.map(jnp.asarray, (clients.interactions, clients.meetings)), landmarks)
+    graph = affinity(method, square, times, tested, landmarks)
+    return {"interactions": square, "affinity": graph, "landmarks": landmarks}

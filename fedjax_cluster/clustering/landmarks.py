@@ -1,0 +1,335 @@
+"""Landmark clients: clusterings of pairs of clients, M × M, from the pairs of all clients with some of them, M × m.
+
+Ours, of none of the papers whose clusterings it approximates: the landmarks are clustered exactly as these cluster
+everybody, and every other client joins the landmarks' cluster to which it is nearest. With all clients as landmarks
+nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask, Scalar
+from fedjax_cluster.clustering.dissimilarity import Reduction, angles_between, weights_between
+from fedjax_cluster.clustering.linkage import LINKAGES, Linkage
+from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.clustering.spectral import Embedding
+
+Clients = Int[ArrayLike, " m"]
+
+_CHUNK = 512  # clients compared with the landmarks at a time
+_LEAST = 1e-30  # singular values below it, of all that is zero
+
+
+def draw_landmarks(rng_key: PRNGKeyArray, number: int, mask: Bool[ArrayLike, " M"]) -> Int[Array, " m"]:
+    """Draws landmark clients uniformly, without replacement.
+
+    Args:
+      rng_key: a JAX random key. Of one key, more landmarks are those of fewer and others; absent rows that follow
+        change nothing.
+      number: m, static.
+      mask: clients to draw from.
+
+    Returns:
+      Their indices, ascending.
+
+    Raises:
+      ValueError: `number` outside 1..clients that count, or a mask that is none.
+
+    >>> draw_landmarks(jax.random.key(0), 2, jnp.array([True, False, True])).tolist()
+    [0, 2]
+    """
+    checks.key(rng_key)
+    mask = checks.as_array(mask, "mask")
+    mask = checks.client_mask(mask, len(mask) if mask.ndim else 0)
+    number = checks.num_clusters(number, mask, "number")
+    return _draw_landmarks(rng_key, mask, number)
+
+
+@partial(jax.jit, static_argnames="number")
+def _draw_landmarks(rng_key: Array, mask: Array, number: int) -> Array:
+    score = jnp.where(mask, jax.random.uniform(rng_key, mask.shape), -1.0)
+    return jnp.sort(lax.top_k(score, number)[1]).astype(jnp.int32)
+
+
+def extend_labels(
+    distance: Float[ArrayLike, "M m"],
+    landmarks: Clients,
+    labels: Int[ArrayLike, " m"],
+    k: int,
+    linkage: Linkage = "average",
+    mask: Mask = None,
+) -> Int[Array, " M"]:
+    r"""Puts every client into the cluster of landmarks to which it is nearest. Ours.
+
+    .. math:: z_i = \arg\min_k \operatorname{mean}, \min \text{ or } \max \text{ of } d_{il} \text{ over } l : z_l = k
+
+    Args:
+      distance: of each client to each landmark, in any unit.
+      landmarks: which clients these are, each once.
+      labels: clusters of the landmarks, in -1..k-1; -1 for one that does not count.
+      k: number of clusters, static.
+      linkage: which distance to a cluster, static.
+      mask: clients that count; None means all.
+
+    Returns:
+      Labels; a landmark keeps its own, -1 where masked out, and everywhere where no landmark has one.
+
+    Raises:
+      ValueError: shapes that do not fit, labels outside -1..k-1, an unknown linkage, or distances that are not finite.
+
+    >>> distance = jnp.array([[0.0, 4.0], [1.0, 3.0], [4.0, 0.0], [3.0, 2.0]])
+    >>> extend_labels(distance, jnp.array([0, 2]), jnp.array([1, 0]), 2).tolist()
+    [1, 1, 0, 0]
+    """
+    distance = checks.floats(distance, "distance", 2)
+    landmarks = _checked_landmarks(landmarks, *distance.shape)
+    labels = checks.labels(labels, "labels", len(landmarks))
+    k = checks.count(k, "k")
+    if not checks.holds(lambda labels: (labels < k).all(), labels):
+        raise ValueError(f"labels holds {labels.max()}, but k is {k}: give a k above the largest label.")
+    checks.choice(linkage, "linkage", LINKAGES)
+    mask = checks.client_mask(mask, len(distance))
+    checks.finite(distance, "distance", mask)
+    return _extend_labels(distance, landmarks, labels, mask, k, linkage)
+
+
+@partial(jax.jit, static_argnames=("k", "linkage"))
+def _extend_labels(distance: Array, landmarks: Array, labels: Array, mask: Array, k: int, linkage: str) -> Array:
+    slot = jnp.where(labels < 0, k, labels)
+    count = jnp.zeros(k + 1, distance.dtype).at[slot].add(1.0)[:k]
+    if linkage == "average":
+        members = jax.nn.one_hot(labels, k, dtype=distance.dtype)
+        apart = matmul(distance, members) / jnp.maximum(count, 1.0)[None, :]
+    else:
+        reduce = jax.ops.segment_min if linkage == "single" else jax.ops.segment_max
+        apart = reduce(distance.T, slot, k + 1)[:k].T
+    apart = jnp.where(count[None, :] > 0, apart, jnp.inf)
+    joined = jnp.where(jnp.any(count > 0), jnp.argmin(apart, axis=1), -1).astype(jnp.int32)
+    return jnp.where(mask, joined.at[landmarks].set(labels), -1)
+
+
+def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) -> Float[Array, "D rank"]:
+    r"""The leading right singular vectors of the landmarks' profiles, on which any client's profile is projected. Ours.
+
+    .. math:: G_L = U \Sigma V^\top, \qquad V = G_L^\top (U \Sigma) \Sigma^{-2}, \qquad g' = V^\top g
+
+    For a landmark that is its row of UΣ, and for all others the Nyström extension of it.
+
+    Args:
+      profile: one row per landmark.
+      embedding: of these profiles, as `subspace_embedding` gives it.
+
+    Returns:
+      Orthonormal columns; 0 for a singular value of 0.
+
+    Raises:
+      ValueError: shapes that do not fit, or profiles that are not finite.
+
+    >>> profile = jnp.array([[3.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    >>> embedding = Embedding(jnp.array([[3.0], [0.0], [3.0]]), jnp.array([18.0**0.5]))
+    >>> landmark_directions(profile, embedding).round(4).tolist()
+    [[1.0], [0.0]]
+    """
+    profile = checks.floats(profile, "profile", 2)
+    features = checks.floats(embedding.features, "embedding.features", 2, like=profile)
+    values = checks.floats(embedding.singular_values, "embedding.singular_values", 1, like=profile)
+    if features.shape != (len(profile), len(values)):
+        raise ValueError(
+            f"embedding.features has shape {features.shape} for {len(profile)} profiles and {len(values)} singular "
+            "values: give the embedding of these profiles."
+        )
+    checks.finite(profile, "profile")
+    scaled = features / jnp.maximum(values, _LEAST)[None, :]
+    return matmul(profile.T, scaled) / jnp.maximum(values, _LEAST)[None, :]
+
+
+def landmark_affinity(
+    interactions: Float[ArrayLike, "M m"], landmarks: Clients, beta: Scalar, mask: Mask = None
+) -> Float[Array, "M m"]:
+    r"""`interaction_affinity` of all clients with the landmarks, from P's columns of the landmarks alone. Ours.
+
+    .. math:: W_{kl} = \exp\!\Big( -\beta \frac{n - 2}{|J|} \sum_{j \in J} (P_{kj} - P_{lj})^2 \Big),
+              \qquad J = \text{landmarks} \setminus \{k, l\}
+
+    with n clients that count: the sum over their columns is estimated from those that are there, without bias where
+    these were drawn uniformly.
+
+    Args:
+      interactions: P's columns of the landmarks.
+      landmarks: which clients these are, each once.
+      beta: β > 0, the spread of the kernel.
+      mask: clients that count, such as those of one cluster; None means all.
+
+    Returns:
+      In [0, 1]; 1 between a landmark and itself, 0 in rows and columns of clients that do not count.
+
+    Raises:
+      ValueError: shapes that do not fit, β not positive, or non-finite interactions of clients that count.
+
+    >>> interactions = jnp.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0], [0.0, 0.0, 9.0]])
+    >>> round(float(landmark_affinity(interactions, jnp.arange(3), 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
+    0.3679
+    """
+    interactions = checks.floats(interactions, "interactions", 2)
+    landmarks = _checked_landmarks(landmarks, *interactions.shape)
+    mask = checks.client_mask(mask, len(interactions))
+    beta = checks.floats(beta, "beta", 0, like=interactions)
+    if not checks.holds(lambda beta: (beta > 0.0) & (beta < float("inf")), beta):
+        raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive and finite: choose another.")
+    checks.finite(interactions, "interactions", mask)
+    return _landmark_affinity(interactions, landmarks, beta, mask)
+
+
+@jax.jit
+def _landmark_affinity(interactions: Array, landmarks: Array, beta: Array, mask: Array) -> Array:
+    column = mask[landmarks]
+    pairs = mask[:, None] & column[None, :]
+    entries = jnp.where(pairs, interactions, 0.0)
+    count = jnp.maximum(mask.sum(), 1).astype(entries.dtype)
+    # As in `interaction_affinity`: the closer to 0, the less digits cancel.
+    entries = jnp.where(pairs, entries - (entries.sum(axis=0) / count)[None, :], 0.0)
+    own = entries[landmarks]  # [m, m]
+    squared_norm, own_norm = jnp.square(entries).sum(axis=1), jnp.square(own).sum(axis=1)
+    squared = squared_norm[:, None] + own_norm[None, :] - 2.0 * matmul(entries, own.T)
+    squared -= jnp.square(entries - jnp.diagonal(own)[None, :])  # (P_kl − P_ll)²
+    # (P_kk − P_lk)², which is there for a landmark k alone.
+    squared = squared.at[landmarks].add(-jnp.square(jnp.diagonal(own)[:, None] - own.T))
+    is_landmark = jnp.zeros(len(mask), entries.dtype).at[landmarks].set(1.0)
+    left = jnp.maximum(column.sum().astype(entries.dtype) - 1.0 - is_landmark, 1.0)
+    scale = jnp.maximum(count - 2.0, 1.0) / left
+    affinity = jnp.exp(-beta * scale[:, None] * jnp.maximum(squared, 0.0))
+    affinity = affinity.at[landmarks, jnp.arange(len(landmarks))].set(1.0)
+    return jnp.where(pairs, affinity, 0.0)
+
+
+def landmark_proximity(
+    vectors: Float[ArrayLike, "M L f p"],
+    counts: Int[ArrayLike, "M L"],
+    updates: Float[ArrayLike, "M d"],
+    landmarks: Clients,
+    *,
+    angles: Reduction = "smallest",
+    delta: Scalar = 0.5,
+    beta: Scalar = 0.5,
+    mask: Mask = None,
+) -> Float[Array, "M m"]:
+    r"""FLAG's `proximity` of all clients to the landmarks, scaled as it is among the landmarks. Ours.
+
+    .. math:: A_{il} = \beta \frac{V_{il} - \min V}{\max V - \min V} + (1 - \beta)
+              \frac{G_{il} - \min G}{\max G - \min G}
+
+    with the extrema over pairs of different landmarks, and those of the class sizes' weights as well.
+
+    Args:
+      vectors, counts, updates: of all clients, as `classwise_angles`, `data_dissimilarity` and `gradient_angles` take
+        them.
+      landmarks: which clients these are, each once.
+      angles: the reduction of `classwise_angles`, static.
+      delta: δ in [0, 1], how far class sizes weigh.
+      beta: β in [0, 1], the weight of the data.
+      mask: clients that count; None means all.
+
+    Returns:
+      In [0, 1] among the landmarks, perhaps beyond for others; 0 for a landmark to itself, and for clients that do not
+      count.
+
+    Raises:
+      ValueError: shapes that do not fit, or values that are not finite in clients that count.
+
+    >>> vectors = jnp.array([[[[1.0], [0.0]]], [[[0.6], [0.8]]], [[[0.8], [0.6]]]])
+    >>> far = landmark_proximity(vectors, jnp.full((3, 1), 9), jnp.eye(3), jnp.array([0, 1]), beta=1.0)
+    >>> far.shape, float(far[0, 0])
+    ((3, 2), 0.0)
+    """
+    vectors = checks.floats(vectors, "vectors", 4)
+    counts = checks.as_array(counts, "counts")
+    updates = checks.floats(updates, "updates", 2)
+    if counts.shape != vectors.shape[:2] or len(updates) != len(vectors):
+        raise ValueError(
+            f"vectors has shape {vectors.shape}, counts {counts.shape}, updates {updates.shape}: give those of the "
+            "same clients."
+        )
+    landmarks = _checked_landmarks(landmarks, len(vectors))
+    mask = checks.client_mask(mask, len(vectors))
+    checks.choice(angles, "angles", get_args(Reduction))
+    for array, name in ((vectors, "vectors"), (updates, "updates")):
+        checks.finite(array, name, mask)
+    options = checks.floats(delta, "delta", 0), checks.floats(beta, "beta", 0)
+    return _landmark_proximity(vectors, jnp.asarray(counts), updates, landmarks, *options, mask, angles)
+
+
+@partial(jax.jit, static_argnames="angles")
+def _landmark_proximity(
+    vectors: Array,
+    counts: Array,
+    updates: Array,
+    landmarks: Array,
+    delta: Array,
+    beta: Array,
+    mask: Array,
+    angles: Reduction,
+) -> Array:
+    clear = [jnp.where(mask.reshape(-1, *(1,) * (part.ndim - 1)), part, 0) for part in (vectors, updates)]
+    own_vectors, own_updates = (part[landmarks] for part in clear)
+    own_counts, own = counts[landmarks], mask[landmarks]
+    pairs = own[:, None] & own[None, :] & ~jnp.eye(len(own), dtype=bool)
+
+    def extent(values: Array, where: Array) -> tuple[Array, Array]:
+        least = jnp.where(where, values, jnp.inf).min()
+        most = jnp.where(where, values, -jnp.inf).max()
+        return least, jnp.where(most > least, most - least, 0.0)
+
+    own_weights, both = weights_between(own_counts, own_counts)
+    lightest, spread = extent(own_weights, both & pairs[:, :, None])
+
+    def raw(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        """V and G in degrees of some clients to the landmarks."""
+        vectors, counts, updates = part
+        between = angles_between(vectors, counts, own_vectors, own_counts, angles)
+        weights, both = weights_between(counts, own_counts)
+        share = jnp.clip((weights - lightest) / jnp.where(spread > 0.0, spread, 1.0), 0.0, 1.0)
+        weights = jnp.where(both & (spread > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
+        return (between * weights).mean(axis=2), degrees_between(updates, own_updates)
+
+    own_data, own_gradient = raw((own_vectors, own_counts, own_updates))
+    scales = [extent(values, pairs) for values in (own_data, own_gradient)]
+
+    def one(client: tuple[Array, Array, Array]) -> Array:
+        data, gradient = (values[0] for values in raw(jax.tree.map(lambda leaf: leaf[None], client)))
+        scaled = [
+            jnp.where(spread > 0.0, (values - least) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
+            for values, (least, spread) in zip((data, gradient), scales, strict=True)
+        ]
+        return beta * scaled[0] + (1.0 - beta) * scaled[1]
+
+    found = lax.map(one, (clear[0], counts, clear[1]), batch_size=_CHUNK)
+    found = found.at[landmarks, jnp.arange(len(landmarks))].set(0.0)
+    return jnp.where(mask[:, None] & own[None, :], found, 0.0)
+
+
+def degrees_between(updates: Array, others: Array) -> Array:
+    """Angles in degrees between the rows of two matrices; 90 to a row of zeros."""
+
+    def normed(rows: Array) -> Array:
+        # With its largest entry at 1 a row's norm neither overflows nor underflows.
+        largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+        rows = rows / jnp.where(largest > 0.0, largest, 1.0)
+        norm = jnp.linalg.norm(rows, axis=1, keepdims=True)
+        return rows / jnp.where(norm > 0.0, norm, 1.0)
+
+    return jnp.degrees(jnp.arccos(jnp.clip(matmul(normed(updates), normed(others).T), -1.0, 1.0)))
+
+
+def _checked_landmarks(landmarks: Clients, clients: int, number: int | None = None) -> Array:
+    found = checks.labels(landmarks, "landmarks", number, least=0)
+    if not checks.holds(lambda index: (index < clients).all() & (len(set(index.tolist())) == len(index)), found):
+        raise ValueError(f"landmarks names clients twice, or others than 0..{clients - 1}: give each landmark once.")
+    return found

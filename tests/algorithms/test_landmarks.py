@@ -1,0 +1,363 @@
+"""Methods by landmark clients: with everybody as landmark the exact ones, with fewer what NumPy makes of them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import clustering, cohorts, local, nn, parallel, privacy
+from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedgwc, flag, pacfl
+from fedjax_cluster.algorithms import round as rounds_of
+from fedjax_cluster.algorithms.flag.flag import Sent
+from fedjax_cluster.algorithms.round import labels as labels_of
+from fedjax_cluster.clustering.scores import adjusted_rand_index
+from fedjax_cluster.data import in_memory, write_population
+from fedjax_cluster.report.methods import fedgwc as fedgwc_pictures
+from fedjax_cluster.report.methods import flag as flag_pictures
+from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.types import Churn
+from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
+from tests.algorithms.test_flag import FULL, as_lists, lines, place
+from tests.federations import blobs
+from tests.reference import federated, landmarks, linkage
+from tests.reference import fedgwc as reference
+from tests.reference import flag as flag_reference
+from tests.turns import drawn_batches, linear_models, turns, uneven
+
+ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
+TWO = parallel.client_mapping("chunked", 2, devices=jax.devices()[:2])
+ROUNDS = 60
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+OPTIONS = {
+    "paper": {"rate": 0.3, "centre": True, "participation": 0.5, "tolerance": 1e-2},
+    "counted": {"rate": "count", "centre": None, "participation": 0.3, "patience": None, "max_children": None},
+}
+
+
+# ------------------------------------------------------------------------------------------ FedGWC
+
+
+@pytest.mark.parametrize("name", [slow("paper"), "counted"])
+def test_fedgwc_by_everybody_is_the_exact_one(name):
+    """The same cohorts, columns, averages and splits: nothing but the form of the state differs."""
+    federation = hard_and_easy()
+    own = {"local": EPOCH, "clusters": 3, **OPTIONS[name]}
+    exact = simulate(build(**own), federation, rounds=ROUNDS, mapping=ONE)
+    ours = simulate(build(**own, landmarks=12), federation, rounds=ROUNDS, mapping=ONE)
+    assert len(exact.events) >= 1
+    assert [event.round for event in exact.events] == [event.round for event in ours.events]
+    assert exact.labels.tolist() == ours.labels.tolist()
+    state, server = ours.state, exact.state.server
+    assert state.server.landmarks.tolist() == list(range(12))
+    np.testing.assert_allclose(state.clients.interactions, server.interactions, rtol=1e-5, atol=1e-6)
+    if exact.algorithm.counted:
+        np.testing.assert_array_equal(state.clients.meetings, server.meetings)
+    np.testing.assert_allclose(state.server.average, server.average, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(ours.history["loss"], exact.history["loss"], rtol=1e-5)
+    for one, other in zip(ours.events, exact.events, strict=True):
+        np.testing.assert_allclose(one.content["affinity"], other.content["affinity"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["paper", slow("counted")])
+def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
+    federation, options = hard_and_easy(), OPTIONS[name]
+    sizes = federation.train.num_examples
+    algorithm = build(local=EPOCH, clusters=3, landmarks=7, smallest=2, **options)
+    played = turns(algorithm, federation, ROUNDS)
+    last, chosen = played[-1].after, played[0].after.server.landmarks
+    models, labels, matrix, average, splits = reference.fedgwc(
+        linear_models(played[0].before.clusters.params)[0],
+        [drawn_batches(turn, federation) for turn in played],
+        sizes,
+        rate=0.1,
+        alpha=options["rate"],
+        participation=options["participation"],
+        tolerance=algorithm.tolerance,
+        beta=algorithm.beta,
+        patience=algorithm.patience,
+        n_max=algorithm.max_children,
+        smallest=2,
+        slots=3,
+        centre=algorithm.rows_centred,
+        landmarks=chosen.tolist(),
+    )
+    events = [number for number, turn in enumerate(played) if turn.info.event]
+    assert splits
+    assert events[0] == splits[0][0]
+    first = algorithm.snapshot(played[events[0]].after)
+    np.testing.assert_allclose(first["affinity"], splits[0][2][np.ix_(chosen, chosen)], rtol=1e-3, atol=1e-5)
+    assert float(first["index"]) == pytest.approx(splits[0][3], rel=1e-2)
+    assert adjusted_rand_index(first["labels"], splits[0][1]) == 1.0
+    found = np.asarray(labels_of(last.clients.membership))
+    assert adjusted_rand_index(found, labels) == 1.0
+    np.testing.assert_allclose(last.clients.interactions, matrix[:, chosen], rtol=2e-3, atol=2e-4)
+    ours = linear_models(last.clusters.params)
+    for client, slot in enumerate(labels):
+        np.testing.assert_allclose(last.server.average[found[client]], average[slot], rtol=2e-2, atol=1e-8)
+        for part, expected in zip(ours[found[client]], models[slot], strict=True):
+            np.testing.assert_allclose(part, expected, rtol=2e-3, atol=2e-4)
+    # Half of the landmarks are in every cohort, as they are half of it at most.
+    sizes = [len(set(turn.clients) & set(chosen.tolist())) for turn in played[: events[0] + 1]]
+    assert min(sizes) >= min(4, len(played[0].clients) // 2)
+    assert len({tuple(sorted(set(turn.clients) & set(chosen.tolist()))) for turn in played[: events[0]]}) > 1
+
+
+def test_some_of_each_cluster_are_drawn_before_all_others():
+    label, size = jnp.asarray([0] * 6 + [1] * 5 + [-1]), jnp.asarray([3, 2])
+    some, most = jnp.asarray([1, 4, 7, 11]), jnp.asarray([1, 1])
+    draw = jax.vmap(lambda key: cohorts.per_cluster(key, label, size, 5, first=(some, most)))
+    index, mask, _ = draw(jax.random.split(jax.random.key(0), 2000))
+    assert np.asarray(mask).all()
+    index = np.asarray(index)
+    assert ((index < 6).sum(1) == 3).all()
+    assert (index == 7).any(1).all()
+    found = np.stack([(index == one).any(1) for one in (1, 4)])
+    assert found.any(0).all()
+    assert 0.1 < found.all(0).mean() < 0.5  # the second comes as anybody may
+    assert not (index == 11).any()
+
+
+@pytest.mark.slow
+def test_fedgwc_by_landmarks_takes_newcomers_and_draws_its_matrices():
+    algorithm = build(rate="count", clusters=4, landmarks=8, smallest=2)
+    churn = [Churn(4, leave=(0, 2)), Churn(9, join=(2,))]
+    result = simulate(algorithm, hard_and_easy(), rounds=40, churn=churn, mapping=ONE)
+    assert result.labels[0] == -1
+    assert result.labels[2] >= 0
+    state = start_of(algorithm, hard_and_easy())
+    chosen = int(state.server.landmarks[3])
+    clients = state.clients._replace(
+        interactions=jax.random.uniform(jax.random.key(0), (12, 8)), meetings=jnp.full((12, 8), 3)
+    )
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), hard_and_easy().train)
+    new = algorithm.admit(jax.random.key(0), state._replace(clients=clients), client, jnp.asarray(chosen)).clients
+    assert (np.asarray(new.meetings)[chosen] == 0).all()
+    assert (np.asarray(new.meetings)[:, 3] == 0).all()
+    assert (np.asarray(new.interactions)[:, 3] == 0).all()
+    rest, others = np.delete(np.asarray(clients.interactions), 3, 1), np.delete(np.asarray(new.interactions), 3, 1)
+    np.testing.assert_array_equal(np.delete(others, chosen, 0), np.delete(rest, chosen, 0))
+    assert (rest == others[chosen]).all(1).sum() == 1
+    drawn = fedgwc_pictures.figures(result)
+    assert {"interaction_matrices", "convergence"} <= set(drawn)
+
+
+# ------------------------------------------------------------------------------------------ CFL-GP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"participation": 0.6}], ids=["all", "some"])
+def test_cfl_gp_by_everybody_is_the_exact_one(options):
+    federation = uneven()
+    method = functools.partial(cfl_gp, nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=4, steps=3), **options)
+    exact = simulate(method(), federation, rounds=9, mapping=ONE)
+    ours = simulate(method(landmarks=9), federation, rounds=9, mapping=ONE)
+    assert exact.labels.tolist() == ours.labels.tolist()
+    assert exact.history["num_changed"].tolist() == ours.history["num_changed"].tolist()
+    np.testing.assert_allclose(ours.state.clients.profile, exact.state.clients.profile, rtol=1e-4, atol=1e-6)
+    assert ours.state.server.grams.size == 0
+
+
+def test_cfl_gp_by_some_groups_them_and_others_join_by_the_blocks_that_they_filled():
+    federation = blobs(clients=16, groups=3, rows=24, ragged=False)
+    algorithm = cfl_gp(
+        nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=8, steps=3), every=2, participation=0.6,
+        cluster_cohort=True, landmarks=6,
+    )  # fmt: skip
+    played = turns(algorithm, federation, 10)
+    chosen = played[0].after.server.landmarks.tolist()
+    partly = 0
+    for number, turn in enumerate(played):
+        before, after = (np.argmax(state.clients.membership, -1) for state in (turn.before, turn.after))
+        if number % 2 == 0:
+            np.testing.assert_array_equal(before, after)
+            continue
+        assert set(chosen) < set(turn.clients)
+        profile, filled = np.asarray(turn.after.clients.profile, np.float64), np.asarray(turn.after.clients.updates) > 0
+        own = federated.imputed(profile[chosen], np.asarray(turn.after.clients.updates)[chosen])
+        named = np.asarray(federated.spectral_clusters(own.reshape(6, -1), before[chosen], 3))
+        assert adjusted_rand_index(after[chosen], named) == 1.0
+        right = np.linalg.svd(own.reshape(6, -1), full_matrices=False)[2][:3].reshape(3, 3, -1)
+        label = after[chosen]
+        for client in set(turn.clients) - set(chosen):
+            blocks = np.flatnonzero(filled[client])
+            partly += len(blocks) < filled[chosen].any(0).sum()
+            apart = []
+            for group in range(3):
+                centre = own[label == group].mean(0)
+                apart.append(np.linalg.norm(sum(right[:, k] @ (profile[client, k] - centre[k]) for k in blocks)))
+            assert after[client] == int(np.argmin(apart))
+        others = np.setdiff1d(np.arange(16), turn.clients)
+        np.testing.assert_array_equal(before[others], after[others])
+    assert partly > 0
+    label = np.argmax(played[-1].after.clients.membership, -1)
+    assert adjusted_rand_index(label, federation.group) > 0.7
+
+
+# ------------------------------------------------------------------------------------------ FLAG
+
+
+def flag_by(number=None, threshold=0.6, **options):
+    arguments = {"clusters": 4, "local": FULL, "gradient_epochs": 4, "max_vectors": 2, "threshold": threshold}
+    return flag(nn.linear(), **{**arguments, **options}, landmarks=number)
+
+
+@pytest.mark.slow
+def test_flag_by_everybody_is_the_exact_one():
+    population = place(lines())
+    start = {"search_clients": 6, "search_rounds": 1, "search_epochs": 1, "light_model": nn.linear()}
+    for options in ({}, {"threshold": None, **start}):
+        exact, _ = flag_by(**options).init(run_keys(0).initialization, population)
+        ours, _ = flag_by(9, **options).init(run_keys(0).initialization, population)
+        assert labels_of(exact.clients.membership).tolist() == labels_of(ours.clients.membership).tolist()
+        for one, other in zip(jax.tree.leaves(exact.server[:3]), jax.tree.leaves(ours.server[:3]), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("method", ["average", slow("single"), slow("complete")])
+def test_flag_by_some_merges_them_and_others_join_the_nearest(method):
+    federation = lines(15)
+    algorithm = flag_by(7, linkage=method)
+    state, info = algorithm.init(run_keys(0).initialization, place(federation))
+    chosen = state.server.landmarks.tolist()
+    kernel = state.server.start.params["output"]
+    start = tuple(np.asarray(kernel[name], np.float64) for name in ("kernel", "bias"))
+    arguments = {"num_classes": 3, "rank": 2, "share": 0.01, "rate": 0.3, "epochs": 4}
+    measured = [flag_reference.measure(start, x, y, **arguments) for x, y in as_lists(federation)]
+    distance = landmarks.proximity(measured, chosen, delta=0.5, beta=0.5)
+    np.testing.assert_allclose(state.server.matrices.proximity, distance[chosen], atol=3e-3)
+    clusters = linkage.agglomerative(distance[chosen], method, 0.6)
+    label = landmarks.extend_labels(distance, chosen, flag_reference.as_labels(clusters, 7).tolist(), method)
+    assert labels_of(state.clients.membership).tolist() == label
+    if method == "average":
+        assert adjusted_rand_index(np.asarray(label), federation.group) == 1.0
+    assert float(info.costs.clustering_seconds) > 0
+    assert state.clients._fields == ("membership", "present")
+    # Of numbers without groups, each linkage makes something else.
+    rng = np.random.default_rng(0)
+    counts, changes = np.full((40, 1), 9, np.int32), rng.normal(size=(40, 3)).astype(np.float32)
+    sent = Sent(np.zeros((40, 1, 2, 1), np.float32), counts, changes, np.ones(40, bool))
+    some, label = np.arange(0, 40, 2), rng.integers(0, 3, 20)
+    apart = clustering.landmark_proximity(*sent[:3], some)
+    expected = {kind: landmarks.extend_labels(apart, some, label.tolist(), kind) for kind in landmarks.REDUCTIONS}
+    assert algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() == expected.pop(method)
+    assert all(
+        other != algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() for other in expected.values()
+    )
+
+
+@pytest.mark.slow
+def test_flag_by_landmarks_takes_newcomers_and_draws_its_matrices():
+    federation = lines(15)
+    algorithm = flag_by(7, clusters=3)
+    churn = [Churn(1, leave=(0, 3, 4)), Churn(2, join=(3, 4))]
+    result = simulate(algorithm, federation, rounds=3, churn=churn, mapping=ONE)
+    known = result.labels >= 0
+    assert known.sum() == 14
+    assert adjusted_rand_index(result.labels[known], federation.group[known]) == 1.0
+    drawn = flag_pictures.figures(result)
+    assert {"dissimilarity_matrices", "dendrogram"} <= set(drawn)
+    template, _ = algorithm.template(run_keys(0).initialization, place(federation))
+    assert jax.tree.structure(template) == jax.tree.structure(result.state)
+    assert [leaf.shape for leaf in jax.tree.leaves(template)] == [leaf.shape for leaf in jax.tree.leaves(result.state)]
+
+
+# ------------------------------------------------------------------------------------------ all of them
+
+
+def by_landmarks(name, **options):
+    own = {"cfl_gp": {"cluster_cohort": True, "participation": 0.6}, "fedgwc": {"participation": 0.4}}[name]
+    training = local.sgd(0.1, batch_size=8, steps=2)
+    return REGISTRY[name](nn.linear(), clusters=2, local=training, landmarks=5, **own, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cfl_gp", "fedgwc"])
+def test_rows_on_disk_devices_and_chunks_change_nothing(name, tmp_path):
+    """Clients in memory on one device, in chunks on two, and on disk with cohorts read ahead."""
+    federation, options = blobs(clients=13), {"rounds": 7, "eval_every": 4, "progress": False}
+    if name == "fedgwc":
+        options["rounds"] = 30
+    further = {"tolerance": 1e-2, "beta": 0.1, "smallest": 2} if name == "fedgwc" else {}
+    ours = by_landmarks(name, **further)
+    one = simulate(ours, federation, mapping=ONE, **options)
+    two = simulate(ours, federation, mapping=TWO, **options)
+    assert one.labels.tolist() == two.labels.tolist()
+    np.testing.assert_allclose(one.history["loss"], two.history["loss"], rtol=1e-4)
+    population = write_population(tmp_path / "p", federation, shard_megabytes=0.002)
+    streamed = simulate(ours, population, mapping=ONE, **options)
+    resident = simulate(ours, in_memory(population), mapping=ONE, **options)
+    for a, b in zip(jax.tree.leaves(streamed.state), jax.tree.leaves(resident.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_without_landmarks_configurations_are_those_of_before():
+    assert "landmarks" not in fedgwc(nn.linear(), clusters=2, local=FULL).config
+    assert by_landmarks("fedgwc").config["landmarks"] == 5
+    assert by_landmarks("fedgwc") != dataclasses.replace(by_landmarks("fedgwc"), landmarks=None)
+
+
+@pytest.mark.parametrize("name", ["cfl", "fedgwc", "flag", "pacfl", "cfl_gp"])
+def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypatch):
+    monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 300.0)
+    factory = {"cfl": REGISTRY["cfl"], "fedgwc": fedgwc, "flag": flag, "pacfl": pacfl, "cfl_gp": cfl_gp}[name]
+    algorithm = factory(nn.linear(), clusters=2, local=FULL)
+    with pytest.raises(ValueError, match=r"GB, but 3e-07 GB of this device are free") as error:
+        algorithm.init(run_keys(0).initialization, place(lines()))
+    text = str(error.value)
+    assert "\n" not in text
+    assert text.startswith(f"{name} takes")
+    assert ("landmarks" in text) == (name in ("fedgwc", "flag"))
+    if name == "fedgwc":
+        monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 4.0 * 6 * 9 * 3)
+        dataclasses.replace(algorithm, landmarks=3).init(run_keys(0).initialization, place(lines()))
+
+
+@pytest.mark.parametrize(
+    ("build_it", "message"),
+    [
+        (lambda: fedgwc(nn.linear(), clusters=2, local=FULL, landmarks=1), "landmarks is 1"),
+        (lambda: build(landmarks=3, variant="released"), "told apart by the columns of P"),
+        (lambda: build(landmarks=3, perceived="columns"), "told apart by the columns of P"),
+        (
+            lambda: build(
+                landmarks=3, sampling="uniform", privacy=privacy.gaussian(
+                    clip=1.0, noise_multiplier=1.0, delta=1e-5, clustering_clip=1.0, clustering_noise_multiplier=1.0
+                ),
+            ),
+            "landmarks are in more rounds than others",
+        ),
+        (
+            lambda: start_of(build(landmarks=13), hard_and_easy()),
+            "landmarks is 13, but there are only 12 clients; give at most 12",
+        ),
+        (lambda: flag_by(10).init(run_keys(0).initialization, place(lines())), "there are only 9 clients"),
+        (
+            lambda: by_landmarks("cfl_gp", every=3).init(run_keys(0).initialization, place(lines(6))),
+            "landmarks is 5, but a cohort has only 4 clients",
+        ),
+        (
+            lambda: dataclasses.replace(by_landmarks("cfl_gp"), clusters=6).init(
+                run_keys(0).initialization, place(lines())
+            ),
+            "landmarks is 5, but clusters is 6",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(build_it, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build_it()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_clustering_by_landmarks_is_what_cluster_gives():
+    """What times the server's clusterings clusters as a round does, everybody in it."""
+    federation = blobs(clients=16, groups=3)
+    algorithm = cfl_gp(nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=8, steps=3), every=1, landmarks=6)
+    played = turns(algorithm, federation, 4)
+    state = jax.tree.map(jnp.asarray, played[-1].after)
+    found = jax.jit(algorithm.cluster)(jax.random.key(0), state)
+    assert clustering.scores.adjusted_rand_index(found, labels_of(state.clients.membership)) == 1.0
