@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.round import cluster_variables
+from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
@@ -142,5 +143,5 @@ def _train_alone(
 def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
     """Every client's mean loss f32[C]."""
     return parallel.for_each_client(
-        lambda client: dataset_loss(model, variables, client.data), cohort, collect=lambda loss: loss
+        lambda client: dataset_loss(model, variables, shown_rows(client.data)), cohort, collect=lambda loss: loss
     ).collected
