@@ -16,7 +16,7 @@ FLOORS = (
     {"simulation"},
     {"report"},
     {"algorithms"},
-    {"inference", "server", "cohorts", "aggregation", "privacy"},
+    {"inference", "server", "cohorts", "aggregation", "order_statistics", "privacy"},
     {"local", "faults", "lifting"},
     {"parallel"},
     {"nn", "data", "optimizers"},
