@@ -3,13 +3,12 @@
 `simulate(..., fault=faults.sign_flip(share=0.2))` draws the faulty clients by its seed, the same for every method.
 Their training rows, or what their local training gives, are changed before the method sees them: no method knows.
 Attacks aimed at clusterings have rows of another kind too: those that a client shows where a method groups clients by
-what they show, not by the changes that it averages. Methods ask for them by `shown_rows`.
+what they show, not by the changes that it averages: `marked_clients.shown_rows`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -18,34 +17,12 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster.data.stored import stored
-from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_least, option, shown
+from fedjax_cluster.marked_clients import MarkedData, marked
+from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, UNIT, Options, at_least, is_zero, option, shown
 from fedjax_cluster.types import Churn, ClientData, Federation, LocalResult
 
+UNLIMITED = 1e9  # steps
 STREAM = 0xFA17  # of the seed, so that who is faulty depends on nothing else that is drawn
-
-
-@jax.tree_util.register_pytree_node_class
-class MarkedData(ClientData):
-    """Clients of whom some are marked as faulty (see `faults`); otherwise as others, and unpacked as they are."""
-
-    faulty: Any = None  # bool[M]
-    shown: ClientData | None = None  # what all, also the honest, show to clusterings; None for the rows that they have
-
-    @classmethod
-    def of(cls, data: ClientData, faulty: Any, shown: ClientData | None = None) -> MarkedData:
-        found = cls(*data)
-        found.faulty, found.shown = faulty, shown
-        return found
-
-    def _replace(self, **changes: Any) -> MarkedData:
-        return MarkedData.of(ClientData(*self)._replace(**changes), self.faulty, self.shown)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        return (*self, self.faulty, self.shown), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, leaves: Sequence[Any]) -> MarkedData:
-        return cls.of(ClientData(*leaves[:3]), *leaves[3:])
 
 
 class Fault(Options):
@@ -89,20 +66,54 @@ class Fault(Options):
         return dataclasses.replace(self, share=1.0)  # pyright: ignore[reportArgumentType]
 
 
-class _Multiplied(Fault):
-    """A fault whose faulty clients send their change `times` over."""
+class spoilt(Fault):
+    """What becomes of a faulty client's training under any fault of this module: one program serves all of them.
 
-    times: ClassVar[Any] = 1.0  # a number, or a property
+    >>> sign_flip(share=0.2).in_training == disguise(share=0.4).in_training
+    True
+    """
+
+    share: float = option("of the clients that are marked", default=1.0, bound=SHARE)
+    times: float = option("factor of what is sent", default=1.0, bound=FINITE)
+    lost: float = option("chance that NaN is sent", default=0.0, bound=UNIT)
+    most_steps: float = option("the most local steps", default=UNLIMITED, bound=POSITIVE)
+
+    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
+        if isinstance(self.most_steps, float) and self.most_steps == UNLIMITED:
+            return usual
+        return jnp.where(faulty, jnp.minimum(usual, jnp.asarray(self.most_steps).astype(jnp.int32)), usual)
 
     def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, self.times, 1.0))
+        factor = jnp.where(faulty, self.times, 1.0)
+        if not is_zero(self.lost):
+            lost = faulty & jax.random.bernoulli(jax.random.fold_in(rng_key, STREAM), self.lost)
+            factor = jnp.where(lost, jnp.nan, factor)
+        return result._replace(delta=jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), result.delta))
 
     @property
     def in_training(self) -> Fault:
-        return scaled(1.0, factor=self.times)
+        return self
 
 
-class sign_flip(_Multiplied):
+class _Spoiling(Fault):
+    """A fault that is a case of `spoilt`."""
+
+    def in_program(self) -> dict[str, float]:
+        """The options of `spoilt`."""
+        return {}
+
+    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
+        return self.in_training.num_steps(usual, faulty)
+
+    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
+        return self.in_training.sent(rng_key, result, faulty)
+
+    @property
+    def in_training(self) -> Fault:
+        return spoilt(**self.in_program())
+
+
+class sign_flip(_Spoiling):
     """Hostile clients that send their change the other way, and larger: −scale · Δ.
 
     >>> sign_flip(share=0.2, scale=10)
@@ -110,10 +121,12 @@ class sign_flip(_Multiplied):
     """
 
     scale: float = option("how many times as large", default=10.0, bound=POSITIVE)
-    times: ClassVar[Any] = property(lambda self: -self.scale)
+
+    def in_program(self) -> dict[str, float]:
+        return {"times": -self.scale}
 
 
-class scaled(_Multiplied):
+class scaled(_Spoiling):
     """Clients that send their change many times too large, as training that explodes does: factor · Δ.
 
     >>> scaled(factor=100).factor
@@ -121,17 +134,19 @@ class scaled(_Multiplied):
     """
 
     factor: float = option("how many times as large; negative turns it round", default=100.0, bound=FINITE)
-    times: ClassVar[Any] = property(lambda self: self.factor)
+
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.factor}
 
 
-class nan_updates(Fault):
+class nan_updates(_Spoiling):
     """Clients that send NaN, which every method leaves out, and counts as rejected."""
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, jnp.nan, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"lost": 1.0}
 
 
-class drop_out(Fault):
+class drop_out(_Spoiling):
     """Clients of whom in each round some, drawn anew, send nothing; they are counted as rejected.
 
     NOTE: who drops out has been sent the model and has trained, and the costs of that are counted.
@@ -143,12 +158,11 @@ class drop_out(Fault):
     rate: float = option("chance of each that it sends nothing in a round", default=0.2, bound=SHARE, kw_only=False)
     share: float = option("of the clients that may drop out", default=1.0, bound=SHARE)
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        lost = faulty & jax.random.bernoulli(jax.random.fold_in(rng_key, STREAM), self.rate)
-        return _times(result, jnp.where(lost, jnp.nan, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"lost": self.rate}
 
 
-class stragglers(Fault):
+class stragglers(_Spoiling):
     """Clients that take no more than `steps` local steps a round, and send what they have.
 
     >>> int(stragglers(steps=2).num_steps(10, jnp.asarray(True))), int(stragglers().num_steps(10, jnp.asarray(False)))
@@ -157,11 +171,11 @@ class stragglers(Fault):
 
     steps: int = option("the most steps of theirs in a round", default=1, bound=COUNT)
 
-    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
-        return jnp.where(faulty, jnp.minimum(usual, self.steps), usual)
+    def in_program(self) -> dict[str, float]:
+        return {"most_steps": float(self.steps)}
 
 
-class label_flip(_Multiplied):
+class label_flip(_Spoiling):
     """Hostile or careless clients whose training labels are reversed: y becomes L − 1 − y, of L classes."""
 
     def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
@@ -174,7 +188,7 @@ class label_flip(_Multiplied):
         return federation._replace(train=train._replace(y=_reversed(federation, faulty)))
 
 
-class colluders(_Multiplied):
+class colluders(_Spoiling):
     """Hostile clients that pass for another group's: they hold copies of its rows, and send scale · Δ.
 
     The copies decide their gradients, losses and bases, so that clusterings take them for members; with a negative
@@ -184,7 +198,9 @@ class colluders(_Multiplied):
 
     group: int = option("the group that is copied", default=0, bound=at_least(0))
     scale: float = option("factor of what they send", default=1.0, bound=FINITE)
-    times: ClassVar[Any] = property(lambda self: self.scale)
+
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.scale}
 
     def drawn(self, federation: Federation, seed: int) -> np.ndarray:
         return _some_of(_members(federation, self, self.group, others=True), federation, self.share, seed)
@@ -230,7 +246,7 @@ class infiltrators(disguise):
         return (Churn(self.joins, join=tuple(np.flatnonzero(faulty).tolist())),)
 
 
-class schism(_Multiplied):
+class schism(_Spoiling):
     """Members of one group that show a clustering a distribution of their own, so that the group is divided.
 
     They show their rows with the features in another order, the same for all of them, and class labels y as L − 1 − y
@@ -242,7 +258,9 @@ class schism(_Multiplied):
 
     group: int = option("the group that divides itself", default=0, bound=at_least(0))
     scale: float = option("factor of what they send", default=1.0, bound=FINITE)
-    times: ClassVar[Any] = property(lambda self: self.scale)
+
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.scale}
 
     def drawn(self, federation: Federation, seed: int) -> np.ndarray:
         return _some_of(_members(federation, self, self.group), federation, self.share, seed)
@@ -331,24 +349,6 @@ def faulty_clients(federation: Federation) -> np.ndarray:
     return np.zeros(len(federation.train.num_examples), bool) if mark is None else np.asarray(mark)
 
 
-def marked(data: ClientData) -> Any | None:
-    """bool[...] of the clients that are faulty, None where nobody is marked."""
-    return data.faulty if isinstance(data, MarkedData) else None
-
-
-def shown_rows(data: ClientData) -> ClientData:
-    """The rows of one client or more that a clustering sees, in honest work: what it compares clients by is of these.
-
-    They have no marks where they are not the client's own, so that nothing is spoilt a second time.
-    """
-    return data.shown if isinstance(data, MarkedData) and data.shown is not None else data
-
-
-def poses(data: ClientData) -> Any | None:
-    """bool[...] of the clients that show a clustering other rows than they have; None where nobody does."""
-    return data.faulty if isinstance(data, MarkedData) and data.shown is not None else None
-
-
 def _check_shows(algorithm: Any, fault: Fault) -> None:
     """Raises a ValueError where a method's clustering is shown nothing that the fault could change."""
     if not fault.shows:
@@ -410,7 +410,3 @@ def _some(among: np.ndarray, share: float, seed: int) -> np.ndarray:
     found = np.zeros(len(among), bool)
     found[np.argsort(score, kind="stable")[:count]] = True
     return found & among
-
-
-def _times(result: LocalResult, factor: Array) -> LocalResult:
-    return result._replace(delta=jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), result.delta))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import faults, local, nn, parallel
+from fedjax_cluster import faults, local, marked_clients, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedavg
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
@@ -35,7 +35,7 @@ def trained(update, data):
 def sent_by(fault, faulty, update=LOCAL):
     """What client 3 sends with a fault, and without one."""
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), blobs().train)
-    spoilt = trained(dataclasses.replace(update, fault=fault), faults.MarkedData.of(data, jnp.asarray(faulty)))
+    spoilt = trained(dataclasses.replace(update, fault=fault), marked_clients.MarkedData.of(data, jnp.asarray(faulty)))
     return spoilt, trained(update, data)
 
 
@@ -59,10 +59,10 @@ def test_marks_go_where_the_rows_go():
     federation = faults.afflicted(blobs(clients=7), faults.sign_flip(0.4), seed=0)
     marks = faults.faulty_clients(federation)
     x, y, count = federation.train
-    assert isinstance(federation.train._replace(y=y), faults.MarkedData)
+    assert isinstance(federation.train._replace(y=y), marked_clients.MarkedData)
     doubled = jax.tree.map(lambda leaf: leaf, federation.train)
-    np.testing.assert_array_equal(faults.marked(doubled), marks)
-    assert faults.marked(blobs().train) is None
+    np.testing.assert_array_equal(marked_clients.marked(doubled), marks)
+    assert marked_clients.marked(blobs().train) is None
     two = parallel.client_mapping("scan", devices=jax.devices()[:2])
     population = parallel.place_population(federation.train, federation.info, two, np.array([9.0, 1, 1, 1, 9, 9, 9]))
     assert population.placement is not None
@@ -72,7 +72,7 @@ def test_marks_go_where_the_rows_go():
         drawn = parallel.gather_cohort(population, Selection(jnp.asarray([5, 2, 0, 8]), jnp.arange(4) < 3))
         return [
             parallel.for_each_client(
-                lambda client: (client.mask, client.index, faults.marked(client.data), client.data.x[0, 0]),
+                lambda client: (client.mask, client.index, marked_clients.marked(client.data), client.data.x[0, 0]),
                 cohort,
                 collect=lambda output: output,
             ).collected
@@ -151,13 +151,13 @@ def test_the_disguised_show_copies_and_train_on_what_they_have():
     after = faults.afflicted(federation, fault, seed=4)
     hidden, copied = faults.faulty_clients(after), faults.afflicted(federation, faults.colluders(0.25, group=1), seed=4)
     chex.assert_trees_all_equal(tuple(after.train), tuple(federation.train))
-    chex.assert_trees_all_equal(tuple(faults.shown_rows(after.train)), tuple(copied.train))
+    chex.assert_trees_all_equal(tuple(marked_clients.shown_rows(after.train)), tuple(copied.train))
     np.testing.assert_array_equal(hidden, faults.faulty_clients(copied))
-    np.testing.assert_array_equal(faults.poses(after.train), hidden)
-    assert faults.poses(copied.train) is None
-    assert faults.shown_rows(copied.train) is copied.train
+    np.testing.assert_array_equal(marked_clients.poses(after.train), hidden)
+    assert marked_clients.poses(copied.train) is None
+    assert marked_clients.shown_rows(copied.train) is copied.train
     kept = jax.tree.map(lambda leaf: leaf, after.train)._replace(num_examples=None)
-    chex.assert_trees_all_equal(faults.shown_rows(kept), faults.shown_rows(after.train))
+    chex.assert_trees_all_equal(marked_clients.shown_rows(kept), marked_clients.shown_rows(after.train))
     row = jax.tree.map(lambda leaf: jnp.asarray(leaf[np.flatnonzero(hidden)[0]]), after.train)
     honestly, spoilt = trained(LOCAL, row), trained(dataclasses.replace(LOCAL, fault=fault), row)
     chex.assert_trees_all_close(spoilt.delta, jax.tree.map(lambda leaf: -3 * leaf, honestly.delta), rtol=1e-6)
@@ -166,7 +166,7 @@ def test_the_disguised_show_copies_and_train_on_what_they_have():
 def test_a_group_divides_itself_by_what_some_of_its_members_show():
     federation, fault = blobs(), faults.schism(0.25, group=1)
     after = faults.afflicted(federation, fault, seed=0)
-    some, shown = faults.faulty_clients(after), faults.shown_rows(after.train)
+    some, shown = faults.faulty_clients(after), marked_clients.shown_rows(after.train)
     assert some.sum() == 2
     assert set(federation.group[some]) == {1}
     chex.assert_trees_all_equal(tuple(after.train), tuple(federation.train))

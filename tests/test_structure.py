@@ -17,7 +17,7 @@ FLOORS = (
     {"report"},
     {"algorithms"},
     {"inference", "server", "cohorts", "aggregation", "order_statistics", "privacy"},
-    {"local", "faults", "lifting"},
+    {"local", "faults", "marked_clients", "lifting"},
     {"parallel"},
     {"nn", "data", "optimizers"},
     {"clustering"},

@@ -27,8 +27,8 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.local import client_key, num_batches, server_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import aggregate_clients

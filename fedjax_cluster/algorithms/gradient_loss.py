@@ -25,8 +25,8 @@ from fedjax_cluster.algorithms.round import (
     training_costs,
 )
 from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
-from fedjax_cluster.faults import poses, shown_rows
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian

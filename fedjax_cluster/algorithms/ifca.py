@@ -27,9 +27,9 @@ from fedjax_cluster.algorithms.round import (
     train_client,
 )
 from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import COUNT, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian

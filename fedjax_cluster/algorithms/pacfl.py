@@ -27,8 +27,8 @@ from fedjax_cluster.algorithms.one_shot import (
 )
 from fedjax_cluster.algorithms.round import first_state, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian

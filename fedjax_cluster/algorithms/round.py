@@ -15,9 +15,9 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, mean_of_steps
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.server import (

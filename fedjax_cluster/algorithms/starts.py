@@ -13,10 +13,10 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.round import cluster_variables
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterable, Mapping
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster import aggregation, faults, lifting, tree
+from fedjax_cluster import aggregation, faults, lifting, provenance, tree
 from fedjax_cluster.aggregation import Aggregation
-from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments.cells import changed
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
+from fedjax_cluster.experiments.recipe import Study
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.report.share_panels import share_panels
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.result import SimulationResult
+from fedjax_cluster.types import Federation
 
 BASE = RunConfig(
     method="fedavg",
@@ -32,31 +36,30 @@ BASE = RunConfig(
     rounds=30,
     batch_size=16,
     averaging="models",
-    learning_rate=0.1,
-    local_steps=5,
+    learning_rate=0.5,
+    local_steps=10,
     participation=1.0,
     eval_every=30,
 )
 QUICK_ROUNDS = 6
 # The five first, then those that cluster in another way, then those of one model.
 METHODS: dict[str, dict[str, Any]] = {
-    "cfl": {},
-    "cfl_gp": {},
-    "fedgwc": {},
-    "flag": {},
-    "gradient_loss": {},
+    **{name: {} for name in ("cfl", "cfl_gp", "fedgwc", "flag", "gradient_loss")},
     **{name: {} for name in ("ifca", "pacfl", "fesem", "fedsoft", "fedem")},
     **{name: {} for name in ("fedavg", "fedprox", "fairavg", "fedavgm", "scaffold", "per_fedavg")},
     **{name: {} for name in ("ditto", "fedper", "fedrep", "pfedme", "fedproto", "local_only")},
 }
-QUICK_METHODS = ("cfl", "ifca", "fedavg")
-SHARES = (0.1, 0.2, 0.3, 0.4)
+METHODS["fedgwc"] = {"participation": 0.25, "rounds": 60, "eval_every": 60}
+METHODS["fedrep"] = METHODS["fedper"] = METHODS["fedproto"] = {"model": "mlp", "model_options": {"hidden": (32,)}}
+QUICK_METHODS = ("ifca", "fedavg")
+SHARES, MIDDLE = (0.1, 0.2, 0.3, 0.4), 0.2
 RULES: dict[str, Aggregation | None] = {
     "mean": None,
-    "trimmed mean": aggregation.trimmed_mean(share=0.4),
     "median": aggregation.median(),
-    "clipping": aggregation.norm_clipping(0.5),
+    "trimmed mean": aggregation.trimmed_mean(share=0.3),
+    "clipping": aggregation.norm_clipping(1.0),
 }
+DRAWN = ("mean", "median")  # rules under which attackers are of every share
 ATTACKS: dict[str, Fault] = {
     "sign flip": faults.sign_flip(),
     "label flip": faults.label_flip(),
@@ -71,7 +74,20 @@ BAD_LUCK: dict[str, Fault] = {
     "drop-out": faults.drop_out(),
     "stragglers": faults.stragglers(),
 }
-FACTOR = {"local.fault.factor": 1.0}  # an argument of the programs, which the faults then share
+# Arguments of the programs: all faults of a method share one, and those in disguise a second.
+SPOILT = {f"local.fault.{name}": 1.0 for name in ("times", "lost", "most_steps")}
+Case = tuple[str, str, float]  # fault, rule, share
+
+
+class nobody(faults.spoilt):
+    """No fault, in the programs of runs with one."""
+
+    def drawn(self, federation: Federation, seed: int) -> np.ndarray:
+        return np.zeros(len(federation.train.num_examples), bool)
+
+    @property
+    def in_training(self) -> Fault:
+        return faults.spoilt()
 
 
 class Found(NamedTuple):
@@ -79,34 +95,43 @@ class Found(NamedTuple):
 
     accuracy: float  # of the honest, in percent
     agreement: float  # ARI of the honest, NaN for a method of one model
-    clusters: int  # that the honest are in
-    finite: bool  # all models
+    clusters: float  # that the honest are in
+    finite: float  # 1.0 where all models are
 
 
-NOTHING = Found(NAN, NAN, 0, True)
+def cases(quick: bool) -> list[Case]:
+    """What every method is put through: all faults under all rules, and attackers of all shares under some."""
+    every = {**ATTACKS, **BAD_LUCK}
+    shares, rules = (SHARES[1:2], DRAWN) if quick else (SHARES, tuple(RULES))
+    found: list[Case] = [("none", rule, 0.0) for rule in rules]
+    found += [(name, rule, MIDDLE) for rule in rules for name in every]
+    found += [(name, rule, share) for rule in DRAWN for name in ATTACKS for share in shares if share != MIDDLE]
+    return found
 
 
-def found_by(method: str, rule: str, fault: Fault | None, seed: int, rounds: int | None = None) -> Found | None:
+def found_by(method: str, case: Case, seed: int, rounds: int | None = None) -> Found | None:
     """What a method's run has come to; None where the method has no place for the rule or the fault."""
-    if (case := _case(method, rule, seed, rounds)) is None:
+    name, rule, share = case
+    if (start := _start(method, rule, seed, rounds)) is None:
         return None
-    algorithm, federation, config = case
-    # A fault during the run comes at a third of it, however short.
+    algorithm, federation, config = start
+    fault = nobody()
+    if name in ATTACKS:
+        fault = dataclasses.replace(ATTACKS[name], share=share)  # pyright: ignore[reportArgumentType]
+    elif name in BAD_LUCK:
+        fault = BAD_LUCK[name]
     if isinstance(fault, faults.infiltrators):
-        fault = dataclasses.replace(fault, joins=config.rounds // 3)
-    options: Mapping[str, Any] = {"seed": seed, "eval_every": config.rounds, "progress": False}
-    try:
-        with lifting.one_program(FACTOR):
-            result = simulate(algorithm, federation, rounds=config.rounds, fault=fault, **options)
-    except ValueError as error:
-        if fault is None or not str(error).startswith("fault is"):
-            raise
+        fault = dataclasses.replace(fault, joins=config.rounds // 3)  # pyright: ignore[reportArgumentType]
+    options: dict[str, Any] = {"seed": seed, "eval_every": config.rounds, "progress": False}
+    if fault.shows and (algorithm.clusters_by == "nothing" or (algorithm.clusters_by == "changes" and not fault.late)):
         return None
+    with lifting.one_program(SPOILT):
+        result = simulate(algorithm, federation, rounds=config.rounds, fault=fault, **options)
     return _come_to(result)
 
 
-@functools.lru_cache(maxsize=4)
-def _case(method: str, rule: str, seed: int, rounds: int | None) -> tuple[Any, Any, RunConfig] | None:
+@functools.lru_cache(maxsize=1)
+def _start(method: str, rule: str, seed: int, rounds: int | None) -> tuple[Any, Federation, RunConfig] | None:
     """A method with a rule, its federation and its configuration; None where it has no place for the rule."""
     config = changed(BASE, method=method, seed=seed, **METHODS[method])
     config = config if rounds is None else changed(config, rounds=rounds, eval_every=rounds)
@@ -114,104 +139,110 @@ def _case(method: str, rule: str, seed: int, rounds: int | None) -> tuple[Any, A
     algorithm: Any = build_algorithm(config)
     if RULES[rule] is None:
         return algorithm, federation, config
-    if "aggregation" not in {field.name for field in dataclasses.fields(algorithm)}:
+    if not hasattr(algorithm, "aggregation"):
         return None
     return dataclasses.replace(algorithm, aggregation=RULES[rule]), federation, config
 
 
 def _come_to(result: SimulationResult) -> Found:
-    of = "_honest" if result.faulty.any() else ""
-    honest = np.flatnonzero(~result.faulty)
+    # Anybody may drop out.
+    honest = np.ones_like(result.faulty) if result.faulty.all() else ~result.faulty
+    of = "" if honest.all() else "_honest"
     single = getattr(result.algorithm, "clusters", 1) == 1
-    last = {name: float(column[-1]) for name, column in result.history.items() if np.ndim(column) == 1}
-    return Found(
-        100 * last[f"accuracy{of}"],
-        NAN if single else last[f"adjusted_rand_index{of}"],
-        len(np.unique(result.labels[honest])),
-        bool(tree.all_finite(result.state.clusters.params)),
-    )
+    agreement = NAN if single else float(result.history[f"adjusted_rand_index{of}"][-1])
+    clusters = len(np.unique(result.labels[honest]))
+    finite = bool(tree.all_finite(result.state.clusters.params))
+    return Found(100 * float(result.history[f"accuracy{of}"][-1]), agreement, float(clusters), float(finite))
 
 
-def _mean_of(found: Iterable[Found | None]) -> tuple[Found, Found] | None:
-    """The means over the seeds, and the sample's deviations."""
-    of_seeds = [each for each in found if each is not None]
-    if not of_seeds:
-        return None
-    table = np.array(of_seeds, float)
-    deviation = table.std(0, ddof=1) if len(table) > 1 else np.full(table.shape[1], NAN)
-    return Found(*table.mean(0)), Found(*deviation)
+def _of_method(method: str, seeds: int, quick: bool) -> dict[Case, list[Found]]:
+    """What a method comes to in each case, by seed; programs are compiled once, as the seeds follow one another."""
+    found: dict[Case, list[Found]] = {}
+    for case in sorted(cases(quick), key=lambda case: case[1]):
+        of_seeds = [found_by(method, case, seed, QUICK_ROUNDS if quick else None) for seed in range(seeds)]
+        found[case] = [each for each in of_seeds if each is not None]
+    return {case: of_seeds for case, of_seeds in found.items() if of_seeds}
 
 
-def _rows(method: str, column: str, found: tuple[Found, Found], seeds: int) -> list[PaperRow]:
-    mean, deviation = found
-    kinds = {"accuracy (%)": 0, "ARI": 1, "clusters": 2}
-    shared: dict[str, Any] = {"seeds": seeds, "dataset": BASE.dataset, "tolerance": None}
-    return [
-        PaperRow(method_name(method), column, kind, float(mean[place]), float(deviation[place]), **shared)
-        for kind, place in kinds.items()
-        if not math.isnan(mean[place])
-    ]
+def _of_methods(methods: Sequence[str], seeds: int, quick: bool) -> dict[str, dict[Case, list[Found]]]:
+    """Methods side by side in processes of their own, as most of their time is compilation on a single core."""
+    if quick:
+        return {method: _of_method(method, seeds, quick) for method in methods}
+    with ProcessPoolExecutor(provenance.cores(), multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(_of_method, methods, itertools.repeat(seeds), itertools.repeat(quick))
+        told = {}
+        for method, of_method in zip(methods, found, strict=True):
+            print(f"{len(told) + 1} of {len(methods)}: {method_name(method)}", file=sys.stderr, flush=True)
+            told[method] = of_method
+    return told
 
 
 def _attacks(seeds: int, quick: bool) -> tuple[list[PaperRow], Mapping[str, Figure]]:
-    rows: list[PaperRow] = []
     methods = QUICK_METHODS if quick else tuple(METHODS)
-    shares, rounds = (SHARES[1::2], QUICK_ROUNDS) if quick else (SHARES, None)
-    rules = ("mean", "median")
-    shape = (len(methods), 1 + len(shares))
-    accuracy = {rule: {attack: np.full(shape, NAN) for attack in ATTACKS} for rule in rules}
-    agreement = {rule: {attack: np.full(shape, NAN) for attack in ATTACKS} for rule in rules}
-    for place, method in enumerate(methods):
-        for rule in rules:
-            cases = [("none", 0.0, None)]
-            cases += [
-                (name, share, dataclasses.replace(fault, share=share))
-                for name, fault in ATTACKS.items()
-                for share in shares
-            ]
-            for attack, share, fault in cases:
-                found = _mean_of(found_by(method, rule, fault, seed, rounds) for seed in range(seeds))
-                if found is None:
-                    continue
-                column = 0 if fault is None else 1 + shares.index(share)
-                for name in ATTACKS if fault is None else (attack,):
-                    accuracy[rule][name][place, column] = found[0].accuracy
-                    agreement[rule][name][place, column] = found[0].agreement
-                rows += _rows(
-                    method, f"{attack} {100 * share:.0f} %, {rule}" if fault else f"none, {rule}", found, seeds
-                )
-    names, percent = [method_name(method) for method in methods], (0, *(round(100 * share) for share in shares))
-    clustered = [place for place, method in enumerate(methods) if "clusters" in _options_of(method)]
-    pictures = {}
-    for rule in rules:
-        pictures["" if rule == "mean" else rule] = share_panels(
-            accuracy[rule], names, percent, f"accuracy of the honest (%), {rule}", (0, 100)
-        )
-        of_clusters = {attack: values[clustered] for attack, values in agreement[rule].items()}
-        label = f"ARI of the honest, {rule}"
-        pictures[f"ari {rule}"] = share_panels(of_clusters, [names[i] for i in clustered], percent, label, (0, 1))
-    return rows, pictures
-
-
-def _options_of(method: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(REGISTRY[method])}  # pyright: ignore[reportArgumentType]
-
-
-def _matrix(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
+    found = _of_methods(methods, seeds, quick)
     rows: list[PaperRow] = []
-    methods, rounds = (QUICK_METHODS, QUICK_ROUNDS) if quick else (tuple(METHODS), None)
-    every: dict[str, Fault] = {**BAD_LUCK, **ATTACKS}
-    values = {rule: np.full((len(methods), 1 + len(every)), NAN) for rule in RULES}
-    for place, method in enumerate(methods):
-        for rule in RULES:
-            for column, (name, fault) in enumerate({"none": None, **every}.items()):
-                found = _mean_of(found_by(method, rule, fault, seed, rounds) for seed in range(seeds))
-                if found is None:
-                    continue
-                if found[0].finite < 1:
-                    raise RuntimeError(f"{method} under {name} with {rule} left a model that is not finite")
-                values[rule][place, column] = found[0].accuracy
-                rows += _rows(method, f"{name}, {rule}", found, seeds)
-    names = [method_name(method) for method in methods]
-    label = "accuracy of the honest (%)"
-    return rows, share_panels(values, names, ("none", *every), label, (0, 100), columns=2)
+    for method, of_method in found.items():
+        for (name, rule, share), of_seeds in of_method.items():
+            if not all(each.finite for each in of_seeds):
+                raise RuntimeError(f"{method} under {name} with {rule} has left a model that is not finite")
+            amount = f" {100 * share:.0f} %" if name in ATTACKS else ""
+            rows += _rows(method_name(method), f"{name}{amount}, {rule}", of_seeds, seeds)
+    return rows, pictures(found)
+
+
+def _rows(method: str, column: str, of_seeds: list[Found], seeds: int) -> list[PaperRow]:
+    table = np.array(of_seeds)
+    mean = table.mean(0)
+    deviation = table.std(0, ddof=1) if len(table) > 1 else np.full(table.shape[1], NAN)
+    kinds = ("accuracy (%)", "ARI", "clusters")
+    shared: dict[str, Any] = {"seeds": seeds, "dataset": BASE.dataset}
+    return [
+        PaperRow(method, column, kind, float(mean[place]), float(deviation[place]), **shared)
+        for place, kind in enumerate(kinds)
+        if not np.isnan(mean[place])
+    ]
+
+
+def pictures(found: Mapping[str, Mapping[Case, Sequence[Found]]]) -> dict[str, Figure]:
+    """Accuracy and ARI of the honest by method, attack and share of attackers, and all faults under all rules."""
+
+    def table(of: Sequence[str], columns: Sequence[Case], place: int) -> np.ndarray:
+        nothing = [np.full(len(Found._fields), NAN)]
+        return np.array([[np.mean(found[method].get(case, nothing), 0)[place] for case in columns] for method in of])
+
+    grouped = [method for method, of in found.items() if not np.isnan(next(iter(of.values()))[0].agreement)]
+    known = {share for of in found.values() for _, _, share in of} - {0.0}
+    shares = sorted(known)
+    percent = [0, *(round(100 * share) for share in shares)]
+    drawn: dict[str, Figure] = {}
+    for rule in DRAWN:
+        columns = {name: [("none", rule, 0.0), *((name, rule, share) for share in shares)] for name in ATTACKS}
+        for kind, place, of, limits in (("accuracy", 0, tuple(found), (0, 100)), ("ari", 1, tuple(grouped), (0, 1))):
+            panels = {name: table(of, cases, place) for name, cases in columns.items()}
+            label = f"{'Accuracy (%)' if kind == 'accuracy' else 'ARI'} of the honest; server: {rule}"
+            drawn["" if (rule, kind) == ("mean", "accuracy") else f"{kind} {rule}"] = share_panels(
+                panels, [method_name(method) for method in of], percent, label, limits, below="Attackers (%)"
+            )
+    every = ("none", *BAD_LUCK, *ATTACKS)
+    rules = [rule for rule in RULES if any(of == rule for cases in found.values() for _, of, _ in cases)]
+    panels = {
+        rule: table(tuple(found), [(name, rule, 0.0 if name == "none" else MIDDLE) for name in every], 0)
+        for rule in rules
+    }
+    names, label = [method_name(method) for method in found], "Accuracy (%) of the honest, 20 % faulty"
+    drawn["matrix"] = share_panels(panels, names, every, label, (0, 100), side=2)
+    return drawn
+
+
+ATTACKED = Study(
+    name="attacks",
+    title="What attackers do to clusters: every method, attack and share of attackers, with and without defence",
+    reading="Ours; no paper has it. Digits at four rotations, 40 clients of about 31 training rows, a linear model (an "
+    "MLP for FedPer, FedRep and FedProto), 30 rounds of ten local steps, all clients in each (FedGWC: 60 rounds of a "
+    "quarter). Attackers send -10 times their change, but those of label flip and schism, who send what they learn; "
+    "those of the last four pass for the first group, divide it, or join it after a third of the rounds. Crosses: the "
+    "method has no such clustering, or no such server.",
+    seeds=2,
+    minutes=60.0,
+    run=_attacks,
+)

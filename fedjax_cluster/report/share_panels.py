@@ -22,7 +22,8 @@ def share_panels(
     label: str,
     limits: tuple[float, float],
     *,
-    columns: int = 3,
+    side: int = 3,
+    below: str = "",
 ) -> Figure:
     """Draws a value for each row and column of several panels as a colour, for one column of a paper.
 
@@ -32,7 +33,8 @@ def share_panels(
       columns_of_panel: names of the C columns, such as shares in percent.
       label: of the colours, with the unit.
       limits: values of the darkest and the brightest colour.
-      columns: panels side by side.
+      side: panels side by side.
+      below: label of the horizontal axis.
 
     Raises:
       ValueError: no panels, or values of another shape.
@@ -43,9 +45,9 @@ def share_panels(
             raise ValueError(f"panel {title!r} has values {list(np.shape(values))}; give {list(shape)}, rows × columns")
     if not panels:
         raise ValueError("panels is empty; give at least one")
-    count = -(-len(panels) // columns)
+    count = -(-len(panels) // side)
     with style.drawing(style.SINGLE, 0.55 + count * (0.25 + CELL_INCHES * len(rows))) as figure:
-        grid = figure.subplots(count, columns, sharex=True, sharey=True, squeeze=False)
+        grid = figure.subplots(count, side, sharex=True, sharey=True, squeeze=False)
         colors = colormaps[COLORMAP].with_extremes(bad=NO_VALUE)
         drawn = None
         for place, axes in enumerate(grid.flat):
@@ -59,12 +61,14 @@ def share_panels(
             axes.set_title(title, fontsize=SMALL + 0.7, pad=2)
             axes.grid(visible=False)
             axes.spines[:].set_visible(False)
-            axes.tick_params(length=0, labelsize=SMALL, pad=1.5, labelbottom=place + columns >= len(panels))
+            axes.tick_params(length=0, labelsize=SMALL, pad=1.5, labelbottom=place + side >= len(panels))
         grid[0, 0].set_yticks(range(len(rows)), rows)
         turned = max(len(str(name)) for name in columns_of_panel) > 3
         grid[0, 0].set_xticks(range(len(columns_of_panel)), [str(name) for name in columns_of_panel])
         for axes in figure.axes:
             axes.tick_params(axis="x", labelrotation=90 if turned else 0)
+        if below:
+            figure.supxlabel(below, fontsize=SMALL + 0.7)
         assert drawn is not None
         bar = figure.colorbar(drawn, ax=grid, location="top", aspect=40, shrink=0.7, pad=0.01)
         bar.set_label(label, fontsize=SMALL + 0.7, labelpad=2)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import aggregation, faults, local, nn, parallel
+from fedjax_cluster import aggregation, faults, local, marked_clients, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.simulation import segment
@@ -225,7 +225,7 @@ class witnessed(faults.Fault):
 def test_the_server_asks_its_rule_and_what_clients_send_passes_their_fault(name):
     """Traced, not compiled. What clients keep to themselves passes no fault."""
     algorithm, population, state, _ = started(name)
-    marked = faults.MarkedData.of(population.data, jnp.zeros(population.data.num_examples.shape, bool))
+    marked = marked_clients.MarkedData.of(population.data, jnp.zeros(population.data.num_examples.shape, bool))
     population = parallel.Population(marked, population.info, population.mapping)
     averages = "aggregation" in inspect.signature(type(algorithm)).parameters
     assert averages == (name not in ("fedproto", "local_only"))
@@ -259,10 +259,10 @@ def test_a_clustering_takes_the_disguised_for_clients_who_have_the_rows_that_the
     algorithm = dataclasses.replace(algorithm, similarity_of="gradients") if name == "cfl" else algorithm
     assert algorithm.clusters_by == "shown"
     algorithm, hidden = faults.with_fault(algorithm, fault), faults.afflicted(federation, fault, seed=0).train
-    nobody, shown = np.zeros(CLIENTS, bool), faults.shown_rows(hidden)
-    open_flip = faults.MarkedData.of(federation.train, hidden.faulty, federation.train)
+    nobody, shown = np.zeros(CLIENTS, bool), marked_clients.shown_rows(hidden)
+    open_flip = marked_clients.MarkedData.of(federation.train, hidden.faulty, federation.train)
     found = []
-    for rows in (hidden, faults.MarkedData.of(shown, nobody, shown), open_flip):
+    for rows in (hidden, marked_clients.MarkedData.of(shown, nobody, shown), open_flip):
         population = place(federation._replace(train=rows))
         state = start._replace(round=jnp.asarray(0 if name == "fedsoft" else 1))
         if name in ("flag", "pacfl"):

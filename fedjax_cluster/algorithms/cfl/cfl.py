@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedjax_cluster import cohorts, faults, parallel, tree
+from fedjax_cluster import cohorts, marked_clients, parallel, tree
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
 from fedjax_cluster.algorithms.cfl.splits import (
     Clients,
@@ -282,7 +282,7 @@ class cfl(AveragingMethod):
         data, key = self.training_rows(client.data), client_key(rng_key, client.index)
         kept = optimizer if self.keep_optimizer else None
         result = self.local.run(key, self.model, start, data, optimizer=kept, round=state.round)
-        shown = self.training_rows(faults.shown_rows(client.data)) if self.of_gradients else None
+        shown = self.training_rows(marked_clients.shown_rows(client.data)) if self.of_gradients else None
         gradient = None if shown is None else full_gradient(self.model, start, shown)
         delta = secret.apply(tree.ravel(result.delta))
         compared = None if gradient is None else secret.apply(tree.ravel(gradient))
@@ -394,7 +394,7 @@ class cfl(AveragingMethod):
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         clients, server = state.clients, state.server
-        secret, rows = self.secret(state.clusters), self.training_rows(faults.shown_rows(data))
+        secret, rows = self.secret(state.clusters), self.training_rows(marked_clients.shown_rows(data))
 
         def change(variables: Variables) -> Array:
             if self.of_gradients:

@@ -29,8 +29,8 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
-from fedjax_cluster.faults import poses, shown_rows
 from fedjax_cluster.local import client_key, server_key
+from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian

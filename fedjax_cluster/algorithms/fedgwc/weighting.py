@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.round import train_client
-from fedjax_cluster.faults import poses, shown_rows
+from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import Clusters, LocalResult, LocalUpdate, Model
 

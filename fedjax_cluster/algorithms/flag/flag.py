@@ -28,8 +28,8 @@ from fedjax_cluster.algorithms.one_shot import (
 )
 from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, threshold_grid
-from fedjax_cluster.faults import shown_rows
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
