@@ -39,7 +39,7 @@ def ranked_mean(x: Array, slot: Array, first: Array, stop: Array, *, block: int 
     return _in_blocks(lambda columns: _of_slots(columns, slot, first, stop), (x,), len(first), block)
 
 
-def nearest_mean(x: Array, slot: Array, centre: Array, wanted: Array, *, block: int | None = None) -> Array:
+def nearest_mean(x: Array, centre: Array, slot: Array, wanted: Array, *, block: int | None = None) -> Array:
     """The mean of the values nearest to a centre of each column and slot; of two equally near the smaller is first.
 
     Args:
@@ -51,7 +51,7 @@ def nearest_mean(x: Array, slot: Array, centre: Array, wanted: Array, *, block: 
       f32[K, d].
 
     >>> x = jnp.asarray([[3.0], [1.0], [8.0], [2.0]])
-    >>> nearest_mean(x, jnp.zeros(4, jnp.int32), jnp.asarray([[2.0]]), jnp.asarray([2])).tolist()
+    >>> nearest_mean(x, jnp.asarray([[2.0]]), jnp.zeros(4, jnp.int32), jnp.asarray([2])).tolist()
     [[1.5]]
     """
 
@@ -67,11 +67,15 @@ def smallest_sum(x: Array, count: Array) -> Array:
     >>> smallest_sum(jnp.asarray([[3.0, 1.0], [1.0, jnp.inf], [2.0, 5.0]]), jnp.asarray([2, 1])).tolist()
     [3.0, 1.0]
     """
-    edge = value_of_rank(x, jnp.maximum(count - 1, 0))
-    below = x < edge[None]
-    rest = (count - _count(below)).astype(jnp.float32)
-    total = jnp.sum(jnp.where(below, x, 0.0), 0) + rest * edge
-    return jnp.where(count > 0, total, 0.0)
+
+    def of_block(x: Array, count: Array) -> Array:
+        edge = value_of_rank(x, jnp.maximum(count[0] - 1, 0))
+        below = x < edge[None]
+        rest = (count[0] - _count(below)).astype(jnp.float32)
+        total = jnp.sum(jnp.where(below, x, 0.0), 0) + rest * edge
+        return jnp.where(count[0] > 0, total, 0.0)[None]
+
+    return _in_blocks(of_block, (x, count[None]), 1, None)[0]
 
 
 def value_of_rank(x: Array, rank: Array) -> Array:
@@ -87,7 +91,7 @@ def value_of_rank(x: Array, rank: Array) -> Array:
     number = jnp.maximum(_count(there), 1).astype(jnp.float32)
     target = jnp.broadcast_to(rank, x.shape[1:]).astype(jnp.float32) + 0.5
     mean = jnp.sum(jnp.where(there, x, 0.0), 0) / number
-    deviation = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(x - mean), 0.0), 0) / number)
+    deviation = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(x - mean[None]), 0.0), 0) / number)
     # As if the values were normal, which many are nearly.
     guess = mean + deviation * jax.scipy.special.ndtri(jnp.clip(target / number, 1e-4, 1 - 1e-4))
     start = _Bracket(
@@ -101,7 +105,9 @@ def value_of_rank(x: Array, rank: Array) -> Array:
         wanted = jnp.where(turn == 0, guess, jnp.where(turn % HALVE_EVERY == HALVE_EVERY - 1, jnp.nan, crossing))
         return turn + 1, _narrowed(x, target, bracket, _between(wanted, low, high))
 
-    _, found = lax.while_loop(lambda carry: jnp.any(carry[1].low < carry[1].high), narrow, (jnp.zeros((), int), start))
+    _, found = lax.while_loop(
+        lambda carry: jnp.any(carry[1].low < carry[1].high), narrow, (jnp.zeros((), jnp.int32), start)
+    )
     return found.low
 
 
