@@ -2,13 +2,14 @@
 
 `simulate(..., fault=faults.sign_flip(share=0.2))` draws the faulty clients by its seed, the same for every method.
 Their training rows, or what their local training gives, are changed before the method sees them: no method knows.
+Attacks aimed at clusterings have rows of another kind too: those that a client shows where a method groups clients by
+what they show, not by the changes that it averages: `marked_clients.shown_rows`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,37 +17,19 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster.data.stored import stored
-from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_least, option, shown
-from fedjax_cluster.types import ClientData, Federation, LocalResult
+from fedjax_cluster.marked_clients import MarkedData, marked
+from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, UNIT, Options, at_least, is_zero, option, shown
+from fedjax_cluster.types import Churn, ClientData, Federation, LocalResult
 
+UNLIMITED = 1e9  # steps
 STREAM = 0xFA17  # of the seed, so that who is faulty depends on nothing else that is drawn
 
 
-@jax.tree_util.register_pytree_node_class
-class MarkedData(ClientData):
-    """Clients of whom some are marked as faulty (see `faults`); otherwise as others, and unpacked as they are."""
-
-    faulty: Any = None  # bool[M]
-
-    @classmethod
-    def of(cls, data: ClientData, faulty: Any) -> MarkedData:
-        found = cls(*data)
-        found.faulty = faulty
-        return found
-
-    def _replace(self, **changes: Any) -> MarkedData:
-        return MarkedData.of(ClientData(*self)._replace(**changes), self.faulty)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        return (*self, self.faulty), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, leaves: Sequence[Any]) -> MarkedData:
-        return cls.of(ClientData(*leaves[:3]), leaves[3])
-
-
 class Fault(Options):
-    """What is the matter with some clients; a subclass changes their rows, their steps or what they send."""
+    """What is the matter with some clients; a subclass changes their rows, their steps, what they send or show."""
+
+    shows: ClassVar[bool] = False  # whether clusterings are shown something that is not what is averaged
+    late: ClassVar[bool] = False  # whether the faulty clients join during the run
 
     share: float = option("of the clients that are faulty, at least one", default=0.2, bound=SHARE, kw_only=False)
 
@@ -61,6 +44,14 @@ class Fault(Options):
         """The federation with the training rows that the faulty clients, bool[M], have in truth."""
         return federation
 
+    def shown_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> ClientData | None:
+        """The training rows [M, ...] that all clients show to clusterings; None for those that they have."""
+        return None
+
+    def arrivals(self, faulty: np.ndarray) -> tuple[Churn, ...]:
+        """Who joins when, of the faulty clients bool[M]; of a fault that is `late`."""
+        return ()
+
     def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
         """The local steps i32[] of one client."""
         return usual
@@ -69,8 +60,60 @@ class Fault(Options):
         """What one client sends, of what its training gave."""
         return result
 
+    @property
+    def in_training(self) -> Fault:
+        """What of it a client's training knows: not how many are faulty, which compiled programs do not depend on."""
+        return dataclasses.replace(self, share=1.0)  # pyright: ignore[reportArgumentType]
 
-class sign_flip(Fault):
+
+class spoilt(Fault):
+    """What becomes of a faulty client's training under any fault of this module: one program serves all of them.
+
+    >>> sign_flip(share=0.2).in_training == disguise(share=0.4).in_training
+    True
+    """
+
+    share: float = option("of the clients that are marked", default=1.0, bound=SHARE)
+    times: float = option("factor of what is sent", default=1.0, bound=FINITE)
+    lost: float = option("chance that NaN is sent", default=0.0, bound=UNIT)
+    most_steps: float = option("the most local steps", default=UNLIMITED, bound=POSITIVE)
+
+    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
+        if isinstance(self.most_steps, float) and self.most_steps == UNLIMITED:
+            return usual
+        return jnp.where(faulty, jnp.minimum(usual, jnp.asarray(self.most_steps).astype(jnp.int32)), usual)
+
+    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
+        factor = jnp.where(faulty, self.times, 1.0)
+        if not is_zero(self.lost):
+            lost = faulty & jax.random.bernoulli(jax.random.fold_in(rng_key, STREAM), self.lost)
+            factor = jnp.where(lost, jnp.nan, factor)
+        return result._replace(delta=jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), result.delta))
+
+    @property
+    def in_training(self) -> Fault:
+        return self
+
+
+class _Spoiling(Fault):
+    """A fault that is a case of `spoilt`."""
+
+    def in_program(self) -> dict[str, float]:
+        """The options of `spoilt`."""
+        return {}
+
+    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
+        return self.in_training.num_steps(usual, faulty)
+
+    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
+        return self.in_training.sent(rng_key, result, faulty)
+
+    @property
+    def in_training(self) -> Fault:
+        return spoilt(**self.in_program())
+
+
+class sign_flip(_Spoiling):
     """Hostile clients that send their change the other way, and larger: −scale · Δ.
 
     >>> sign_flip(share=0.2, scale=10)
@@ -79,11 +122,11 @@ class sign_flip(Fault):
 
     scale: float = option("how many times as large", default=10.0, bound=POSITIVE)
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, -self.scale, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"times": -self.scale}
 
 
-class scaled(Fault):
+class scaled(_Spoiling):
     """Clients that send their change many times too large, as training that explodes does: factor · Δ.
 
     >>> scaled(factor=100).factor
@@ -92,18 +135,18 @@ class scaled(Fault):
 
     factor: float = option("how many times as large; negative turns it round", default=100.0, bound=FINITE)
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, self.factor, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.factor}
 
 
-class nan_updates(Fault):
+class nan_updates(_Spoiling):
     """Clients that send NaN, which every method leaves out, and counts as rejected."""
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, jnp.nan, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"lost": 1.0}
 
 
-class drop_out(Fault):
+class drop_out(_Spoiling):
     """Clients of whom in each round some, drawn anew, send nothing; they are counted as rejected.
 
     NOTE: who drops out has been sent the model and has trained, and the costs of that are counted.
@@ -115,12 +158,11 @@ class drop_out(Fault):
     rate: float = option("chance of each that it sends nothing in a round", default=0.2, bound=SHARE, kw_only=False)
     share: float = option("of the clients that may drop out", default=1.0, bound=SHARE)
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        lost = faulty & jax.random.bernoulli(jax.random.fold_in(rng_key, STREAM), self.rate)
-        return _times(result, jnp.where(lost, jnp.nan, 1.0))
+    def in_program(self) -> dict[str, float]:
+        return {"lost": self.rate}
 
 
-class stragglers(Fault):
+class stragglers(_Spoiling):
     """Clients that take no more than `steps` local steps a round, and send what they have.
 
     >>> int(stragglers(steps=2).num_steps(10, jnp.asarray(True))), int(stragglers().num_steps(10, jnp.asarray(False)))
@@ -129,26 +171,24 @@ class stragglers(Fault):
 
     steps: int = option("the most steps of theirs in a round", default=1, bound=COUNT)
 
-    def num_steps(self, usual: Array | int, faulty: Array) -> Array | int:
-        return jnp.where(faulty, jnp.minimum(usual, self.steps), usual)
+    def in_program(self) -> dict[str, float]:
+        return {"most_steps": float(self.steps)}
 
 
-class label_flip(Fault):
+class label_flip(_Spoiling):
     """Hostile or careless clients whose training labels are reversed: y becomes L − 1 − y, of L classes."""
 
     def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
-        classes, train = federation.info.num_classes, federation.train
-        if classes < 2 or not np.issubdtype(np.asarray(train.y).dtype, np.integer):
+        train = federation.train
+        if federation.info.num_classes < 2 or not np.issubdtype(np.asarray(train.y).dtype, np.integer):
             raise ValueError(
                 f"fault is label_flip, but the examples of {federation.info.name} have no class labels; take another "
                 "fault, such as sign_flip"
             )
-        y = np.array(train.y)
-        y[faulty] = classes - 1 - y[faulty]
-        return federation._replace(train=train._replace(y=y))
+        return federation._replace(train=train._replace(y=_reversed(federation, faulty)))
 
 
-class colluders(Fault):
+class colluders(_Spoiling):
     """Hostile clients that pass for another group's: they hold copies of its rows, and send scale · Δ.
 
     The copies decide their gradients, losses and bases, so that clusterings take them for members; with a negative
@@ -159,31 +199,86 @@ class colluders(Fault):
     group: int = option("the group that is copied", default=0, bound=at_least(0))
     scale: float = option("factor of what they send", default=1.0, bound=FINITE)
 
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.scale}
+
     def drawn(self, federation: Federation, seed: int) -> np.ndarray:
-        group = None if federation.group is None else np.asarray(federation.group)
-        there = np.asarray(federation.train.num_examples) > 0
-        if group is None or not (there & (group == self.group)).any() or not (there & (group != self.group)).any():
-            known = "it has no groups" if group is None else f"its clients are of groups {sorted(set(group.tolist()))}"
-            raise ValueError(
-                f"fault is colluders that copy group {self.group} of {federation.info.name}, but {known}; give a "
-                "group beside which there is another"
-            )
-        others = there & (group != self.group)
-        return _some(others, min(1.0, self.share * there.sum() / others.sum()), seed)
+        return _some_of(_members(federation, self, self.group, others=True), federation, self.share, seed)
 
     def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
-        group, there = np.asarray(federation.group), np.asarray(federation.train.num_examples) > 0
-        victims = np.random.default_rng([seed, STREAM]).permutation(np.flatnonzero(there & (group == self.group)))
-        source = np.arange(len(group))
-        source[faulty] = np.resize(victims, int(faulty.sum()))
-        return federation._replace(train=jax.tree.map(lambda leaf: np.asarray(leaf)[source], federation.train))
+        return federation._replace(train=_copies(federation, faulty, self.group, seed))
 
-    def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
-        return _times(result, jnp.where(faulty, self.scale, 1.0))
+
+class disguise(colluders):
+    """Hostile clients that show a clustering what another group would, and send scale · Δ of their own rows.
+
+    The profiles, losses, gradients and bases by which a method groups clients are what honest work on copies of the
+    group's rows gives; what is averaged is not. They are drawn as `colluders` are, who are the same attack where a
+    method clusters by the very changes that it averages.
+
+    >>> disguise(share=0.1, group=2)
+    disguise(share=0.1, group=2, scale=-10.0)
+    """
+
+    shows = True
+
+    scale: float = option("factor of what they send", default=-10.0, bound=FINITE)
+
+    def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
+        return federation
+
+    def shown_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> ClientData | None:
+        return _copies(federation, faulty, self.group, seed)
+
+
+class infiltrators(disguise):
+    """Hostile clients that join a run in the `disguise` of another group, and poison the cluster that admits them.
+
+    >>> [change.join for change in infiltrators(joins=3).arrivals(np.array([False, True, True]))]
+    [(1, 2)]
+    """
+
+    late = True
+
+    joins: int = option("round before which they join, counted from 0", default=5, bound=COUNT)
+
+    def arrivals(self, faulty: np.ndarray) -> tuple[Churn, ...]:
+        return (Churn(self.joins, join=tuple(np.flatnonzero(faulty).tolist())),)
+
+
+class schism(_Spoiling):
+    """Members of one group that show a clustering a distribution of their own, so that the group is divided.
+
+    They show their rows with the features in another order, the same for all of them, and class labels y as L − 1 − y
+    (other targets as −y). With the scale 1 they send what honest training on their true rows gives: nothing but the
+    clustering is attacked.
+    """
+
+    shows = True
+
+    group: int = option("the group that divides itself", default=0, bound=at_least(0))
+    scale: float = option("factor of what they send", default=1.0, bound=FINITE)
+
+    def in_program(self) -> dict[str, float]:
+        return {"times": self.scale}
+
+    def drawn(self, federation: Federation, seed: int) -> np.ndarray:
+        return _some_of(_members(federation, self, self.group), federation, self.share, seed)
+
+    def shown_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> ClientData | None:
+        x = np.array(federation.train.x)
+        rows = x[faulty].reshape(int(faulty.sum()), x.shape[1], -1)
+        order = np.random.default_rng([seed, STREAM, 1]).permutation(rows.shape[-1])
+        x[faulty] = rows[..., order].reshape(x[faulty].shape)
+        return ClientData(x, _reversed(federation, faulty), np.asarray(federation.train.num_examples))
 
 
 FAULTS: dict[str, type[Fault]] = {
-    fault.__name__: fault for fault in (sign_flip, label_flip, drop_out, stragglers, scaled, nan_updates, colluders)
+    fault.__name__: fault
+    for fault in (
+        *(sign_flip, label_flip, drop_out, stragglers, scaled, nan_updates, colluders),
+        *(disguise, schism, infiltrators),
+    )
 }
 
 
@@ -210,7 +305,12 @@ def afflicted(federation: Federation, fault: Fault, seed: int) -> Federation:
     """The federation whose faulty clients have what they have in truth, and are marked in its training part."""
     faulty = fault.drawn(federation, seed)
     changed = fault.spoilt_data(federation, faulty, seed)
-    return changed._replace(train=MarkedData.of(changed.train, faulty))
+    return changed._replace(train=MarkedData.of(changed.train, faulty, fault.shown_data(federation, faulty, seed)))
+
+
+def arrivals(federation: Federation, fault: Fault | None, seed: int) -> tuple[Churn, ...]:
+    """The faulty clients that join during a run."""
+    return fault.arrivals(fault.drawn(federation, seed)) if fault is not None and fault.late else ()
 
 
 def afflict(algorithm: Any, federation: Federation, fault: Fault | None, seed: int) -> tuple[Any, Federation]:
@@ -226,13 +326,14 @@ def with_fault(algorithm: Any, fault: Fault) -> Any:
     """The method whose clients' local update is that of the faulty where they are marked.
 
     Raises:
-      ValueError: a local update of one's own.
+      ValueError: a local update of one's own, or nothing that such a fault could show to the method's clustering.
     """
+    _check_shows(algorithm, fault)
     update = getattr(algorithm, "local", None)
     known = {field.name for field in dataclasses.fields(update)} if dataclasses.is_dataclass(update) else set()
     if "fault" not in known or not dataclasses.is_dataclass(algorithm):
         raise ValueError(f"fault is {fault}, but the local update is {shown(update)}; use local.sgd")
-    faulty = dataclasses.replace(update, fault=fault)  # pyright: ignore[reportArgumentType]
+    faulty = dataclasses.replace(update, fault=fault.in_training)  # pyright: ignore[reportArgumentType]
     return dataclasses.replace(algorithm, local=faulty)  # pyright: ignore[reportArgumentType]
 
 
@@ -248,9 +349,58 @@ def faulty_clients(federation: Federation) -> np.ndarray:
     return np.zeros(len(federation.train.num_examples), bool) if mark is None else np.asarray(mark)
 
 
-def marked(data: ClientData) -> Any | None:
-    """bool[...] of the clients that are faulty, None where nobody is marked."""
-    return data.faulty if isinstance(data, MarkedData) else None
+def _check_shows(algorithm: Any, fault: Fault) -> None:
+    """Raises a ValueError where a method's clustering is shown nothing that the fault could change."""
+    if not fault.shows:
+        return
+    by, name = getattr(algorithm, "clusters_by", "nothing"), algorithm.name.replace("_", "-")
+    if by == "nothing":
+        raise ValueError(
+            f"fault is {fault}, but the server of {name} groups nobody; take another fault, such as sign_flip, or a "
+            "method that clusters, such as ifca"
+        )
+    if by == "changes" and not fault.late:
+        raise ValueError(
+            f"fault is {fault}, but {name} groups clients by the very changes that it averages; take the fault "
+            "colluders, or a method such as ifca"
+        )
+    if fault.late and algorithm.admit is None:
+        raise ValueError(f"fault is {fault}, but {name} admits no client during a run; take another fault")
+
+
+def _members(federation: Federation, fault: Any, group: int, others: bool = False) -> np.ndarray:
+    """bool[M]: clients with examples of a group, or of all others."""
+    found = None if federation.group is None else np.asarray(federation.group)
+    there = np.asarray(federation.train.num_examples) > 0
+    if found is None or not (there & (found == group)).any() or not (there & (found != group)).any():
+        known = "it has no groups" if found is None else f"its clients are of groups {sorted(set(found.tolist()))}"
+        raise ValueError(
+            f"fault is {type(fault).__name__} with group {group} of {federation.info.name}, but {known}; give a "
+            "group beside which there is another"
+        )
+    return there & ((found != group) if others else (found == group))
+
+
+def _some_of(among: np.ndarray, federation: Federation, share: float, seed: int) -> np.ndarray:
+    """bool[M]: of `among` bool[M] as many as a share of all clients with examples, as far as there are."""
+    there = (np.asarray(federation.train.num_examples) > 0).sum()
+    return _some(among, min(1.0, share * there / among.sum()), seed)
+
+
+def _copies(federation: Federation, faulty: np.ndarray, group: int, seed: int) -> ClientData:
+    """The training rows of all, where each faulty client has a copy of those of a member of the group."""
+    members = np.flatnonzero((np.asarray(federation.train.num_examples) > 0) & (np.asarray(federation.group) == group))
+    source = np.arange(len(faulty))
+    source[faulty] = np.resize(np.random.default_rng([seed, STREAM]).permutation(members), int(faulty.sum()))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[source], federation.train)
+
+
+def _reversed(federation: Federation, faulty: np.ndarray) -> np.ndarray:
+    """The targets of all clients, of which those of the faulty are L − 1 − y, or −y where there are no classes."""
+    y, classes = np.array(federation.train.y), federation.info.num_classes
+    labels = classes > 1 and np.issubdtype(y.dtype, np.integer)
+    y[faulty] = (classes - 1 if labels else 0) - y[faulty]
+    return y
 
 
 def _some(among: np.ndarray, share: float, seed: int) -> np.ndarray:
@@ -260,7 +410,3 @@ def _some(among: np.ndarray, share: float, seed: int) -> np.ndarray:
     found = np.zeros(len(among), bool)
     found[np.argsort(score, kind="stable")[:count]] = True
     return found & among
-
-
-def _times(result: LocalResult, factor: Array) -> LocalResult:
-    return result._replace(delta=jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), result.delta))

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from fedjax_cluster.faults import Fault, marked
+from fedjax_cluster.faults import Fault
+from fedjax_cluster.marked_clients import marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
 from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, is_zero, option, shown

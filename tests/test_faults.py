@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import faults, local, nn, parallel
-from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster import faults, local, marked_clients, nn, parallel
+from fedjax_cluster.algorithms import REGISTRY, fedavg
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.experiments.robustness import build_fault
+from fedjax_cluster.simulation import arguments
 from fedjax_cluster.simulation.evaluation import honest_figures
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Selection
@@ -34,7 +35,7 @@ def trained(update, data):
 def sent_by(fault, faulty, update=LOCAL):
     """What client 3 sends with a fault, and without one."""
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), blobs().train)
-    spoilt = trained(dataclasses.replace(update, fault=fault), faults.MarkedData.of(data, jnp.asarray(faulty)))
+    spoilt = trained(dataclasses.replace(update, fault=fault), marked_clients.MarkedData.of(data, jnp.asarray(faulty)))
     return spoilt, trained(update, data)
 
 
@@ -58,10 +59,10 @@ def test_marks_go_where_the_rows_go():
     federation = faults.afflicted(blobs(clients=7), faults.sign_flip(0.4), seed=0)
     marks = faults.faulty_clients(federation)
     x, y, count = federation.train
-    assert isinstance(federation.train._replace(y=y), faults.MarkedData)
+    assert isinstance(federation.train._replace(y=y), marked_clients.MarkedData)
     doubled = jax.tree.map(lambda leaf: leaf, federation.train)
-    np.testing.assert_array_equal(faults.marked(doubled), marks)
-    assert faults.marked(blobs().train) is None
+    np.testing.assert_array_equal(marked_clients.marked(doubled), marks)
+    assert marked_clients.marked(blobs().train) is None
     two = parallel.client_mapping("scan", devices=jax.devices()[:2])
     population = parallel.place_population(federation.train, federation.info, two, np.array([9.0, 1, 1, 1, 9, 9, 9]))
     assert population.placement is not None
@@ -71,7 +72,7 @@ def test_marks_go_where_the_rows_go():
         drawn = parallel.gather_cohort(population, Selection(jnp.asarray([5, 2, 0, 8]), jnp.arange(4) < 3))
         return [
             parallel.for_each_client(
-                lambda client: (client.mask, client.index, faults.marked(client.data), client.data.x[0, 0]),
+                lambda client: (client.mask, client.index, marked_clients.marked(client.data), client.data.x[0, 0]),
                 cohort,
                 collect=lambda output: output,
             ).collected
@@ -145,6 +146,73 @@ def test_colluders_hold_copies_of_another_groups_rows():
             faults.afflicted(unknown, fault, seed=0)
 
 
+def test_the_disguised_show_copies_and_train_on_what_they_have():
+    federation, fault = blobs(), faults.disguise(0.25, group=1, scale=-3)
+    after = faults.afflicted(federation, fault, seed=4)
+    hidden, copied = faults.faulty_clients(after), faults.afflicted(federation, faults.colluders(0.25, group=1), seed=4)
+    chex.assert_trees_all_equal(tuple(after.train), tuple(federation.train))
+    chex.assert_trees_all_equal(tuple(marked_clients.shown_rows(after.train)), tuple(copied.train))
+    np.testing.assert_array_equal(hidden, faults.faulty_clients(copied))
+    np.testing.assert_array_equal(marked_clients.poses(after.train), hidden)
+    assert marked_clients.poses(copied.train) is None
+    assert marked_clients.shown_rows(copied.train) is copied.train
+    kept = jax.tree.map(lambda leaf: leaf, after.train)._replace(num_examples=None)
+    chex.assert_trees_all_equal(marked_clients.shown_rows(kept), marked_clients.shown_rows(after.train))
+    row = jax.tree.map(lambda leaf: jnp.asarray(leaf[np.flatnonzero(hidden)[0]]), after.train)
+    honestly, spoilt = trained(LOCAL, row), trained(dataclasses.replace(LOCAL, fault=fault), row)
+    chex.assert_trees_all_close(spoilt.delta, jax.tree.map(lambda leaf: -3 * leaf, honestly.delta), rtol=1e-6)
+
+
+def test_a_group_divides_itself_by_what_some_of_its_members_show():
+    federation, fault = blobs(), faults.schism(0.25, group=1)
+    after = faults.afflicted(federation, fault, seed=0)
+    some, shown = faults.faulty_clients(after), marked_clients.shown_rows(after.train)
+    assert some.sum() == 2
+    assert set(federation.group[some]) == {1}
+    chex.assert_trees_all_equal(tuple(after.train), tuple(federation.train))
+    for own, told in zip(federation.train, shown, strict=True):
+        np.testing.assert_array_equal(told[~some], own[~some])
+    np.testing.assert_array_equal(shown.y[some], 2 - federation.train.y[some])
+    orders = {
+        tuple(np.argmax(shown.x[i, 0] == federation.train.x[i, 0][:, None], axis=1)) for i in np.flatnonzero(some)
+    }
+    assert len(orders) == 1
+    assert orders != {tuple(range(6))}
+    assert faults.schism(1.0, group=1).drawn(federation, 0).tolist() == (federation.group == 1).tolist()
+
+
+def test_infiltrators_are_not_there_until_they_join_the_cluster_that_they_pass_for():
+    method = REGISTRY["pacfl"](MODEL, clusters=3, local=LOCAL, threshold=9.0)
+    run = {"rounds": 4, "eval_every": 4, "mapping": ONE, "progress": False}
+    result = simulate(method, blobs(), fault=faults.infiltrators(0.25, group=1, joins=2), **run)
+    rounds, label = result.assignments
+    of = {group: set(result.labels[~result.faulty & (blobs().group == group)]) for group in (0, 1)}
+    assert of[0] != of[1]
+    assert (label[rounds < 2][:, result.faulty] == -1).all()
+    assert set(label[rounds >= 2][:, result.faulty].flat) == of[1]
+    assert result.history["num_clients"].tolist() == [6, 6, 8, 8]
+    plan = arguments.check_arguments(method, blobs(), rounds=4, fault=faults.infiltrators(0.25, group=1))
+    assert [(change.round, len(change.join)) for change in plan] == [(5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "fault", "message"),
+    [
+        ("fedavg", {}, faults.schism(), "the server of fedavg groups nobody; take another fault, such as sign_flip"),
+        ("fedem", {"clusters": 2}, faults.disguise(), "the server of fedem groups nobody"),
+        ("fesem", {"clusters": 2}, faults.disguise(), "fesem groups clients by the very changes .* colluders, or"),
+        ("cfl", {"clusters": 2}, faults.schism(), "cfl groups clients by the very changes that it averages"),
+        ("flag", {"clusters": 2, "newcomers": False}, faults.infiltrators(), "flag admits no client during a run"),
+    ],
+)
+def test_an_attack_on_a_clustering_that_sees_nothing_of_it_is_refused(method, options, fault, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        simulate(REGISTRY[method](MODEL, local=LOCAL, **options), blobs(), rounds=1, fault=fault)
+    assert "\n" not in str(caught.value)
+    if method in ("cfl", "fesem"):  # who joins is compared once, before anything of it is averaged
+        faults.with_fault(REGISTRY[method](MODEL, local=LOCAL, **options), faults.infiltrators())
+
+
 def test_figures_of_the_honest_leave_the_others_out():
     per_client = {"accuracy": np.array([1.0, 0.5, np.nan, 0.0]), "num_not_finite": np.array([0.0, 0, 1, 0])}
     honest = np.array([True, True, False, False])
@@ -185,6 +253,9 @@ def test_flags_of_rules_and_faults():
     assert build_fault(config) == faults.sign_flip(0.3, scale=4)
     assert build_algorithm(config).config["aggregation"] == {"rule": "trimmed_mean", "share": 0.1}
     assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    words = ["--fault", "infiltrators", "--fault-joins", "3", "--fault-group", "1", "--fault-scale", "-2"]
+    config, _ = flags.parse_run("ifca", [*words, "--clusters", "2"], "run")
+    assert build_fault(config) == faults.infiltrators(group=1, scale=-2, joins=3)
     plain = RunConfig(method="fedavg", aggregation="mean")
     assert plain == RunConfig(method="fedavg")
     assert not {"aggregation", "fault", "trim"} & plain.to_json().keys()
@@ -203,6 +274,8 @@ def test_flags_of_rules_and_faults():
         ({"aggregation": "median", "method": "fedproto"}, r"fedproto has no server that averages models"),
         ({"fault_share": 0.2}, r"fault_share is 0\.2, but no fault is given"),
         ({"fault": "sign-flop"}, r"unknown fault 'sign-flop'; known: sign-flip"),
+        ({"fault": "disguise", "fault_joins": 2}, r"fault disguise has no joins; it has share, group, scale"),
+        ({"fault": "infiltrators", "fault_joins": 0}, r"joins is 0; it must be a whole number, at least 1"),
         ({"fault": "sign-flip", "fault_rate": 0.2}, r"fault sign-flip has no rate; it has share, scale"),
     ],
 )

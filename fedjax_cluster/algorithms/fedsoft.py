@@ -28,6 +28,7 @@ from fedjax_cluster.algorithms.round import (
     training_costs,
 )
 from fedjax_cluster.local import client_key, num_batches, server_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import aggregate_clients
@@ -68,6 +69,7 @@ class fedsoft(Method):
       centre of its largest share as long as it was never drawn.
     """
 
+    clusters_by = "shown"
     not_private = "draws clients by shares of their data, which is no sample, and no sensitivity of it is settled"
 
     local: LocalUpdate = option("the steps that a client takes on its proximal problem")
@@ -157,12 +159,15 @@ class fedsoft(Method):
     def estimate(self, centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
         """The shares f32[M, K] with those of the cohort anew, and who was rejected, bool[C]."""
         mapped = parallel.for_each_client(
-            lambda client: best_shares(learner_losses(self.model, centres, client.data), client.data.num_examples),
-            cohort,
-            collect=lambda shares: shares,
+            lambda client: self.shares(centres, client.data), cohort, collect=lambda shares: shares
         )
         shares = parallel.scatter_rows(cohort, shares, mapped.collected, mapped.accepted)
         return shares, cohort.mask & ~mapped.accepted
+
+    def shares(self, centres: Clusters, data: ClientData) -> Array:
+        """The shares f32[K] that one client tells."""
+        shown = shown_rows(data)
+        return best_shares(learner_losses(self.model, centres, shown), shown.num_examples)
 
     def train(self, rng_key: Array, state: State, cohort: Cohort, drawn: Array) -> tuple[State, RoundInfo]:
         """The drawn clients move their models; each centre becomes the mean of its draws."""
@@ -225,7 +230,7 @@ class fedsoft(Method):
         return tree.broadcast(chosen, 1), jnp.ones(1)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
-        shares = best_shares(learner_losses(self.model, state.clusters, data), data.num_examples)
+        shares = self.shares(state.clusters, data)
         # One whose losses are not finite would take all draws.
         shares = jnp.where(jnp.isfinite(shares).all(), shares, 0.0)
         centre = cluster_variables(state.clusters, jnp.argmax(shares))

@@ -68,6 +68,7 @@ class fesem(AveragingMethod):
     """
 
     sends = CHOSEN
+    clusters_by = "changes"
 
     clusters: int = option("K, number of clusters", bound=at_least(1))
     layers: tuple[str, ...] = option(

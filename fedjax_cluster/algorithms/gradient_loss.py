@@ -26,6 +26,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
@@ -83,6 +84,7 @@ class gradient_loss(AveragingMethod):
     """
 
     sends = CHOSEN
+    clusters_by = "shown"
 
     defaults = Defaults(averaging="gradients", rounds=200, clients=80)
 
@@ -167,7 +169,9 @@ class gradient_loss(AveragingMethod):
 
         def train(client: Client, pinned: Array) -> Trained:
             key = client_key(rng_key, client.index)
-            slot, first = self.choose(key, state, moves, client.data, pinned)
+            slot, first = self.choose(key, state, moves, shown_rows(client.data), pinned)
+            # The gradient that was shown is not of the rows that are trained on.
+            first = first if poses(client.data) is None else None
             variables = cluster_variables(state.clusters, slot)
             result = self.local.run(key, self.model, variables, client.data, first=first, round=state.round)
             return Trained(slot, result)

@@ -29,6 +29,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import COUNT, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
@@ -51,6 +52,7 @@ class ifca(AveragingMethod):
     """
 
     sends = CHOSEN
+    clusters_by = "shown"
 
     local: LocalUpdate = option(
         "one step gives the paper's gradient averaging (option I), several its model averaging (option II)"
@@ -119,9 +121,10 @@ class ifca(AveragingMethod):
 
     def score(self, rng_key: Array, variables: Variables, client: Client) -> Array:
         """F_i f32[]."""
+        shown = shown_rows(client.data)
         if self.score_on == "all":
-            return dataset_loss(self.model, variables, client.data)
-        return self.local.first_loss(client_key(rng_key, client.index), self.model, variables, client.data)
+            return dataset_loss(self.model, variables, shown)
+        return self.local.first_loss(client_key(rng_key, client.index), self.model, variables, shown)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         if self.estimate == "participation":

@@ -83,6 +83,10 @@ class Method(Options):
     sends: ClassVar[Sends | None] = None
     not_private: ClassVar[str] = "does not say what its clients send"
 
+    # What the server groups clients by: "nothing", the very "changes" that it averages, or what they have "shown" it
+    # beside, which is of `marked_clients.shown_rows` then.
+    clusters_by: ClassVar[Literal["nothing", "changes", "shown"]] = "nothing"
+
     # Of a run on the method's home ground, where nothing else is said.
     defaults = Defaults()
 

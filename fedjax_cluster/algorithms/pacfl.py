@@ -28,6 +28,7 @@ from fedjax_cluster.algorithms.one_shot import (
 from fedjax_cluster.algorithms.round import check_square, first_state, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
@@ -73,6 +74,7 @@ class pacfl(SearchingMethod):
     """
 
     sends = SHOWN
+    clusters_by = "shown"
 
     clusters: int = option(
         "the most clusters there can be; how many there are, the threshold decides", bound=at_least(1)
@@ -105,6 +107,7 @@ class pacfl(SearchingMethod):
 
     def measure(self, data: ClientData, num_classes: int) -> Array:
         """The principal vectors of one client's classes, f32[L, f, p]."""
+        data = shown_rows(data)
         flat = data.x.reshape(data.x.shape[0], -1).astype(jnp.float32)
         return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
 

@@ -17,6 +17,7 @@ from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, mean_of_steps
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.server import (
@@ -357,8 +358,9 @@ def least_loss_cluster(clusters: Clusters, loss: Callable[[Variables], Array]) -
 
 
 def nearest_by_loss(model: Model, clusters: Clusters, data: ClientData) -> Array:
-    """i32[]: the active cluster whose model has the least loss on all of a client's training rows."""
-    return least_loss_cluster(clusters, lambda variables: dataset_loss(model, variables, data))[0]
+    """i32[]: the active cluster whose model has the least loss on all of the training rows that a client shows."""
+    shown = shown_rows(data)
+    return least_loss_cluster(clusters, lambda variables: dataset_loss(model, variables, shown))[0]
 
 
 def personalize_by_label(state: State, index: Array) -> tuple[Variables, Array]:

@@ -16,6 +16,7 @@ from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
 
@@ -142,5 +143,5 @@ def _train_alone(
 def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
     """Every client's mean loss f32[C]."""
     return parallel.for_each_client(
-        lambda client: dataset_loss(model, variables, client.data), cohort, collect=lambda loss: loss
+        lambda client: dataset_loss(model, variables, shown_rows(client.data)), cohort, collect=lambda loss: loss
     ).collected

@@ -38,7 +38,7 @@ GROUPS = {
     ),
     "robustness": (
         *("aggregation", "trim", "byzantine", "clip", "fault", "fault_share", "fault_scale", "fault_factor"),
-        *("fault_rate", "fault_steps", "fault_group"),
+        *("fault_rate", "fault_steps", "fault_group", "fault_joins"),
     ),
     "privacy": (
         *("privacy_clip", "privacy_noise", "privacy_delta", "privacy_clipping", "privacy_quantile"),

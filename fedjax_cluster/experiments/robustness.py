@@ -14,7 +14,7 @@ from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, Options, at_l
 
 # Flags of aggregation rules and the options that they give; settings of a fault.
 RULE_FLAGS = {"trim": "share", "byzantine": "byzantine", "clip": "norm"}
-FAULT_FLAGS = tuple(f"fault_{name}" for name in ("share", "scale", "factor", "rate", "steps", "group"))
+FAULT_FLAGS = tuple(f"fault_{name}" for name in ("share", "scale", "factor", "rate", "steps", "group", "joins"))
 
 
 class Robustness(PrivacySettings):
@@ -37,22 +37,27 @@ class Robustness(PrivacySettings):
     )
     clip: float | None = option("the largest norm of a change, for norm-clipping", default=None, bound=POSITIVE)
     fault: str | None = option(
-        "what is the matter with some clients: sign-flip, label-flip, drop-out, stragglers, scaled, nan-updates or "
-        "colluders; the seed draws them",
+        "what is the matter with some clients: sign-flip, label-flip, drop-out, stragglers, scaled, nan-updates, "
+        "colluders, or aimed at clusterings disguise, schism or infiltrators; the seed draws them",
         default=None,
     )
     fault_share: float | None = option(
         "of the clients that are faulty; 0.2 if not given, and of drop-out all", default=None, bound=SHARE
     )
     fault_scale: float | None = option(
-        "of what sign-flip sends, 10 if not given, or colluders, 1", default=None, bound=FINITE
+        "of what sign-flip sends, 10 if not given, colluders and schism, 1, or disguise and infiltrators, -10",
+        default=None,
+        bound=FINITE,
     )
     fault_factor: float | None = option("of what scaled sends, 100 if not given", default=None, bound=FINITE)
     fault_rate: float | None = option(
         "chance of a client's drop-out in a round, 0.2 if not given", default=None, bound=SHARE
     )
     fault_steps: int | None = option("the most local steps of stragglers, 1 if not given", default=None, bound=COUNT)
-    fault_group: int | None = option("that colluders copy, 0 if not given", default=None, bound=at_least(0))
+    fault_group: int | None = option(
+        "that colluders copy, disguise shows or schism divides, 0 if not given", default=None, bound=at_least(0)
+    )
+    fault_joins: int | None = option("round before which infiltrators join, 5 if not given", default=None, bound=COUNT)
 
     def __post_init__(self):
         # The mean is what there was before there was a choice.

@@ -1,3 +1,4 @@
+from . import attacks as attacks
 from . import catalogue as catalogue
 from . import cfl as cfl
 from . import cfl_cifar10 as cfl_cifar10

@@ -14,6 +14,7 @@ from fedjax_cluster.experiments import installed, reproduction
 from fedjax_cluster.experiments.config import KINDS, known_name
 from fedjax_cluster.experiments.recipe import Recipe, Study
 from fedjax_cluster.recipes import (
+    attacks,
     cfl,
     cfl_cifar10,
     cfl_gp,
@@ -32,6 +33,7 @@ PAPERS = (
     *(cfl_gp, cfl_gp_pictures, cfl_toys, cfl, cfl_cifar10),
     *(fedgwc, fedgwc_pictures, flag, flag_cifar10, gradient_loss),
     privacy_costs,
+    attacks,
 )
 # Every recipe that a paper's modules define, in their order.
 RECIPES: dict[str, Recipe | Study] = {

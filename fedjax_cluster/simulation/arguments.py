@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.data import check_federation
-from fedjax_cluster.faults import Fault
+from fedjax_cluster.faults import Fault, arrivals
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
 from fedjax_cluster.simulation.history import OF_HONEST, REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
@@ -44,7 +44,7 @@ def check_arguments(
     config: Mapping[str, Any] | None = None,
     fault: Fault | None = None,
 ) -> tuple[Churn, ...]:
-    """The churn that `simulate` is given, as values of Python.
+    """The churn that `simulate` is given, as values of Python, with the arrivals of a fault.
 
     Raises:
       ValueError: an argument of another kind or out of its range, a federation that cannot be used, or a client who
@@ -58,7 +58,7 @@ def check_arguments(
     if aggregation is not None:
         present = int(np.sum(np.asarray(federation.train.num_examples) > 0))
         aggregation.check_clients(cohort_size(getattr(algorithm, "participation", 1.0), present))
-    found = checked_churn(churn)
+    found = (*checked_churn(churn), *arrivals(federation, fault, seed))
     check_private(algorithm, federation, found)
     return found
 

@@ -96,7 +96,7 @@ class Schedule:
             membership[gone], present[gone] = 0.0, False
             state = state._replace(clients=clients._replace(membership=membership, present=present))
             for client in change.join:
-                rows = ClientData(*(jnp.asarray(leaf[client]) for leaf in data))
+                rows = jax.tree.map(lambda leaf, own=client: jnp.asarray(leaf[own]), data)
                 key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
                 index = jnp.asarray(client, jnp.int32)
                 state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))

@@ -114,7 +114,8 @@ def pays(mapping: ClientMapping) -> bool:
 
 def can_go_together(request: Request) -> bool:
     """Whether a run can be one of several in a program: rows on disk are read, and clients join, for one run alone."""
-    return not request.churn and not stored(request.federation.train)
+    joining = request.fault is not None and request.fault.late
+    return not request.churn and not joining and not stored(request.federation.train)
 
 
 def without_mesh_of_cores(mapping: ClientMapping) -> ClientMapping:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedjax_cluster import cohorts, parallel, tree
+from fedjax_cluster import cohorts, marked_clients, parallel, tree
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
 from fedjax_cluster.algorithms.cfl.splits import (
     Clients,
@@ -82,6 +82,7 @@ class cfl(AveragingMethod):
     """
 
     sends = SHOWN
+    clusters_by: ClassVar[Any] = property(lambda self: "shown" if self.of_gradients else "changes")
     defaults = Defaults(rounds=40, finds_clusters=True)
 
     local: LocalUpdate = option("a client's training")
@@ -278,11 +279,11 @@ class cfl(AveragingMethod):
     ) -> Sent:
         """A client's training; everything it sends is transformed, except batch-norm statistics."""
         start = cluster_variables(state.clusters, slot)
-        data = self.training_rows(client.data)
+        data, key = self.training_rows(client.data), client_key(rng_key, client.index)
         kept = optimizer if self.keep_optimizer else None
-        key = client_key(rng_key, client.index)
         result = self.local.run(key, self.model, start, data, optimizer=kept, round=state.round)
-        gradient = full_gradient(self.model, start, data) if self.of_gradients else None
+        shown = self.training_rows(marked_clients.shown_rows(client.data)) if self.of_gradients else None
+        gradient = None if shown is None else full_gradient(self.model, start, shown)
         delta = secret.apply(tree.ravel(result.delta))
         compared = None if gradient is None else secret.apply(tree.ravel(gradient))
         if self.privacy is not None:
@@ -373,7 +374,7 @@ class cfl(AveragingMethod):
         slot = cohort_labels(state, cohort)
         learns = accepted & (state.server.fell_back[jnp.maximum(slot, 0)] < 0)
         rows = Contribution(slot, sent.weight, {"delta": sent.delta, "stats": sent.stats})
-        reduced = reduce_rows(self.aggregation, rows, learns, self.clusters)
+        reduced = reduce_rows(self.aggregation, rows, learns, self.clusters, cohort.mapping)
         if (private := self.private(rng_key, state.clusters)) is not None:
             reduced = private_rows(private, rows, cohort.mask, learns)
         one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
@@ -393,7 +394,7 @@ class cfl(AveragingMethod):
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         clients, server = state.clients, state.server
-        secret, rows = self.secret(state.clusters), self.training_rows(data)
+        secret, rows = self.secret(state.clusters), self.training_rows(marked_clients.shown_rows(data))
 
         def change(variables: Variables) -> Array:
             if self.of_gradients:

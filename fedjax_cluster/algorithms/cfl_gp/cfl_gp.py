@@ -47,6 +47,7 @@ from fedjax_cluster.algorithms.round import (
     train_client,
 )
 from fedjax_cluster.local import client_key, server_key
+from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
@@ -89,6 +90,7 @@ class cfl_gp(AveragingMethod):
     """
 
     sends = SHOWN
+    clusters_by = "shown"
 
     defaults = Defaults(averaging="gradients", rounds=200)
 
@@ -314,9 +316,10 @@ class cfl_gp(AveragingMethod):
         def train(client: Client, slot: Array) -> Trained:
             result = self.train_one(rng_key, state, slot, client)
             # Members of the queried cluster have computed this very update already.
-            queried = lax.cond(
-                slot == block, lambda: result.delta, lambda: self.train_one(rng_key, state, block, client).delta
-            )
+            known, posing = slot == block, poses(client.data)
+            known = known if posing is None else known & ~posing
+            asked = client._replace(data=shown_rows(client.data))
+            queried = lax.cond(known, lambda: result.delta, lambda: self.train_one(rng_key, state, block, asked).delta)
             columns = self.compress(queried, state.server.coordinates)
             if self.privacy is not None:
                 columns = self.privacy.shown(client_key(rng_key, client.index), columns)

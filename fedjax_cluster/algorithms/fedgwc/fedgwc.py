@@ -23,7 +23,6 @@ from fedjax_cluster.algorithms.round import (
     nearest_by_loss,
     one_hot,
     start_models,
-    train_client,
 )
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, is_zero, option
@@ -65,6 +64,7 @@ class fedgwc(AveragingMethod):
     """
 
     sends = SHOWN
+    clusters_by = "shown"
     defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
     clusters: int = option(
@@ -232,7 +232,7 @@ class fedgwc(AveragingMethod):
         membership, seen = parallel.gather_rows(cohort, (state.clients.membership, state.clients.seen))
 
         def train(client: Client, slot: Array) -> Trained:
-            result = train_client(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
+            result = weigh.train_and_tell(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
             if self.privacy is None:
                 return Trained(slot, result, result.losses)
             return Trained(slot, result, self.privacy.shown(client_key(rng_key, client.index), result.losses))

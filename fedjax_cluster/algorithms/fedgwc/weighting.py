@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from fedjax_cluster import clustering
-from fedjax_cluster.types import LocalUpdate
+from fedjax_cluster.algorithms.round import train_client
+from fedjax_cluster.marked_clients import poses, shown_rows
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.types import Clusters, LocalResult, LocalUpdate, Model
 
 LOG = logging.getLogger(__name__)
 
@@ -59,6 +62,18 @@ class Partition(NamedTuple):
     number: Array  # i32[], children; 1 for no split
     index: Array  # f32[], the best Davies–Bouldin index
     refused: Array  # bool[], the best split had not slots enough
+
+
+def train_and_tell(
+    rng_key: Array, update: LocalUpdate, model: Model, clusters: Clusters, slot: Array, client: Client, round: Array
+) -> LocalResult:
+    """A client's training in its cluster; the losses that it tells are those of the rows that it shows."""
+    result = train_client(rng_key, update, model, clusters, slot, client, round)
+    if (posing := poses(client.data)) is None:
+        return result
+    shown = client._replace(data=shown_rows(client.data))
+    told = lax.cond(posing, lambda: train_client(rng_key, update, model, clusters, slot, shown, round), lambda: result)
+    return result._replace(losses=told.losses, num_steps=told.num_steps)
 
 
 def warn_of_no_splits(count: int, cohort: int) -> None:

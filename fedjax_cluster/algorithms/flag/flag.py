@@ -38,6 +38,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, threshold_grid
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
@@ -119,6 +120,7 @@ class flag(SearchingMethod):
     'flag'
     """
 
+    clusters_by = "shown"
     not_private = "clusters by bases, class sizes and changes together, and searches on held-out rows; none is settled"
 
     defaults = Defaults(
@@ -187,7 +189,7 @@ class flag(SearchingMethod):
     # ------------------------------------------------------------------------------ what a client sends
 
     def measure(self, rng_key: Array, start: Variables, num_classes: int, client: Client) -> Measured:
-        x, y, number = client.data
+        x, y, number = data = shown_rows(client.data)
         rows = jnp.arange(y.shape[0]) < number
         counts = jnp.sum((jax.nn.one_hot(y, num_classes) > 0) & rows[:, None], axis=0, dtype=jnp.int32)
         flat = x.reshape(x.shape[0], -1).astype(jnp.float32)
@@ -198,7 +200,7 @@ class flag(SearchingMethod):
         if self.gradient_update is None:
             return Measured(vectors, counts, jnp.zeros_like(tree.ravel(start.params)), jnp.zeros((), jnp.int32))
         key = client_key(rng_key, client.index)
-        result = self.gradient_update.run(key, self.model, start, client.data, round=0)
+        result = self.gradient_update.run(key, self.model, start, data, round=0)
         return Measured(vectors, counts, tree.ravel(result.delta), jnp.asarray(result.num_steps, jnp.int32))
 
     @functools.partial(jax.jit, static_argnames="self")
