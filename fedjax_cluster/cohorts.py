@@ -156,7 +156,10 @@ def _largest_of_each(score: Array, cluster: Array, size: Array, most: int) -> Ar
         found, largest = jax.lax.top_k(jnp.where(cluster == number, score, -jnp.inf), most)
         return jnp.where((jnp.arange(most) < wanted) & (found > -jnp.inf), largest, count).astype(jnp.int32)
 
+    def nobody(_: tuple[Array, Array]) -> Array:
+        return jnp.full(most, count, jnp.int32)
+
     # A cluster without clients costs nothing.
-    nobody = jnp.full(most, count, jnp.int32)
-    pick = lambda which: jax.lax.cond(which[1] > 0, of_cluster, lambda _: nobody, which)  # noqa: E731
-    return jax.lax.map(pick, (jnp.arange(len(size)), size))
+    return jax.lax.map(
+        lambda which: jax.lax.cond(which[1] > 0, of_cluster, nobody, which), (jnp.arange(len(size)), size)
+    )

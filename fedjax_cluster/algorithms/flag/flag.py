@@ -270,9 +270,8 @@ class flag(SearchingMethod):
         return check_memory(self.name, max(wanted, 12.0 * size * self.landmarks), what, "give fewer landmarks")
 
     def draw_landmarks(self, rng_key: Array, present: Array) -> Array | None:
-        if self.landmarks is None:
-            return None
-        return clustering.draw_landmarks(jax.random.fold_in(rng_key, 1), self.landmarks, present)
+        key = jax.random.fold_in(rng_key, 1)
+        return None if self.landmarks is None else clustering.draw_landmarks(key, self.landmarks, present)
 
     def join_landmarks(self, label: np.ndarray, landmarks: Array, everybody: Sent) -> Array:
         """i32[M]: the clusters i32[m] of the landmarks, and of all others that to whose landmarks they are nearest."""
@@ -398,10 +397,9 @@ class flag(SearchingMethod):
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         """V, G, A, of the landmarks where there are some, the curve of α and the clusters, for plots."""
-        server = state.server
+        server, label = state.server, labels(state.clients.membership)
         which = {} if self.landmarks is None else {"landmarks": server.landmarks}
-        found = {**server.matrices._asdict(), **server.search._asdict(), **which}
-        return {**found, "labels": labels(state.clients.membership)}
+        return {**server.matrices._asdict(), **server.search._asdict(), **which, "labels": label}
 
 
 @functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))
