@@ -48,16 +48,16 @@ LARGE = {
 
 
 def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
-    """K blocks of 66 coordinates, of which each client's noise is twice as long as the groups' means are apart."""
+    """Four blocks of 66 coordinates, in which a group's mean is a quarter of a client's noise."""
     rng = np.random.default_rng(seed)
     group = np.arange(clients) % GROUPS
     means = rng.standard_normal((GROUPS, GROUPS, 66)).astype(np.float32)
-    profile = 0.5 * means[group] + rng.standard_normal((clients, GROUPS, 66), np.float32)
+    profile = 0.25 * means[group] + rng.standard_normal((clients, GROUPS, 66), np.float32)
     old = jax.nn.one_hot(group, GROUPS)
-    rows = profiles.Clients(old, jnp.ones(clients, bool), jnp.asarray(profile), jnp.ones((clients, GROUPS), jnp.int32))
+    given = profiles.Clients(old, jnp.ones(clients, bool), jnp.asarray(profile), jnp.ones((clients, GROUPS), jnp.int32))
 
     @functools.partial(jax.jit, static_argnames="number")
-    def cluster(number: int | None) -> Any:
+    def cluster(rows: profiles.Clients, number: int | None) -> Any:
         key = jax.random.key(seed)
         if number is None:
             features, _ = profiles.embed(key, rows, jnp.zeros((GROUPS, 0, 0)), rows.present, GROUPS)
@@ -66,7 +66,7 @@ def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
         index = jnp.arange(clients, dtype=jnp.int32)
         return by_landmarks.group_rows(key, rows, chosen, index, rows, ONE_DEVICE)
 
-    return cluster
+    return functools.partial(cluster, given)
 
 
 def of_fedgwc(clients: int, seed: int) -> Callable[[int | None], Any]:
@@ -74,26 +74,26 @@ def of_fedgwc(clients: int, seed: int) -> Callable[[int | None], Any]:
     rng = np.random.default_rng(seed)
     group = np.arange(clients) % GROUPS
     matrix = 0.5 + 0.1 * (group[:, None] == group[None]) + 0.3 * rng.standard_normal((clients, clients), np.float32)
-    matrix = matrix.astype(np.float32)
+    given = jnp.asarray(matrix, jnp.float32)
     beta = 5.0 / clients
     numbers = jnp.asarray(GROUPS), jnp.asarray(GROUPS)
 
     @functools.partial(jax.jit, static_argnames="number")
-    def cluster(number: int | None) -> Any:
+    def cluster(matrix: jax.Array, number: int | None) -> Any:
         key = jax.random.key(seed)
         everybody = jnp.ones(clients, bool)
         if number is None:
             graph = clustering.interaction_affinity(matrix, beta)
             return weighting.partition(key, graph, everybody, *numbers, 3, max_children=GROUPS).labels
         chosen = clustering.draw_landmarks(key, number, everybody)
-        square = jnp.asarray(matrix)[chosen][:, chosen]
+        square = matrix[chosen][:, chosen]
         scale = (clients - 2) / max(number - 2, 1)
         graph = clustering.interaction_affinity(square, beta * scale)
         found = weighting.partition(key, graph, jnp.ones(number, bool), *numbers, 3, max_children=GROUPS)
         near = clustering.landmark_affinity(matrix[:, chosen], chosen, beta)
         return clustering.extend_labels(1.0 - near, chosen, found.labels, GROUPS)
 
-    return cluster
+    return functools.partial(cluster, given)
 
 
 def of_flag(clients: int, seed: int) -> Callable[[int | None], Any]:
@@ -182,7 +182,10 @@ def large(name: str, clients: str) -> dict[str, Any]:
         "cfl_gp": {"clusters": GROUPS},
         "flag": {"clusters": GROUPS, "gradient_epochs": 5, "max_vectors": 1, "threshold": 0.5, "newcomers": False},
         # All are in everybody's company alike: clients are told apart by how much they are rewarded.
-        "fedgwc": {"clusters": 2, "centre": False, "max_children": 2, "tolerance": 1e-2, "beta": 1e-3},
+        "fedgwc": {
+            **{"clusters": 2, "participation": 1.0, "centre": False},
+            **{"max_children": 2, "tolerance": 1e-2, "beta": 1e-3},
+        },
     }[method]
     algorithm = fc.algorithms.REGISTRY[method](fc.nn.linear(), local=update, **own, **options)
     started = time.perf_counter()

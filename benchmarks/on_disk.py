@@ -30,6 +30,7 @@ MANY, FEW_TRAIN, FEW_TEST = 10_000_000, 5, 1
 COHORT, EVALUATED = 1000, 2000
 METHODS = ("fedavg", "ifca", "cfl_gp", "fedgwc")
 LANDMARKS = {"cfl_gp": 200, "fedgwc": 32}
+SPENT = "seconds_a_round", "processor_seconds_a_round"
 PROFILE_BYTES = 4e8  # of all clients; from there on random coordinates are kept
 FOLDER = pathlib.Path(__file__).parent
 
@@ -161,26 +162,24 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first = [row for row in rows if row["method"] == method and row["clients"] == fewest]
         for count in dict.fromkeys(row["clients"] for row in rows if row["method"] == method):
             own = [row for row in rows if (row["method"], row["clients"]) == (method, count)]
-            ratios = [a["seconds_a_round"] / b["seconds_a_round"] for a, b in zip(own, first, strict=False)]
-            found.append(
-                {
-                    **own[-1],
-                    "turns": len(own),
-                    "seconds_a_round": statistics.median(row["seconds_a_round"] for row in own),
-                    "ratio": statistics.median(ratios) if ratios else None,
-                    "peak_megabytes": max(row["peak_megabytes"] for row in own),
-                    "adjusted_rand_index": statistics.median(row["adjusted_rand_index"] for row in own),
-                }
-            )
+            middle = {name: statistics.median(row[name] for row in own) for name in (*SPENT, "adjusted_rand_index")}
+            ratios = {
+                f"{name} to the fewest": statistics.median(
+                    a[name] / b[name] for a, b in zip(own, first[: len(own)], strict=False)
+                )
+                for name in SPENT
+            }
+            peak = max(row["peak_megabytes"] for row in own)
+            found.append({**own[-1], **middle, **ratios, "turns": len(own), "peak_megabytes": peak})
     return found
 
 
 def table(report: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = [
-        "| method | clients on disk | landmarks | seconds a round | to those of the fewest | peak memory, MB | at "
+        "| method | clients on disk | landmarks | turns | seconds a round | processor seconds | peak memory, MB | at "
         "evaluations, MB | in a cluster | ARI of these |",
-        "|---|---:|---:|---:|---:|---:|---|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
     for row in summary(report["rows"]):
         grouped = row["method"] != "fedavg"
@@ -188,8 +187,8 @@ def table(report: dict[str, Any]) -> str:
             row["method"],
             row["clients"],
             row.get("landmarks") or "",
-            f"{row['seconds_a_round']:.3g}",
-            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+            row["turns"],
+            *(f"{row[name]:.3f} ({row[f'{name} to the fewest']:.2f} ×)" for name in SPENT),
             f"{row['peak_megabytes']:.0f}",
             ", ".join(map(str, row["megabytes_at_evaluations"])),
             row["clients_in_a_cluster"] if grouped else "",
@@ -221,8 +220,11 @@ def main() -> None:
     parser.add_argument("--against-memory", action="store_true")
     parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "results" / "on-disk-cpu.json")
     parser.add_argument("--more", action="store_true", help="adds to the results that are there")
+    parser.add_argument("--table", action="store_true", help="only writes the table from the results")
     parser.add_argument("--alone", help="one method on one population, in this process")
     given = parser.parse_args()
+    if given.table:
+        return table_between("on disk", table(json.loads(given.output.read_text(encoding="utf-8"))))
     if given.alone:
         fc.parallel.use_all_cores()  # before the first computation
         print(json.dumps(run(given.alone, written(given.folder, given.clients[0]), given.rounds)))

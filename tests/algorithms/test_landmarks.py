@@ -168,7 +168,7 @@ def test_cfl_gp_by_some_groups_them_and_others_join_by_the_blocks_that_they_fill
     )  # fmt: skip
     played = turns(algorithm, federation, 10)
     chosen = played[0].after.server.landmarks.tolist()
-    partly = 0
+    partly, joined = 0, set()
     for number, turn in enumerate(played):
         before, after = (np.argmax(state.clients.membership, -1) for state in (turn.before, turn.after))
         if number % 2 == 0:
@@ -188,11 +188,17 @@ def test_cfl_gp_by_some_groups_them_and_others_join_by_the_blocks_that_they_fill
             for group in range(3):
                 centre = own[label == group].mean(0)
                 apart.append(np.linalg.norm(sum(right[:, k] @ (profile[client, k] - centre[k]) for k in blocks)))
-            assert after[client] == int(np.argmin(apart))
+            if filled[chosen].any(0).all():
+                assert after[client] == int(np.argmin(apart))
+                joined.add(client)
+            else:
+                assert turn.after.clients.membership[client].sum() == 0
         others = np.setdiff1d(np.arange(16), turn.clients)
         np.testing.assert_array_equal(before[others], after[others])
     assert partly > 0
-    label = np.argmax(played[-1].after.clients.membership, -1)
+    last = played[-1].after.clients.membership
+    assert set(np.flatnonzero(last.sum(1)).tolist()) == joined | set(chosen)
+    label = np.where(last.sum(1) > 0, np.argmax(last, -1), -1)
     assert adjusted_rand_index(label, federation.group) > 0.7
 
 
