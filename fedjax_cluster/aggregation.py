@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import order_statistics, parallel
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.options import COUNT, POSITIVE, Bound, Options, at_least, option, shown
-from fedjax_cluster.types import ONE_DEVICE, ClientMapping, PyTree
+from fedjax_cluster.types import PyTree
 
 BELOW_HALF = Bound(lambda value: 0 <= value < 0.5, "at least 0 and below 0.5; half or more would leave nothing")
 MEASURED = "delta"  # what distances and norms are of, where clients send batch-norm statistics beside it
@@ -29,7 +28,6 @@ class Rows(NamedTuple):
     value: PyTree  # leaves [R, ...], of which those under "delta" are measured, or all
     slot: Array  # i32[R], K for a row that does not count
     weight: Array  # f32[R]
-    mapping: ClientMapping = ONE_DEVICE
 
 
 class Aggregation(Options):
@@ -124,10 +122,8 @@ class krum(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         count = sizes(rows.slot, num_slots)
         together = same_cluster(rows.slot, num_slots)
-        others = together & ~jnp.eye(len(together), dtype=bool)
-        near = num_neighbours(count, self.byzantine)[_place(rows.slot, num_slots)]
-        distance = jnp.where(others, distances(rows.value), jnp.inf)
-        score = order_statistics.smallest_sum(distance, jnp.minimum(near, others.sum(0, dtype=jnp.int32)))
+        order, ranked = sorted_neighbours(distances(rows.value), together)
+        score = scores(order, ranked, together, num_neighbours(count, self.byzantine)[_place(rows.slot, num_slots)])
         chosen = rank_within(score, together) < self.kept(count)[_place(rows.slot, num_slots)]
         return mean_of(rows, chosen & (rows.slot < num_slots), num_slots)
 
@@ -299,16 +295,24 @@ def ranked_mean(rows: Rows, count: Array, first: Array, stop: Array, centre: PyT
 
     Args:
       rows: whose slots have `count` i32[K] rows.
-      first, stop: i32[K], ranks by size; with `centre`, leaves [K, ...], by the distance from it, then by size, and
-        from 0 on.
+      first, stop: i32[K], ranks by size; with `centre`, leaves [K, ...], by the distance from it, then by size.
     """
-    first, stop = jnp.maximum(first, 0), jnp.minimum(stop, count)
+    num_slots, total = len(count), len(rows.slot)
+    # Sorted by slot first, every coordinate has the rows of a cluster at the same places.
+    start = jnp.cumsum(count) - count
+    rank = jnp.arange(total)[None] - start[:, None]
+    counted = (rank >= first[:, None]) & (rank < stop[:, None])
+    share = counted.astype(jnp.float32) / jnp.maximum(stop - first, 1).astype(jnp.float32)[:, None]
 
-    def of_leaf(leaf: Array, *middle: Array) -> Array:
-        if middle:
-            of_columns, whole = order_statistics.nearest_mean, (rows.slot, stop)
-            return parallel.on_columns(of_columns, rows.mapping)((leaf, *middle), *whole)
-        return parallel.on_columns(order_statistics.ranked_mean, rows.mapping)((leaf,), rows.slot, first, stop)
+    def of_leaf(leaf: Array, middle: Array | None = None) -> Array:
+        columns = leaf.T
+        slot = jnp.broadcast_to(rows.slot[None], columns.shape)
+        if middle is None:
+            placed = lax.sort((slot, columns), num_keys=2)[1]
+        else:
+            away = jnp.abs(columns - middle[_place(rows.slot, num_slots)].T)
+            placed = lax.sort((slot, away, columns), num_keys=3)[2]
+        return jnp.matmul(share, placed.T, precision="highest")
 
     return _by_rows(rows.value, of_leaf, centre)
 

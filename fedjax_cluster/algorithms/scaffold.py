@@ -26,10 +26,8 @@ from fedjax_cluster.options import changed, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import Weighting, combine
 from fedjax_cluster.types import (
-    ONE_DEVICE,
     BatchGradient,
     ClientData,
-    ClientMapping,
     Cohort,
     LocalResult,
     LocalUpdate,
@@ -114,7 +112,7 @@ class scaffold(fedavg):
         difference = jax.tree.map(jnp.subtract, moved.own, rows)
         difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
         count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
-        total = self.total(difference, done.accepted, cohort.mapping)
+        total = self.total(difference, done.accepted)
         server = jax.tree.map(lambda leaf, change: leaf + change / count, common, total)
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         costs = all_costs(done, moved, cohort.mask)
@@ -122,12 +120,12 @@ class scaffold(fedavg):
         costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
         return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
 
-    def total(self, difference: PyTree, accepted: Array, mapping: ClientMapping = ONE_DEVICE) -> PyTree:
+    def total(self, difference: PyTree, accepted: Array) -> PyTree:
         """Σ_i (c_i⁺ − c_i), leaves [C, ...] summed; with another rule than a mean, what it makes of them for each."""
         if self.aggregation is None or self.aggregation.streams:
             return jax.tree.map(lambda change: change.sum(0), difference)
         rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
-        one = combine(self.aggregation, rows, accepted, 1, mapping).value
+        one = combine(self.aggregation, rows, accepted, 1).value
         return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(jnp.float32)), one)
 
     def corrected(self, correction: PyTree) -> LocalUpdate:

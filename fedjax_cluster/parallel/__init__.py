@@ -27,7 +27,6 @@ from fedjax_cluster.parallel.rows import (
     gather_cohort,
     gather_rows,
     gram,
-    on_columns,
     on_each_device,
     place_population,
     scatter_rows,

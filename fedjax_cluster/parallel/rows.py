@@ -262,25 +262,6 @@ def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[.
     return jax.shard_map(fn, mesh=mapping.mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
-def on_columns(fn: Callable[..., Array], mapping: ClientMapping) -> Callable[..., Array]:
-    """`fn(*matrices, *whole)` of a tuple of matrices [..., d], by columns: each device has some columns, of all rows.
-
-    For work on a coordinate of all clients, which divided by client would be messages at each of its steps.
-    """
-    if mapping.mesh is None:
-        return lambda matrices, *whole: fn(*matrices, *whole)
-    mesh, devices = mapping.mesh, num_devices(mapping)
-
-    def apply(matrices: tuple[Array, ...], *whole: Array) -> Array:
-        width = matrices[0].shape[1]
-        padded = [jnp.pad(matrix, ((0, 0), (0, -width % devices))) for matrix in matrices]
-        specs = (*(P(None, AXIS) for _ in padded), *(P() for _ in whole))
-        found = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(None, AXIS), check_vma=False)(*padded, *whole)
-        return found[:, :width]
-
-    return apply
-
-
 def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
     """The whole of leaves [C, ...] on every device, sent in one message; leaves with many numbers a row stay divided.
 

@@ -49,7 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("fedavg", "fedprox", "fairavg", "fedavgm", "scaffold", "per_fedavg")},
     **{name: {} for name in ("ditto", "fedper", "fedrep", "pfedme", "fedproto", "local_only")},
 }
-METHODS["flag"] = {"method_options": {"threshold": 0.5}}  # what its search finds
+METHODS["flag"] = {"clusters": 20, "method_options": {"threshold": 0.5}}  # what its search finds
 METHODS["fedgwc"] = {"participation": 0.25, "rounds": 60, "eval_every": 60}
 METHODS["fedrep"] = METHODS["fedper"] = METHODS["fedproto"] = {"model": "mlp", "model_options": {"hidden": (32,)}}
 QUICK_METHODS = ("ifca", "fedavg")
