@@ -158,10 +158,11 @@ def errors(clients: int, numbers: list[int]) -> list[dict[str, Any]]:
 
 
 def federation(clients: int, hard: bool) -> Federation:
-    """Each group labels its inputs by a plane of its own; or by one, and in half of two groups' rows at random."""
+    """Each group labels its inputs by a plane of its own; or all by one, and a `hard` quarter of them at random."""
     rng = np.random.default_rng(1)
     planes = np.random.default_rng(0).standard_normal((GROUPS, FEATURES)).astype(np.float32)
-    group = (np.arange(clients) % (2 if hard else GROUPS)).astype(np.int32)
+    group = (np.arange(clients) % GROUPS).astype(np.int32)
+    group = (group == 0).astype(np.int32) if hard else group
 
     def draw(rows: int) -> ClientData:
         x = rng.standard_normal((clients, rows, FEATURES), np.float32)
@@ -180,11 +181,12 @@ def large(name: str, clients: str) -> dict[str, Any]:
     update = fc.local.sgd(0.5, batch_size=ROWS, steps=5)
     own: dict[str, Any] = {
         "cfl_gp": {"clusters": GROUPS},
-        "flag": {"clusters": GROUPS, "gradient_epochs": 5, "max_vectors": 1, "threshold": 0.5, "newcomers": False},
+        # The inputs of all groups are alike: only the changes tell them apart.
+        "flag": {"clusters": 2 * GROUPS, "beta": 0.0, "gradient_epochs": 5, "threshold": 0.45, "newcomers": False},
         # All are in everybody's company alike: clients are told apart by how much they are rewarded.
         "fedgwc": {
             **{"clusters": 2, "participation": 1.0, "centre": False},
-            **{"max_children": 2, "tolerance": 1e-2, "beta": 1e-3},
+            **{"max_children": 2, "tolerance": 1e-2, "beta": 20 / int(clients), "patience": 8},
         },
     }[method]
     algorithm = fc.algorithms.REGISTRY[method](fc.nn.linear(), local=update, **own, **options)
