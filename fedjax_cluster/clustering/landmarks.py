@@ -251,7 +251,7 @@ def landmark_proximity(
     """
     vectors = checks.floats(vectors, "vectors", 4)
     counts = checks.as_array(counts, "counts")
-    updates = checks.floats(updates, "updates", 2)
+    updates = checks.floats(updates, "updates", 2, like=vectors)
     if counts.shape != vectors.shape[:2] or len(updates) != len(vectors):
         raise ValueError(
             f"vectors has shape {vectors.shape}, counts {counts.shape}, updates {updates.shape}: give those of the "
@@ -262,7 +262,7 @@ def landmark_proximity(
     checks.choice(angles, "angles", get_args(Reduction))
     for array, name in ((vectors, "vectors"), (updates, "updates")):
         checks.finite(array, name, mask)
-    options = checks.floats(delta, "delta", 0), checks.floats(beta, "beta", 0)
+    options = checks.floats(delta, "delta", 0, like=vectors), checks.floats(beta, "beta", 0, like=vectors)
     return _landmark_proximity(vectors, jnp.asarray(counts), updates, landmarks, *options, mask, angles)
 
 
@@ -287,14 +287,14 @@ def _landmark_proximity(
         most = jnp.where(where, values, -jnp.inf).max()
         return least, jnp.where(most > least, most - least, 0.0)
 
-    own_weights, both = weights_between(own_counts, own_counts)
+    own_weights, both = weights_between(own_counts, own_counts, vectors.dtype)
     lightest, spread = extent(own_weights, both & pairs[:, :, None])
 
     def raw(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         """V and G in degrees of some clients to the landmarks."""
         vectors, counts, updates = part
         between = angles_between(vectors, counts, own_vectors, own_counts, angles)
-        weights, both = weights_between(counts, own_counts)
+        weights, both = weights_between(counts, own_counts, vectors.dtype)
         share = jnp.clip((weights - lightest) / jnp.where(spread > 0.0, spread, 1.0), 0.0, 1.0)
         weights = jnp.where(both & (spread > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
         return (between * weights).mean(axis=2), degrees_between(updates, own_updates)

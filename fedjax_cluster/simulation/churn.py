@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
+from fedjax_cluster.data.stored import Rows
 from fedjax_cluster.types import Churn, ClientData, ClusteredAlgorithm, Population, State
 
 
@@ -96,7 +97,10 @@ class Schedule:
             membership[gone], present[gone] = 0.0, False
             state = state._replace(clients=clients._replace(membership=membership, present=present))
             for client in change.join:
-                rows = jax.tree.map(lambda leaf, own=client: jnp.asarray(leaf[own]), data)
+                # Rows on disk are no leaves of a pytree.
+                rows = jax.tree.map(
+                    lambda leaf, own=client: jnp.asarray(leaf[own]), data, is_leaf=lambda leaf: isinstance(leaf, Rows)
+                )
                 key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
                 index = jnp.asarray(client, jnp.int32)
                 state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))

@@ -9,13 +9,14 @@ import scipy.stats
 
 import fedjax_cluster.clustering as fcc
 from fedjax_cluster import clustering
-from tests.reference import bipartition, interactions, scores, similarity, spectral, subspaces
+from tests.reference import bipartition, interactions, landmarks, scores, similarity, spectral, subspaces
 
 KEY = jax.random.key(0)
 CLIENTS = 12
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(CLIENTS, 3))
 LABELS = np.arange(CLIENTS) % 3
+SOME = np.asarray([1, 4, 5, 8, 9])
 DISTANCE = np.linalg.norm(POINTS[:, None] - POINTS[None], axis=2)
 AFFINITY = np.exp(-DISTANCE)
 VECTORS = np.linalg.qr(RNG.normal(size=(CLIENTS, 1, 8, 3)))[0]
@@ -79,6 +80,20 @@ EXACT = {
         lambda f: fcc.interaction_affinity(f(DISTANCE), 0.7),
         lambda: interactions.interaction_affinity(DISTANCE, 0.7),
     ),
+    "landmark_affinity": (
+        lambda f: fcc.landmark_affinity(f(DISTANCE[:, SOME]), SOME, 0.7),
+        lambda: landmarks.affinity(DISTANCE[:, SOME], SOME, 0.7),
+    ),
+    "landmark_directions": (
+        lambda f: fcc.landmark_directions(f(POINTS[SOME]), fcc.profile_embedding(f(POINTS[SOME]), 2)) ** 2,
+        lambda: np.linalg.svd(POINTS[SOME], full_matrices=False)[2][:2].T ** 2,
+    ),
+    "landmark_proximity": (
+        lambda f: fcc.landmark_proximity(f(VECTORS), COUNTS, f(POINTS), SOME, delta=0.3, beta=0.4),
+        lambda: landmarks.proximity(
+            [(VECTORS[i], COUNTS[i], [POINTS[i]]) for i in range(CLIENTS)], SOME, delta=0.3, beta=0.4
+        ),
+    ),
     "optimal_bipartition": (
         lambda f: fcc.optimal_bipartition(f(-DISTANCE)).max_cross,
         lambda: bipartition.best_max_cross(-DISTANCE),
@@ -129,6 +144,8 @@ EXACT = {
     ),
 }
 LABELLING = {
+    "draw_landmarks": lambda f: fcc.draw_landmarks(KEY, 4, np.ones(CLIENTS, bool)),
+    "extend_labels": lambda f: fcc.extend_labels(f(DISTANCE[:, SOME]), SOME, LABELS[SOME], 3),
     "agglomerative": lambda f: fcc.agglomerative(f(DISTANCE), 1.0),
     "elbow": lambda f: fcc.elbow(np.arange(5), f(np.arange(5.0)[::-1] ** 2)),
     "estimate_num_clusters": lambda f: np.int32(fcc.estimate_num_clusters(KEY, f(POINTS), 4)),
