@@ -64,10 +64,12 @@ def labels(state):
     "options",
     [
         {"gamma_max": 0.5},
-        {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2},
+        pytest.param(
+            {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2}, marks=pytest.mark.slow
+        ),
         {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5},
         pytest.param({"local": MOMENTUM, "gamma_max": 0.5}, marks=pytest.mark.slow),
-        {"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True},
+        pytest.param({"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True}, marks=pytest.mark.slow),
         {"epsilon_1": None, "epsilon_2": None, "near": 0.5, "far": 0.1, "gamma_max": 0.5, "weighting": "examples"},
     ],
 )

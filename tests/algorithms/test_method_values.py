@@ -29,7 +29,12 @@ def build(name, **options):
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+FEW = ("cfl", "fedavg", "flag", "ifca")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_a_method_built_twice_is_one_value_and_traced_once(name):
     chex.clear_trace_counter()
     first, second = build(name), build(name)

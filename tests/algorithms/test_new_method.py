@@ -35,7 +35,17 @@ def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkey
     assert "Federated averaging with a proximal term that fades." in shown.getvalue()
 
 
-@pytest.mark.parametrize("test", [name for name in vars(protocol) if name.startswith("test_")])
+QUICK = ("names_and_order", "32_bits", "selection", "empty_cluster", "personalize", "newcomer_joins", "impossible")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        name if any(word in name for word in QUICK) else pytest.param(name, marks=pytest.mark.slow)
+        for name in vars(protocol)
+        if name.startswith("test_")
+    ],
+)
 def test_it_keeps_the_protocol(monkeypatch, test):
     monkeypatch.setitem(REGISTRY, "pull", pull)
     protocol.call(getattr(protocol, test), "pull")

@@ -23,6 +23,7 @@ METHODS = sorted(REGISTRY)
 ALIKE = ("ditto", "fairavg", "fedavgm", "fedper", "fedproto", "fedprox", "local_only", "pfedme", "scaffold")
 SEED = ("cfl", "cfl_gp", "fedgwc", "flag", "gradient_loss")
 FEWER = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in METHODS]
+FIVE = [name if name in SEED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 # On two devices one absent client is added, and must not change a draw.
 CLIENTS = 7
@@ -110,7 +111,7 @@ def test_64_bits_change_nothing(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(*runs)
 
 
-@pytest.mark.parametrize("name", FEWER)
+@pytest.mark.parametrize("name", FIVE)
 def test_the_server_clusters_where_there_is_a_function_for_it(name):
     """The clients' own choices are none of its clusterings; FLAG and PACFL cluster, and measure it, in `init`."""
     algorithm, population, state, info = started(name)
@@ -185,8 +186,8 @@ def test_the_round_loop_chunks_and_devices_change_nothing(name, participation):
     assert not all(different)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("name", FEWER)
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
 def test_a_client_without_finite_update_is_left_out_and_counted(name, participation):
     algorithm, population, state, _ = started(name, participation)
     x = population.data.x.at[2].set(jnp.nan)
@@ -251,7 +252,9 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize(
+    "name", [name if name in ("ifca", "pacfl") else pytest.param(name, marks=pytest.mark.slow) for name in SHOWN]
+)
 def test_a_clustering_takes_the_disguised_for_clients_who_have_the_rows_that_they_show(name):
     """Once from honest clients who truly have them; what is averaged is spoilt, and of the rows that they have."""
     fault, federation = faults.disguise(0.3, group=1, scale=-3), blobs(clients=CLIENTS)
@@ -384,7 +387,7 @@ def test_single_client(name):
     chex.assert_tree_all_finite(state.clusters.params)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 def test_empty_cluster_keeps_its_model(name):
     algorithm, population, state, _ = started(name)
     slots = state.clusters.active.shape[0]
@@ -434,7 +437,7 @@ def test_a_newcomer_joins(name):
     np.testing.assert_array_equal(np.asarray(new.clients.membership)[others], np.asarray(absent.membership)[others])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FIVE)
 def test_a_newcomer_with_enormous_features_spoils_no_state(name):
     algorithm, population, state, _ = started(name)
     if algorithm.admit is None:

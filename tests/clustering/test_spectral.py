@@ -185,6 +185,7 @@ def _blocks(rng, k, sizes):
     return (0.5 * (weights + weights.T)).astype(np.float32), group
 
 
+@pytest.mark.slow
 def test_labels_are_scikit_learns_on_100_block_matrices():
     partitions = jax.jit(chex.assert_max_traces(lambda key, affinity: fcc.spectral_partitions(key, affinity, 4), n=1))
     for seed in range(100):

@@ -25,7 +25,10 @@ def models(name, state):
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        *(pytest.param(name, 1, id=f"{name}-model averaging") for name in sorted(REGISTRY)),
+        *(
+            pytest.param(name, 1, id=f"{name}-model averaging", marks=() if name in FAST else pytest.mark.slow)
+            for name in sorted(REGISTRY)
+        ),
         *(
             pytest.param(name, None, id=f"{name}-gradient averaging", marks=() if name in FAST else pytest.mark.slow)
             for name in sorted(REGISTRY)

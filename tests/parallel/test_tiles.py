@@ -38,7 +38,8 @@ def test_rows_come_back(shape, dtype, in_tiles):
         chex.assert_trees_all_equal(untiled(client)["x"], rows[1])
 
 
-@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_run_on_tiles_is_the_same(participation, monkeypatch):
     """First models of single clients, whole and drawn cohorts; the population lies in tiles."""
     rng = np.random.default_rng(0)

@@ -127,6 +127,7 @@ def test_who_comes_back_goes_on_with_its_own_model(build):
     assert build is local_only or bool(back.clients.trained[2])
 
 
+@pytest.mark.slow
 def test_a_newcomer_with_infinite_losses_takes_nobodys_draws():
     federation = blobs()
     wild = federation.train._replace(
