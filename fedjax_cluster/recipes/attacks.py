@@ -140,7 +140,7 @@ def _start(method: str, rule: str, seed: int, rounds: int | None) -> tuple[Any, 
     algorithm: Any = build_algorithm(config)
     if RULES[rule] is None:
         return algorithm, federation, config
-    if not hasattr(algorithm, "aggregation"):
+    if not any(field.name == "aggregation" and field.init for field in dataclasses.fields(algorithm)):
         return None
     return dataclasses.replace(algorithm, aggregation=RULES[rule]), federation, config
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedjax_cluster.report import style
 
-CELL_INCHES, SMALL = 0.115, 5.8
+CELL_INCHES = 0.135
 COLORMAP = "cividis"  # from dark to bright for every kind of eye
 NO_VALUE = "#FFFFFF"
 
@@ -58,21 +58,21 @@ def share_panels(
             drawn = axes.imshow(np.ma.masked_invalid(values), colors, aspect="auto", vmin=limits[0], vmax=limits[1])
             absent = np.argwhere(~np.isfinite(values))
             axes.plot(absent[:, 1], absent[:, 0], "x", color="#BBBBBB", markersize=1.8, markeredgewidth=0.4)
-            axes.set_title(title, fontsize=SMALL + 0.7, pad=2)
+            axes.set_title(title, pad=2)
             axes.grid(visible=False)
             axes.spines[:].set_visible(False)
-            axes.tick_params(length=0, labelsize=SMALL, pad=1.5, labelbottom=place + side >= len(panels))
+            axes.tick_params(length=0, pad=1.5, labelbottom=place + side >= len(panels))
         grid[0, 0].set_yticks(range(len(rows)), rows)
         turned = max(len(str(name)) for name in columns_of_panel) > 3
         grid[0, 0].set_xticks(range(len(columns_of_panel)), [str(name) for name in columns_of_panel])
         for axes in figure.axes:
             axes.tick_params(axis="x", labelrotation=90 if turned else 0)
         if below:
-            figure.supxlabel(below, fontsize=SMALL + 0.7)
+            figure.supxlabel(below)
         assert drawn is not None
         bar = figure.colorbar(drawn, ax=grid, location="top", aspect=40, shrink=0.7, pad=0.01)
-        bar.set_label(label, fontsize=SMALL + 0.7, labelpad=2)
-        bar.ax.tick_params(labelsize=SMALL, length=1.5, pad=1)
+        bar.set_label(label, labelpad=2)
+        bar.ax.tick_params(length=1.5, pad=1)
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
     return figure
