@@ -6,7 +6,7 @@ import traceback
 import pytest
 
 import fedjax_cluster
-from tests.malformed import calls
+from tests.malformed import calls, clustering_calls
 
 PACKAGE = pathlib.Path(fedjax_cluster.__file__).parent
 GROUPS = ("methods", "data", "runs", "models", "clustering")
@@ -41,9 +41,13 @@ def fault(call, accepted):
     return "accepted"
 
 
+def specs_of(group):
+    return getattr(clustering_calls if group == "clustering" else calls, group)()
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_malformed_call_is_refused_in_one_line_that_names_the_argument(group, stopped):
-    found = [call for spec in getattr(calls, group)() for call in spec.calls()]
+    found = [call for spec in specs_of(group) for call in spec.calls()]
     assert len(found) >= 400
     faults = {call.name: text for call in found if (text := fault(call, stopped)) is not None}
     assert not faults
@@ -52,7 +56,7 @@ def test_a_malformed_call_is_refused_in_one_line_that_names_the_argument(group, 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_calls_are_good_but_for_the_one_argument(group, stopped):
-    for spec in getattr(calls, group)():
+    for spec in specs_of(group):
         if not {"no-such-directory", "no_such_set", "no-such-path"} & {str(given) for given in spec.given.values()}:
             try:
                 spec.function(**spec.given)
