@@ -16,7 +16,8 @@ from jax import Array, lax
 
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.options import COUNT, POSITIVE, Bound, Options, at_least, option, shown
-from fedjax_cluster.types import PyTree
+from fedjax_cluster.order_statistics import Ranks, mean_of_nearest, mean_of_ranks
+from fedjax_cluster.types import ONE_DEVICE, ClientMapping, PyTree
 
 BELOW_HALF = Bound(lambda value: 0 <= value < 0.5, "at least 0 and below 0.5; half or more would leave nothing")
 MEASURED = "delta"  # what distances and norms are of, where clients send batch-norm statistics beside it
@@ -28,6 +29,7 @@ class Rows(NamedTuple):
     value: PyTree  # leaves [R, ...], of which those under "delta" are measured, or all
     slot: Array  # i32[R], K for a row that does not count
     weight: Array  # f32[R]
+    mapping: ClientMapping = ONE_DEVICE  # devices that may divide the work
 
 
 class Aggregation(Options):
@@ -79,7 +81,7 @@ class trimmed_mean(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         count = sizes(rows.slot, num_slots)
         cut = jnp.asarray(self.cuts(len(rows.slot)))[count]
-        return ranked_mean(rows, count, cut, count - cut)
+        return by_ranks(rows, Ranks(cut, count - cut))
 
 
 class median(Aggregation):
@@ -93,7 +95,7 @@ class median(Aggregation):
 
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         count = sizes(rows.slot, num_slots)
-        return ranked_mean(rows, count, (count - 1) // 2, count // 2 + 1)
+        return by_ranks(rows, Ranks((count - 1) // 2, jnp.where(count > 0, count // 2 + 1, 0)))
 
 
 class krum(Aggregation):
@@ -122,8 +124,8 @@ class krum(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         count = sizes(rows.slot, num_slots)
         together = same_cluster(rows.slot, num_slots)
-        order, ranked = sorted_neighbours(distances(rows.value), together)
-        score = scores(order, ranked, together, num_neighbours(count, self.byzantine)[_place(rows.slot, num_slots)])
+        near = num_neighbours(count, self.byzantine)[_place(rows.slot, num_slots)]
+        score = nearest_sums(distances(rows.value), together, near, rows.mapping)
         chosen = rank_within(score, together) < self.kept(count)[_place(rows.slot, num_slots)]
         return mean_of(rows, chosen & (rows.slot < num_slots), num_slots)
 
@@ -170,9 +172,12 @@ class bulyan(Aggregation):
         wanted = jnp.where(count > 0, jnp.maximum(count - 2 * self.byzantine, 1), 0)
         slot = jnp.where(self.choose(rows, wanted, count, num_slots), rows.slot, num_slots)
         middle = (wanted - 1) // 2
-        centre = ranked_mean(rows._replace(slot=slot), wanted, middle, middle + 1)
-        around = jnp.maximum(wanted - 2 * self.byzantine, 1)
-        return ranked_mean(rows._replace(slot=slot), wanted, jnp.zeros_like(wanted), around, centre)
+        left = rows._replace(slot=slot)
+        centre = by_ranks(left, Ranks(middle, jnp.where(wanted > 0, middle + 1, 0)))
+        around = jnp.where(wanted > 0, jnp.maximum(wanted - 2 * self.byzantine, 1), 0)
+        return _by_rows(
+            rows.value, lambda leaf, middle: mean_of_nearest(leaf, middle, slot, around, rows.mapping), centre
+        )
 
     def choose(self, rows: Rows, wanted: Array, count: Array, num_slots: int) -> Array:
         """bool[R]: the θ clients of each cluster, `wanted` i32[K] of `count` i32[K]."""
@@ -290,31 +295,9 @@ def sizes(slot: Array, num_slots: int) -> Array:
     return jnp.zeros(num_slots + 1, jnp.int32).at[slot].add(1)[:num_slots]
 
 
-def ranked_mean(rows: Rows, count: Array, first: Array, stop: Array, centre: PyTree | None = None) -> PyTree:
-    """The mean of ranks first ≤ r < stop of each coordinate among its cluster's rows.
-
-    Args:
-      rows: whose slots have `count` i32[K] rows.
-      first, stop: i32[K], ranks by size; with `centre`, leaves [K, ...], by the distance from it, then by size.
-    """
-    num_slots, total = len(count), len(rows.slot)
-    # Sorted by slot first, every coordinate has the rows of a cluster at the same places.
-    start = jnp.cumsum(count) - count
-    rank = jnp.arange(total)[None] - start[:, None]
-    counted = (rank >= first[:, None]) & (rank < stop[:, None])
-    share = counted.astype(jnp.float32) / jnp.maximum(stop - first, 1).astype(jnp.float32)[:, None]
-
-    def of_leaf(leaf: Array, middle: Array | None = None) -> Array:
-        columns = leaf.T
-        slot = jnp.broadcast_to(rows.slot[None], columns.shape)
-        if middle is None:
-            placed = lax.sort((slot, columns), num_keys=2)[1]
-        else:
-            away = jnp.abs(columns - middle[_place(rows.slot, num_slots)].T)
-            placed = lax.sort((slot, away, columns), num_keys=3)[2]
-        return jnp.matmul(share, placed.T, precision="highest")
-
-    return _by_rows(rows.value, of_leaf, centre)
+def by_ranks(rows: Rows, ranks: Ranks) -> PyTree:
+    """The mean of some ranks of each coordinate among its cluster's rows; 0 for a cluster with none."""
+    return _by_rows(rows.value, lambda leaf: mean_of_ranks(leaf, rows.slot, ranks, rows.mapping))
 
 
 def distances(value: PyTree) -> Array:
@@ -334,6 +317,15 @@ def same_cluster(slot: Array, num_slots: int) -> Array:
 def num_neighbours(count: Array, byzantine: int) -> Array:
     """i32[K]: n − f − 2, at least 1."""
     return jnp.maximum(count - byzantine - 2, 1)
+
+
+def nearest_sums(distance: Array, together: Array, neighbours: Array, mapping: ClientMapping = ONE_DEVICE) -> Array:
+    """f32[R]: Krum's sum of distances to the `neighbours` i32[R] nearest of a row's cluster, or to all it has."""
+    others = together & ~jnp.eye(len(distance), dtype=bool)
+    number = jnp.minimum(neighbours, jnp.sum(others.astype(jnp.int32), 0))[None]
+    ranks = Ranks(jnp.zeros_like(number), number)
+    columns = jnp.where(others, distance, jnp.inf)
+    return (mean_of_ranks(columns, jnp.zeros(len(distance), jnp.int32), ranks, mapping) * number.astype(jnp.float32))[0]
 
 
 def sorted_neighbours(distance: Array, together: Array) -> tuple[Array, Array]:

@@ -23,6 +23,7 @@ except ImportError:  # elsewhere than on Unix nothing is locked
 
 LOCK = ".lock"
 STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
+DIGEST_LENGTH = 32  # hexadecimal digits
 
 
 @contextlib.contextmanager
@@ -92,13 +93,13 @@ def digest(value: Any) -> str:
         value = np.ascontiguousarray(value).tobytes()
     elif not isinstance(value, bytes):
         value = json.dumps(value, sort_keys=True).encode()
-    return hashlib.blake2b(value, digest_size=16).hexdigest()
+    return hashlib.blake2b(value, digest_size=DIGEST_LENGTH // 2).hexdigest()
 
 
 def file_digest(path: pathlib.Path) -> str:
     """The `digest` of a file's bytes, of which only some are in memory at a time."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_LENGTH // 2)).hexdigest()
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +114,14 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: it is another one. Where there is no seal nothing is checked.
     """
-    rest = {name: value for name, value in content.items() if name != "seal"}
-    if "seal" in content and content["seal"] != digest(rest):
-        raise ValueError("the seal is that of other content")
-    return rest
+    for name, value in content.items():
+        rest = {other: each for other, each in content.items() if other != name}
+        # The seal itself, or one whose name is damaged.
+        if name == "seal" and value != digest(rest):
+            raise ValueError("the seal is that of other content")
+        if name != "seal" and isinstance(value, str) and len(value) == DIGEST_LENGTH and value == digest(rest):
+            raise ValueError(f"the seal has another name, {name!r}")
+    return {name: value for name, value in content.items() if name != "seal"}
 
 
 class Taken(ValueError):

@@ -15,7 +15,7 @@ from fedjax_cluster import tree
 from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
-from fedjax_cluster.types import Clusters, Cohort, PyTree
+from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree
 
 NO_STATISTICS = (
     "privacy is given, but the model has batch-norm statistics, which clients would send as they are; take a model "
@@ -85,7 +85,7 @@ def aggregate_clients(
         fn, cohort, *rows, num_slots=num_slots, collect=lambda output: (contribute(output), collect(output))
     )
     sent, collected = mapped.collected
-    return combine(aggregation, sent, mapped.accepted, num_slots), collected, mapped.accepted
+    return combine(aggregation, sent, mapped.accepted, num_slots, cohort.mapping), collected, mapped.accepted
 
 
 def limited(aggregation: Aggregation, contribution: Contribution) -> Contribution:
@@ -94,7 +94,9 @@ def limited(aggregation: Aggregation, contribution: Contribution) -> Contributio
     return contribution._replace(value=limit(contribution.value))
 
 
-def combine(aggregation: Aggregation, sent: Contribution, accepted: Array, num_slots: int) -> Aggregated:
+def combine(
+    aggregation: Aggregation, sent: Contribution, accepted: Array, num_slots: int, mapping: ClientMapping = ONE_DEVICE
+) -> Aggregated:
     """What a rule makes of the contributions of C clients, leaves [C, ...], or [C, S, ...] to several clusters each.
 
     Those that are not accepted, bool[C], of no cluster (−1) or without weight are left out.
@@ -103,7 +105,7 @@ def combine(aggregation: Aggregation, sent: Contribution, accepted: Array, num_s
     slot, weight = jnp.where(kept, sent.slot, num_slots), jnp.where(kept, sent.weight, 0.0)
     value = tree.where(kept, sent.value, jax.tree.map(jnp.zeros_like, sent.value))
     value = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[slot.ndim :]).astype(jnp.float32), value)
-    rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1))
+    rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1), mapping)
     total = jnp.zeros(num_slots + 1).at[rows.slot].add(rows.weight)[:num_slots]
     return Aggregated(aggregation.combine(rows, num_slots), total)
 
@@ -141,10 +143,16 @@ def private_rows(private: Release, sent: Contribution, mask: Array, accepted: Ar
     return Reduced(found.value, some.astype(jnp.float32), some.astype(jnp.int32), jnp.zeros((), jnp.int32))
 
 
-def reduce_rows(aggregation: Aggregation | None, sent: Contribution, accepted: Array, num_slots: int) -> Reduced:
+def reduce_rows(
+    aggregation: Aggregation | None,
+    sent: Contribution,
+    accepted: Array,
+    num_slots: int,
+    mapping: ClientMapping = ONE_DEVICE,
+) -> Reduced:
     """Sums over contributions that were kept, leaves [C, ...]; of a rule, what it makes of them with weight 1."""
     if aggregation is not None and not aggregation.streams:
-        found = combine(aggregation, sent, accepted, num_slots)
+        found = combine(aggregation, sent, accepted, num_slots, mapping)
         some = found.weight > 0
         return Reduced(found.value, some.astype(jnp.float32), some.astype(jnp.int32), jnp.zeros((), jnp.int32))
     value = sent.value if aggregation is None else jax.vmap(aggregation.limit)(sent.value)

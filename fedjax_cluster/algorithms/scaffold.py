@@ -28,6 +28,7 @@ from fedjax_cluster.server import Weighting, combine
 from fedjax_cluster.types import (
     BatchGradient,
     ClientData,
+    ClientMapping,
     Cohort,
     LocalResult,
     LocalUpdate,
@@ -112,7 +113,7 @@ class scaffold(fedavg):
         difference = jax.tree.map(jnp.subtract, moved.own, rows)
         difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
         count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
-        total = self.total(difference, done.accepted)
+        total = self.total(difference, done.accepted, cohort.mapping)
         server = jax.tree.map(lambda leaf, change: leaf + change / count, common, total)
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         costs = all_costs(done, moved, cohort.mask)
@@ -120,12 +121,12 @@ class scaffold(fedavg):
         costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
         return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
 
-    def total(self, difference: PyTree, accepted: Array) -> PyTree:
+    def total(self, difference: PyTree, accepted: Array, mapping: ClientMapping) -> PyTree:
         """Σ_i (c_i⁺ − c_i), leaves [C, ...] summed; with another rule than a mean, what it makes of them for each."""
         if self.aggregation is None or self.aggregation.streams:
             return jax.tree.map(lambda change: change.sum(0), difference)
         rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
-        one = combine(self.aggregation, rows, accepted, 1).value
+        one = combine(self.aggregation, rows, accepted, 1, mapping).value
         return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(jnp.float32)), one)
 
     def corrected(self, correction: PyTree) -> LocalUpdate:

@@ -155,3 +155,12 @@ def test_a_file_in_a_directorys_place_is_said(tmp_path):
     (tmp_path / "plots").write_text("")
     with pytest.raises(ValueError, match=r"plots is a file"):
         simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sean", "", "se"])
+def test_a_seal_under_a_damaged_name_is_no_missing_seal(name):
+    content = files.sealed({"rounds": 4, "accuracy": 0.5})
+    assert files.unsealed(content) == {"rounds": 4, "accuracy": 0.5} == files.unsealed({"rounds": 4, "accuracy": 0.5})
+    content[name] = content.pop("seal")
+    with pytest.raises(ValueError, match="another name"):
+        files.unsealed(content)

@@ -374,7 +374,7 @@ class cfl(AveragingMethod):
         slot = cohort_labels(state, cohort)
         learns = accepted & (state.server.fell_back[jnp.maximum(slot, 0)] < 0)
         rows = Contribution(slot, sent.weight, {"delta": sent.delta, "stats": sent.stats})
-        reduced = reduce_rows(self.aggregation, rows, learns, self.clusters)
+        reduced = reduce_rows(self.aggregation, rows, learns, self.clusters, cohort.mapping)
         if (private := self.private(rng_key, state.clusters)) is not None:
             reduced = private_rows(private, rows, cohort.mask, learns)
         one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
