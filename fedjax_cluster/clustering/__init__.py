@@ -26,6 +26,7 @@ from fedjax_cluster.clustering.landmarks import (
 from fedjax_cluster.clustering.linkage import Dendrogram, agglomerative, cut_dendrogram, dendrogram
 from fedjax_cluster.clustering.matching import match_labels
 from fedjax_cluster.clustering.model_selection import elbow, estimate_num_clusters, largest_gaps
+from fedjax_cluster.clustering.outliers import robust_deviations
 from fedjax_cluster.clustering.similarity import block_gram, cosine_similarity
 from fedjax_cluster.clustering.spectral import (
     Embedding,
@@ -72,6 +73,7 @@ __all__ = [
     "profile_embedding",
     "proximity",
     "qr_partition",
+    "robust_deviations",
     "scores",
     "separation_gap",
     "spectral_clustering",

@@ -231,7 +231,7 @@ def leave_run(
     more = "Pictures of the clients and of the method are added by the command report." if brief else ""
     finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
     if finished is not None and not brief and shows_clients(source):
-        told = told._replace(per_client=finished.per_client)
+        told = told._replace(per_client=finished.per_client, outliers=finished.outliers.reasons())
     return [*plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
 
 

@@ -106,7 +106,7 @@ def to_show(result: SimulationResult, run_dir: pathlib.Path) -> SimulationResult
     if not parallel.several():
         return result
     if shows_clients(run_dir):
-        _ = result.per_client
+        _ = result.per_client, result.outliers
     result = result.on_host()
     return result if parallel.is_first() else None
 

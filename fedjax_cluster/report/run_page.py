@@ -38,6 +38,7 @@ class Told(NamedTuple):
     options: Mapping[str, Any]  # all of the method's, with defaults
     machine: Mapping[str, Any]  # versions and devices, by name
     per_client: Any = None  # accuracy and loss f32[M] on test rows, NaN for none
+    outliers: Mapping[int, Sequence[str]] | None = None  # why clients stand out
 
 
 def write_run_page(
@@ -63,7 +64,7 @@ def write_run_page(
     lines = summary_table(summary)
     told_once = dataclasses.replace(lines, title="", rows=tuple(row for row in lines.rows if row[0] not in COSTS))
     about_moves = "" if run is None else _moves(run)
-    about_clients = "" if run is None or clients is None else _clients(run, clients, told.per_client)
+    about_clients = "" if run is None or clients is None else _clients(run, clients, told)
     warning = web.paragraph(headlines.warning(summary), "warning")
     name = method_name(str(summary.get("algorithm", "the method")))
     sections = [
@@ -120,9 +121,9 @@ def _cluster(label: int) -> str:
     return "none" if label < 0 else str(label)
 
 
-def _clients(run: FinishedRun, clients: ShownClients, per_client: Any) -> Html:
-    """Labels of each cluster, and every client in a row."""
-    parts: list[Html] = []
+def _clients(run: FinishedRun, clients: ShownClients, told: Told) -> Html:
+    """Who stands out, labels of each cluster, and every client in a row."""
+    parts: list[Html] = [] if told.outliers is None else [_outliers(run.labels, told.outliers)]
     info, train = run.federation.info, run.federation.train
     labelled = info.task == "classification" and 1 < info.num_classes <= MOST_CLASSES
     if labelled and not stored(run.federation):
@@ -140,18 +141,33 @@ def _clients(run: FinishedRun, clients: ShownClients, per_client: Any) -> Html:
     counted_moves = np.bincount([move.client for move in moves(*run.assignments)], minlength=len(run.labels))
     tests = np.asarray(run.federation.test.num_examples)
     examples = np.asarray(train.num_examples)
-    measured = {} if per_client is None else _measured(per_client)
+    measured = {} if told.per_client is None else _measured(told.per_client)
     rows = []
     for place, client in enumerate(clients.index[:MOST_CLIENTS].tolist()):
         group = NOTHING if clients.group is None else group_name(int(clients.group[place]), clients.group_names)
-        told = (_cluster(int(clients.labels[place])), counted_moves[client], examples[client], tests[client])
-        rows.append((client, group, *map(str, told), *(found[client] for found in measured.values())))
+        of_client = (_cluster(int(clients.labels[place])), counted_moves[client], examples[client], tests[client])
+        rows.append((client, group, *map(str, of_client), *(found[client] for found in measured.values())))
     headings = ("client", "true group", "cluster", "moves", "training examples", "test examples")
     headings += tuple(measured)
     listed = web.grid(rows, headings, numeric=(True, False, *(True for _ in headings[2:])))
     left_out = len(clients.index) - len(rows)
     more = web.paragraph(f"and {counted(left_out, 'more client')}" if left_out else "", "note")
     return web.joined([*parts, web.folded("Each client", web.joined([listed, more]))])
+
+
+def _outliers(labels: Any, reasons: Mapping[int, Sequence[str]]) -> Html:
+    """The clients that stand out, with the reasons."""
+    heading = web.element("h3", "Clients that stand out")
+    if not reasons:
+        return web.joined([heading, web.paragraph("None: nobody moved, copies or learns much unlike the others.")])
+    listed = [(i, _cluster(int(labels[i])), "; ".join(why)) for i, why in list(reasons.items())[:MOST_CLIENTS]]
+    note = "Each trained once from a model drawn anew, and is compared with the median of every cluster."
+    left_out = len(reasons) - len(listed)
+    more = web.paragraph(f"and {counted(left_out, 'more client')}" if left_out else "", "note")
+    table = web.grid(listed, ("client", "cluster", "why"), numeric=(True, True, False))
+    if len(listed) > MOST_NAMED:
+        table = web.folded(f"{counted(len(reasons), 'client')}", table)
+    return web.joined([heading, web.paragraph(note, "note"), table, more])
 
 
 def _measured(per_client: Any) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from . import many as many
 from . import many_results as many_results
 from . import memory as memory
 from . import model_files as model_files
+from . import outliers as outliers
 from . import planning as planning
 from . import program_costs as program_costs
 from . import progress as progress

@@ -26,6 +26,7 @@ from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
 from fedjax_cluster.simulation.model_files import save_client, save_clusters
+from fedjax_cluster.simulation.outliers import Outliers, outliers
 from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
 
@@ -95,6 +96,18 @@ class SimulationResult:
         nothing = np.full(count, np.nan, np.float32)
         accuracy, loss = (np.asarray(found.get(name, nothing))[:count] for name in ("accuracy", "loss"))
         return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32))
+
+    @functools.cached_property
+    @in_32_bits
+    def outliers(self) -> Outliers:
+        """What tells of clients that moved, hold copies or are far from every cluster; looked at when first asked for.
+
+        `result.outliers.reasons()` names those that stand out, {client: [why, ...]}. All clients train once from a
+        model that is drawn anew; of a population on disk only moves are looked at.
+        """
+        place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
+        train = self.federation.train
+        return outliers(self.algorithm, train, self.labels, self.assignments, self.evaluation_key, lambda: place(train))
 
     def _evaluated(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """All clients' numbers and metrics, some at a time where their rows are on disk."""
@@ -184,14 +197,16 @@ class SimulationResult:
     def on_host(self) -> SimulationResult:
         """The result with its whole state in this process, which can draw and predict from it without the others.
 
-        Of several processes all call it, after `per_client` where that is wanted: what evaluates clients or looks at
-        labels is otherwise to be asked for by all of them, as each has its own clients alone.
+        Of several processes all call it, after `per_client` and `outliers` where these are wanted: what evaluates
+        clients or looks at labels is otherwise to be asked for by all of them, as each has its own clients alone.
         """
         if not parallel.several():
             return self
         here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
         found = dataclasses.replace(self, state=parallel.fetched(self.state), mapping=here)
-        found.__dict__.update({name: value for name, value in self.__dict__.items() if name == "per_client"})
+        found.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name in ("per_client", "outliers")}
+        )
         return found
 
     def _told(self) -> dict[str, str]:
@@ -203,7 +218,8 @@ class SimulationResult:
         report.tables.summary_table(self.summary).print(Console(file=text, width=SCREEN))
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
         columns = report.style.wrapped(f"history: {', '.join(self.history)}", SCREEN)
-        more = "also: per_client, assignments, labels, events, state, plot(), predict(), to_pandas(), save_models()"
+        more = "also: per_client, outliers, assignments, labels, events, state, plot(), predict(), to_pandas(), "
+        more += "save_models()"
         return "\n".join([*lines, columns, report.style.wrapped(more, SCREEN)])
 
     @in_32_bits

@@ -1,0 +1,294 @@
+"""Clients of a finished run that stand out: who moved, who holds copies, whose change is like no cluster's.
+
+All clients train once from one and the same model, drawn anew, which no client has spoilt. What they send of it is
+compared with the medians of the clusters that the run found, coordinate by coordinate, and its length with theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedjax_cluster import parallel, tree
+from fedjax_cluster.clustering import robust_deviations
+from fedjax_cluster.data.stored import stored
+from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import shown_rows
+from fedjax_cluster.order_statistics import Ranks, mean_of_ranks
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, LocalUpdate, Model, Population
+
+THRESHOLD = 3.5  # robust deviations (Iglewicz and Hoaglin 1993, Sec. 3.4)
+MANY_MOVES = 2  # more than the median
+LATE, FEW = 0.5, 0.1  # a move in this last part of the rounds, where no more than so many clients have one
+COPIED, USUAL = 0.5, 0.25  # share of rows that another client has, and the median above which that is usual
+FAR = 0.5  # of the median cosine
+LONG = 2.0  # times the median length, or its inverse
+LEAST_MEMBERS = 3  # of a cluster whose median tells something of each
+SKETCH_WIDTH, SKETCH_NUMBERS = 4096, 2**24  # numbers kept of a change, and of those of all clients
+MOST_BYTES, BLOCK_BYTES = 2**31, 2**26  # of rows that are compared with each other, and of those at a time
+
+
+class Outliers(NamedTuple):
+    """What tells of each client; see `reasons`."""
+
+    moves: np.ndarray  # i32[M], changes of the cluster
+    last_move: np.ndarray  # i32[M], rounds done then; −1 where there was none
+    rounds: int
+    copies: (
+        np.ndarray | None
+    )  # f32[M], share of the rows that it shows which another client has too; None: not compared
+    twin: np.ndarray | None  # i32[M], the client that has most of them; −1 for none
+    length: np.ndarray | None = None  # f32[M], of the change; NaN where it is not finite
+    nearest: np.ndarray | None = None  # f32[M], largest cosine of the change with a cluster's median; NaN for none
+    nearest_cluster: np.ndarray | None = None  # i32[M]
+    own: np.ndarray | None = None  # f32[M], the cosine with its own cluster's; NaN for one of fewer than three clients
+    cluster: np.ndarray | None = None  # i32[M]
+    shown: np.ndarray | None = None  # f32[M], as `nearest`, of a change on the rows that it shows to clusterings
+
+    def reasons(self) -> dict[int, list[str]]:
+        """The clients that stand out, in their order, and in which respects.
+
+        A client stands out that moved between clusters twice more than the median client, or in the last half of the
+        rounds when no more than a tenth did; of whose rows half are another client's too, where that is not usual;
+        whose change is not finite, or more than twice or less than half as long as the median; or whose cosine with
+        the nearest cluster, or with its own, is less than half the median. Lengths, cosines and numbers of moves must
+        be 3.5 robust deviations from the median as well.
+        """
+        told: dict[int, list[str]] = {}
+        for client, reason in (*self._moved(), *self._copied(), *self._far()):
+            told.setdefault(client, []).append(reason)
+        return dict(sorted(told.items()))
+
+    def _moved(self) -> list[tuple[int, str]]:
+        usual = float(np.median(self.moves)) if len(self.moves) else 0.0
+        often = (robust_deviations(self.moves) > THRESHOLD) & (self.moves >= usual + MANY_MOVES)
+        late = self.last_move > (1 - LATE) * self.rounds
+        late &= late.mean() <= FEW
+        return [
+            (client, f"moved {_times(self.moves[client])}, last in round {self.last_move[client]}; median {usual:g}")
+            for client in np.flatnonzero(np.asarray(often) | late).tolist()
+        ]
+
+    def _copied(self) -> list[tuple[int, str]]:
+        if self.copies is None or self.twin is None or np.median(self.copies) > USUAL:
+            return []
+        return [
+            (client, f"{100 * self.copies[client]:.0f} % of its rows are also those of client {self.twin[client]}")
+            for client in np.flatnonzero(self.copies >= COPIED).tolist()
+        ]
+
+    def _far(self) -> list[tuple[int, str]]:
+        if self.length is None:
+            return []
+        found = [(i, "its change is not finite") for i in np.flatnonzero(np.isnan(self.length)).tolist()]
+        sent = self.length > 0
+        factor = np.where(sent, self.length / (np.median(self.length[sent]) if sent.any() else 1.0), 1.0)
+        away = np.abs(robust_deviations(np.log(factor).astype(np.float32), sent)) > THRESHOLD
+        away &= (factor > LONG) | (factor < 1 / LONG)
+        found += [
+            (i, f"its change is {factor[i]:.2g} times as long as the median") for i in np.flatnonzero(away).tolist()
+        ]
+        if self.nearest is None or self.own is None or self.nearest_cluster is None or self.cluster is None:
+            return found
+        far = _low(self.nearest)
+        for i in np.flatnonzero(far).tolist():
+            found.append((i, f"its change is like no cluster's: the largest cosine is {self.nearest[i]:.2f}"))
+        elsewhere = _low(self.own) & (self.nearest_cluster != self.cluster) & ~far
+        for i in np.flatnonzero(elsewhere).tolist():
+            like = f"like cluster {self.nearest_cluster[i]}'s, cosine {self.nearest[i]:.2f}"
+            found.append((i, f"its change is {like}, and not like its own cluster's, {self.own[i]:.2f}"))
+        if self.shown is not None:
+            for i in np.flatnonzero(_low(self.shown) & ~far).tolist():
+                found.append(
+                    (i, f"the rows that it shows are like no cluster's: the largest cosine is {self.shown[i]:.2f}")
+                )
+        return found
+
+
+def _low(cosine: np.ndarray) -> np.ndarray:
+    """bool[M]: which are far below the median, where there is agreement at all."""
+    known = np.isfinite(cosine)
+    usual = float(np.median(cosine[known])) if known.any() else 0.0
+    filled = np.where(known, cosine, usual).astype(np.float32)
+    return known & (np.asarray(robust_deviations(filled, known)) < -THRESHOLD) & (filled < FAR * usual)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def outliers(
+    algorithm: Any,
+    train: ClientData,
+    labels: np.ndarray,
+    assignments: tuple[Any, Any],
+    rng_key: Array,
+    population: Callable[[], Population],
+) -> Outliers:
+    """What tells of each client of a run; of a population on disk no more than its moves.
+
+    Args:
+      algorithm: the method, whose model all clients train by its `local`, where it has one.
+      train: all clients' training rows.
+      labels: i32[M], their clusters at the end; −1 for none.
+      assignments: rounds done i32[E], and the clusters then, i32[E, M].
+      rng_key: draws the model and the mini-batches.
+      population: the clients on the devices.
+    """
+    rounds, cluster = (np.asarray(each) for each in assignments)
+    changed = cluster[1:] != cluster[:-1]
+    # Joining is no move.
+    changed &= (cluster[1:] >= 0) & (cluster[:-1] >= 0)
+    last = np.max(np.where(changed, rounds[1:, None], -1), axis=0, initial=-1)
+    of_moves = (changed.sum(0).astype(np.int32), last.astype(np.int32), int(rounds[-1]))
+    update, shown = getattr(algorithm, "local", None), shown_rows(train)
+    if stored(train):
+        return Outliers(*of_moves, None, None)
+    copies = shared_rows(shown) if np.asarray(train.x).nbytes <= MOST_BYTES else (None, None)
+    if update is None:
+        return Outliers(*of_moves, *copies)
+    everybody, count = population(), len(labels)
+    width = max(64, min(SKETCH_WIDTH, SKETCH_NUMBERS // count))
+    train_all = parallel.compile_quickly(_train_all, static_argnames=("update", "model", "width", "of_shown"))
+    train_all = functools.partial(train_all, update=update, model=algorithm.model, width=width)
+    direction, length = (each[:count] for each in parallel.fetched(train_all(rng_key, everybody)))
+    length = np.where(np.asarray(train.num_examples) > 0, length, 0.0)
+    cosine, clusters = cluster_cosines(direction, np.where(length > 0, labels, -1), everybody.mapping)
+    found = Outliers(*of_moves, *copies, length)
+    if not len(clusters):
+        return found
+    known = np.where(length > 0, 1.0, np.nan)
+    own = np.full(count, np.nan, np.float32)
+    for place, cluster in enumerate(clusters):
+        own[labels == cluster] = cosine[labels == cluster, place]
+    found = found._replace(
+        nearest=known * cosine.max(1), nearest_cluster=clusters[cosine.argmax(1)], own=known * own, cluster=labels
+    )
+    if shown is train:
+        return found
+    centre = cluster_medians(direction, np.where(length > 0, labels, -1), everybody.mapping)[0]
+    seen = parallel.fetched(train_all(rng_key, everybody, of_shown=True)[0])[:count]
+    return found._replace(shown=np.max(seen @ centre.T, axis=1))
+
+
+def _train_all(
+    rng_key: Array, population: Population, *, update: LocalUpdate, model: Model, width: int, of_shown: bool = False
+) -> tuple[Array, Array]:
+    """Sketches f32[M, width] of the directions of clients' changes, and their lengths f32[M], NaN where not finite.
+
+    All train from one model; `of_shown`, honestly on the rows that they show to clusterings.
+    """
+    keys = jax.random.split(rng_key, 3)
+    start = model.init(keys[0], population.info)
+
+    def train(client: Client) -> tuple[Array, Array]:
+        data = shown_rows(client.data) if of_shown else client.data
+        result = update.run(client_key(keys[1], client.index), model, start, data, round=0)
+        change = tree.ravel(result.delta).astype(jnp.float32)
+        # By the largest entry, so that squares do not overflow.
+        largest = jnp.max(jnp.abs(change))
+        change = change / jnp.maximum(largest, 1e-30)
+        norm = jnp.linalg.norm(change)
+        return sketch(keys[2], change / jnp.maximum(norm, 1e-30), width), norm * largest
+
+    mapped = parallel.for_each_client(train, parallel.whole_population(population), collect=lambda found: found)
+    direction, length = mapped.collected
+    finite = jnp.isfinite(length) & jnp.all(jnp.isfinite(direction), 1)
+    return jnp.where(finite[:, None], direction, 0.0), jnp.where(finite, length, jnp.nan)
+
+
+def sketch(rng_key: Array, vector: Array, width: int) -> Array:
+    """f32[width]: sums of entries with random signs, of which inner products are those of the vectors on average.
+
+    The error of a cosine is about 1/√width (Charikar et al. 2002); vectors no longer than that are kept as they are.
+    """
+    if len(vector) <= width:
+        return jnp.pad(vector, (0, width - len(vector)))
+    place, sign = jax.random.split(rng_key)
+    places = jax.random.randint(place, vector.shape, 0, width)
+    return jnp.zeros(width).at[places].add(vector * jax.random.rademacher(sign, vector.shape, jnp.float32))
+
+
+def cluster_cosines(
+    directions: np.ndarray, labels: np.ndarray, mapping: ClientMapping = ONE_DEVICE
+) -> tuple[np.ndarray, np.ndarray]:
+    """f32[M, K], each vector's cosine with the medians of the K clusters that have three clients, and these, i[K].
+
+    Args:
+      directions: f32[M, d], of length 1, or 0.
+      labels: i[M], −1 for a client that has no part in a median.
+      mapping: devices that may divide the work.
+    """
+    centre, clusters = cluster_medians(directions, labels, mapping)
+    return directions @ centre.T, clusters
+
+
+def cluster_medians(
+    directions: np.ndarray, labels: np.ndarray, mapping: ClientMapping = ONE_DEVICE
+) -> tuple[np.ndarray, np.ndarray]:
+    """f32[K, d], coordinate by coordinate, of length 1, and the clusters i[K]."""
+    clusters, count = np.unique(labels[labels >= 0], return_counts=True)
+    clusters, count = clusters[count >= LEAST_MEMBERS], count[count >= LEAST_MEMBERS].astype(np.int32)
+    if not len(clusters):
+        return np.zeros((0, directions.shape[1]), np.float32), clusters
+    slot = np.full(len(labels), len(clusters), np.int32)
+    for place, cluster in enumerate(clusters):
+        slot[labels == cluster] = place
+    middle = Ranks(jnp.asarray((count - 1) // 2), jnp.asarray(count // 2 + 1))
+    centre = np.asarray(parallel.fetched(_means(directions, slot, middle, mapping=mapping)))
+    return centre / np.maximum(np.linalg.norm(centre, axis=1, keepdims=True), 1e-30), clusters
+
+
+_means = jax.jit(mean_of_ranks, static_argnames="mapping")
+
+
+def shared_rows(train: ClientData) -> tuple[np.ndarray, np.ndarray]:
+    """f32[M], the share of each client's rows that another has too, and i32[M], who has most of them.
+
+    Rows are equal where input and target are, byte by byte.
+    """
+    number = np.asarray(train.num_examples)
+    clients, length = len(number), np.shape(train.x)[1]
+    owner = np.repeat(np.arange(clients, dtype=np.int32), length)
+    own = (np.arange(length) < number[:, None]).reshape(-1)
+    rows = _hashes(np.asarray(train.x), 0) + _hashes(np.asarray(train.y), 1)
+    owner, rows = owner[own], rows[own]
+    _, same = np.unique(rows, return_inverse=True)
+    # Each client counts once where it has a row several times.
+    pairs = np.unique(np.stack([same, owner], 1), axis=0)
+    holders = np.bincount(pairs[:, 0], minlength=same.max(initial=-1) + 1)
+    shared = holders[same] > 1
+    share = np.bincount(owner[shared], minlength=clients) / np.maximum(number, 1)
+    twin = np.full(clients, -1, np.int32)
+    if np.median(share) > USUAL:
+        return share.astype(np.float32), twin
+    pairs = pairs[holders[pairs[:, 0]] > 1]
+    first = np.searchsorted(pairs[:, 0], np.arange(len(holders)))
+    for client in np.flatnonzero(share >= COPIED).tolist():
+        held = np.unique(same[shared & (owner == client)]).tolist()
+        others = np.concatenate([pairs[first[row] : first[row] + holders[row], 1] for row in held])
+        twin[client] = np.bincount(others[others != client]).argmax()
+    return share.astype(np.float32), twin
+
+
+def _hashes(leaf: np.ndarray, salt: int) -> np.ndarray:
+    """u64[M·N]: a number for each row of [M, N, ...], which two different rows have in common with a chance of 2⁻⁶⁴."""
+    rows = np.ascontiguousarray(leaf.reshape(leaf.shape[0] * leaf.shape[1], -1)).view(np.uint8)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).view(np.uint32)
+    odd = np.random.default_rng(salt).integers(0, 2**63, rows.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
+
+    def of_block(block: np.ndarray) -> np.ndarray:
+        words = block.astype(np.uint64)
+        # Mixed first: many a float ends in zeros, which a sum of multiples would keep.
+        return ((words * np.uint64(0x9E3779B97F4A7C15)) ^ (words >> np.uint64(15))) @ odd
+
+    size = max(1, BLOCK_BYTES // max(1, rows.nbytes // max(1, len(rows))))
+    blocks = [of_block(rows[at : at + size]) for at in range(0, len(rows), size)]
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)

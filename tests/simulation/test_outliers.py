@@ -1,0 +1,170 @@
+"""Clients that stand out in a finished run: the faulty and nobody else, by what they send, hold and show."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_cluster as fc
+from fedjax_cluster import faults, parallel
+from fedjax_cluster.simulation.outliers import Outliers, cluster_cosines, shared_rows, sketch
+from fedjax_cluster.types import ClientData
+
+CLIENTS = 24
+LOCAL = fc.local.sgd(0.5, batch_size=16, steps=10)
+
+
+@functools.cache
+def digits(angles=(0,)):
+    return fc.data.scenarios.rotated(fc.data.digits(), clients=CLIENTS, angles=angles, seed=0)
+
+
+@functools.cache
+def run(fault=None, angles=(0,), **options):
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)
+    if len(angles) > 1:
+        method = fc.algorithms.ifca(fc.nn.linear(), clusters=len(angles), local=LOCAL)
+    return fc.simulate(method, digits(angles), rounds=6, eval_every=6, fault=fault, progress=False, **options)
+
+
+def of(**more):
+    """Ten clients of whom none stands out."""
+    nobody = {"moves": np.zeros(10, np.int32), "last_move": np.full(10, -1), "rounds": 20, "copies": np.zeros(10)}
+    return Outliers(**{**nobody, "twin": np.full(10, -1), **more})
+
+
+def test_without_a_fault_nobody_is_named():
+    assert run().outliers.reasons() == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (faults.sign_flip(0.2, scale=1.0), "like no cluster's"),
+        (faults.scaled(0.2, factor=0.1), "times as long"),
+        pytest.param(faults.label_flip(0.2), "like no cluster's", marks=pytest.mark.slow),
+        pytest.param(faults.scaled(0.2, factor=10.0), "times as long", marks=pytest.mark.slow),
+        pytest.param(faults.nan_updates(0.2), "not finite", marks=pytest.mark.slow),
+        pytest.param(faults.stragglers(0.2, steps=1), "times as long", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_faulty_are_named_and_nobody_else(fault, why):
+    found = run(fault)
+    reasons = found.outliers.reasons()
+    assert set(reasons) == set(np.flatnonzero(found.faulty))
+    assert all(why in "; ".join(told) for told in reasons.values())
+
+
+def test_who_holds_copies_is_named_with_whom():
+    found = run(faults.colluders(0.2, group=1), angles=(0, 180))
+    outliers, train = found.outliers, found.federation.train
+    reasons = outliers.reasons()
+    assert set(np.flatnonzero(found.faulty)) <= set(reasons)
+    # The other of a pair is named as well: rows do not tell who copied.
+    for client in reasons:
+        twin = outliers.twin[client]
+        np.testing.assert_array_equal(np.sort(train.x[client], 0), np.sort(train.x[twin], 0))
+        assert f"client {twin}" in reasons[client][0]
+
+
+@pytest.mark.slow
+def test_rows_that_are_only_shown_are_looked_at():
+    found = run(faults.schism(0.1, group=0), angles=(0, 180))
+    reasons = found.outliers.reasons()
+    assert set(reasons) == set(np.flatnonzero(found.faulty))
+    assert all("rows that it shows" in told[0] for told in reasons.values())
+
+
+def test_devices_change_nothing():
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)
+    one, two = (
+        fc.simulate(
+            method,
+            digits(),
+            rounds=1,
+            progress=False,
+            fault=faults.sign_flip(0.2),
+            mapping=parallel.client_mapping("scan", devices=jax.devices()[:devices]),
+        ).outliers
+        for devices in (1, 2)
+    )
+    for mine, other in zip(one, two, strict=True):
+        if mine is not None:
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("moves", "last", "named"),
+    [
+        ([0] * 9 + [1], 8, []),  # once, as groups are found
+        ([0] * 9 + [1], 15, [9]),  # late, when nobody else does
+        ([0] * 9 + [5], 8, [9]),  # again and again
+        ([1] * 9 + [2], 8, []),
+        ([3, 4, 5, 6, 7, 3, 4, 5, 6, 8], 8, []),  # as others do
+        ([1] * 10, 15, []),  # all late: a split
+    ],
+)
+def test_moves_count_where_others_have_settled(moves, last, named):
+    moves = np.array(moves, np.int32)
+    assert list(of(moves=moves, last_move=np.where(moves > 0, last, -1)).reasons()) == named
+
+
+def test_copies_are_nothing_where_they_are_usual():
+    assert of(copies=np.full(10, 0.9)).reasons() == {}
+    some = np.array([0.6, 0.3, *np.zeros(8)])
+    assert list(of(copies=some).reasons()) == [0]
+
+
+def test_whoever_learns_like_another_cluster_is_named():
+    cosine = np.full(10, 0.8) + np.arange(10) / 100
+    own = cosine.copy()
+    own[3] = 0.1
+    cluster, nearest = np.repeat([0, 1], 5), np.repeat([0, 1], 5)
+    nearest[3] = 1
+    given = {"length": np.ones(10), "nearest": cosine, "nearest_cluster": nearest, "cluster": cluster, "own": own}
+    reasons = of(**given).reasons()
+    assert list(reasons) == [3]
+    assert "like cluster 1's, cosine 0.83, and not like its own cluster's, 0.10" in reasons[3][0]
+    # Among clients that agree in nothing, none is far.
+    assert of(**{**given, "nearest": np.linspace(-0.1, 0.1, 10), "own": np.linspace(-0.1, 0.1, 10)}).reasons() == {}
+
+
+def test_shared_rows_by_brute_force():
+    """Floats that end in zeros, rows that differ in the target alone, and padding that is equal everywhere."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 3, (9, 7, 3)).astype(np.float32)
+    y, number = rng.integers(0, 2, (9, 7)).astype(np.int32), rng.integers(0, 8, 9).astype(np.int32)
+    rows = [[(*x[i, j], y[i, j]) for j in range(number[i])] for i in range(9)]
+    share, twin = shared_rows(ClientData(x, y, number))
+    for i in range(9):
+        others = [set(rows[j]) if j != i else set() for j in range(9)]
+        expected = np.mean([any(row in other for other in others) for row in rows[i]]) if rows[i] else 0
+        np.testing.assert_allclose(share[i], expected, rtol=1e-6)
+    x = rng.normal(size=(9, 7, 3)).astype(np.float32)
+    x[4, :5], y[4, :5] = x[2, 1:6], y[2, 1:6]
+    x[6, 0] = x[4, 6]
+    share, twin = shared_rows(ClientData(x, y, np.full(9, 7, np.int32)))
+    np.testing.assert_allclose(share[[2, 4]], [5 / 7, 5 / 7 + (y[6, 0] == y[4, 6]) / 7], rtol=1e-6)
+    assert twin[[2, 4]].tolist() == [4, 2]
+
+
+def test_cosines_are_with_medians_of_clusters_of_three():
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(11, 70)).astype(np.float32)
+    labels = np.array([0, 0, 0, 1, 1, 3, 3, 3, 3, -1, -1])
+    cosines, clusters = cluster_cosines(vectors, labels)
+    assert clusters.tolist() == [0, 3]
+    for place, cluster in enumerate(clusters):
+        centre = np.median(vectors[labels == cluster], 0)
+        np.testing.assert_allclose(cosines[:, place], vectors @ centre / np.linalg.norm(centre), rtol=1e-4, atol=1e-5)
+
+
+def test_sketches_keep_cosines():
+    rng = np.random.default_rng(2)
+    vectors = rng.normal(size=(30, 20_000)).astype(np.float32) + 0.5 * rng.normal(size=20_000).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    small = np.asarray(jax.vmap(lambda vector: sketch(jax.random.key(0), vector, 1024))(vectors))
+    assert np.abs(small @ small.T - vectors @ vectors.T).max() < 5 / np.sqrt(1024)
+    np.testing.assert_array_equal(sketch(jax.random.key(0), vectors[0, :9], 16)[:9], vectors[0, :9])
