@@ -10,6 +10,8 @@ import pathlib
 import re
 import socket
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +26,12 @@ except ImportError:  # elsewhere than on Unix nothing is locked
 LOCK = ".lock"
 STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
 DIGEST_LENGTH = 32  # hexadecimal digits
+# What reading a damaged .npz file raises: of the file, the archive, its compression, or an array's header.
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError, OverflowError),
+    # Of a flag that means another compression, or a password.
+    *(NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
+)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from fedjax_cluster.data.sources import from_arrays
 from fedjax_cluster.data.waiting import working
+from fedjax_cluster.files import UNREADABLE
 from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples, UserExamples
 
@@ -69,7 +69,7 @@ def npz(path: str | os.PathLike) -> Examples:
         with np.load(file, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in ("x", "y", USER) if name in kept}
             names = list(kept)
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         # A single array, saved as .npy, has no names.
         raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
     if not {"x", "y"} <= set(arrays):

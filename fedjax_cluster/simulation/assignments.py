@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.files import atomic_file
+from fedjax_cluster.files import UNREADABLE, atomic_file
 
 MOST_KEPT = 4_000_000  # entries; 8 MB
 
@@ -61,9 +60,8 @@ def write_moves(path: pathlib.Path, kept: Kept) -> None:
 
 def read_moves(path: pathlib.Path, done: int, num_clients: int) -> dict[int, np.ndarray]:
     """What was kept of the first `done` rounds; nothing where the file is missing or damaged: it is only looked at."""
-    damaged = (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError)
     # Opened here: NumPy leaves a damaged file open.
-    with contextlib.suppress(*damaged), open(path, "rb") as file, np.load(file) as content:
+    with contextlib.suppress(*UNREADABLE), open(path, "rb") as file, np.load(file) as content:
         rounds, cluster = content["rounds"], content["cluster"]
         if cluster.shape == (len(rounds), num_clients):
             return {int(at): row for at, row in zip(rounds, cluster, strict=True) if at <= done}

@@ -9,7 +9,6 @@ import io
 import logging
 import pathlib
 import platform
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from fedjax_cluster import parallel, simulation
 from fedjax_cluster.files import (
     LOCK,
     STRAY,
+    UNREADABLE,
     Taken,
     atomic_file,
     check_writable,
@@ -191,7 +191,7 @@ class RunDirectory:
                 raise ValueError("it is not what was written")
             with np.load(path) as content:
                 return Event(int(path.stem.removeprefix("round")), dict(content))
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise ValueError(
                 f"the event {path} is damaged or missing ({error}); put it back, or choose another directory"
             ) from None

@@ -63,3 +63,17 @@ def test_of_too_many_clients_only_the_end_is_kept(monkeypatch):
     method = ifca(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, steps=2))
     result = simulate(method, blobs(), rounds=2, progress=False)
     assert result.assignments.rounds.tolist() == [2]
+
+
+def test_every_bit_of_the_file_may_be_damaged(tmp_path):
+    """Compression, an archive's headers and a flag for a password raise errors of many kinds."""
+    path = tmp_path / "assignments.npz"
+    kept = {1: np.zeros(300, np.int16), 4: np.arange(300, dtype=np.int16) % 7}
+    assignments.write_moves(path, kept)
+    data = path.read_bytes()
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        found = assignments.read_moves(path, 4, 300)
+        assert not found or all(np.array_equal(found[at], kept[at]) for at in (1, 4)), bit
