@@ -388,11 +388,14 @@ def _new_directory(name: str) -> pathlib.Path:
 def _show(result: Any, run_dir: pathlib.Path) -> None:
     if (result := fc.experiments.several.to_show(result, run_dir)) is None:
         return fc.experiments.several.wait()
+    outlying = ()
     try:
         with keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
             fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
+            if fc.experiments.saved_runs.shows_clients(run_dir):
+                outlying = tuple(result.outliers.reasons())
     finally:
-        fc.report.tables.summary_table(result.summary, run_dir).print()
+        fc.report.tables.summary_table(result.summary, run_dir, outlying).print()
     fc.experiments.several.wait()
 
 

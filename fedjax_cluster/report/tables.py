@@ -14,6 +14,8 @@ from fedjax_cluster.report.names import counted, method_name, option_name, over_
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
+MOST_NAMED = 12  # clients that stand out
+
 
 class Runs(Protocol):
     """One method's runs over the seeds."""
@@ -199,7 +201,9 @@ def recipe_table(title: str, rows: Sequence[PaperRow]) -> Table:
     return Table(title, columns, tuple(lines), "; ".join(filter(None, notes)))
 
 
-def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | None = None) -> Table:
+def summary_table(
+    summary: Mapping[str, Any], directory: str | pathlib.Path | None = None, outlying: Sequence[int] = ()
+) -> Table:
     """One run in some ten lines of two columns without headings; what it has no figure of is left out.
 
     A run that has diverged says so in place of figures of the models that it left behind.
@@ -207,6 +211,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
     Args:
       summary: what summary.json holds.
       directory: where the run was left.
+      outlying: the clients that stand out, of whom its page tells why.
 
     Raises:
       ValueError: a figure that is no number.
@@ -246,6 +251,7 @@ def summary_table(summary: Mapping[str, Any], directory: str | pathlib.Path | No
         "server's clustering": clustering if figure(summary, "clusterings") else None,
         "speed": line("{:,.0f} client-rounds per second", "client_rounds_per_second"),
         "time": line("{:.1f} s compiling, {:.1f} s running", "compile_seconds", "run_seconds"),
+        "standing out": _named(outlying) if outlying else None,
         "left in": None if directory is None else str(directory),
     }
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
@@ -289,6 +295,13 @@ def _share(values: Sequence[float | None]) -> str:
 def _per_client(summary: Mapping[str, Any], name: str) -> float | None:
     clients = figure(summary, "clients")
     return figure(summary, name, 1 / clients) if clients else None
+
+
+def _named(clients: Sequence[int]) -> str:
+    """Some clients, of whom report.html tells more."""
+    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+    word = "client" if len(clients) == 1 else "clients"
+    return f"{word} {', '.join(map(str, clients[:MOST_NAMED]))}{more}: see report.html"
 
 
 def _budget(summary: Mapping[str, Any]) -> str | None:

@@ -328,6 +328,15 @@ def test_summary_tells_of_rejected_updates():
     assert "| rejected updates | 12 |" in tables.summary_table({**SUMMARY, "num_rejected": 12}).markdown()
 
 
+@pytest.mark.parametrize(
+    ("clients", "line"),
+    [((4,), "client 4: see"), ((4, 7), "clients 4, 7: see"), (range(20), "8, 9, 10, 11 and 8 more: see")],
+)
+def test_a_summary_names_the_clients_that_stand_out(clients, line):
+    assert f"{line} report.html |" in tables.summary_table(SUMMARY, outlying=clients).markdown()
+    assert "standing out" not in tables.summary_table(SUMMARY).markdown()
+
+
 def test_summary_of_nothing_can_be_printed():
     assert "unknown data" in printed(tables.summary_table({}))
 
