@@ -20,9 +20,8 @@ from fedjax_cluster.clustering import robust_deviations
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
-from fedjax_cluster.order_statistics import Ranks, mean_of_ranks
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, LocalUpdate, Model, Population
+from fedjax_cluster.types import ClientData, LocalUpdate, Model, Population
 
 THRESHOLD = 3.5  # robust deviations (Iglewicz and Hoaglin 1993, Sec. 3.4)
 MANY_MOVES = 2  # more than the median
@@ -160,7 +159,8 @@ def outliers(
     train_all = functools.partial(train_all, update=update, model=algorithm.model, width=width)
     direction, length = (each[:count] for each in parallel.fetched(train_all(rng_key, everybody)))
     length = np.where(np.asarray(train.num_examples) > 0, length, 0.0)
-    cosine, clusters = cluster_cosines(direction, np.where(length > 0, labels, -1), everybody.mapping)
+    centre, clusters = cluster_medians(direction, np.where(length > 0, labels, -1))
+    cosine = direction @ centre.T
     found = Outliers(*of_moves, *copies, length)
     if not len(clusters):
         return found
@@ -173,7 +173,6 @@ def outliers(
     )
     if shown is train:
         return found
-    centre = cluster_medians(direction, np.where(length > 0, labels, -1), everybody.mapping)[0]
     seen = parallel.fetched(train_all(rng_key, everybody, of_shown=True)[0])[:count]
     return found._replace(shown=np.max(seen @ centre.T, axis=1))
 
@@ -216,37 +215,19 @@ def sketch(rng_key: Array, vector: Array, width: int) -> Array:
     return jnp.zeros(width).at[places].add(vector * jax.random.rademacher(sign, vector.shape, jnp.float32))
 
 
-def cluster_cosines(
-    directions: np.ndarray, labels: np.ndarray, mapping: ClientMapping = ONE_DEVICE
-) -> tuple[np.ndarray, np.ndarray]:
-    """f32[M, K], each vector's cosine with the medians of the K clusters that have three clients, and these, i[K].
+def cluster_medians(directions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32[K, d], coordinate by coordinate and of length 1, and the clusters i[K], of those that have three clients.
 
     Args:
-      directions: f32[M, d], of length 1, or 0.
+      directions: f32[M, d].
       labels: i[M], −1 for a client that has no part in a median.
-      mapping: devices that may divide the work.
     """
-    centre, clusters = cluster_medians(directions, labels, mapping)
-    return directions @ centre.T, clusters
-
-
-def cluster_medians(
-    directions: np.ndarray, labels: np.ndarray, mapping: ClientMapping = ONE_DEVICE
-) -> tuple[np.ndarray, np.ndarray]:
-    """f32[K, d], coordinate by coordinate, of length 1, and the clusters i[K]."""
     clusters, count = np.unique(labels[labels >= 0], return_counts=True)
-    clusters, count = clusters[count >= LEAST_MEMBERS], count[count >= LEAST_MEMBERS].astype(np.int32)
-    if not len(clusters):
-        return np.zeros((0, directions.shape[1]), np.float32), clusters
-    slot = np.full(len(labels), len(clusters), np.int32)
+    clusters = clusters[count >= LEAST_MEMBERS]
+    centre = np.zeros((len(clusters), directions.shape[1]), np.float32)
     for place, cluster in enumerate(clusters):
-        slot[labels == cluster] = place
-    middle = Ranks(jnp.asarray((count - 1) // 2), jnp.asarray(count // 2 + 1))
-    centre = np.asarray(parallel.fetched(_means(directions, slot, middle, mapping=mapping)))
+        centre[place] = np.median(directions[labels == cluster], axis=0)
     return centre / np.maximum(np.linalg.norm(centre, axis=1, keepdims=True), 1e-30), clusters
-
-
-_means = jax.jit(mean_of_ranks, static_argnames="mapping")
 
 
 def shared_rows(train: ClientData) -> tuple[np.ndarray, np.ndarray]:
