@@ -120,7 +120,7 @@ HEADLINES = (
     ("cfl-rotated", "CFL: best within five rounds (%)", "half turned by 180°"),
     ("gradient-loss-mnist", "λ = 0.2: runs that reach it (%)", ""),
     ("fedgwc-domains", "FedGWC, counted rate, centred (ours): Rand index", "MNIST blur"),
-    ("flag-lenet5-by-label", "FLAG: accuracy, mean of the last 4 evaluations (%)", "ρ=20 %, α′=1"),
+    ("flag-tables-2-3", "FLAG: accuracy (%)", "ρ=20 %, α′=1"),
     ("flag-tables-2-3", "FLAG: accuracy (%)", "ρ=30 %, α′=0.25"),
 )
 
