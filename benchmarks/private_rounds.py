@@ -1,8 +1,8 @@
 """What privacy and robust aggregation cost a round: processor seconds over those of a plain one, on 1 000 clients.
 
-    python -m benchmarks.private_rounds [--clients 1000] [--repetitions 7]
+    python -m benchmarks.private_rounds [--clients 1000] [--repetitions 7] [--steps 5]
 
-Each client has 32 rows of 64 features and takes five steps on mini-batches of 16 with an MLP of 64 hidden units, 4 810
+Each client has 32 rows of 64 features and takes some steps on mini-batches of 16 with an MLP of 64 hidden units, 4 810
 parameters. A plain round and the others run in turns in one process, as in `fedjax-cluster bench`.
 """
 
@@ -52,9 +52,9 @@ def rounds(method: Any, everybody: Any, number: int) -> Callable[[], Any]:
     return lambda: _round(method, everybody, state)
 
 
-def variants(clients: int) -> dict[str, tuple[Any, int, dict[str, Any]]]:
+def variants(clients: int, steps: int = 5) -> dict[str, tuple[Any, int, dict[str, Any]]]:
     """Name of a method and round -> it, the round's number, and its other versions."""
-    local, model = fc.local.sgd(0.1, batch_size=16, steps=5), fc.nn.mlp((64,))
+    local, model = fc.local.sgd(0.1, batch_size=16, steps=steps), fc.nn.mlp((64,))
     plain: dict[str, Any] = dict(fc.algorithms.REGISTRY)
     private = fc.privacy.gaussian(**PRIVATE)
     byzantine = clients // 10
@@ -93,10 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5, help="of a client's training in a round")
     given = parser.parse_args()
     fc.parallel.use_all_cores()
     everybody, found = population(given.clients), []
-    for name, (plain, number, others) in variants(given.clients).items():
+    for name, (plain, number, others) in variants(given.clients, given.steps).items():
         methods = {"plain": plain, **{each: dataclasses.replace(plain, **more) for each, more in others.items()}}
         runs = {each: rounds(method, everybody, number) for each, method in methods.items()}
         # Its work grows with the cube of the clients: it gets turns of its own.
@@ -110,7 +111,7 @@ def main() -> None:
             row |= {"ratio": timing.processor / base.processor}
             found.append(row)
             print(f"{name}, {each}: {timing.processor:.3f} s, {row['ratio']:.2f} ×", file=sys.stderr, flush=True)
-    print(json.dumps({**machine(), "clients": given.clients, "rows": found}, indent=1))
+    print(json.dumps({**machine(), "clients": given.clients, "steps": given.steps, "rows": found}, indent=1))
 
 
 if __name__ == "__main__":

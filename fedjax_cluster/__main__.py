@@ -1,8 +1,19 @@
 """`python -m fedjax_cluster COMMAND` is `fedjax-cluster COMMAND`."""
 
+import os
+import signal
 import sys
 
-from fedjax_cluster.cli import main
+
+def _end_quietly(number: int, _: object) -> None:
+    os._exit(128 + number)
+
+
+# Until `main` has its own: the imports below take more than a second, in which a Ctrl-C would be a traceback.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, _end_quietly)
+
+from fedjax_cluster.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -91,6 +91,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not what was written there: edited or damaged; put it back as it was") from None
 
 
+def is_sealed(path: pathlib.Path) -> bool:
+    """Whether a JSON file, which `read_json` has read, had a seal."""
+    return "seal" in json.loads(path.read_text(encoding="utf-8"))
+
+
 def digest(value: Any) -> str:
     """Of bytes, of an array's, or of a value's JSON.
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ KEPT = 2
 HISTORY = "history/metadata"  # as orbax calls the file of a JSON item
 PRESENT = "clients.present"
 SEAL = "seal.json"  # digests of the other files
+REPLACED = ".replaced-"  # before the number of a checkpoint that another of the same round is to replace
 LOG = logging.getLogger(__name__)
 
 
@@ -42,14 +44,15 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: the state of its M clients and the history up to it, saved as one."""
 
-    def __init__(self, directory: pathlib.Path, num_clients: int, *, read_only: bool = False):
+    def __init__(self, directory: pathlib.Path, num_clients: int, *, run: str = "", read_only: bool = False):
         # What fails in orbax's threads is raised here as well, and told in one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory = directory.absolute()
-        self._num_clients, self._read_only = num_clients, read_only
-        options = orbax.CheckpointManagerOptions(
-            max_to_keep=None if read_only else KEPT, enable_async_checkpointing=False, read_only=read_only
-        )
+        self._num_clients, self._run, self._read_only = num_clients, run, read_only
+        if not read_only and parallel.is_first():
+            self._put_back()
+        # Older ones are deleted here, once the newest is sealed.
+        options = orbax.CheckpointManagerOptions(enable_async_checkpointing=False, read_only=read_only)
         self._manager = orbax.CheckpointManager(self._directory, options=options)
 
     def save(self, number: int, saved: Saved) -> None:
@@ -64,27 +67,68 @@ class Checkpoints:
         if (there := parallel.agreed(there)) == 2:
             return
         if there:
-            self._manager.delete(number)
+            self._give_way(number)
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
         held = saved.state if parallel.several() else self._cut(jax.device_get(saved.state))
         leaves = _without_empty(_names(saved.state), jax.tree.leaves(held))
         args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
-        self._manager.save(number, args=args)
-        self._manager.wait_until_finished()
-        if not parallel.is_first():
-            return
+        try:
+            self._manager.save(number, args=args)
+            self._manager.wait_until_finished()
+            with parallel.processes.together():
+                if parallel.is_first():
+                    self._seal(number, saved)
+        except Exception:
+            # A full disk, above all: what is not whole goes, and what it was to replace comes back.
+            if not parallel.several():
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(step, ignore_errors=True)
+                    self._put_back()
+                    self._manager.reload()
+            raise
+        self._delete_older()
+
+    def _seal(self, number: int, saved: Saved) -> None:
+        step = self._directory / str(number)
         about = {"round": number, "evaluated": saved.evaluated, "events": saved.events, "files": _digests(step)}
-        write_json(step / SEAL, sealed(about))
+        write_json(step / SEAL, sealed({**about, "run": self._run}))
+        shutil.rmtree(self._directory / f"{REPLACED}{number}", ignore_errors=True)
+
+    def _delete_older(self) -> None:
+        """Keeps the newest that are whole."""
+        steps = sorted(self._manager.all_steps())
+        kept = [number for number in steps if (self._directory / str(number) / SEAL).is_file()][-KEPT:]
+        for number in steps:
+            if parallel.agreed(int(number not in kept)):
+                self._manager.delete(number)
+
+    def _give_way(self, number: int) -> None:
+        """Keeps the checkpoint of a round under another name until the one that replaces it is whole."""
+        with parallel.processes.together():
+            if parallel.is_first():
+                shutil.rmtree(self._directory / f"{REPLACED}{number}", ignore_errors=True)
+                (self._directory / str(number)).rename(self._directory / f"{REPLACED}{number}")
+        self._manager.reload()
+
+    def _put_back(self) -> None:
+        """Checkpoints that gave way to others which never became whole."""
+        for path in self._directory.glob(f"{REPLACED}*"):
+            step = self._directory / path.name.removeprefix(REPLACED)
+            if (step / SEAL).is_file():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                shutil.rmtree(step, ignore_errors=True)
+                path.rename(step)
 
     def restore(self, like: State, *, must_be_sealed: bool) -> Saved | None:
         """The newest checkpoint that is whole, on the devices of `like`; None where there is none.
 
-        Damaged ones are moved aside, with a warning.
+        Damaged ones are moved aside, with a warning; so is the only one if it was never sealed, as a process was killed.
 
         Raises:
           Damaged: there are checkpoints, and none is whole.
         """
-        reasons = []
+        reasons, unfinished = [], must_be_sealed and not self._read_only
         for number in sorted(self._manager.all_steps(), reverse=True):
             try:
                 with parallel.processes.together():
@@ -93,13 +137,18 @@ class Checkpoints:
                 raise
             except Exception as error:  # orbax and tensorstore raise what they like
                 reasons.append(f"{number}: {' '.join(str(error).split())[:150]}")
+                unfinished &= not parallel.agreed(int((self._directory / str(number) / SEAL).is_file()))
                 continue
             for text in reasons:
                 LOG.warning(f"damaged checkpoint of round {text}; going on from that of round {number}")
                 self._set_aside(int(text.partition(":")[0]))
             return found
-        if reasons:
+        # An interrupted save leaves one without a seal; the ones before it had theirs.
+        if len(reasons) > 1 or (reasons and not unfinished):
             raise Damaged("; ".join(reasons))
+        for text in reasons:
+            LOG.warning(f"checkpoint of round {text}; beginning anew")
+            self._set_aside(int(text.partition(":")[0]))
         return None
 
     def close(self) -> None:
@@ -109,10 +158,12 @@ class Checkpoints:
         step = self._directory / str(number)
         if not (step / SEAL).is_file():
             if must_be_sealed:
-                raise Damaged("it has lost its seal")
+                raise Damaged("it has no seal, because saving was interrupted or the seal was lost")
             return self._read_unsealed(number, like)
         # Before orbax reads anything: what its threads meet in a damaged file, they print.
         seal = _checked_seal(step)
+        if seal.get("run", self._run) != self._run:
+            raise Damaged("it is that of another run")
         with parallel.processes.together():
             if parallel.is_first() and seal["files"] != _digests(step):
                 raise Damaged("its files are not those that were saved")

@@ -7,13 +7,14 @@ import functools
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation, Rows
@@ -168,10 +169,19 @@ def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
     # In a terminal or a notebook its text would have colours.
     text = traced.jaxpr.pretty_print(use_color=False)
     digest = hashlib.blake2b(ADDRESS.sub("", text).encode(), digest_size=8)
-    for constant in traced.consts:
+    for constant in _constants(traced):
         value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
         digest.update(np.ascontiguousarray(value).data)
     return digest.hexdigest()
+
+
+def _constants(traced: ClosedJaxpr) -> Iterator[Any]:
+    """The arrays that a traced program holds, those of functions inside it that are jitted themselves too."""
+    yield from traced.consts
+    for equation in traced.jaxpr.eqns:
+        for part in jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr)):
+            if isinstance(part, ClosedJaxpr | Jaxpr):
+                yield from _constants(part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ()))
 
 
 def _is_known(value: Any) -> bool:

@@ -25,6 +25,7 @@ from fedjax_cluster.files import (
     atomic_file,
     check_writable,
     digest,
+    is_sealed,
     plain,
     read_json,
     remove_strays,
@@ -38,7 +39,7 @@ from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
 
 LOG = logging.getLogger(__name__)
-VERSION = 3
+VERSION = SEALED = 3  # and the first version that seals what it writes
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
 TUNING = "tuning.json"  # may be there before a run
 ASSIGNMENTS = "assignments.npz"
@@ -60,6 +61,8 @@ class RunDirectory:
         self._lock = contextlib.ExitStack()
         self._refusal: ValueError | None = None  # of everything but reading
         self._events: dict[str, str] = {}  # their files' digests
+        self._unwritten: list[Event] = []
+        self._checkpoints: Any = None  # once it is open
         try:
             check_writable(self.path)
         except ValueError as error:
@@ -101,9 +104,13 @@ class RunDirectory:
                 )
         if parallel.processes.of_any(self._refusal is not None) and self._refusal is None:
             self._refusal = ValueError(f"another process cannot write to the run directory {self.path}; choose another")
-        self._must_be_sealed = read_config(self.path).get("version", 1) >= 3
+        begun = read_config(self.path)
+        self._must_be_sealed = begun.get("version", 1) >= SEALED
         self._checkpoints = simulation.checkpoints.Checkpoints(
-            self.path / "checkpoints", self._num_clients, read_only=self._refusal is not None
+            self.path / "checkpoints",
+            self._num_clients,
+            run=digest(begun["identity"]),
+            read_only=self._refusal is not None,
         )
 
     def _take(self) -> None:
@@ -153,6 +160,9 @@ class RunDirectory:
 
     def save(self, saved: Saved, moves: Kept) -> None:
         if self._refusal is None:
+            for event in self._unwritten[:]:
+                self._keep(event)
+                self._unwritten.remove(event)
             self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
             if not parallel.is_first():
                 return
@@ -165,9 +175,19 @@ class RunDirectory:
         return read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
 
     def write_event(self, event: Event) -> None:
-        """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew."""
+        """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew.
+
+        Where the disk is full it is tried again before the next checkpoint, which is not made without it.
+        """
         if not parallel.is_first():
             return
+        try:
+            self._keep(event)
+        except OSError as error:
+            LOG.warning(f"cannot write the event of round {event.round + 1} in {self.path} ({error})")
+            self._unwritten.append(event)
+
+    def _keep(self, event: Event) -> None:
         path = self.path / "events" / f"round{event.round:+08d}.npz"
         with atomic_file(path) as beside:
             np.savez_compressed(beside, **event.content)
@@ -199,12 +219,17 @@ class RunDirectory:
     def leave(
         self, summary: Mapping[str, Any], history: Mapping[str, np.ndarray], *, only_missing: bool = False
     ) -> None:
-        """summary.json, and metrics.csv where it is not that of the history."""
+        """summary.json, and metrics.csv where it is not that of the history; on a full disk neither, with a warning."""
         if self._refusal is not None or not parallel.is_first():
             return
-        write_history(self.path / METRICS, history)
-        if not only_missing:
-            write_json(self.path / SUMMARY, sealed(summary))
+        try:
+            write_history(self.path / METRICS, history)
+            if not only_missing:
+                write_json(self.path / SUMMARY, sealed(summary))
+        except OSError as error:
+            LOG.warning(
+                f"cannot write {METRICS} or {SUMMARY} in {self.path} ({error}); a resumed run writes them again"
+            )
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary.json of a run that has ended before; None where there is none that is whole."""
@@ -214,7 +239,7 @@ class RunDirectory:
 
     def close(self, failed: bool = False) -> None:
         """Lets go of the directory; where the run has failed, without waiting for other processes."""
-        if not (failed and parallel.several()):
+        if self._checkpoints is not None and not (failed and parallel.several()):
             self._checkpoints.close()
         self._lock.close()
 
@@ -243,6 +268,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
         content = read_json(path / CONFIG)
     except FileNotFoundError:
         raise ValueError(f"{path} is not a run directory: it has no config.json") from None
+    if content.get("version", 1) >= SEALED and not is_sealed(path / CONFIG):
+        raise ValueError(f"{path / CONFIG} has lost its seal: edited or damaged; put it back as it was")
     if not isinstance(content.get("identity"), dict) or not isinstance(content.get("experiment"), dict | None):
         raise ValueError(f"{path / CONFIG} is not the configuration of a run; choose another directory")
     return content
