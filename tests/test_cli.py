@@ -236,6 +236,7 @@ def finished(loss, **summary):
 
 def test_a_diverged_run_says_so(capsys, monkeypatch):
     monkeypatch.setattr(fc.experiments.saved_runs, "leave_run", lambda *what: [])
+    monkeypatch.setattr(fc.experiments.saved_runs, "shows_clients", lambda path: False)
     nothing = {"accuracy": None, "test_loss": np.nan}
     with cli._notices_on_stderr():
         cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")

@@ -268,7 +268,8 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
         content = read_json(path / CONFIG)
     except FileNotFoundError:
         raise ValueError(f"{path} is not a run directory: it has no config.json") from None
-    if content.get("version", 1) >= SEALED and not is_sealed(path / CONFIG):
+    version = content.get("version", 1)
+    if not isinstance(version, int) or (version >= SEALED and not is_sealed(path / CONFIG)):
         raise ValueError(f"{path / CONFIG} has lost its seal: edited or damaged; put it back as it was")
     if not isinstance(content.get("identity"), dict) or not isinstance(content.get("experiment"), dict | None):
         raise ValueError(f"{path / CONFIG} is not the configuration of a run; choose another directory")
