@@ -123,7 +123,7 @@ class Checkpoints:
     def restore(self, like: State, *, must_be_sealed: bool) -> Saved | None:
         """The newest checkpoint that is whole, on the devices of `like`; None where there is none.
 
-        Damaged ones are moved aside, with a warning; so is the only one if it was never sealed, as a process was killed.
+        Damaged ones are moved aside, with a warning; so is the only one, if it was never sealed.
 
         Raises:
           Damaged: there are checkpoints, and none is whole.
