@@ -119,6 +119,8 @@ def test_named_optimisers_are_told_apart_by_name_and_numbers(tmp_path):
     content = read_json(tmp_path / "config.json")
     content["identity"]["algorithm_config"]["local"]["learning_rate"] = "optax"
     write_json(tmp_path / "config.json", sealed(content))
+    seal = tmp_path / "checkpoints" / "1" / "seal.json"
+    write_json(seal, sealed({name: value for name, value in read_json(seal).items() if name != "run"}))
     simulate(one, blobs(), rounds=1, run_dir=tmp_path, progress=False)
 
 

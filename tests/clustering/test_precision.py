@@ -57,6 +57,12 @@ def heights(linkage):
 EXACT = {
     "block_gram": (lambda f: fcc.block_gram(f(POINTS)), lambda: POINTS @ POINTS.T),
     "cosine_similarity": (lambda f: fcc.cosine_similarity(f(POINTS)), lambda: similarity.cosine_similarity(POINTS)),
+    "robust_deviations": (
+        lambda f: fcc.robust_deviations(f(POINTS[:, 0])),
+        lambda: (
+            (POINTS[:, 0] - np.median(POINTS[:, 0])) / scipy.stats.median_abs_deviation(POINTS[:, 0], scale="normal")
+        ),
+    ),
     "classwise_angles": (lambda f: fcc.classwise_angles(f(VECTORS), COUNTS), lambda: between_subspaces("smallest")),
     "sums_of_angles": (lambda f: fcc.classwise_angles(f(VECTORS), COUNTS, "sum"), lambda: between_subspaces("sum")),
     "data_dissimilarity": (
