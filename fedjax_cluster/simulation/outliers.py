@@ -16,12 +16,13 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel, tree
+from fedjax_cluster.algorithms.round import init_clusters
 from fedjax_cluster.clustering import robust_deviations
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.types import ClientData, LocalUpdate, Model, Population
+from fedjax_cluster.types import ClientData, LocalUpdate, Model, Population, Variables
 
 THRESHOLD = 3.5  # robust deviations (Iglewicz and Hoaglin 1993, Sec. 3.4)
 MANY_MOVES = 2  # more than the median
@@ -30,6 +31,7 @@ COPIED, USUAL = 0.5, 0.25  # share of rows that another client has, and the medi
 FAR = 0.5  # of the median cosine
 LONG = 2.0  # times the median length, or its inverse
 LEAST_MEMBERS = 3  # of a cluster whose median tells something of each
+LEAST_CLIENTS = 8  # of whom a median tells who is unlike the others
 SKETCH_WIDTH, SKETCH_NUMBERS = 4096, 2**24  # numbers kept of a change, and of those of all clients
 MOST_BYTES, BLOCK_BYTES = 2**31, 2**26  # of rows that are compared with each other, and of those at a time
 
@@ -67,12 +69,12 @@ class Outliers(NamedTuple):
 
     def _moved(self) -> list[tuple[int, str]]:
         usual = float(np.median(self.moves)) if len(self.moves) else 0.0
-        often = (robust_deviations(self.moves) > THRESHOLD) & (self.moves >= usual + MANY_MOVES)
+        often = (_deviations(self.moves) > THRESHOLD) & (self.moves >= usual + MANY_MOVES)
         late = self.last_move > (1 - LATE) * self.rounds
         late &= late.mean() <= FEW
         return [
             (client, f"moved {_times(self.moves[client])}, last in round {self.last_move[client]}; median {usual:g}")
-            for client in np.flatnonzero(np.asarray(often) | late).tolist()
+            for client in np.flatnonzero(often | late).tolist()
         ]
 
     def _copied(self) -> list[tuple[int, str]]:
@@ -89,7 +91,7 @@ class Outliers(NamedTuple):
         found = [(i, "its change is not finite") for i in np.flatnonzero(np.isnan(self.length)).tolist()]
         sent = self.length > 0
         factor = np.where(sent, self.length / (np.median(self.length[sent]) if sent.any() else 1.0), 1.0)
-        away = np.abs(robust_deviations(np.log(factor).astype(np.float32), sent)) > THRESHOLD
+        away = np.abs(_deviations(np.log(factor), sent)) > THRESHOLD
         away &= (factor > LONG) | (factor < 1 / LONG)
         found += [
             (i, f"its change is {factor[i]:.2g} times as long as the median") for i in np.flatnonzero(away).tolist()
@@ -111,12 +113,18 @@ class Outliers(NamedTuple):
         return found
 
 
+def _deviations(values: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """`robust_deviations`, in one program for all that is looked at."""
+    known = np.ones(len(values), bool) if mask is None else mask
+    return np.asarray(robust_deviations(values.astype(np.float32), known))
+
+
 def _low(cosine: np.ndarray) -> np.ndarray:
     """bool[M]: which are far below the median, where there is agreement at all."""
     known = np.isfinite(cosine)
     usual = float(np.median(cosine[known])) if known.any() else 0.0
-    filled = np.where(known, cosine, usual).astype(np.float32)
-    return known & (np.asarray(robust_deviations(filled, known)) < -THRESHOLD) & (filled < FAR * usual)
+    filled = np.where(known, cosine, usual)
+    return known & (_deviations(filled, known) < -THRESHOLD) & (filled < FAR * usual)
 
 
 def _times(number: int) -> str:
@@ -131,7 +139,7 @@ def outliers(
     rng_key: Array,
     population: Callable[[], Population],
 ) -> Outliers:
-    """What tells of each client of a run; of a population on disk no more than its moves.
+    """What tells of each client of a run; of a population on disk no more than its moves, of seven clients no changes.
 
     Args:
       algorithm: the method, whose model all clients train by its `local`, where it has one.
@@ -151,13 +159,19 @@ def outliers(
     if stored(train):
         return Outliers(*of_moves, None, None)
     copies = shared_rows(shown) if np.asarray(train.x).nbytes <= MOST_BYTES else (None, None)
-    if update is None:
+    if update is None or np.sum(np.asarray(train.num_examples) > 0) < LEAST_CLIENTS:
         return Outliers(*of_moves, *copies)
     everybody, count = population(), len(labels)
     width = max(64, min(SKETCH_WIDTH, SKETCH_NUMBERS // count))
+    # As most methods draw theirs, whose program is then there already.
+    number = getattr(algorithm, "clusters", 1)
+    draw = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
+    drawn = draw(rng_key, algorithm.model, everybody.info, number if isinstance(number, int) else 1)
+    start = jax.tree.map(lambda leaf: parallel.fetched(leaf)[0], Variables(drawn.params, drawn.stats))
+    lines = Lines.drawn(tree.size(start.params), width)
     train_all = parallel.compile_quickly(_train_all, static_argnames=("update", "model", "width", "of_shown"))
-    train_all = functools.partial(train_all, update=update, model=algorithm.model, width=width)
-    direction, length = (each[:count] for each in parallel.fetched(train_all(rng_key, everybody)))
+    train_all = functools.partial(train_all, rng_key, everybody, start, lines, update=update, model=algorithm.model)
+    direction, length = (each[:count] for each in parallel.fetched(train_all(width=width)))
     length = np.where(np.asarray(train.num_examples) > 0, length, 0.0)
     centre, clusters = cluster_medians(direction, np.where(length > 0, labels, -1))
     cosine = direction @ centre.T
@@ -173,46 +187,67 @@ def outliers(
     )
     if shown is train:
         return found
-    seen = parallel.fetched(train_all(rng_key, everybody, of_shown=True)[0])[:count]
+    seen = parallel.fetched(train_all(width=width, of_shown=True)[0])[:count]
     return found._replace(shown=np.max(seen @ centre.T, axis=1))
 
 
+class Lines(NamedTuple):
+    """Where each entry of a vector goes in its sketch, and with which sign."""
+
+    place: np.ndarray  # i32[d]
+    sign: np.ndarray  # f32[d]
+
+    @classmethod
+    def drawn(cls, length: int, width: int) -> Lines | None:
+        """None for vectors that are no longer than their sketches."""
+        rng = np.random.default_rng(0)
+        if length <= width:
+            return None
+        return cls(
+            rng.integers(0, width, length, np.int32), np.where(rng.random(length) < 0.5, -1, 1).astype(np.float32)
+        )
+
+
+def sketch(vector: Array, lines: Lines | None, width: int) -> Array:
+    """f32[width]: sums of entries with random signs, of which inner products are those of the vectors on average.
+
+    The error of a cosine is about 1/√width (Charikar et al. 2002); vectors no longer than that are kept as they are.
+    """
+    if lines is None:
+        return jnp.pad(vector, (0, width - len(vector)))
+    return jnp.zeros(width).at[lines.place].add(vector * lines.sign)
+
+
 def _train_all(
-    rng_key: Array, population: Population, *, update: LocalUpdate, model: Model, width: int, of_shown: bool = False
+    rng_key: Array,
+    population: Population,
+    start: Variables,
+    lines: Lines | None,
+    *,
+    update: LocalUpdate,
+    model: Model,
+    width: int,
+    of_shown: bool = False,
 ) -> tuple[Array, Array]:
     """Sketches f32[M, width] of the directions of clients' changes, and their lengths f32[M], NaN where not finite.
 
     All train from one model; `of_shown`, honestly on the rows that they show to clusterings.
     """
-    keys = jax.random.split(rng_key, 3)
-    start = model.init(keys[0], population.info)
 
     def train(client: Client) -> tuple[Array, Array]:
         data = shown_rows(client.data) if of_shown else client.data
-        result = update.run(client_key(keys[1], client.index), model, start, data, round=0)
+        result = update.run(client_key(rng_key, client.index), model, start, data, round=0)
         change = tree.ravel(result.delta).astype(jnp.float32)
         # By the largest entry, so that squares do not overflow.
         largest = jnp.max(jnp.abs(change))
         change = change / jnp.maximum(largest, 1e-30)
         norm = jnp.linalg.norm(change)
-        return sketch(keys[2], change / jnp.maximum(norm, 1e-30), width), norm * largest
+        return sketch(change / jnp.maximum(norm, 1e-30), lines, width), norm * largest
 
     mapped = parallel.for_each_client(train, parallel.whole_population(population), collect=lambda found: found)
     direction, length = mapped.collected
     finite = jnp.isfinite(length) & jnp.all(jnp.isfinite(direction), 1)
     return jnp.where(finite[:, None], direction, 0.0), jnp.where(finite, length, jnp.nan)
-
-
-def sketch(rng_key: Array, vector: Array, width: int) -> Array:
-    """f32[width]: sums of entries with random signs, of which inner products are those of the vectors on average.
-
-    The error of a cosine is about 1/√width (Charikar et al. 2002); vectors no longer than that are kept as they are.
-    """
-    if len(vector) <= width:
-        return jnp.pad(vector, (0, width - len(vector)))
-    place, sign = jax.random.split(rng_key)
-    places = jax.random.randint(place, vector.shape, 0, width)
-    return jnp.zeros(width).at[places].add(vector * jax.random.rademacher(sign, vector.shape, jnp.float32))
 
 
 def cluster_medians(directions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
