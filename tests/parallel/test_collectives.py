@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+# In one worker: the subprocess that compiles them all serves every test.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("collectives")]
 
 CODE = """
 import json, re, sys

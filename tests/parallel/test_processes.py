@@ -24,7 +24,7 @@ from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
 # In one worker: the pairs of processes serve many tests, and would be started by each.
 pytestmark = pytest.mark.xdist_group("processes")
 # What differs in how it gathers, draws or sends stands for the others; with this variable all are run.
-CHOSEN = ("cfl", "cfl_gp", "fedgwc", "fedsoft", "flag", "scaffold")
+CHOSEN = ("cfl", "cfl_gp", "fedsoft", "scaffold")
 METHODS = sorted(fc.algorithms.REGISTRY) if "FEDJAX_CLUSTER_ALL_METHODS" in os.environ else CHOSEN
 # Each process compiles for itself: three methods took half a minute of processor time.
 FAST = ("method fedavg 0.6",)
