@@ -1,4 +1,4 @@
-"""Clients of a finished run that stand out: who moved, who holds copies, whose change is like no cluster's.
+"""Clients of a finished run that stand out: who moved, who holds copies, whose update is like no cluster's.
 
 All clients train once from one and the same model, drawn anew, which no client has spoilt. What they send of it is
 compared with the medians of the clusters that the run found, coordinate by coordinate, and its length with theirs.
@@ -30,9 +30,10 @@ LATE, FEW = 0.5, 0.1  # a move in this last part of the rounds, where no more th
 COPIED, USUAL = 0.5, 0.25  # share of rows that another client has, and the median above which that is usual
 FAR = 0.5  # of the median cosine
 LONG = 2.0  # times the median length, or its inverse
+MOST_PAIRED = 500  # clients whose lengths and rows are compared in pairs
 LEAST_MEMBERS = 3  # of a cluster whose median tells something of each
 LEAST_CLIENTS = 8  # of whom a median tells who is unlike the others
-SKETCH_WIDTH, SKETCH_NUMBERS = 4096, 2**24  # numbers kept of a change, and of those of all clients
+SKETCH_WIDTH, SKETCH_NUMBERS = 4096, 2**24  # numbers kept of an update, and of those of all clients
 MOST_BYTES, BLOCK_BYTES = 2**31, 2**26  # of rows that are compared with each other, and of those at a time
 
 
@@ -42,25 +43,25 @@ class Outliers(NamedTuple):
     moves: np.ndarray  # i32[M], changes of the cluster
     last_move: np.ndarray  # i32[M], rounds done then; −1 where there was none
     rounds: int
-    copies: (
-        np.ndarray | None
-    )  # f32[M], share of the rows that it shows which another client has too; None: not compared
+    copies: np.ndarray | None  # f32[M], share of its rows that another client has too; None: not compared
     twin: np.ndarray | None  # i32[M], the client that has most of them; −1 for none
-    length: np.ndarray | None = None  # f32[M], of the change; NaN where it is not finite
-    nearest: np.ndarray | None = None  # f32[M], largest cosine of the change with a cluster's median; NaN for none
+    length: np.ndarray | None = None  # f32[M], of the update; NaN where it is not finite
+    nearest: np.ndarray | None = None  # f32[M], largest cosine of the update with a cluster's median; NaN for none
     nearest_cluster: np.ndarray | None = None  # i32[M]
     own: np.ndarray | None = None  # f32[M], the cosine with its own cluster's; NaN for one of fewer than three clients
     cluster: np.ndarray | None = None  # i32[M]
-    shown: np.ndarray | None = None  # f32[M], as `nearest`, of a change on the rows that it shows to clusterings
+    shown: np.ndarray | None = None  # f32[M], as `nearest`, of an update from the rows that it shows to clusterings
+    examples: np.ndarray | None = None  # i32[M], of which longer updates come, where local training counts epochs
 
     def reasons(self) -> dict[int, list[str]]:
         """The clients that stand out, in their order, and in which respects.
 
         A client stands out that moved between clusters twice more than the median client, or in the last half of the
         rounds when no more than a tenth did; of whose rows half are another client's too, where that is not usual;
-        whose change is not finite, or more than twice or less than half as long as the median; or whose cosine with
-        the nearest cluster, or with its own, is less than half the median. Lengths, cosines and numbers of moves must
-        be 3.5 robust deviations from the median as well.
+        whose update is not finite where most are; whose update is more than twice or less than half as long as the
+        median, which its number of rows does not explain; or whose cosine with the nearest cluster, or with its own, is
+        less than half the median. Lengths, cosines and numbers of moves must be 3.5 robust deviations from the median
+        as well.
         """
         told: dict[int, list[str]] = {}
         for client, reason in (*self._moved(), *self._copied(), *self._far()):
@@ -88,23 +89,26 @@ class Outliers(NamedTuple):
     def _far(self) -> list[tuple[int, str]]:
         if self.length is None:
             return []
-        found = [(i, "its change is not finite") for i in np.flatnonzero(np.isnan(self.length)).tolist()]
+        broken = np.isnan(self.length)
+        # Where most are, the run diverged, and it is nobody's fault.
+        found = [(i, "its update is not finite") for i in np.flatnonzero(broken & (broken.mean() < 0.5)).tolist()]
         sent = self.length > 0
         factor = np.where(sent, self.length / (np.median(self.length[sent]) if sent.any() else 1.0), 1.0)
-        away = np.abs(_deviations(np.log(factor), sent)) > THRESHOLD
-        away &= (factor > LONG) | (factor < 1 / LONG)
+        away = _other_length(factor, sent)
+        if self.examples is not None:
+            away &= _other_length(factor / usual_lengths(factor, sent, self.examples), sent)
         found += [
-            (i, f"its change is {factor[i]:.2g} times as long as the median") for i in np.flatnonzero(away).tolist()
+            (i, f"its update is {factor[i]:.2g} times as long as the median") for i in np.flatnonzero(away).tolist()
         ]
         if self.nearest is None or self.own is None or self.nearest_cluster is None or self.cluster is None:
             return found
         far = _low(self.nearest)
         for i in np.flatnonzero(far).tolist():
-            found.append((i, f"its change is like no cluster's: the largest cosine is {self.nearest[i]:.2f}"))
+            found.append((i, f"its update is like no cluster's: the largest cosine is {self.nearest[i]:.2f}"))
         elsewhere = _low(self.own) & (self.nearest_cluster != self.cluster) & ~far
         for i in np.flatnonzero(elsewhere).tolist():
             like = f"like cluster {self.nearest_cluster[i]}'s, cosine {self.nearest[i]:.2f}"
-            found.append((i, f"its change is {like}, and not like its own cluster's, {self.own[i]:.2f}"))
+            found.append((i, f"its update is {like}, and not like its own cluster's, {self.own[i]:.2f}"))
         if self.shown is not None:
             for i in np.flatnonzero(_low(self.shown) & ~far).tolist():
                 found.append(
@@ -117,6 +121,29 @@ def _deviations(values: np.ndarray, mask: np.ndarray | None = None) -> np.ndarra
     """`robust_deviations`, in one program for all that is looked at."""
     known = np.ones(len(values), bool) if mask is None else mask
     return np.asarray(robust_deviations(values.astype(np.float32), known))
+
+
+def _other_length(factor: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """bool[M]: which are far from 1, of those that sent something."""
+    return (np.abs(_deviations(np.log(factor), sent)) > THRESHOLD) & ((factor > LONG) | (factor < 1 / LONG))
+
+
+def usual_lengths(length: np.ndarray, sent: np.ndarray, examples: np.ndarray) -> np.ndarray:
+    """f32[M]: the power of the number of rows that explains lengths best, times what makes half of them shorter.
+
+    Where local training counts epochs, more rows are more steps. The power is the median slope of pairs of clients, on
+    logarithms (Sen 1968).
+    """
+    rows = np.maximum(examples, 1.0)
+    log_length, log_rows = np.log(length[sent]), np.log(rows[sent])
+    if not len(log_length):
+        return np.ones(len(length), np.float32)
+    first, second = np.triu_indices(min(len(log_rows), MOST_PAIRED), 1)
+    apart = log_rows[second] - log_rows[first]
+    slopes = (log_length[second] - log_length[first])[apart != 0] / apart[apart != 0]
+    slope = np.clip(np.median(slopes), 0.0, 1.0) if len(slopes) else 0.0
+    level = np.median(log_length - slope * log_rows)
+    return np.exp(level + slope * np.log(rows)).astype(np.float32)
 
 
 def _low(cosine: np.ndarray) -> np.ndarray:
@@ -139,7 +166,7 @@ def outliers(
     rng_key: Array,
     population: Callable[[], Population],
 ) -> Outliers:
-    """What tells of each client of a run; of a population on disk no more than its moves, of seven clients no changes.
+    """What tells of each client of a run; of a population on disk no more than its moves, of seven clients no updates.
 
     Args:
       algorithm: the method, whose model all clients train by its `local`, where it has one.
@@ -168,14 +195,15 @@ def outliers(
     draw = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
     drawn = draw(rng_key, algorithm.model, everybody.info, number if isinstance(number, int) else 1)
     start = jax.tree.map(lambda leaf: parallel.fetched(leaf)[0], Variables(drawn.params, drawn.stats))
-    lines = Lines.drawn(tree.size(start.params), width)
+    buckets = Buckets.drawn(tree.size(start.params), width)
     train_all = parallel.compile_quickly(_train_all, static_argnames=("update", "model", "width", "of_shown"))
-    train_all = functools.partial(train_all, rng_key, everybody, start, lines, update=update, model=algorithm.model)
+    train_all = functools.partial(train_all, rng_key, everybody, start, buckets, update=update, model=algorithm.model)
     direction, length = (each[:count] for each in parallel.fetched(train_all(width=width)))
     length = np.where(np.asarray(train.num_examples) > 0, length, 0.0)
     centre, clusters = cluster_medians(direction, np.where(length > 0, labels, -1))
     cosine = direction @ centre.T
-    found = Outliers(*of_moves, *copies, length)
+    rows = np.asarray(train.num_examples)
+    found = Outliers(*of_moves, *copies, length, examples=rows if len(set(rows.tolist())) > 1 else None)
     if not len(clusters):
         return found
     known = np.where(length > 0, 1.0, np.nan)
@@ -191,14 +219,14 @@ def outliers(
     return found._replace(shown=np.max(seen @ centre.T, axis=1))
 
 
-class Lines(NamedTuple):
+class Buckets(NamedTuple):
     """Where each entry of a vector goes in its sketch, and with which sign."""
 
     place: np.ndarray  # i32[d]
     sign: np.ndarray  # f32[d]
 
     @classmethod
-    def drawn(cls, length: int, width: int) -> Lines | None:
+    def drawn(cls, length: int, width: int) -> Buckets | None:
         """None for vectors that are no longer than their sketches."""
         rng = np.random.default_rng(0)
         if length <= width:
@@ -208,28 +236,28 @@ class Lines(NamedTuple):
         )
 
 
-def sketch(vector: Array, lines: Lines | None, width: int) -> Array:
+def sketch(vector: Array, buckets: Buckets | None, width: int) -> Array:
     """f32[width]: sums of entries with random signs, of which inner products are those of the vectors on average.
 
     The error of a cosine is about 1/√width (Charikar et al. 2002); vectors no longer than that are kept as they are.
     """
-    if lines is None:
+    if buckets is None:
         return jnp.pad(vector, (0, width - len(vector)))
-    return jnp.zeros(width).at[lines.place].add(vector * lines.sign)
+    return jnp.zeros(width).at[buckets.place].add(vector * buckets.sign)
 
 
 def _train_all(
     rng_key: Array,
     population: Population,
     start: Variables,
-    lines: Lines | None,
+    buckets: Buckets | None,
     *,
     update: LocalUpdate,
     model: Model,
     width: int,
     of_shown: bool = False,
 ) -> tuple[Array, Array]:
-    """Sketches f32[M, width] of the directions of clients' changes, and their lengths f32[M], NaN where not finite.
+    """Sketches f32[M, width] of the directions of clients' updates, and their lengths f32[M], NaN where not finite.
 
     All train from one model; `of_shown`, honestly on the rows that they show to clusterings.
     """
@@ -242,7 +270,7 @@ def _train_all(
         largest = jnp.max(jnp.abs(change))
         change = change / jnp.maximum(largest, 1e-30)
         norm = jnp.linalg.norm(change)
-        return sketch(change / jnp.maximum(norm, 1e-30), lines, width), norm * largest
+        return sketch(change / jnp.maximum(norm, 1e-30), buckets, width), norm * largest
 
     mapped = parallel.for_each_client(train, parallel.whole_population(population), collect=lambda found: found)
     direction, length = mapped.collected

@@ -63,9 +63,9 @@ def test_moves_are_listed_and_counted(page_of):
 
 
 def test_clients_that_stand_out_are_named_with_the_reasons(page_of):
-    page = page_of(told(outliers={3: ["moved 5 times", "its change is <not> finite"], 4: ["copies"]}))
+    page = page_of(told(outliers={3: ["moved 5 times", "its update is <not> finite"], 4: ["copies"]}))
     row = page.texts.index("why") + 1
-    assert page.texts[row : row + 6] == ["3", "0", "moved 5 times; its change is <not> finite", "4", "0", "copies"]
+    assert page.texts[row : row + 6] == ["3", "0", "moved 5 times; its update is <not> finite", "4", "0", "copies"]
     assert "None: nobody moved" in page_of(told(outliers={})).text
     assert "stand out" not in page_of(told()).text, "not looked at"
 

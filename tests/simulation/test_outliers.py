@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import faults, parallel
-from fedjax_cluster.simulation.outliers import Lines, Outliers, cluster_medians, shared_rows, sketch
+from fedjax_cluster.simulation.outliers import Buckets, Outliers, cluster_medians, shared_rows, sketch
 from fedjax_cluster.types import ClientData
 
 CLIENTS = 24
@@ -57,7 +57,7 @@ def test_the_faulty_are_named_and_nobody_else(fault, why):
     assert all(why in "; ".join(told) for told in reasons.values())
 
 
-def test_changes_of_a_few_clients_are_not_compared():
+def test_updates_of_a_few_clients_are_not_compared():
     few = fc.data.scenarios.rotated(fc.data.digits(), clients=7, angles=(0,), seed=0)
     method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)
     found = fc.simulate(method, few, rounds=1, progress=False, fault=faults.sign_flip(0.2)).outliers
@@ -125,6 +125,38 @@ def test_copies_are_nothing_where_they_are_usual():
     assert list(of(copies=some).reasons()) == [0]
 
 
+def test_a_run_that_diverged_is_nobodys_fault():
+    length = np.ones(10, np.float32)
+    length[:2] = np.nan
+    assert list(of(length=length).reasons()) == [0, 1]
+    length[:6] = np.nan
+    assert of(length=length).reasons() == {}
+
+
+def test_more_rows_make_longer_updates():
+    rows = np.array([10, 11, 12, 13, 14, 15, 16, 18, 20, 200])
+    length = (0.1 * rows).astype(np.float32)
+    assert list(of(length=length).reasons()) == [9]
+    assert of(length=length, examples=rows).reasons() == {}
+    # A step more for one row more is not seen: it is longer than usual with so many rows, not than the median.
+    stepped = np.where(rows == 11, 2.1 * length, length)
+    assert of(length=stepped, examples=rows).reasons() == {}
+    # Of as many rows as others, and of many.
+    assert list(of(length=np.where(rows == 12, 50 * length, length), examples=rows).reasons()) == [2]
+    assert list(of(length=np.where(rows == 200, 10 * length, length), examples=rows).reasons()) == [9]
+    # Nobody sends anything.
+    assert of(length=np.zeros(10, np.float32), examples=rows).reasons() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_of_unequal_clients_nobody_is_named(seed):
+    skewed = fc.data.scenarios.size_skew(fc.data.digits(), clients=40, seed=seed)
+    for local in (fc.local.sgd(0.1, batch_size=10, epochs=1), fc.local.sgd(0.5, batch_size=16, epochs=5)):
+        method = fc.algorithms.fedavg(fc.nn.linear(), local=local)
+        assert fc.simulate(method, skewed, rounds=2, eval_every=2, progress=False).outliers.reasons() == {}
+
+
 def test_whoever_learns_like_another_cluster_is_named():
     cosine = np.full(10, 0.8) + np.arange(10) / 100
     own = cosine.copy()
@@ -172,7 +204,7 @@ def test_sketches_keep_cosines():
     rng = np.random.default_rng(2)
     vectors = rng.normal(size=(30, 20_000)).astype(np.float32) + 0.5 * rng.normal(size=20_000).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    lines = Lines.drawn(20_000, 1024)
-    small = np.asarray(jax.vmap(lambda vector: sketch(vector, lines, 1024))(vectors))
+    buckets = Buckets.drawn(20_000, 1024)
+    small = np.asarray(jax.vmap(lambda vector: sketch(vector, buckets, 1024))(vectors))
     assert np.abs(small @ small.T - vectors @ vectors.T).max() < 5 / np.sqrt(1024)
-    np.testing.assert_array_equal(sketch(vectors[0, :9], Lines.drawn(9, 16), 16)[:9], vectors[0, :9])
+    np.testing.assert_array_equal(sketch(vectors[0, :9], Buckets.drawn(9, 16), 16)[:9], vectors[0, :9])
