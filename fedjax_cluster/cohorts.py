@@ -6,11 +6,13 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from fedjax_cluster.local import shuffled_rows
 from fedjax_cluster.types import Selection
 
 FEW = 16  # where a cohort is this part of the clients at most, the largest are searched for, and not all are sorted
+MANY = 2**16  # clients of whom such a cohort is drawn without a random number for each
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -33,7 +35,7 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     """A uniform draw without replacement of ⌈participation · present⌉ clients.
 
     Args:
-      rng_key: decides the draw; a client's chance does not depend on how many absent rows follow it.
+      rng_key: decides the draw, whatever absent rows follow the clients.
       present: bool[M].
       participation: share of the present clients, in (0, 1].
       first: bool[M], clients who come before all others; None is nobody.
@@ -46,6 +48,8 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     if participation == 1:
         return in_place(present)
     wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
+    if first is None and capacity > MANY and FEW * size <= capacity:
+        return _walked(rng_key, present, jnp.maximum(wanted, 1), size)
     score = jax.random.uniform(rng_key, (capacity,))
     if first is not None:
         score = score + first.astype(jnp.float32)
@@ -55,6 +59,49 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     if size == capacity:
         return in_place(jnp.zeros(capacity, bool).at[index].set(mask) & present)
     return Selection(jnp.where(mask, index, capacity), mask)
+
+
+def _walked(rng_key: Array, present: Array, wanted: Array, size: int) -> Selection:
+    """The first `wanted` i32[] clients that are present in a random order of all, of which no more is computed."""
+    capacity = present.shape[0]
+    # So that rows of nobody after the last client change nothing.
+    last = jnp.max(jnp.where(present, jnp.arange(1, capacity + 1, dtype=jnp.int32), 1))
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        place, found, _ = carry
+        return (found < wanted) & (place < last)
+
+    def walk(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        place, found, index = carry
+        client = shuffled_rows(rng_key, place, size, last)
+        there = present[client] & (place + jnp.arange(size) < last)
+        position = jnp.where(there, found + jnp.cumsum(there.astype(jnp.int32)) - 1, size)
+        index = index.at[position].set(client, mode="drop")
+        return place + size, found + jnp.sum(there.astype(jnp.int32)), index
+
+    nobody = jnp.full(size, capacity, jnp.int32)
+    _, found, index = lax.while_loop(unfinished, walk, (jnp.int32(0), jnp.int32(0), nobody))
+    mask = jnp.arange(size) < jnp.minimum(wanted, found)
+    return Selection(jnp.where(mask, index, capacity), mask)
+
+
+def with_these_first(selection: Selection, these: Array, capacity: int, when: Array) -> Selection:
+    """A selection of as many clients out of `capacity`; `when` bool[] holds, `these` i32[m], ascending, come first.
+
+    One that is in place has everybody already.
+
+    >>> drawn = Selection(jnp.asarray([5, 2, 7, 9]), jnp.asarray([True, True, True, False]))
+    >>> with_these_first(drawn, jnp.asarray([2, 3]), 9, jnp.asarray(True)).index.tolist()
+    [2, 3, 5, 9]
+    """
+    index, mask = selection.index, selection.mask
+    if len(index) == capacity:
+        return selection
+    place = jnp.minimum(jnp.searchsorted(these, index), len(these) - 1)
+    kept = mask & (these[place] != index)
+    joined = jnp.concatenate([these.astype(jnp.int32), index])
+    order = jnp.argsort(jnp.concatenate([jnp.zeros(len(these), bool), ~kept]), stable=True)[: len(index)]
+    return Selection(jnp.where(when, jnp.where(mask, joined[order], capacity), index), mask)
 
 
 def in_place(mask: Array) -> Selection:

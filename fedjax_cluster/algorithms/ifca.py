@@ -16,7 +16,6 @@ from fedjax_cluster.algorithms.round import (
     cluster_round,
     cluster_variables,
     cohort_labels,
-    count_changed,
     first_state,
     least_loss_cluster,
     nearest_by_loss,
@@ -105,9 +104,11 @@ class ifca(AveragingMethod):
             private=self.private(rng_key, state.clusters),
             shared_layers=self.shared_layers,
         )
-        changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)
+        # Written where it changed alone: a scatter that waits for what was gathered needs no copy of all rows.
+        moved = cohort.mask & (done.slot != cohort_labels(state, cohort))
         membership = one_hot(done.slot, self.clusters)
-        clients = state.clients._replace(membership=parallel.scatter_rows(cohort, state.clients.membership, membership))
+        membership = parallel.scatter_rows(cohort, state.clients.membership, membership, moved)
+        clients = state.clients._replace(membership=membership)
         costs = done.costs(cohort.mask)
         passes = jnp.asarray(1.0) if self.score_on == "batch" else num_batches(self.local, cohort.data)
         # Shared layers are the same in all models, and sent once.
@@ -117,7 +118,7 @@ class ifca(AveragingMethod):
             loss_evaluations=self.clusters * jnp.sum(jnp.where(cohort.mask, passes, 0.0)),
         )
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, done.info(cohort.mask, changed, costs)
+        return state, done.info(cohort.mask, jnp.sum(moved.astype(jnp.int32)), costs)
 
     def score(self, rng_key: Array, variables: Variables, client: Client) -> Array:
         """F_i f32[]."""

@@ -22,6 +22,7 @@ from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdat
 
 Start = Literal["clients", "random"]
 CANDIDATES = 2  # to each model wanted
+MOST_ASKED = 2**14  # clients, of whom the sums over all hardly differ from those over everybody
 LARGEST = 1e9  # a loss that is not finite counts as this
 START_LEAKS = "start is 'clients', in which each first model is that of a single client as it is; give start 'random'"
 START = (
@@ -47,10 +48,10 @@ def models_of_clients(
     Client i₁ is drawn at random; i_{k+1} = argmax_i min_{j≤k} F_i(θ_j), where θ_j is the first of `models` after
     `rounds` rounds on client i_j alone. A client whose data are hard for all models is far from them as well; so 2K are
     drawn, and those left out one by one without which Σ_i min_j F_i(θ_j) rises least. A model that diverges gives way
-    to that of its number, modulo K, in `models`.
+    to that of its number, modulo K, in `models`. Of more than `MOST_ASKED` clients so many random ones are asked.
 
     Args:
-      rng_key: decides the first client and the mini-batches.
+      rng_key: decides the first client, who is asked, and the mini-batches.
       model, local, optimizer: what is trained, and how in a round.
       models: K initial models; the first is where all begin.
       population: the clients.
@@ -63,32 +64,36 @@ def models_of_clients(
     num_clusters = models.active.shape[0]
     draw_key, train_key = jax.random.split(rng_key)
     first = cluster_variables(models, jnp.asarray(0))
-    there = np.array(present)
-    candidates = min(CANDIDATES * num_clusters, int(there.sum()))
     distance = np.asarray(jax.random.uniform(draw_key, present.shape))
+    asked = np.flatnonzero(np.asarray(present))
+    if len(asked) > MOST_ASKED:
+        asked = np.sort(asked[np.argsort(-distance[asked])[:MOST_ASKED]])
+    distance, there = distance[asked], np.ones(len(asked), bool)
+    candidates = min(CANDIDATES * num_clusters, len(asked))
     (told_apart, of_local), (server, of_server) = lifted(local, "local."), lifted(optimizer, "server.")
     numbers = of_local, of_server
     found, losses, steps = [], [], 0.0
     for number in range(candidates):
-        drawn = int(np.argmax(np.where(there, distance, -1.0)))
-        there[drawn] = False
+        place = int(np.argmax(np.where(there, distance, -1.0)))
+        there[place], drawn = False, int(asked[place])
         data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
         own, num_steps = _train_alone(train_key, first, index, data, model, told_apart, server, rounds, numbers)
         own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(number % num_clusters)))
         found.append(own)
         steps += float(num_steps)
-        suits = np.full(present.shape, LARGEST)
-        for clients, cohort, _ in parallel.in_chunks(population):
-            suits[clients] = parallel.fetched(_losses(own, cohort, model))[: len(clients)]
-        losses.append(np.nan_to_num(suits, nan=LARGEST, posinf=LARGEST))
+        suits = [
+            parallel.fetched(_losses(own, cohort, model))[: len(clients)][np.isin(clients, asked)]
+            for clients, cohort, _ in parallel.in_chunks(population, clients=asked)
+        ]
+        losses.append(np.nan_to_num(np.concatenate(suits).astype(float), nan=LARGEST, posinf=LARGEST))
         distance = np.min(losses, axis=0)
-    kept = [found[number] for number in _best_together(np.array(losses)[:, np.asarray(present)], num_clusters)]
+    kept = [found[number] for number in _best_together(np.array(losses), num_clusters)]
     params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*kept, strict=True))
     costs = Costs(
-        models_down=float(candidates * (rounds + int(present.sum()))),
+        models_down=float(candidates * (rounds + len(asked))),
         models_up=float(rounds * candidates),
         gradient_evaluations=steps,
-        loss_evaluations=float(candidates * jnp.sum(jnp.where(present, num_batches(local, population.data), 0))),
+        loss_evaluations=float(candidates * np.sum(np.asarray(num_batches(local, population.data))[asked])),
     )
     return models._replace(params=params, stats=stats), costs
 

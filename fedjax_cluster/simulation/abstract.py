@@ -16,7 +16,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.options import COUNT, changed, checked, shown
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
-from fedjax_cluster.simulation.segment import run_keys
+from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -104,7 +104,8 @@ def abstract_arguments(algorithm: ClusteredAlgorithm, shape: PopulationShape, ma
     keys = jax.eval_shape(lambda: run_keys(0))
     train = abstract_population(shape, mapping)
     stop = jax.ShapeDtypeStruct((), jnp.int32)
-    return (*placed.everywhere((keys,)), state, train, *placed.everywhere((group, info, stop)))
+    group = placed.everywhere(group) if clients <= MOST_COMPARED else placed.rows(group)
+    return (*placed.everywhere((keys,)), state, train, group, *placed.everywhere((info, stop)))
 
 
 def abstract_population(shape: PopulationShape, mapping: ClientMapping) -> Population:

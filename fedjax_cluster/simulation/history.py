@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.clustering.scores.agreement import agreement
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
 from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
@@ -20,6 +20,7 @@ from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInf
 LOG = logging.getLogger(__name__)
 History = dict[str, np.ndarray]
 # Clients with NaN or infinity among their predictions, which have no metrics.
+ARI, PURITY = "adjusted_rand_index", "purity"
 NOT_FINITE = "num_not_finite"
 # Of the honest clients alone, in a run with a fault.
 OF_HONEST = ("accuracy_honest", "adjusted_rand_index_honest")
@@ -31,40 +32,33 @@ REPORTED = (
 )
 
 
-def report_round(info: RoundInfo, state: State, group: Array | None) -> dict[str, Array]:
-    """The scalars of a round that go into the history; `group` i32[M] are true groups, −1 where unknown, or None."""
+def report_round(info: RoundInfo) -> dict[str, Array]:
+    """The scalars of a round that go into the history, without those of all clients."""
     count = info.num_clients.astype(jnp.float32)
     # NaN where every update was rejected: 0 would look like a perfect fit.
     loss = jnp.sum(jnp.where(count > 0, info.loss * count, 0.0)) / jnp.sum(count)
     return {
         "loss": loss,
         "num_clients": jnp.sum(info.num_clients),
-        "num_clusters": jnp.sum((_occupied(state) & state.clusters.active).astype(jnp.int32)),
         "num_changed": info.num_changed,
         "num_rejected": info.num_rejected,
-        **_agreement(state, group),
         **info.costs._asdict(),
         "event": info.event,
     }
 
 
-def _agreement(state: State, group: Array | None) -> dict[str, Array]:
-    """How well the clusters agree with the true groups; NaN where there are none."""
-    scores = {"adjusted_rand_index": clustering.scores.adjusted_rand_index, "purity": clustering.scores.purity}
+def clusters_of_all(state: State, group: Array | None) -> dict[str, Array]:
+    """What all clients are gone through for; `group` i32[M] are true groups, −1 where unknown, or None."""
+    assigned = labels(state.clients.membership)
+    occupied = jnp.any(assigned[:, None] == jnp.arange(state.clusters.active.shape[0])[None], axis=0)
+    number = jnp.sum((occupied & state.clusters.active).astype(jnp.float32))
     if group is None:
-        return {name: jnp.asarray(jnp.nan) for name in scores}
-    assigned = labels(state.clients.membership)
+        return {"num_clusters": number, ARI: jnp.asarray(jnp.nan), PURITY: jnp.asarray(jnp.nan)}
     valid = state.clients.present & (assigned >= 0) & (group >= 0)
-    return {
-        name: jnp.where(jnp.any(valid), score(assigned, group, mask=valid), jnp.nan) for name, score in scores.items()
+    scores = agreement(assigned, group, valid)
+    return {"num_clusters": number} | {
+        name: jnp.where(jnp.any(valid), score, jnp.nan) for name, score in zip((ARI, PURITY), scores, strict=True)
     }
-
-
-def _occupied(state: State) -> Array:
-    """bool[K]: clusters that hold a client."""
-    assigned = labels(state.clients.membership)
-    slots = state.clusters.active.shape[0]
-    return jnp.zeros(slots + 1, bool).at[jnp.where(assigned < 0, slots, assigned)].set(True)[:slots]
 
 
 def rows_of_rounds(

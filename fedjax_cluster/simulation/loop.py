@@ -49,7 +49,15 @@ from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
-from fedjax_cluster.simulation.segment import LABELS, LONGEST_SEGMENT, RunKeys, placed_clients, run_keys, run_segment
+from fedjax_cluster.simulation.segment import (
+    LABELS,
+    LONGEST_SEGMENT,
+    MOST_COMPARED,
+    RunKeys,
+    placed_clients,
+    run_keys,
+    run_segment,
+)
 from fedjax_cluster.simulation.streaming import Stream
 from fedjax_cluster.types import (
     Churn,
@@ -153,7 +161,7 @@ def simulate(
         bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=shown(progress)))
         stack.enter_context(interrupt.patiently())
         started, length, figures, speed = time.perf_counter(), 1, {}, 0.0
-        run.segment(0)  # compiles, runs no round
+        run.segment(0, 0)  # compiles, runs no round
         if not heard(interrupt):
             evaluate(run.state, warm_up=True)
         run.compile_seconds = time.perf_counter() - started
@@ -162,7 +170,7 @@ def simulate(
                 done = run.done
                 run.apply_churn()
                 due = min(rounds, (done // eval_every + 1) * eval_every)
-                elapsed, speed = run.rounds_until(min(due, done + length, schedule.next_after(done)))
+                elapsed, speed = run.rounds_until(min(due, done + length, schedule.next_after(done)), due)
                 length = int((run.done - done) * SEGMENT_SECONDS / max(elapsed, 1e-6))
                 length = parallel.agreed(max(1, min(LONGEST_SEGMENT, length)))
                 run.evaluated = run.done < due
@@ -215,19 +223,27 @@ class Run:
             self.stream = Stream(self.algorithm, self.train, self.keys.cohorts, self.state, rounds)
             stack.callback(self.stream.close)
 
-    def segment(self, stop: int) -> dict[str, Array]:
-        """Rounds up to `stop` or an event, in one compiled program; where rows are read, up to the last that are."""
+    def segment(self, stop: int, due: int) -> dict[str, Array]:
+        """Rounds up to `stop` or an event, in one compiled program; where rows are read, up to the last that are.
+
+        The next evaluation is after `due` rounds.
+        """
         train, last = (self.train, stop) if self.stream is None else self.stream.cohorts(self.state)
         end, (algorithm, numbers) = jnp.asarray(min(stop, last), jnp.int32), lifted(self.algorithm)
+        large = len(self.state.clients.present) > MOST_COMPARED
+        seldom = jnp.asarray(due, jnp.int32) if large else None
         self.state, reports = run_segment(
-            self.keys, self.state, train, self.group, self.info, end, numbers, algorithm=algorithm
+            self.keys, self.state, train, self.group, self.info, end, numbers, seldom, algorithm=algorithm
         )
         return reports
 
-    def rounds_until(self, stop: float) -> tuple[float, float]:
-        """Rounds up to `stop` or an event into the history; their seconds, and client-rounds per second."""
+    def rounds_until(self, stop: float, due: int) -> tuple[float, float]:
+        """Rounds up to `stop` or an event into the history; their seconds, and client-rounds per second.
+
+        The next evaluation is after `due` rounds.
+        """
         start, started = self.done, time.perf_counter()
-        reports = self.segment(int(stop))
+        reports = self.segment(int(stop), due)
         reached = self.done
         elapsed = time.perf_counter() - started
         return elapsed, self.add_rounds(reports, start, reached, elapsed) / max(elapsed, 1e-9)

@@ -19,7 +19,7 @@ from fedjax_cluster.simulation.abstract import PopulationShape, abstract_argumen
 from fedjax_cluster.simulation.devices import Target, target
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
-from fedjax_cluster.simulation.segment import run_segment
+from fedjax_cluster.simulation.segment import MOST_COMPARED, run_segment
 from fedjax_cluster.simulation.together import run_together
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation
 
@@ -163,7 +163,9 @@ def plan(
 
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
     if runs == 1:
-        traced = run_segment.trace(*arguments, algorithm=algorithm)
+        state, stop = arguments[1], arguments[-1]
+        due = stop if len(state.clients.present) > MOST_COMPARED else None
+        traced = run_segment.trace(*arguments, due=due, algorithm=algorithm)
     else:
         stop, together = arguments[-1], side_by_side(arguments, runs)
         traced = run_together.trace(*together, {}, stop, stop, algorithm=algorithm, shared=True)

@@ -14,13 +14,14 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.options import shown
-from fedjax_cluster.simulation.history import report_round
+from fedjax_cluster.simulation.history import clusters_of_all, report_round
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
 LABELS = "labels"  # i16[M] of a round's report, beside its scalars
 MOST_FOLLOWED = 2048  # clients whose clusters are reported each round: 4 MB a segment
+MOST_COMPARED = 2**16  # clients whose clusters are counted each round, and not only where it is evaluated
 
 
 class RunKeys(NamedTuple):
@@ -50,13 +51,14 @@ def run_segment(
     initial: RoundInfo,
     stop: Array,
     numbers: Numbers | None = None,
+    due: Array | None = None,
     *,
     algorithm: ClusteredAlgorithm,
 ) -> tuple[State, dict[str, Array]]:
     """Rounds from `state.round` up to `stop` or an event: one program whatever the length, bit-identical when split.
 
     `train` are all clients, or the cohorts of these rounds, drawn and read before. `numbers` take the place of the
-    method's own, see `lifting`.
+    method's own, see `lifting`; `due` is the number of rounds at which the next evaluation is, for `report`.
     """
     start, algorithm = state.round, with_numbers(algorithm, numbers or {})
 
@@ -67,11 +69,11 @@ def run_segment(
     def advance(carry):
         state, buffer, _ = carry
         position = state.round - start
-        state, row = one_round(algorithm, keys, state, train, group)
+        state, row = one_round(algorithm, keys, state, train, group, due)
         buffer = jax.tree.map(lambda all, one: all.at[position].set(one), buffer, row)
         return state, buffer, row["event"]
 
-    row = report(initial, state, train, group)
+    row = report(initial, state, train, group, due)
     buffer = jax.tree.map(lambda leaf: jnp.zeros((LONGEST_SEGMENT, *leaf.shape), leaf.dtype), row)
     state, buffer, _ = lax.while_loop(unfinished, advance, (state, buffer, jnp.asarray(False)))
     return parallel.constrain_state(state, train.mapping), buffer
@@ -83,9 +85,12 @@ def one_round(
     state: State,
     train: Population | parallel.CohortsAhead,
     group: Array | None,
+    due: Array | None = None,
 ) -> tuple[State, dict[str, Array]]:
     """A round: who takes part, the method's step, and its row of the history."""
-    number, state = state.round, _with_numbers_everywhere(state, train)
+    number = state.round
+    if not isinstance(train, parallel.CohortsAhead) or len(state.clients.present) <= MOST_COMPARED:
+        state = _with_numbers_everywhere(state, train)
     if isinstance(train, parallel.CohortsAhead):
         cohort = train.of_round(number)
     else:
@@ -94,7 +99,7 @@ def one_round(
     done = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
     state, info = _checked_step(algorithm.name, state, done)
     # Whatever a step makes of the number, the loop ends.
-    return (state := state._replace(round=number + 1)), report(info, state, train, group)
+    return (state := state._replace(round=number + 1)), report(info, state, train, group, due)
 
 
 def _checked_step(name: str, before: State, done: Any) -> tuple[State, RoundInfo]:
@@ -124,13 +129,26 @@ def _checked_step(name: str, before: State, done: Any) -> tuple[State, RoundInfo
 
 
 def report(
-    info: RoundInfo, state: State, train: Population | parallel.CohortsAhead, group: Array | None
+    info: RoundInfo,
+    state: State,
+    train: Population | parallel.CohortsAhead,
+    group: Array | None,
+    due: Array | None = None,
 ) -> dict[str, Array]:
-    """What a round tells the history."""
+    """What a round tells the history.
+
+    Of more than `MOST_COMPARED` clients, who all are gone through for it, the number of clusters and the agreement are
+    NaN but in the round with which `due` are done, and after an event; None is always.
+    """
+    row, clients = report_round(info), len(state.clients.present)
+    if due is not None and clients > MOST_COMPARED:
+        compared = functools.partial(clusters_of_all, group=group)
+        nothing = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), jax.eval_shape(compared, state))
+        return {**row, **lax.cond((state.round == due) | info.event, compared, lambda _: nothing, state)}
     state = _with_numbers_everywhere(state, train)
-    row = report_round(info, state, group)
+    row |= clusters_of_all(state, group)
     assigned = labels(state.clients.membership)
-    return row if len(assigned) > MOST_FOLLOWED else {**row, LABELS: assigned.astype(jnp.int16)}
+    return row if clients > MOST_FOLLOWED else {**row, LABELS: assigned.astype(jnp.int16)}
 
 
 def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsAhead) -> State:
@@ -149,4 +167,5 @@ def placed_clients(
         return train, None
     padded = np.full(len(train.data.num_examples), -1, np.int32)
     padded[: len(federation.group)] = federation.group
-    return train, parallel.replicate(mapping, jnp.asarray(padded))
+    placed = parallel.replicate if len(padded) <= MOST_COMPARED else parallel.place_rows
+    return train, placed(mapping, padded)

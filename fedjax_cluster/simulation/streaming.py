@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
+from fedjax_cluster.cohorts import MANY
 from fedjax_cluster.data.stored import Rows, too_large
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.parallel.ahead import CohortsAhead, read_cohorts, row_bytes
@@ -124,4 +125,6 @@ def _draw(
         selection = algorithm.select(jax.random.fold_in(rng_key, number), state._replace(round=number))
         return parallel.deal(selection, size, mapping, work)
 
-    return jax.lax.map(one, start + jnp.arange(rounds, dtype=jnp.int32))
+    numbers = start + jnp.arange(rounds, dtype=jnp.int32)
+    # Side by side, what they share is computed once: who is present, of many clients.
+    return jax.vmap(one)(numbers) if ahead and size > MANY else jax.lax.map(one, numbers)

@@ -76,7 +76,7 @@ DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no m
 class Server(NamedTuple):
     grams: Array  # f32[K, M, M]: inner products of each block over clients; [K, 0, 0] for many clients
     block: Array  # i32[], the model to query in the next clustering round
-    unchanged: Array  # i32[], rounds since the assignment last changed
+    unchanged: Array  # i32[], rounds since the assignment last changed, where `stop_after` asks
     stopped: Array  # bool[], clustering has ended for good
     coordinates: Array  # i32[d̂], random coordinates of the profile; empty for all
 
@@ -253,11 +253,11 @@ class cfl_gp(AveragingMethod):
         return self.landmarks is not None and self.cluster_cohort and self.participation < 1
 
     def select(self, rng_key: Array, state: State) -> Selection:
-        present, first = state.clients.present, None
+        present = state.clients.present
+        part = cohorts.uniform(rng_key, present, self.participation)
         if self.joined_late:
             due = self.clustering_due(state.round)
-            first = jnp.zeros_like(present).at[self.landmarks_of(present)].set(due)
-        part = cohorts.uniform(rng_key, present, self.participation, first=first)
+            part = cohorts.with_these_first(part, self.landmarks_of(present), len(present), due)
         if self.participation == 1 or self.cluster_cohort:
             return part
         mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
@@ -270,12 +270,10 @@ class cfl_gp(AveragingMethod):
         carry = run_if(due, lambda carry: self.cluster_and_train(rng_key, carry[0], cohort), carry)
         state, info = run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry)
         server = state.server
-        clustered = jnp.any(state.clients.updates > 0)
-        unchanged = jnp.where((info.num_changed > 0) | ~clustered, 0, server.unchanged + 1)
-        stopped = server.stopped
         if self.stop_after is not None:
-            stopped = stopped | (unchanged >= self.stop_after)
-        server = server._replace(unchanged=unchanged, stopped=stopped)
+            clustered = jnp.any(state.clients.updates > 0)
+            unchanged = jnp.where((info.num_changed > 0) | ~clustered, 0, server.unchanged + 1)
+            server = server._replace(unchanged=unchanged, stopped=server.stopped | (unchanged >= self.stop_after))
         return state._replace(server=server, round=state.round + 1), info
 
     def train_one(self, rng_key: Array, state: State, slot: Array, client: Client) -> LocalResult:

@@ -7,7 +7,7 @@ counted as runs of a sorted list, in O(M log M).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Labels, Mask
+
+T = TypeVar("T")
 
 # Above this many clients the number of pairs no longer fits into int32.
 _EXACT_PAIRS_LIMIT = 46_340
@@ -137,6 +139,12 @@ def _purity_of(table: _Contingency) -> Array:
     return jnp.maximum(majority, 0).sum().astype(jnp.float32) / table.num_clients.astype(jnp.float32)
 
 
+@jax.jit
+def agreement(labels: Array, groups: Array, mask: Array) -> tuple[Array, Array]:
+    """The adjusted Rand index and the purity, of one table of the clients that `mask` has."""
+    return _of_table(lambda table: (_adjusted_rand_of(table), _purity_of(table)), labels, groups, mask)
+
+
 def run_index(*columns: Shaped[Array, " M"]) -> Int[Array, " M"]:
     """0 for the first run of equal entries (in all columns) of a sorted list, 1 for the second, and so on."""
     starts = jnp.zeros(columns[0].shape[0] - 1, bool)
@@ -154,7 +162,7 @@ def _two_labels(
     return labels_a, labels_b, checks.labelled(checks.labelled(mask, labels_a), labels_b)
 
 
-def _of_table(score: Callable[[_Contingency], Array], labels_a: Array, labels_b: Array, mask: Array) -> Array:
+def _of_table(score: Callable[[_Contingency], T], labels_a: Array, labels_b: Array, mask: Array) -> T:
     """A score of the contingency table; that of many clients with few labels is counted, in O(M), not sorted."""
     if labels_a.shape[0] <= _MANY:
         return score(_contingency(labels_a, labels_b, mask))
