@@ -13,6 +13,7 @@ from fedjax_cluster.types import Selection
 
 FEW = 16  # where a cohort is this part of the clients at most, the largest are searched for, and not all are sorted
 MANY = 2**16  # clients of whom such a cohort is drawn without a random number for each
+MOST_TURNS = 32  # in which as many as are wanted, twice over, come at random
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -164,6 +165,9 @@ def per_cluster(
     ([True, True, False], 4)
     """
     count = label.shape[0]
+    if count > MANY and FEW * capacity < count:
+        index = jnp.sort(_thinned(rng_key, label, size.astype(jnp.int32), capacity, seen, first))
+        return Selection(index, index < count)
     # Gumbel noise on log-probabilities: the largest are a draw one after the other without replacement.
     score = jax.random.gumbel(rng_key, (count,))
     if seen is not None:
@@ -183,6 +187,62 @@ def per_cluster(
     index = jnp.argsort(~chosen, stable=True)[:capacity].astype(jnp.int32)
     mask = jnp.arange(capacity) < jnp.sum(chosen.astype(jnp.int32))
     return Selection(jnp.where(mask, index, count), mask)
+
+
+def _thinned(
+    rng_key: Array, label: Array, size: Array, capacity: int, seen: Array | None, first: tuple[Array, Array] | None
+) -> Array:
+    """i32[capacity]: what `per_cluster` draws, and M, with random numbers for those alone who are looked at.
+
+    Clients come at random, and stay with a probability ∝ 1/(1 + times seen): the first of a cluster are a draw one
+    after the other without replacement. Should some hardly ever come, as in a small cluster, all are gone through.
+    """
+    count, num_clusters = label.shape[0], size.shape[0]
+    seen = jnp.zeros(count) if seen is None else seen
+    fewest = jnp.min(jnp.where(label >= 0, seen, jnp.inf))
+    # So that rows of nobody after the last client change nothing.
+    last = jnp.max(jnp.where(label >= 0, jnp.arange(1, count + 1, dtype=jnp.int32), 1))
+    begin_key, come_key, rest_key = jax.random.split(rng_key, 3)
+
+    def join(index: Array, taken: Array, client: Array, stays: Array, wanted: Array) -> tuple[Array, Array]:
+        """Clients i32[n] that stay, in their order, as far as their clusters want them and they are not there yet."""
+        everybody = jnp.concatenate([index, jnp.where(stays, client, count)])
+        order = jnp.argsort(everybody, stable=True)
+        again = jnp.concatenate([jnp.zeros(1, bool), everybody[order][1:] == everybody[order][:-1]])
+        fresh = stays & ~jnp.zeros_like(again).at[order].set(again)[capacity:]
+        cluster = jnp.where(fresh, label[client], num_clusters)
+        rank = _rank_in_cluster(jnp.arange(len(client)), cluster, num_clusters)
+        kept = fresh & (rank < jnp.append(wanted - taken, 0)[cluster])
+        place = jnp.where(kept, taken.sum() + jnp.cumsum(kept.astype(jnp.int32)) - 1, capacity)
+        index = index.at[place].set(client.astype(jnp.int32), mode="drop")
+        return index, taken + jnp.zeros_like(taken).at[cluster].add(kept.astype(jnp.int32), mode="drop")
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        turn, _, taken = carry
+        return jnp.any(taken < size) & (turn < MOST_TURNS)
+
+    def come(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        turn, index, taken = carry
+        who, whether = jax.random.split(jax.random.fold_in(come_key, turn))
+        client = jax.random.randint(who, (2 * capacity,), 0, last)
+        often = jax.random.uniform(whether, client.shape) * (1.0 + seen[client])
+        return turn + 1, *join(index, taken, client, (label[client] >= 0) & (often < 1.0 + fewest), size)
+
+    def rest(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, taken = carry
+        score = jax.random.gumbel(rest_key, (count,)) - jnp.log1p(seen)
+        left = jnp.where(label < 0, num_clusters, label).at[index].set(num_clusters, mode="drop")
+        found = _largest_of_each(score, left, size - taken, capacity).reshape(-1)
+        return join(index, taken, jnp.minimum(found, count - 1), found < count, size)
+
+    drawn = jnp.full(capacity, count, jnp.int32), jnp.zeros(num_clusters, jnp.int32)
+    if first is not None:
+        some, most = first
+        score = jax.random.gumbel(begin_key, some.shape) - jnp.log1p(seen[some])
+        some = some[jnp.argsort(-score)]
+        drawn = join(*drawn, some, label[some] >= 0, jnp.minimum(most.astype(jnp.int32), size))
+    drawn = lax.while_loop(unfinished, come, (jnp.int32(0), *drawn))[1:]
+    return lax.cond(jnp.any(drawn[1] < size), rest, lambda carry: carry, drawn)[0]
 
 
 def _rank_in_cluster(score: Array, cluster: Array, num_clusters: int) -> Array:

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_cluster import parallel
-from fedjax_cluster.cohorts import MANY
+from fedjax_cluster import cohorts, parallel
 from fedjax_cluster.data.stored import Rows, too_large
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.parallel.ahead import CohortsAhead, read_cohorts, row_bytes
@@ -118,7 +117,7 @@ def _draw(
 ) -> Selection:
     """The selections of rounds from `start` on, leaves [R, C, ...], dealt out among the devices as rounds take them."""
     size = state.clients.present.shape[0]
-    if not ahead:
+    if not ahead and size <= cohorts.MANY:
         state = state._replace(clients=parallel.to_each_device(state.clients, mapping))
 
     def one(number: Array) -> Selection:
@@ -127,4 +126,4 @@ def _draw(
 
     numbers = start + jnp.arange(rounds, dtype=jnp.int32)
     # Side by side, what they share is computed once: who is present, of many clients.
-    return jax.vmap(one)(numbers) if ahead and size > MANY else jax.lax.map(one, numbers)
+    return jax.vmap(one)(numbers) if ahead and size > cohorts.MANY else jax.lax.map(one, numbers)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import cohorts, local, nn, parallel
-from fedjax_cluster.algorithms import REGISTRY, fedavg
+from fedjax_cluster.algorithms import REGISTRY, fedavg, starts
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.experiments.runs import run as carry_out
 from fedjax_cluster.parallel import ahead
-from fedjax_cluster.simulation import streaming
+from fedjax_cluster.simulation import loop, segment, streaming
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Churn
 from tests.federations import blobs
@@ -39,8 +39,8 @@ def short_lots(monkeypatch):
 
 
 def method(name, **options):
-    further = {"cfl_gp": {"cluster_cohort": True}}.get(name, {}) | CLUSTERED.get(name, {}) | options
-    return REGISTRY[name](nn.linear(), local=SGD, participation=0.4, **further)
+    further = {"cfl_gp": {"cluster_cohort": True}}.get(name, {}) | CLUSTERED.get(name, {})
+    return REGISTRY[name](nn.linear(), local=SGD, **({"participation": 0.4} | further | options))
 
 
 def assert_same(one, other):
@@ -98,6 +98,50 @@ def test_a_cohort_that_depends_on_rounds_is_drawn_when_its_round_comes(populatio
 def test_each_method_streams_as_in_memory(population, name):
     options = {"rounds": 7, "eval_every": 4, "progress": False}
     assert_same(simulate(method(name), population, **options), simulate(method(name), in_memory(population), **options))
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    return write_population(tmp_path_factory.mktemp("larger") / "p", blobs(clients=70), shard_megabytes=0.01)
+
+
+MANY = {"fedavg": {}, "ifca": {"start_rounds": 2}, "cfl_gp": {"landmarks": 3, "every": 1}, "fedgwc": {"landmarks": 3}}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("cfl_gp", "fedgwc"))) for name in MANY]
+)
+def test_many_clients_stream_as_in_memory(larger, monkeypatch, name):
+    """Drawn without a random number for each, compared at evaluations alone, and a part of them asked for starts."""
+    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (loop, "MOST_COMPARED")):
+        monkeypatch.setattr(module, constant, 20)
+    monkeypatch.setattr(starts, "MOST_ASKED", 30)
+    options = {"rounds": 8, "eval_every": 4, "progress": False, "churn": [Churn(3, leave=(2, 5))]}
+    # A clustering round of CFL-GP has its three landmarks, and a cluster's cohort in FedGWC three clients at least.
+    share = {"cfl_gp": 4 / 70, "fedgwc": 1 / 70}.get(name, 3 / 70)
+    ours = method(name, participation=share, **MANY[name])
+    streamed, resident = simulate(ours, larger, **options), simulate(ours, in_memory(larger), **options)
+    assert_same(streamed, resident)
+    known = np.isfinite(streamed.history["num_clusters"])
+    assert np.flatnonzero(known).tolist() == [3, 7]
+    assert streamed.history["num_clients"].max() <= 6
+
+
+def test_many_clients_are_compared_at_evaluations_and_events_alone(monkeypatch):
+    """The same figures as of few clients, where there are any; also in a run that was left in between."""
+    federation, options = blobs(clients=31), {"seed": 1, "eval_every": 4, "progress": False}
+    ours = method("ifca", start_rounds=2)
+    always = simulate(ours, federation, rounds=10, **options)
+    for module in (segment, loop):
+        monkeypatch.setattr(module, "MOST_COMPARED", 20)
+    seldom = simulate(ours, federation, rounds=10, **options)
+    due = [3, 7, 9]
+    for name in ("num_clusters", "adjusted_rand_index", "purity"):
+        np.testing.assert_array_equal(seldom.history[name][due], always.history[name][due])
+        assert np.isnan(np.delete(seldom.history[name], due)).all()
+    assert seldom.summary["num_clusters"] == always.summary["num_clusters"]
+    for a, b in zip(jax.tree.leaves(seldom.state), jax.tree.leaves(always.state), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("name", NOT_STREAMED)

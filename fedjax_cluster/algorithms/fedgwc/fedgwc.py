@@ -248,16 +248,19 @@ class fedgwc(AveragingMethod):
         sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, heard)
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
 
-        before, refused = labels(clients.membership), state.server.refused
+        refused = state.server.refused
         resting = jnp.any(self.ready(state))
 
-        def test(state: State) -> State:
-            return self.test(server_key(rng_key), state, cohort.mapping)
+        def test(carry: tuple[State, Array]) -> tuple[State, Array]:
+            state, _ = carry
+            before = labels(state.clients.membership)
+            state = self.test(server_key(rng_key), state, cohort.mapping)
+            moved = state.clients.present & (labels(state.clients.membership) != before)
+            return state, jnp.sum(moved.astype(jnp.int32))
 
         # Rows of landmarks stay divided among the devices.
         tested = parallel.on_each_device(test, cohort.mapping) if self.landmarks is None else test
-        state = parallel.run_if(resting, tested, state, cohort.mapping)
-        moved = jnp.sum((clients.present & (labels(state.clients.membership) != before)).astype(jnp.int32))
+        state, moved = parallel.run_if(resting, tested, (state, jnp.int32(0)), cohort.mapping)
         costs = done.costs(cohort.mask)._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
         event = (moved > 0) | ((refused == 0) & (state.server.refused > 0))
