@@ -75,7 +75,7 @@ def _walked(rng_key: Array, present: Array, wanted: Array, size: int) -> Selecti
     def walk(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         place, found, index = carry
         client = shuffled_rows(rng_key, place, size, last)
-        there = present[client] & (place + jnp.arange(size) < last)
+        there = present[client]
         position = jnp.where(there, found + jnp.cumsum(there.astype(jnp.int32)) - 1, size)
         index = index.at[position].set(client, mode="drop")
         return place + size, found + jnp.sum(there.astype(jnp.int32)), index
