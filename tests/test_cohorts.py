@@ -61,7 +61,7 @@ def test_absent_rows_after_the_last_client_change_nothing():
     key, more = jax.random.key(3), jnp.pad(jnp.asarray(present()), (0, 200))
     np.testing.assert_array_equal(
         chosen(cohorts.uniform(key, jnp.asarray(present()), SIZE / CLIENTS)),
-        chosen(cohorts.uniform(key, more, (SIZE - 0.5) / len(more))),
+        chosen(cohorts.uniform(key, more, SIZE / CLIENTS)),
     )
 
 
