@@ -101,8 +101,8 @@ DOMAINS_2 = _domains(
     "fedgwc-domains",
     "FedGWC, Table 4, rows 1 and 2: clean clients among blurred or noisy ones",
     f"{DOMAINS} {TRAINING} 5 000 rounds: a pair meets .009 times a round, and P with the paper's constant rate tells "
-    "who met whom before it tells who is alike. Every day MNIST, with the constant rate, as the paper and its code have "
-    "it, and FeSEM; --full all.",
+    "who met whom before it tells who is alike. Every day MNIST, with the constant rate, as the paper and its code "
+    "have it, and FeSEM; --full all.",
     changed(BASE, scenario="domains", rounds=LONG, eval_every=LONG // 10),
     _rows(2),
     {

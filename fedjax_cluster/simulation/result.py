@@ -52,9 +52,9 @@ class SimulationResult:
       state: final state.
       history: one row a round: `round` (0-based), `loss`, `num_clients`, `num_clusters`, `num_changed`,
         `num_rejected`, `event` (1 where the method reported one), `adjusted_rand_index`, `purity`, the costs,
-        `clustering_seconds` where these were timed, `seconds`, and the metrics on test rows (NaN between evaluations). Of more
-        than 65 536 clients, who all are gone through for them, `num_clusters`, `adjusted_rand_index` and `purity` are
-        NaN between evaluations too, but for rounds with an event.
+        `clustering_seconds` where these were timed, `seconds`, and the metrics on test rows (NaN between evaluations).
+        Of more than 65 536 clients, who all are gone through for them, `num_clusters`, `adjusted_rand_index` and
+        `purity` are NaN between evaluations too, but for rounds with an event.
       events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
       moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
