@@ -55,7 +55,7 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 950 for landmark clients, and the two forms of FedGWC's interactions;
 # 550 for attacks on clusterings, and the study of attacks with its pictures;
 # 600 for means of ranks without sorting, and clients that stand out; 100 for saves that are interrupted.
-MOST_LINES = 41_400
+MOST_LINES = 41_600
 
 
 @functools.cache
