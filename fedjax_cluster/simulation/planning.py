@@ -164,8 +164,8 @@ def plan(
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
     if runs == 1:
         state, stop = arguments[1], arguments[-1]
-        due = stop if len(state.clients.present) > MOST_COMPARED else None
-        traced = run_segment.trace(*arguments, due=due, algorithm=algorithm)
+        due = {"due": stop} if len(state.clients.present) > MOST_COMPARED else {}
+        traced = run_segment.trace(*arguments, **due, algorithm=algorithm)
     else:
         stop, together = arguments[-1], side_by_side(arguments, runs)
         traced = run_together.trace(*together, {}, stop, stop, algorithm=algorithm, shared=True)
