@@ -116,7 +116,7 @@ DOMAINS_2 = _domains(
         "FeSEM": printed(rand_index="0.51±0.1 0.49±0.2 " * 2 + "0.5±0.1 0.49±0.2"),
     },
     seeds=5,
-    light=shortened(rows=(CONSTANT, COLUMNS, RELEASED, "FeSEM"), columns=("MNIST blur", "MNIST noise"), paper=True),
+    light=shortened(rows=(CONSTANT, RELEASED, "FeSEM"), columns=("MNIST blur", "MNIST noise"), paper=True),
     quick=shortened(rows=(CONSTANT,), columns=("MNIST noise",), rounds=900),
 )
 DOMAINS_3 = _domains(

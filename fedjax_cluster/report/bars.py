@@ -43,7 +43,9 @@ def bars(
             f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
         )
     rows = np.arange(len(names))
-    with style.drawing(style.SINGLE, 0.5 + 0.27 * len(names)) as figure:
+    written = [style.wrapped(method_name(name), 22) for name in names]
+    most_lines = max(2, *(name.count("\n") + 1 for name in written))
+    with style.drawing(style.SINGLE, 0.5 + 0.135 * most_lines * len(names)) as figure:
         axes = figure.subplots()
         axes.barh(rows, heights, height=0.62, color=style.COLORS[0])
         known = errors > 0
@@ -52,7 +54,7 @@ def bars(
             end = max(0.0, height + deviation) if is_known(height) else 0.0
             axes.annotate(_three_digits(height), (end, row), (3, 0), textcoords="offset points", va="center_baseline")
         axes.margins(x=0.14)
-        axes.set_yticks(rows, [style.wrapped(method_name(name), 22) for name in names])
+        axes.set_yticks(rows, written)
         axes.tick_params(axis="y", length=0)
         axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=label)
         axes.grid(False, axis="y")

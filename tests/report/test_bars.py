@@ -28,6 +28,11 @@ def test_bars_may_be_negative(check_layout):
     assert figure.axes[0].get_xlim()[0] < -19.4
 
 
+def test_names_of_three_lines_have_their_room(check_layout):
+    names = [f"FedGWC, constant rate, by columns of P, MNIST {shift}" for shift in ("blur", "noise")] * 3
+    check_layout(bars.bars(names, [0.9] * 6, [0.1] * 6, "Rand index"))
+
+
 @pytest.mark.parametrize(("names", "means"), [([], []), (["a"], [1.0, 2.0])])
 def test_bars_refuse_other_lengths(names, means):
     with pytest.raises(ValueError, match="give as many of each"):
