@@ -49,10 +49,11 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory = directory.absolute()
         self._num_clients, self._run, self._read_only = num_clients, run, read_only
-        # Before any process lists them.
-        with parallel.processes.together():
-            if not read_only and parallel.is_first():
-                self._put_back()
+        if not read_only:
+            # Before any process lists them.
+            with parallel.processes.together():
+                if parallel.is_first():
+                    self._put_back()
         # Older ones are deleted here, once the newest is sealed.
         options = orbax.CheckpointManagerOptions(enable_async_checkpointing=False, read_only=read_only)
         self._manager = orbax.CheckpointManager(self._directory, options=options)

@@ -158,6 +158,9 @@ def summarize(
     }
     agreement = history["adjusted_rand_index"]
     purity = history.get("purity", np.full(rounds, np.nan))
+    # Of very many clients these are not known of every round; of a run that was interrupted early, of none.
+    compared = np.flatnonzero(np.isfinite(history["num_clusters"]))
+    row = int(compared[-1]) if len(compared) else -1
     changed = np.flatnonzero(history["num_changed"])
     best = np.nanmax(agreement) if np.isfinite(agreement).any() else np.nan
     return {
@@ -171,9 +174,9 @@ def summarize(
         **last,
         **others,
         "train_loss": float(history["loss"][-1]),
-        "adjusted_rand_index": float(agreement[-1]),
-        "purity": float(purity[-1]),
-        "num_clusters": int(history["num_clusters"][-1]),
+        "adjusted_rand_index": float(agreement[row]),
+        "purity": float(purity[row]),
+        "num_clusters": int(history["num_clusters"][row]) if len(compared) else None,
         "first_round_of_final_clustering": int(changed[-1]) if len(changed) else 0,
         "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
         "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),

@@ -15,6 +15,7 @@ from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.experiments.runs import run as carry_out
 from fedjax_cluster.parallel import ahead
 from fedjax_cluster.simulation import loop, segment, streaming
+from fedjax_cluster.simulation.history import summarize
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Churn
 from tests.federations import blobs
@@ -140,6 +141,12 @@ def test_many_clients_are_compared_at_evaluations_and_events_alone(monkeypatch):
         np.testing.assert_array_equal(seldom.history[name][due], always.history[name][due])
         assert np.isnan(np.delete(seldom.history[name], due)).all()
     assert seldom.summary["num_clusters"] == always.summary["num_clusters"]
+    # As a run is told of that was interrupted after six rounds, or after two.
+    for rounds, known in ((6, 3), (2, None)):
+        cut = {name: column[:rounds] for name, column in seldom.history.items()}
+        told = summarize(ours, federation, seldom.state, cut, 1, 0.0)
+        assert told["num_clusters"] == (None if known is None else int(always.history["num_clusters"][known]))
+        np.testing.assert_equal(told["adjusted_rand_index"], cut["adjusted_rand_index"][-1 if known is None else known])
     for a, b in zip(jax.tree.leaves(seldom.state), jax.tree.leaves(always.state), strict=True):
         np.testing.assert_array_equal(a, b)
 
