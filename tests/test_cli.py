@@ -396,26 +396,6 @@ def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch
     assert left == ["mine.npy", "own.npz"]
 
 
-SIGNALLED = """
-import os, runpy, sys
-
-class WhileImporting:
-    def find_spec(self, name, *_):
-        if name == "fedjax_cluster.cli":
-            os.kill(os.getpid(), {number})
-
-sys.meta_path.insert(0, WhileImporting())
-runpy.run_module("fedjax_cluster", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
-    code = SIGNALLED.format(number=int(number))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
     words = [*MAIN, *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]

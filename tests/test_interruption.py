@@ -116,3 +116,23 @@ def test_what_cannot_be_interrupted_is_ended(command, signals, grace, status):
     _, error = process.communicate(timeout=10)
     assert process.returncode == status
     assert "Traceback" not in error
+
+
+SIGNALLED = """
+import os, runpy, sys
+
+class WhileImporting:
+    def find_spec(self, name, *_):
+        if name == "fedjax_cluster.cli":
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, WhileImporting())
+runpy.run_module("fedjax_cluster", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
+    code = SIGNALLED.format(number=int(number))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")

@@ -15,12 +15,11 @@ from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
     cluster_variables,
-    cohort_labels,
-    count_changed,
     first_state,
     nearest_by_loss,
     one_hot,
     personalize_by_label_or_loss,
+    reassign,
     start_models,
     training_costs,
 )
@@ -188,11 +187,10 @@ class gradient_loss(AveragingMethod):
             private=self.private(rng_key, state.clusters),
         )
         change = jax.tree.map(jnp.subtract, done.clusters.params, state.clusters.params)
-        changed = count_changed(cohort, cohort_labels(state, cohort), done.slot)
+        membership, changed = reassign(cohort, state.clients.membership, done.slot)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done.reports.num_steps))
-        membership = one_hot(done.slot, self.clusters)
         clients = state.clients._replace(
-            membership=parallel.scatter_rows(cohort, state.clients.membership, membership),
+            membership=membership,
             up_to_date=parallel.scatter_rows(cohort, jnp.zeros_like(state.clients.present), cohort.mask),
         )
         return State(done.clusters, clients, GradientLossServer(change), state.round + 1), info

@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster import parallel, tree
+from fedjax_cluster import tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
     cluster_round,
     cluster_variables,
-    cohort_labels,
     first_state,
     least_loss_cluster,
     nearest_by_loss,
     one_hot,
     personalize_by_label_or_loss,
+    reassign,
     start_models,
     tie_layers,
     train_client,
@@ -104,10 +104,7 @@ class ifca(AveragingMethod):
             private=self.private(rng_key, state.clusters),
             shared_layers=self.shared_layers,
         )
-        # Written where it changed alone: a scatter that waits for what was gathered needs no copy of all rows.
-        moved = cohort.mask & (done.slot != cohort_labels(state, cohort))
-        membership = one_hot(done.slot, self.clusters)
-        membership = parallel.scatter_rows(cohort, state.clients.membership, membership, moved)
+        membership, changed = reassign(cohort, state.clients.membership, done.slot)
         clients = state.clients._replace(membership=membership)
         costs = done.costs(cohort.mask)
         passes = jnp.asarray(1.0) if self.score_on == "batch" else num_batches(self.local, cohort.data)
@@ -118,7 +115,7 @@ class ifca(AveragingMethod):
             loss_evaluations=self.clusters * jnp.sum(jnp.where(cohort.mask, passes, 0.0)),
         )
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, done.info(cohort.mask, jnp.sum(moved.astype(jnp.int32)), costs)
+        return state, done.info(cohort.mask, changed, costs)
 
     def score(self, rng_key: Array, variables: Variables, client: Client) -> Array:
         """F_i f32[]."""

@@ -22,7 +22,7 @@ from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdat
 
 Start = Literal["clients", "random"]
 CANDIDATES = 2  # to each model wanted
-MOST_ASKED = 2**14  # clients, of whom the sums over all hardly differ from those over everybody
+MOST_ASKED = 2**14  # clients; of a group of a thousandth of all, sixteen are among them
 LARGEST = 1e9  # a loss that is not finite counts as this
 START_LEAKS = "start is 'clients', in which each first model is that of a single client as it is; give start 'random'"
 START = (

@@ -19,8 +19,8 @@ from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInf
 
 LOG = logging.getLogger(__name__)
 History = dict[str, np.ndarray]
-# Clients with NaN or infinity among their predictions, which have no metrics.
 ARI, PURITY = "adjusted_rand_index", "purity"
+# Clients with NaN or infinity among their predictions, which have no metrics.
 NOT_FINITE = "num_not_finite"
 # Of the honest clients alone, in a run with a fault.
 OF_HONEST = ("accuracy_honest", "adjusted_rand_index_honest")

@@ -230,10 +230,9 @@ class Run:
         """
         train, last = (self.train, stop) if self.stream is None else self.stream.cohorts(self.state)
         end, (algorithm, numbers) = jnp.asarray(min(stop, last), jnp.int32), lifted(self.algorithm)
-        large = len(self.state.clients.present) > MOST_COMPARED
-        seldom = jnp.asarray(due, jnp.int32) if large else None
+        compared = jnp.asarray(due, jnp.int32) if len(self.state.clients.present) > MOST_COMPARED else None
         self.state, reports = run_segment(
-            self.keys, self.state, train, self.group, self.info, end, numbers, seldom, algorithm=algorithm
+            self.keys, self.state, train, self.group, self.info, end, numbers, compared, algorithm=algorithm
         )
         return reports
 

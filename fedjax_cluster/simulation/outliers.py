@@ -129,10 +129,9 @@ def _other_length(factor: np.ndarray, sent: np.ndarray) -> np.ndarray:
 
 
 def usual_lengths(length: np.ndarray, sent: np.ndarray, examples: np.ndarray) -> np.ndarray:
-    """f32[M]: the power of the number of rows that explains lengths best, times what makes half of them shorter.
+    """f32[M]: lengths to expect of so many rows, c·rowsᵖ: where local training counts epochs, more rows are more steps.
 
-    Where local training counts epochs, more rows are more steps. The power is the median slope of pairs of clients, on
-    logarithms (Sen 1968).
+    p is the median slope of pairs of clients, on logarithms (Sen 1968); c leaves half of the lengths below.
     """
     rows = np.maximum(examples, 1.0)
     log_length, log_rows = np.log(length[sent]), np.log(rows[sent])

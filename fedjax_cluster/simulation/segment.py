@@ -137,11 +137,11 @@ def report(
 ) -> dict[str, Array]:
     """What a round tells the history.
 
-    Of more than `MOST_COMPARED` clients, who all are gone through for it, the number of clusters and the agreement are
-    NaN but in the round with which `due` are done, and after an event; None is always.
+    The number of clusters and the agreement, for which all clients are gone through, are NaN but in the round with
+    which `due` are done, and after an event; None, of at most `MOST_COMPARED` clients, is always.
     """
     row, clients = report_round(info), len(state.clients.present)
-    if due is not None and clients > MOST_COMPARED:
+    if due is not None:
         compared = functools.partial(clusters_of_all, group=group)
         nothing = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), jax.eval_shape(compared, state))
         return {**row, **lax.cond((state.round == due) | info.event, compared, lambda _: nothing, state)}
