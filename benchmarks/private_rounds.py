@@ -100,15 +100,10 @@ def main() -> None:
     for name, (plain, number, others) in variants(given.clients, given.steps).items():
         methods = {"plain": plain, **{each: dataclasses.replace(plain, **more) for each, more in others.items()}}
         runs = {each: rounds(method, everybody, number) for each, method in methods.items()}
-        # Its work grows with the cube of the clients: it gets turns of its own.
-        slow = {each: runs.pop(each) for each in ("bulyan",) if each in runs}
         seconds = in_turns(runs, given.repetitions, shortest=0.3)
-        if slow:
-            seconds |= in_turns({"plain again": runs["plain"], **slow}, 1)
         for each, timing in seconds.items():
-            base = seconds["plain again" if each in slow else "plain"]
             row = {"round": name, "version": each, "processor_seconds": timing.processor, "seconds": timing.wall}
-            row |= {"ratio": timing.processor / base.processor}
+            row |= {"ratio": timing.processor / seconds["plain"].processor}
             found.append(row)
             print(f"{name}, {each}: {timing.processor:.3f} s, {row['ratio']:.2f} ×", file=sys.stderr, flush=True)
     print(json.dumps({**machine(), "clients": given.clients, "steps": given.steps, "rows": found}, indent=1))

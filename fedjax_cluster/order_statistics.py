@@ -20,7 +20,7 @@ from fedjax_cluster.types import ONE_DEVICE, ClientMapping
 
 # Columns whose passes stay in a processor's cache; an accelerator takes them all at once.
 BLOCK = 64
-LEAST = -(2**31)
+LEAST, GREATEST = -(2**31), 2**31 - 1
 
 
 class Ranks(NamedTuple):
@@ -30,7 +30,9 @@ class Ranks(NamedTuple):
     stop: Array
 
 
-def mean_of_ranks(values: Array, slot: Array, ranks: Ranks, mapping: ClientMapping = ONE_DEVICE) -> Array:
+def mean_of_ranks(
+    values: Array, slot: Array, ranks: Ranks, mapping: ClientMapping = ONE_DEVICE, *, two_at_most: bool = False
+) -> Array:
     """The mean of some ranks of each column among its cluster's rows, f32[K, P]; 0 where it is of none.
 
     Args:
@@ -38,9 +40,11 @@ def mean_of_ranks(values: Array, slot: Array, ranks: Ranks, mapping: ClientMappi
       slot: i32[R], K for a row that does not count.
       ranks: as far as a cluster has rows.
       mapping: devices that divide the columns among them.
+      two_at_most: that no cluster has more than two ranks, for which half of the passes are enough.
     """
     first, stop = (_for_each_column(each, values) for each in ranks)
-    return _over_columns(_mean_of_ranks, mapping, slot, values, first, stop)
+    found = _mean_of_two if two_at_most else _mean_of_ranks
+    return _over_columns(found, mapping, slot, values, first, stop)
 
 
 def mean_of_nearest(
@@ -88,6 +92,17 @@ def _mean_of_ranks(slot: Array, values: Array, first: Array, stop: Array) -> Arr
     total += _float(lows) * _values(low) + _float(highs) * _values(high)
     mean = jnp.where(low == high, _values(low), total / _float(jnp.maximum(number, 1)))
     return jnp.where(number > 0, mean, 0.0)
+
+
+def _mean_of_two(slot: Array, values: Array, first: Array, stop: Array) -> Array:
+    """Of one block of columns: the second rank has the first's value, or the least that is larger."""
+    keys = _keys(values)
+    (low,) = _at_ranks(keys, slot, first)
+    larger = jnp.where(keys > _of(low, slot), keys, GREATEST)
+    next_one = jax.ops.segment_min(larger, slot, len(first))
+    high = jnp.where(_sums(keys <= _of(low, slot), slot, len(first)) >= stop, low, next_one)
+    # Halves, as the sum of two may overflow.
+    return jnp.where(stop > first, 0.5 * _values(low) + 0.5 * _values(high), 0.0)
 
 
 def _mean_of_nearest(slot: Array, values: Array, centre: Array, number: Array) -> Array:

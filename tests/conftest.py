@@ -1,5 +1,7 @@
 """Strict arithmetic in every test, and two CPU devices, so that sharded code is exercised everywhere."""
 
+import gc
+
 import hypothesis
 import jax
 import pytest
@@ -75,6 +77,11 @@ def in_an_empty_directory(tmp_path, monkeypatch):
 def pytest_collection_modifyitems(items):
     """Tests marked `optimized` come last in their file: they have no use for what the others compiled."""
     items.sort(key=lambda item: "optimized" in item.keywords)
+
+
+def pytest_collection_finish():
+    """What was imported stays: no collection of cycles, half a second each, need go through it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

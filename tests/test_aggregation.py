@@ -12,9 +12,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_cluster import aggregation, parallel, server, tree
+from fedjax_cluster import aggregation, neighbours, parallel, server, tree
 from fedjax_cluster.parallel import Contribution
 from fedjax_cluster.simulation import arguments, identity
+from fedjax_cluster.types import ONE_DEVICE
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs, one_step
 from tests.reference import aggregation as oracle
@@ -32,11 +33,11 @@ RULES = (
 )
 
 
-@functools.partial(jax.jit, static_argnames="rule")
-def combined(rule, sent, accepted):
+@functools.partial(jax.jit, static_argnames=("rule", "mapping"))
+def combined(rule, sent, accepted, mapping=ONE_DEVICE):
     if rule.streams:
         return server.weighted_mean(server.reduce_rows(rule, sent, accepted, SLOTS))
-    return server.combine(rule, sent, accepted, SLOTS).value
+    return server.combine(rule, sent, accepted, SLOTS, mapping).value
 
 
 def cohort(slots, seed=0, faulty=True):
@@ -91,12 +92,25 @@ def test_the_oracles_agree_with_others():
         assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
 
 
-@pytest.mark.parametrize("rule", [aggregation.median(), aggregation.bulyan(byzantine=1)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [aggregation.median(), aggregation.multi_krum(byzantine=1), aggregation.bulyan(byzantine=1)], ids=str
+)
 def test_clients_divided_among_devices_change_nothing(rule):
     two = parallel.client_mapping("scan", devices=jax.devices()[:2])
     sent, accepted = as_leaves(cohort([0, 1, 0, 0, 2, 0, 0, -1, 0, 1, 0, 0])), jnp.arange(ROWS) != 3
     divided = parallel.place_rows(two, (sent, accepted))
-    chex.assert_trees_all_close(combined(rule, *divided), combined(rule, sent, accepted), rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(
+        combined(rule, *divided, mapping=two), combined(rule, sent, accepted), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_devices_divide_the_columns_of_distances():
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    leaves = [np.random.default_rng(0).normal(size=(9, width)).astype(np.float32) for width in (5, 1, 4)]
+    rows = np.concatenate(leaves, 1).astype(np.float64)
+    expected = np.square(rows[:, None] - rows[None]).sum(2)
+    found = jax.jit(lambda leaves: neighbours.distances(leaves, two))(leaves)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_share_of_the_clients_is_cut_without_rounding_errors():
@@ -113,6 +127,37 @@ def test_krum_adds_squares_of_distances():
     sent = Contribution(np.array([0] * 7 + [-1] * 5, np.int32), np.ones(ROWS, np.float32), value)
     found = flat(combined(aggregation.krum(byzantine=1), as_leaves(sent), jnp.ones(ROWS, bool)))[0]
     np.testing.assert_array_equal(found[[0, 6]], places[1])
+
+
+@pytest.mark.parametrize("byzantine", [0, 2, 5])
+def test_clients_are_chosen_one_after_the_other_among_those_that_are_left(byzantine):
+    """Three clusters side by side, with more faulty clients than were said, in sums of which nothing is left over."""
+    rng = np.random.default_rng(byzantine)
+    vectors = rng.normal(size=(70, 3)).astype(np.float32)
+    vectors[rng.choice(70, 25, replace=False)] *= 10.0 ** rng.integers(1, 7, (25, 1))
+    slot = rng.permutation(np.repeat([0, 1, 2, 3], [40, 3, 19, 8])).astype(np.int32)
+    count = np.bincount(slot)[:3]
+    wanted = np.maximum(count - 2 * byzantine, 1)
+    # Exact to the bit, so that near ties are the oracle's.
+    distance = np.square(vectors[:, None].astype(np.float64) - vectors[None]).sum(2).astype(np.float32)
+    choose = jax.jit(neighbours.nearest_again_and_again, static_argnames=("byzantine", "num_slots"))
+    found = choose(distance, slot, wanted, count, byzantine=byzantine, num_slots=3)
+    for cluster in range(3):
+        rows = np.flatnonzero(slot == cluster)
+        expected = rows[oracle.bulyan_choice(vectors[rows].astype(np.float64), byzantine)]
+        assert set(np.flatnonzero(found)) & set(rows) == set(expected)
+    assert not np.asarray(found)[slot == 3].any()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "byzantine" in rule.__dataclass_fields__], ids=str)
+@pytest.mark.parametrize("size", [3e18, 1e25, 3e37])
+def test_nobody_is_chosen_for_what_has_no_square(rule, size):
+    """Two infinities were taken for near: Krum took the change of one of two clients that sent 1e19 or more."""
+    sent = cohort([0] * ROWS, faulty=False)
+    sent.value[[3, 8]] = size * np.array([[1], [1 if size < 1e30 else -1]])
+    both = dataclasses.replace(rule, byzantine=2)
+    found = flat(combined(both, as_leaves(sent), jnp.ones(ROWS, bool)))[0]
+    assert np.abs(found).max() < 4
 
 
 def test_statistics_follow_the_clients_that_were_chosen():

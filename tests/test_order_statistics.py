@@ -14,7 +14,7 @@ ROWS, COLUMNS, CLUSTERS = 14, 5, 3
 # Few values, so that many are equal; both zeros, the least normal number, and what is largest of what clients may send.
 VALUES = np.float32([-1e16, -3.5, -1.0, -1.2e-38, -0.0, 0.0, 1.2e-38, 1.0, 1.0000001, 3.5, 1e16])
 
-ranked = jax.jit(mean_of_ranks, static_argnames="mapping")
+ranked = jax.jit(mean_of_ranks, static_argnames=("mapping", "two_at_most"))
 nearest = jax.jit(mean_of_nearest, static_argnames="mapping")
 
 
@@ -41,16 +41,20 @@ def test_columns_of_any_values(data):
     centre = draw(st.sampled_from(VALUES[np.abs(VALUES) < 1e16]))
     number = np.minimum(stop, count).astype(np.int32)
     found = ranked(values, slot, Ranks(jnp.asarray(first), jnp.asarray(stop, jnp.int32)))
+    pair = np.minimum(stop, first + 2)
+    of_two = ranked(values, slot, Ranks(jnp.asarray(first), jnp.asarray(pair, jnp.int32)), two_at_most=True)
     near = nearest(values, jnp.full((CLUSTERS, COLUMNS), centre), slot, jnp.asarray(number))
     for cluster, of in enumerate(count):
         own = values[slot == cluster]
         for column in range(COLUMNS):
             if not of:
-                assert found[cluster, column] == near[cluster, column] == 0
+                assert found[cluster, column] == near[cluster, column] == of_two[cluster, column] == 0
                 continue
             scale = 1e-6 * (1 + np.abs(own[:, column]).max())
             expected = sorted_mean(own[:, column], first[cluster], stop[cluster])
             np.testing.assert_allclose(found[cluster, column], expected, rtol=1e-5, atol=scale)
+            expected = sorted_mean(own[:, column], first[cluster], pair[cluster])
+            np.testing.assert_allclose(of_two[cluster, column], expected, rtol=1e-5, atol=scale)
             expected = nearest_mean(own[:, column], centre, number[cluster])
             np.testing.assert_allclose(near[cluster, column], expected, rtol=1e-5, atol=scale)
 
