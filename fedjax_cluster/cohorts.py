@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -164,9 +166,57 @@ def per_cluster(
     >>> selection.mask.tolist(), int(selection.index[2])
     ([True, True, False], 4)
     """
-    count = label.shape[0]
+    return per_cluster_of(rng_key, standing(label, seen), size, capacity, first=first)
+
+
+class Standing(NamedTuple):
+    """What draws from clusters depend on, of all clients: counted once, and kept up by the draws themselves."""
+
+    label: Array  # i32[M], −1 for one that cannot take part
+    seen: Array | None  # f32[M], how often each took part; None where all are drawn alike
+    fewest: Array  # f32[], the least of those who can
+    number: Array  # i32[], of how many
+    last: Array  # i32[], rows up to the last of them: rows of nobody after it change nothing
+
+
+def standing(label: Array, seen: Array | None = None) -> Standing:
+    """Counts all clients, of labels i32[M] and times seen f32[M]."""
+    last = jnp.max(jnp.where(label >= 0, jnp.arange(1, len(label) + 1, dtype=jnp.int32), 1))
+    return Standing(label, seen, *_fewest(label, seen), last)
+
+
+def _fewest(label: Array, seen: Array | None) -> tuple[Array, Array]:
+    times = jnp.where(label >= 0, jnp.zeros(len(label)) if seen is None else seen, jnp.inf)
+    fewest = jnp.min(times)
+    return fewest, jnp.sum((times == fewest).astype(jnp.int32))
+
+
+def seen_once_more(clients: Standing, selection: Selection) -> Standing:
+    """After a draw; all are gone through where nobody is left of those seen least.
+
+    >>> before = standing(jnp.asarray([0, 0, 1]), jnp.asarray([2.0, 1.0, 1.0]))
+    >>> after = seen_once_more(before, Selection(jnp.asarray([1, 3]), jnp.asarray([True, False])))
+    >>> after.seen.tolist(), float(after.fewest), int(after.number)
+    ([2.0, 2.0, 1.0], 1.0, 1)
+    """
+    if clients.seen is None:
+        return clients
+    index = jnp.where(selection.mask, selection.index, len(clients.seen))
+    before = clients.seen.at[index].get(mode="fill", fill_value=jnp.inf)
+    number = clients.number - jnp.sum((before == clients.fewest).astype(jnp.int32))
+    seen = clients.seen.at[index].add(1.0, mode="drop")
+    anew = functools.partial(_fewest, clients.label, seen)
+    fewest, number = lax.cond(number > 0, lambda: (clients.fewest, number), anew)
+    return clients._replace(seen=seen, fewest=fewest, number=number)
+
+
+def per_cluster_of(
+    rng_key: Array, clients: Standing, size: Array, capacity: int, *, first: tuple[Array, Array] | None = None
+) -> Selection:
+    """`per_cluster` among clients that have been counted."""
+    label, seen, count = clients.label, clients.seen, len(clients.label)
     if count > MANY and FEW * capacity < count:
-        index = jnp.sort(_thinned(rng_key, label, size.astype(jnp.int32), capacity, seen, first))
+        index = jnp.sort(_thinned(rng_key, clients, size.astype(jnp.int32), capacity, first))
         return Selection(index, index < count)
     # Gumbel noise on log-probabilities: the largest are a draw one after the other without replacement.
     score = jax.random.gumbel(rng_key, (count,))
@@ -189,20 +239,18 @@ def per_cluster(
     return Selection(jnp.where(mask, index, count), mask)
 
 
-def _thinned(
-    rng_key: Array, label: Array, size: Array, capacity: int, seen: Array | None, first: tuple[Array, Array] | None
-) -> Array:
+def _thinned(rng_key: Array, clients: Standing, size: Array, capacity: int, first: tuple[Array, Array] | None) -> Array:
     """i32[capacity]: what `per_cluster` draws, and M, with random numbers for those alone who are looked at.
 
     Clients come at random, and stay with a probability ∝ 1/(1 + times seen): the first of a cluster are a draw one
     after the other without replacement. Should some hardly ever come, as in a small cluster, all are gone through.
     """
-    count, num_clusters = label.shape[0], size.shape[0]
-    seen = jnp.zeros(count) if seen is None else seen
-    fewest = jnp.min(jnp.where(label >= 0, seen, jnp.inf))
-    # So that rows of nobody after the last client change nothing.
-    last = jnp.max(jnp.where(label >= 0, jnp.arange(1, count + 1, dtype=jnp.int32), 1))
+    label, seen, fewest, _, last = clients
+    count, num_clusters = len(label), len(size)
     begin_key, come_key, rest_key = jax.random.split(rng_key, 3)
+
+    def times(client: Array) -> Array:
+        return jnp.zeros(len(client)) if seen is None else seen[client]
 
     def join(index: Array, taken: Array, client: Array, stays: Array, wanted: Array) -> tuple[Array, Array]:
         """Clients i32[n] that stay, in their order, as far as their clusters want them and they are not there yet."""
@@ -225,12 +273,12 @@ def _thinned(
         turn, index, taken = carry
         who, whether = jax.random.split(jax.random.fold_in(come_key, turn))
         client = jax.random.randint(who, (2 * capacity,), 0, last)
-        often = jax.random.uniform(whether, client.shape) * (1.0 + seen[client])
+        often = jax.random.uniform(whether, client.shape) * (1.0 + times(client))
         return turn + 1, *join(index, taken, client, (label[client] >= 0) & (often < 1.0 + fewest), size)
 
     def rest(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         index, taken = carry
-        score = jax.random.gumbel(rest_key, (count,)) - jnp.log1p(seen)
+        score = jax.random.gumbel(rest_key, (count,)) - jnp.log1p(times(jnp.arange(count)))
         left = jnp.where(label < 0, num_clusters, label).at[index].set(num_clusters, mode="drop")
         found = _largest_of_each(score, left, size - taken, capacity).reshape(-1)
         return join(index, taken, jnp.minimum(found, count - 1), found < count, size)
@@ -238,7 +286,7 @@ def _thinned(
     drawn = jnp.full(capacity, count, jnp.int32), jnp.zeros(num_clusters, jnp.int32)
     if first is not None:
         some, most = first
-        score = jax.random.gumbel(begin_key, some.shape) - jnp.log1p(seen[some])
+        score = jax.random.gumbel(begin_key, some.shape) - jnp.log1p(times(some))
         some = some[jnp.argsort(-score)]
         drawn = join(*drawn, some, label[some] >= 0, jnp.minimum(most.astype(jnp.int32), size))
     drawn = lax.while_loop(unfinished, come, (jnp.int32(0), *drawn))[1:]

@@ -31,7 +31,19 @@ from fedjax_cluster.types import (
 REGISTRY: dict[str, type[Method]] = {}
 # One value, as programs are told apart by it: each call of optax.sgd makes another.
 PLAIN = optax.sgd(1.0)
-IN_32_BITS = {"init", "template", "select", "step", "personalize", "admit", "snapshot", "cluster"}
+IN_32_BITS = {
+    "init",
+    "template",
+    "select",
+    "step",
+    "personalize",
+    "admit",
+    "snapshot",
+    "cluster",
+    "standing",
+    "draw",
+    "recounted",
+}
 
 Averaging = Literal["gradients", "models"]
 AGGREGATION = (
@@ -95,6 +107,11 @@ class Method(Options):
     snapshot = None
     cluster = None
     template = None
+    # Of a method whose draws depend on clusters between two events, and on what draws themselves change: what they
+    # depend on, of a state. `draw(rng_key, standing)` then gives a selection and what the next depends on, so that the
+    # rows of populations on disk are read ahead.
+    standing = None
+    recounted = None  # a state in which clients have left, with what the method keeps counted of them
 
     keep_optimizer = False  # whether clients keep their optimiser's state from round to round
 

@@ -96,6 +96,8 @@ class Schedule:
             membership, present = np.array(clients.membership), np.array(clients.present)
             membership[gone], present[gone] = 0.0, False
             state = state._replace(clients=clients._replace(membership=membership, present=present))
+            if (recounted := getattr(self._algorithm, "recounted", None)) is not None:
+                state = jax.device_get(recounted(state))
             for client in change.join:
                 # Rows on disk are no leaves of a pytree.
                 rows = jax.tree.map(

@@ -253,6 +253,8 @@ class Run:
         rows = rows_of_rounds(reports, start, reached, elapsed, self.info.costs if start == 0 else None)
         if rows["event"][-1]:
             self.take_snapshot(reached - 1)
+            if self.stream is not None:
+                self.stream.forget_after_event()
         self.history = append(self.history, rows)
         if LABELS in reports:
             assigned = np.asarray(reports[LABELS])[: reached - start, : len(self.federation.train.num_examples)]

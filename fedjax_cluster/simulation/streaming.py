@@ -26,8 +26,9 @@ class Stream:
     """The cohorts of a run, some rounds at a time.
 
     A draw that depends on nothing but the key, the round and who is present (`draws_ahead`) is made ahead, in a thread
-    that reads the rows while the devices compute. Where it depends on what rounds did, a cohort is drawn when its round
-    comes, and the devices wait for its rows.
+    that reads the rows while the devices compute. So is one that depends on clusters, which change at events alone, and
+    on what draws themselves change, such as how often clients were seen (`standing`); after an event it is made anew.
+    Where it depends on all that rounds do, a cohort is drawn when its round comes, and the devices wait for its rows.
     """
 
     def __init__(
@@ -47,15 +48,16 @@ class Stream:
                 f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
                 f"lets it do with a cohort; {too_large(rows)}"
             )
-        self.ahead = bool(getattr(algorithm, "draws_ahead", False))
+        self._follows = getattr(algorithm, "standing", None) is not None
+        self.ahead = self._follows or bool(getattr(algorithm, "draws_ahead", False))
         each = len(drawn.index) * row_bytes(rows.store, "train")
         lot = int(min(MOST_ROUNDS, MOST_BYTES // each, rounds - int(state.round)))
         self._lot = max(1, lot) if self.ahead else 1
         self._work = None if population.work is None else np.asarray(population.work)
-        self._present: np.ndarray | None = None
+        self._standing: Any = None  # what the next lot's draw depends on
         self._current: CohortsAhead | None = None
         self._first = -1  # round of the current lot
-        self._next: tuple[int, Future[CohortsAhead]] | None = None
+        self._next: tuple[int, Future[tuple[CohortsAhead, Any]]] | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="cohorts")
         self.waited = 0.0  # seconds that the devices had nothing to do, after the first lot
 
@@ -69,12 +71,17 @@ class Stream:
             self.waited += (time.perf_counter() - started) * warm
             following = number + self._lot
             if self.ahead and following < self._rounds:
-                self._next = following, self._reader.submit(self._read, self._standing(state), following)
+                self._next = following, self._reader.submit(self._read, self._stands(state), following)
         return self._current, self._first + self._lot
 
     def forget(self) -> None:
         """Drops what was drawn; to be called when clients have joined or left."""
-        self._current = self._next = self._present = None
+        self._current = self._next = self._standing = None
+
+    def forget_after_event(self) -> None:
+        """Drops what was drawn for other clusters."""
+        if self._follows:
+            self.forget()
 
     def close(self) -> None:
         """Ends the reading."""
@@ -83,24 +90,41 @@ class Stream:
     def _take(self, state: State, number: int) -> CohortsAhead:
         prepared, self._next = self._next, None
         if prepared is not None and prepared[0] == number:
-            return prepared[1].result()
-        return self._read(self._standing(state) if self.ahead else state, number)
+            found, standing = prepared[1].result()
+        else:
+            found, standing = self._read(self._stands(state) if self.ahead else state, number)
+        if self.ahead:
+            self._standing = standing
+        return found
 
-    def _standing(self, state: State) -> State:
-        """What a draw ahead may depend on, on one device: a draw of several would get in the way of the rounds'."""
-        if self._present is None:
-            self._present = np.asarray(parallel.fetched(state.clients.present))
-        only = dict.fromkeys(state.clients._fields) | {"present": self._present}
-        return State(None, type(state.clients)(**only), None, np.int32(0))  # pyright: ignore[reportArgumentType]
+    def _stands(self, state: State) -> Any:
+        """What a draw ahead depends on, on one device: a draw of several would get in the way of the rounds'."""
+        if self._standing is None and self._follows:
+            self._standing = parallel.fetched(_counted(state, algorithm=self._algorithm))
+        elif self._standing is None:
+            only = {**dict.fromkeys(state.clients._fields), "present": parallel.fetched(state.clients.present)}
+            self._standing = State(None, type(state.clients)(**only), None, np.int32(0))  # pyright: ignore
+        return self._standing
 
     @in_32_bits
-    def _read(self, state: State, number: int) -> CohortsAhead:
-        mapping = self._population.mapping
-        options = {"algorithm": self._algorithm, "mapping": mapping, "rounds": self._lot, "ahead": self.ahead}
-        drawn = parallel.fetched(_draw(self._key, state, np.int32(number), self._work, **options))
+    def _read(self, standing: Any, number: int) -> tuple[CohortsAhead, Any]:
+        """The lot from round `number` on, and what the next one's draw depends on."""
+        given = self._key, standing, np.int32(number), self._work
+        options = {"algorithm": self._algorithm, "mapping": self._population.mapping, "rounds": self._lot}
+        if self._follows:
+            size = len(self._population.data.num_examples)
+            drawn, standing = _draw_one_after_another(*given, **options, size=size)
+        else:
+            drawn = _draw(*given, **options, ahead=self.ahead)
+        drawn = parallel.fetched(drawn)
         # Beyond the last round nothing need be read.
         mask = drawn.mask & (number + np.arange(self._lot) < self._rounds)[:, None]
-        return read_cohorts(self._population, number, drawn.index, mask, drawn.weights)
+        return read_cohorts(self._population, number, drawn.index, mask, drawn.weights), standing
+
+
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _counted(state: State, *, algorithm: Any) -> Any:
+    return algorithm.standing(state)
 
 
 @functools.partial(jax.jit, static_argnames=("algorithm", "mapping", "rounds", "ahead"))
@@ -127,3 +151,25 @@ def _draw(
     numbers = start + jnp.arange(rounds, dtype=jnp.int32)
     # Side by side, what they share is computed once: who is present, of many clients.
     return jax.vmap(one)(numbers) if ahead and size > cohorts.MANY else jax.lax.map(one, numbers)
+
+
+@functools.partial(jax.jit, static_argnames=("algorithm", "mapping", "rounds", "size"))
+def _draw_one_after_another(
+    rng_key: Array,
+    standing: Any,
+    start: Any,
+    work: Any,
+    *,
+    algorithm: Any,
+    mapping: ClientMapping,
+    rounds: int,
+    size: int,
+) -> tuple[Selection, Any]:
+    """As `_draw`, each after what the one before has changed; and what is left for the next."""
+
+    def one(standing: Any, number: Array) -> tuple[Any, Selection]:
+        selection, standing = algorithm.draw(jax.random.fold_in(rng_key, number), standing)
+        return standing, parallel.deal(selection, size, mapping, work)
+
+    standing, drawn = jax.lax.scan(one, standing, start + jnp.arange(rounds, dtype=jnp.int32))
+    return drawn, standing

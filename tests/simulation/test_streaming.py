@@ -18,6 +18,8 @@ from fedjax_cluster.simulation import loop, segment, streaming
 from fedjax_cluster.simulation.history import summarize
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Churn
+from tests.algorithms.test_fedgwc import build as hard_apart
+from tests.algorithms.test_fedgwc import hard_and_easy
 from tests.federations import blobs
 
 SGD = local.sgd(0.1, batch_size=8, steps=2)
@@ -99,6 +101,36 @@ def test_a_cohort_that_depends_on_rounds_is_drawn_when_its_round_comes(populatio
 def test_each_method_streams_as_in_memory(population, name):
     options = {"rounds": 7, "eval_every": 4, "progress": False}
     assert_same(simulate(method(name), population, **options), simulate(method(name), in_memory(population), **options))
+
+
+@pytest.mark.parametrize("landmarks", [None, 8])
+def test_cohorts_drawn_ahead_follow_clusters_that_split_in_between(tmp_path, monkeypatch, landmarks):
+    """Who is seldom seen is drawn first, three rounds ahead; a split makes the rest of what was drawn another draw."""
+    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (loop, "MOST_COMPARED")):
+        monkeypatch.setattr(module, constant, 20)
+    monkeypatch.setattr(cohorts, "FEW", 1)
+    hard = hard_and_easy(clients=24)
+    folder = write_population(tmp_path / "p", hard, shard_megabytes=0.01)
+    ours = hard_apart(clusters=3, participation=0.25, tolerance=0.02, patience=1, smallest=1, landmarks=landmarks)
+    read = ahead.read_cohorts
+    lots = []
+    monkeypatch.setattr(streaming, "read_cohorts", lambda *given: lots.append(given[1]) or read(*given))
+    options = {"rounds": 44, "eval_every": 22, "progress": False, "churn": [Churn(13, leave=(8, 17))]}
+    streamed, resident = simulate(ours, folder, **options), simulate(ours, in_memory(folder), **options)
+    assert_same(streamed, resident)
+    split = [event.round for event in streamed.events if len(np.unique(event.content["labels"])) > 1]
+    assert split
+    assert any(number + 1 in lots and {number - 1, number} & set(lots) for number in split), (split, lots)
+
+
+def test_the_clients_of_each_cluster_are_counted_anew_when_some_leave_and_join():
+    churn = [Churn(1, leave=(2, 7)), Churn(3, join=(7,))]
+    ours = hard_apart(landmarks=4, sampling="uniform")
+    for rounds in (2, 4):
+        state = simulate(ours, hard_and_easy(), rounds=rounds, churn=churn, progress=False).state
+        expected = np.asarray(state.clients.membership).sum(0)
+        assert expected.sum() == (10 if rounds == 2 else 11)
+        np.testing.assert_array_equal(state.server.members, expected)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,14 @@ Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
+
+
+class Standing(NamedTuple):
+    """What the draws depend on, until a cluster is split."""
+
+    clients: cohorts.Standing
+    wanted: Array  # i32[K], clients of each cluster in a round
+    first: tuple[Array, Array] | None  # landmarks, and how many of each cluster
 
 
 class fedgwc(AveragingMethod):
@@ -208,23 +216,36 @@ class fedgwc(AveragingMethod):
 
     def sizes(self, state: State) -> tuple[Array, Array]:
         """Clients of each cluster and of its cohort, i32[K]."""
-        count = state.clients.membership.sum(0).astype(jnp.int32)
+        by_landmarks = self.landmarks is not None
+        count = state.server.members if by_landmarks else landmark_pairs.members_of(state.clients.membership)
         if not self.released:
             return count, cohorts.cluster_cohort_sizes(self.participation, count)
         fixed = jnp.ceil(self.participation * state.clients.present.sum().astype(jnp.float32) - 1e-4)
         return count, jnp.minimum(fixed.astype(jnp.int32), count)
 
     def select(self, rng_key: Array, state: State) -> Selection:
-        size = state.clients.present.shape[0]
+        return self.draw(rng_key, self.standing(state))[0]
+
+    def standing(self, state: State) -> Standing:
+        seen = state.clients.seen if self.sampling == "rare" and not self.released else None
+        wanted = self.sizes(state)[1]
+        first = None if self.landmarks is None else landmark_pairs.company(state, wanted)
+        return Standing(cohorts.standing(labels(state.clients.membership), seen), wanted, first)
+
+    def draw(self, rng_key: Array, standing: Standing) -> tuple[Selection, Standing]:
+        size = len(standing.clients.label)
         if self.released:
             capacity = min(size, cohorts.cohort_size(self.participation, size) * self.clusters)
         else:
             capacity = cohorts.largest_cluster_cohorts(self.participation, size, self.clusters)
-        seen = state.clients.seen if self.sampling == "rare" and not self.released else None
-        label = labels(state.clients.membership)
-        wanted = self.sizes(state)[1]
-        first = None if self.landmarks is None else landmark_pairs.company(state, wanted)
-        return cohorts.per_cluster(rng_key, label, wanted, capacity, seen=seen, first=first)
+        drawn = cohorts.per_cluster_of(rng_key, standing.clients, standing.wanted, capacity, first=standing.first)
+        return drawn, standing._replace(clients=cohorts.seen_once_more(standing.clients, drawn))
+
+    def recounted(self, state: State) -> State:
+        if self.landmarks is None:
+            return state
+        members = landmark_pairs.members_of(jnp.asarray(state.clients.membership))
+        return state._replace(server=state.server._replace(members=members))
 
     # ------------------------------------------------------------------------------------- rounds
 
@@ -338,7 +359,7 @@ class fedgwc(AveragingMethod):
         if self.counted:
             state = self.pairs.count_anew(state, (label == parent) & apart)
         clients, server = state.clients, state.server
-        return state._replace(
+        state = state._replace(
             clusters=heirs._replace(active=models.active | born),
             clients=clients._replace(
                 membership=one_hot(new, self.clusters),
@@ -346,6 +367,7 @@ class fedgwc(AveragingMethod):
             ),
             server=server._replace(average=jnp.where(born, 1.0, server.average), calm=jnp.where(born, 0, server.calm)),
         )
+        return self.recounted(state)
 
     # ------------------------------------------------------------------------------ newcomers, snapshots
 
@@ -360,7 +382,7 @@ class fedgwc(AveragingMethod):
         state = self.pairs.join(self, rng_key, state, index, row)
         server = state.server
         server = server._replace(average=server.average.at[slot].set(1.0), calm=server.calm.at[slot].set(0))
-        return state._replace(server=server)
+        return self.recounted(state._replace(server=server))
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         clients, server = state.clients, state.server

@@ -37,6 +37,7 @@ class LandmarkClients(NamedTuple):
 
 class LandmarkServer(NamedTuple):
     landmarks: Array  # i32[m], ascending
+    members: Array  # i32[K], the clients of each cluster, who would otherwise be counted in every round
     average: Array  # f32[K], the others as in `weighting.Server`
     calm: Array  # i32[K]
     parent: Array  # i32[]
@@ -56,7 +57,13 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
     landmarks = clustering.draw_landmarks(jax.random.fold_in(rng_key, LANDMARKS), number, first.present)
     meetings = jnp.zeros((size, number), jnp.int32) if method.counted else ()
     clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings)
-    return clients, LandmarkServer(landmarks, **weigh.at_rest(method.clusters))
+    members = members_of(first.membership)
+    return clients, LandmarkServer(landmarks, members, **weigh.at_rest(method.clusters))
+
+
+def members_of(membership: Array) -> Array:
+    """i32[K]: the clients of each cluster."""
+    return membership.sum(0).astype(jnp.int32)
 
 
 def company(state: State, wanted: Array) -> tuple[Array, Array]:
