@@ -53,6 +53,7 @@ def sweep(
             log_x=log_x,
             paper={row: values for row, values in paper.items() if np.isfinite(values).any()},
             band=_deviation(outcomes),
+            highest=factor if all(name in report.curves.BOUNDED for _, name in lines.values()) else np.inf,
         )
         if zero_line:
             drawn.axes[0].axhline(0, color="black", linewidth=0.6)

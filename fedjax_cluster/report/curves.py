@@ -174,6 +174,7 @@ def sweep(
     log_x: bool = False,
     paper: Mapping[str, Sequence[float]] | None = None,
     band: str = "± standard deviation",
+    highest: float = np.inf,
 ) -> Figure:
     """Draws results against a parameter: accuracy over the number of clients, ARI over the compression ratio.
 
@@ -184,6 +185,7 @@ def sweep(
       log_x: logarithmic axis.
       paper: name of a series -> the paper's values [n]: hollow markers of the same colour and shape.
       band: what the deviations are called in the legend.
+      highest: what no value can be above, at which bands end.
 
     Raises:
       ValueError: no series, other lengths than x's, x ≤ 0 on a logarithmic axis, or a paper's name that is no series.
@@ -199,7 +201,7 @@ def sweep(
     with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
-            known, place = np.isfinite(mean), {"label": method_name(name), "index": index}
+            known, place = np.isfinite(mean), {"label": method_name(name), "index": index, "highest": highest}
             draw_line(axes, positions[known], mean[known], deviation[known], count=len(lines), **place)
             if name in published:
                 known = np.isfinite(published[name])

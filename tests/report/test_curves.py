@@ -294,6 +294,13 @@ def test_a_series_without_a_value_is_named(check_layout):
     check_layout(figure)
 
 
+def test_bands_of_a_sweep_end_at_what_no_value_can_be_above():
+    figure = curves.sweep([1, 2], {"a": ([0.8, 0.9], [0.3, 0.05])}, "κ", "ARI", highest=1.0)
+    _, low, high = band(figure.axes[0])
+    np.testing.assert_allclose(high, [1.0, 0.95])
+    np.testing.assert_allclose(low, [0.5, 0.85])
+
+
 def test_sweep_over_powers_of_ten_keeps_their_labels(check_layout):
     figure = curves.sweep([1, 10, 100, 1e3, 1e5], {"a": ([1, 1, 1, 1, 0.3], None)}, "Ratio", "ARI", log_x=True)
     check_layout(figure)
