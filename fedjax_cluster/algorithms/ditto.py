@@ -32,6 +32,10 @@ class ditto(fedavg):
     θ as in federated averaging; beside it client i moves v_i towards argmin_v f_i(v) + λ/2·‖v − θᵗ‖², where θᵗ is the
     model that the round began with: v_i ← v_i − η·(∇f_i(v_i) + λ(v_i − θᵗ)).
 
+    NOTE: the public code tests who never took part with the first model, where `personalize` gives today's θ; it also
+    draws clients by their sizes, where ours are drawn alike (weighting "examples" has its objective), and runs with
+    λ = 1.
+
     Returns:
       A method whose `personalize` gives v_i, or θ as long as the client never took part; memory grows with M·d.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -23,7 +25,19 @@ from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import shared_part
-from fedjax_cluster.types import ClientData, Cohort, LocalResult, LocalUpdate, Population, RoundInfo, State, Variables
+from fedjax_cluster.types import (
+    ClientData,
+    Cohort,
+    LocalResult,
+    LocalUpdate,
+    Population,
+    PyTree,
+    RoundInfo,
+    State,
+    Variables,
+)
+
+LOG = logging.getLogger(__name__)
 
 
 class fedper(fedavg):
@@ -68,7 +82,18 @@ class fedper(fedavg):
         # NOTE: the paper lets each client draw its personal layers; here all begin with the same, so that methods can
         # be compared from equal starts.
         own = self.own_part(global_model(state.clusters))
+        self.warn_of_all_or_nothing(state.clusters.params, own.params)
         return state._replace(clients=starting_clients(state.clients.present, own)), info
+
+    def warn_of_all_or_nothing(self, params: PyTree, own: PyTree) -> None:
+        """Where all layers are shared, or none, another method is meant."""
+        if not own:
+            what = "has every parameter, so that nothing is a client's own: this is federated averaging"
+        elif len(own) == len(jax.tree.leaves(params)):
+            what = "has no parameter of this model, so that nothing is sent: each client trains alone"
+        else:
+            return
+        LOG.warning("%s: shared_layers %s %s; give other paths", self.name, ", ".join(self.shared_layers), what)
 
     def train(self, key: Array, start: Variables, data: ClientData, round: Array) -> tuple[LocalResult, Array]:
         """A client's training of all layers, and how many steps were the personal ones' alone, i32[]."""
@@ -102,11 +127,9 @@ class fedper(fedavg):
         )
         moved: Moved = done.extra
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
-        clusters = done.clusters
-        if self.privacy is not None:
-            # What nobody sends is no place for noise.
-            still = self.own_part(Variables(state.clusters.params, {})).params
-            clusters = clusters._replace(params=tree.put(clusters.params, still))
+        # What nobody sends is no place for noise, nor for a server's weight decay.
+        still = self.own_part(Variables(state.clusters.params, {})).params
+        clusters = done.clusters._replace(params=tree.put(done.clusters.params, still))
         sent = shared_part(state.clusters.params, self.shared_layers)
         costs = all_costs(done, moved, cohort.mask)
         costs = costs._replace(models_down=sent * costs.models_down, models_up=sent * costs.models_up)

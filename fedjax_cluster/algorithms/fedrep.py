@@ -24,6 +24,9 @@ class fedrep(fedper):
     In a round client i first takes τ steps of its head, h_i ← h_i − α·∇_h f_i(φ, h_i), from where it left it, then
     steps of the representation with that head, φ_i ← φ_i − α·∇_φ f_i(φ_i, h_i); φ ← mean of φ_i.
 
+    NOTE: in Algorithm 1 who never took part has the first head. The public code averages heads as well for these, and
+    fits everybody's head once more, for ten passes, after the last round.
+
     Returns:
       A method whose `personalize` joins the representation to the client's head; who never took part fits one to its
       training rows by τ steps (Sec. 4.3); memory grows with M times the size of a head.
@@ -41,6 +44,12 @@ class fedrep(fedper):
 
     local: LocalUpdate = option("the steps of the representation; the head's have the same rate and mini-batches")
     head_steps: int = option("τ, mini-batch steps of the head, which come first", default=10, bound=at_least(1))
+    head_epochs: int | None = option(
+        "passes of the head over its client's rows in place of `head_steps`; the paper's experiments have ten, and one "
+        "or five of the representation",
+        default=None,
+        bound=at_least(1),
+    )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
     def check(self) -> None:
@@ -51,7 +60,8 @@ class fedrep(fedper):
     @property
     def head_update(self) -> LocalUpdate:
         """What fits a head to a fixed representation."""
-        return changed(honest(self.local), "given the steps of the head", steps=self.head_steps, epochs=None)
+        steps = self.head_steps if self.head_epochs is None else None
+        return changed(honest(self.local), "given the steps of the head", steps=steps, epochs=self.head_epochs)
 
     def fit_head(self, key: Array, start: Variables, data: ClientData, round: Array) -> LocalResult:
         """The head's steps; its change is by path."""
@@ -78,7 +88,8 @@ class fedrep(fedper):
             result = self.fit_head(rng_key, common, data, state.round)
             own = self.own_part(common).params
             moved = {name: own[name] + result.delta[name] for name in own}
-            return with_own(common, Variables(moved, {}))
+            stats = self.own_part(Variables(common.params, result.stats)).stats
+            return with_own(common, Variables(moved, stats))
 
         chosen = jax.lax.cond(state.clients.trained[index], of_its_own, fitted)
         return tree.broadcast(chosen, 1), jnp.ones(1)

@@ -47,6 +47,10 @@ class pfedme(fedavg):
     steps θ ← θ − α·(∇f_i(θ) + λ(θ − w_i)), then moves w_i ← w_i − η·λ·(w_i − θ), from w_i = w;
     w ← (1 − β)·w + β · mean of w_i.
 
+    NOTE: the cohort alone trains. In the paper and its code everybody does, and a sample sends its w_i: the global
+    model is the same, but there everybody's θ is as new as it. The code has three things more than its paper: a weight
+    decay of 0.001 in the inner steps (`weight_decay` of `local`), means by examples, and a test of w_i in place of θ.
+
     Returns:
       A method whose `personalize` gives the last θ, or w as long as the client never took part; memory grows with M·d.
 

@@ -48,6 +48,11 @@ class scaffold(fedavg):
     c_i − c + (θ − y)/(K·η), or c_i⁺ = ∇f_i(θ). θ ← θ + mean of y − θ, and c ← c + Σ_i (c_i⁺ − c_i)/N, over the round's
     clients, of N in all; c and every c_i begin with 0.
 
+    NOTE: with weighting "examples" θ moves by the weighted mean, but c stays the mean of all c_i alike, as the server
+    does not know the sizes of those who are away: where the c_i have settled, all step along it, so that the objective
+    is that of "uniform". With control "gradient" and batch norm, ∇f_i(θ) is that of the running statistics, the steps'
+    that of their mini-batches.
+
     Returns:
       A method with one global model; memory grows with M·d for the control variates.
 
@@ -69,7 +74,7 @@ class scaffold(fedavg):
         default="steps",
     )
     weighting: Weighting = option(
-        '"uniform" as in the paper, or "examples"; the mean of c is uniform', default="uniform"
+        '"uniform" as in the paper, or "examples", of the change alone; the mean of c is uniform', default="uniform"
     )
     server: optax.GradientTransformation | None = option(
         "any optax transformation of minus the mean change; sgd(η_g) is the paper's, None is sgd(1.0)", default=None
@@ -124,7 +129,8 @@ class scaffold(fedavg):
     def total(self, difference: PyTree, accepted: Array, mapping: ClientMapping) -> PyTree:
         """Σ_i (c_i⁺ − c_i), leaves [C, ...] summed; with another rule than a mean, what it makes of them for each."""
         if self.aggregation is None or self.aggregation.streams:
-            return jax.tree.map(lambda change: change.sum(0), difference)
+            limited = difference if self.aggregation is None else jax.vmap(self.aggregation.limit)(difference)
+            return jax.tree.map(lambda change: change.sum(0), limited)
         rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
         one = combine(self.aggregation, rows, accepted, 1, mapping).value
         return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(jnp.float32)), one)
@@ -167,4 +173,14 @@ class scaffold(fedavg):
         return new, jnp.zeros((), jnp.int32)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
-        return admit_with_own(state, index, jax.tree.map(jnp.zeros_like, state.server))
+        return self.recounted(admit_with_own(state, index, jax.tree.map(jnp.zeros_like, state.server)))
+
+    def recounted(self, state: State) -> State:
+        # NOTE: the paper's N clients stay. Where some leave or join, c is the mean of those who are there: moved by
+        # changes alone, it would keep its distance from that mean, and all steps a constant push, for ever.
+        if self.aggregation is not None:  # which is no mean to begin with
+            return state
+        there = jnp.asarray(state.clients.present, jnp.float32)
+        share = there / jnp.maximum(there.sum(), 1.0)
+        mean = jax.tree.map(lambda own: jnp.tensordot(share, own, 1, precision="highest"), state.clients.own)
+        return state._replace(server=mean)

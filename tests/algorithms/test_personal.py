@@ -1,5 +1,7 @@
 """Ditto, FedPer, FedRep, SCAFFOLD, pFedMe and FedProto against plain NumPy; who never took part, and who joins."""
 
+import math
+
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn
+from fedjax_cluster import aggregation, faults, local, nn
 from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedproto, fedrep, pfedme, scaffold
+from fedjax_cluster.algorithms.personal import global_model
 from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.types import Churn
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import personal
@@ -160,6 +164,59 @@ def test_who_never_took_part_in_fedrep_fits_a_head_to_the_representation():
     assert_models_equal([personal_networks(algorithm, state, federation)[other]], [expected])
 
 
+def test_passes_of_the_head_are_of_its_clients_rows():
+    """Clients of unequal sizes take unequally many steps, as in the paper's experiments."""
+    federation = blobs(clients=CLIENTS)
+    batches = [math.ceil(count / 4) for count in np.asarray(federation.train.num_examples)]
+    algorithm = fedrep(NETWORK, local=local.sgd(RATE, batch_size=4, steps=1), head_epochs=3)
+    assert len(set(batches)) > 1
+    _, reports = play(algorithm, federation, 1)
+    assert float(reports[0].costs.gradient_evaluations) == sum(1 + 3 * count for count in batches)
+
+
+class Normed(linen.Module):
+    """A normalisation of its own before the output."""
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        x = linen.relu(linen.Dense(5, name="hidden")(x))
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.5, name="norm")(x)
+        return linen.Dense(3, name="output")(x)
+
+
+def test_a_head_fitted_under_its_statistics_is_tested_with_them():
+    """Who never took part had a head of its own under the statistics of the start, which no data have seen."""
+    federation = federation_of()
+    algorithm = fedrep(nn.from_flax(Normed()), local=OWN, shared_layers=("hidden",), participation=0.5)
+    (chosen,) = cohorts_of(algorithm, federation, 1)
+    other = next(client for client in range(CLIENTS) if client not in chosen)
+    state, _ = play(algorithm, federation, 1)
+    client = jax.tree.map(lambda leaf: leaf[other], federation.train)
+    found, _ = jax.jit(algorithm.personalize)(jax.random.key(0), state, client, jnp.asarray(other))
+    fitted = jax.jit(algorithm.fit_head)(jax.random.key(0), global_model(state.clusters), client, state.round)
+    np.testing.assert_allclose(found.stats["norm"]["mean"][0], fitted.stats["norm"]["mean"], rtol=1e-6)
+    assert np.abs(found.stats["norm"]["mean"]).max() > 0.1
+
+
+@pytest.mark.parametrize("method", [fedper, fedrep])
+def test_layers_that_nobody_sends_stay_as_they_began(method):
+    """A server's weight decay shrank the layers with which newcomers begin."""
+    decaying = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1.0))
+    algorithm = method(NETWORK, local=OWN, server=decaying)
+    begun = start_of(algorithm, federation_of())
+    state, _ = play(algorithm, federation_of(), ROUNDS)
+    for part in ("kernel", "bias"):
+        before, after = (each.clusters.params["output"][part] for each in (begun, state))
+        np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize(("layers", "said"), [(("!output",), "each client trains alone"), (("*",), "nothing is a cl")])
+def test_a_model_of_which_all_is_shared_or_nothing_is_said(layers, said, caplog):
+    """A linear model has nothing but its output, and would be trained without a message."""
+    start_of(fedper(MODEL, local=OWN, shared_layers=layers), federation_of())
+    assert said in caplog.text
+
+
 def test_nothing_shared_is_refused():
     with pytest.raises(ValueError, match="shared_layers is empty"):
         fedper(NETWORK, local=OWN, shared_layers=())
@@ -191,6 +248,27 @@ def test_scaffold_of_one_step_and_everyone_is_fedavg():
     ours, _ = play(scaffold(MODEL, local=single), federation, ROUNDS)
     theirs, _ = play(fedavg(MODEL, local=single, weighting="uniform"), federation, ROUNDS)
     assert_models_equal(models_of(ours), models_of(theirs))
+
+
+@pytest.mark.parametrize("churn", [(), (Churn(1, leave=(1, 4)),), (Churn(1, leave=(1, 4)), Churn(3, join=(4,)))])
+def test_scaffolds_common_variate_is_the_mean_of_those_who_are_there(churn):
+    """Also after some sent nothing, left and came back: what it is beyond their mean would push every step for ever."""
+    algorithm = scaffold(MODEL, local=local.sgd(RATE, batch_size=4, epochs=1), participation=0.6)
+    fault = faults.drop_out(0.3)
+    state = simulate(algorithm, federation_of(), rounds=6, churn=churn, fault=fault, progress=False).state
+    own = [leaf[np.asarray(state.clients.present)].mean(0) for leaf in jax.tree.leaves(state.clients.own)]
+    for found, expected in zip(jax.tree.leaves(state.server), own, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert np.abs(expected).max() > 1e-3
+
+
+def test_scaffolds_variates_are_limited_as_its_changes_are():
+    """A clipped mean was led away by the control variates of one attacker."""
+    rule, fault = aggregation.norm_clipping(norm=0.1), faults.scaled(share=0.1, factor=-1e4)
+    algorithm = scaffold(MODEL, local=OWN, aggregation=rule)
+    state = simulate(algorithm, federation_of(), rounds=2, fault=fault, progress=False).state
+    squares = [np.sum(np.square(leaf)) for leaf in jax.tree.leaves(state.server)]
+    assert 0 < np.sqrt(sum(squares)) <= 2 * 0.1 + 1e-6
 
 
 def test_scaffold_refuses_steps_that_are_no_multiple_of_a_gradient():
