@@ -40,6 +40,9 @@ The verdicts are the command's, baselines' included:
 {RULES}"""
 
 
+ROUNDING = 1e-6  # what float32 leaves of an index of 0
+
+
 def write(names: Sequence[str] = ()) -> list[pathlib.Path]:
     """Takes up what `reproduce` left of recipes, and writes the page anew; returns the files written.
 
@@ -159,6 +162,8 @@ def _text(value: float | str | None, row: Mapping[str, Any], digits: int = 3) ->
     """Percentages with one decimal, others with three significant digits."""
     if not isinstance(value, float):
         return _as_printed(value)
+    if row["quantity"].endswith("ARI") and abs(value) < ROUNDING:
+        value = 0.0
     return _as_printed(f"{value:.1f}" if "(%)" in row["quantity"] else float(f"{value:.{digits}g}"))
 
 
