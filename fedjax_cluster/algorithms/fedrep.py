@@ -29,7 +29,7 @@ class fedrep(fedper):
 
     Returns:
       A method whose `personalize` joins the representation to the client's head; who never took part fits one to its
-      training rows by τ steps (Sec. 4.3); memory grows with M times the size of a head.
+      training rows by τ steps; memory grows with M times the size of a head.
 
     Raises:
       ValueError: an option out of its bound, or a local update whose steps cannot be changed; from `init`, a pattern
