@@ -103,7 +103,7 @@ def test_each_method_streams_as_in_memory(population, name):
     assert_same(simulate(method(name), population, **options), simulate(method(name), in_memory(population), **options))
 
 
-@pytest.mark.parametrize("landmarks", [None, 8])
+@pytest.mark.parametrize("landmarks", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_cohorts_drawn_ahead_follow_clusters_that_split_in_between(tmp_path, monkeypatch, landmarks):
     """Who is seldom seen is drawn first, three rounds ahead; a split makes the rest of what was drawn another draw."""
     for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (loop, "MOST_COMPARED")):
