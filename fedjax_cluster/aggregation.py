@@ -159,7 +159,7 @@ class bulyan(Aggregation):
     """Krum again and again, then a trimmed mean about the median (El Mhamdi et al. 2018, Sec. 4).
 
     θ = n − 2f clients are chosen, each by Krum among those that are left; each coordinate is the mean of its θ − 2f
-    values nearest to its median, the lower of two in the middle. Weights do not count; the work grows with n²·√n.
+    values nearest to its median, the lower of two in the middle. Weights do not count; the work grows with n³.
 
     NOTE: the paper asks for n ≥ 4f + 3, which the round's clients are checked for. In a cluster with fewer, θ and
     θ − 2f are at least 1.

@@ -78,8 +78,8 @@ def rank_within(score: Array, together: Array) -> Array:
 class Nearest(NamedTuple):
     """Each row's others of its cluster, nearest first, in blocks of about √R, and what is left of each block.
 
-    With the blocks' sums a score takes √R steps, and so does the loss of a neighbour. Nothing is ever subtracted: of
-    sums in which somebody far away was, nothing exact would be left.
+    With the blocks' sums a score looks into one block, and so does the loss of a neighbour. Nothing is ever subtracted:
+    of sums in which somebody far away was, nothing exact would be left.
     """
 
     distance: Array  # f32[R, B, √R], infinite where nobody is left

@@ -111,6 +111,7 @@ class Method(Options):
     # depend on, of a state. `draw(rng_key, standing)` then gives a selection and what the next depends on, so that the
     # rows of populations on disk are read ahead.
     standing = None
+    draw = None
     recounted = None  # a state in which clients have left, with what the method keeps counted of them
 
     keep_optimizer = False  # whether clients keep their optimiser's state from round to round
@@ -199,7 +200,12 @@ class Method(Options):
     @property
     def draws_ahead(self) -> bool:
         """Whether `select` depends on nothing but the key, the round and who is present: rows can be read ahead."""
-        return type(self).select is Method.select
+        return type(self).select is Method.select and self.standing is None
+
+    @property
+    def draws_follow(self) -> bool:
+        """Whether `select` is `draw` from `standing`, which a subclass with a `select` of its own has given up."""
+        return type(self).select is Method.select and self.standing is not None
 
     @property
     def update(self) -> LocalUpdate:
@@ -215,7 +221,9 @@ class Method(Options):
         raise NotImplementedError
 
     def select(self, rng_key: Array, state: State) -> Selection:
-        """A uniform draw of the clients that are present."""
+        """A uniform draw of the clients that are present, or that of a method with `standing`."""
+        if self.standing is not None and self.draw is not None:
+            return self.draw(rng_key, self.standing(state))[0]
         return cohorts.uniform(rng_key, state.clients.present, self.participation)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:

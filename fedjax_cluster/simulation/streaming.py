@@ -48,7 +48,7 @@ class Stream:
                 f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
                 f"lets it do with a cohort; {too_large(rows)}"
             )
-        self._follows = getattr(algorithm, "standing", None) is not None
+        self._follows = bool(getattr(algorithm, "draws_follow", False))
         self.ahead = self._follows or bool(getattr(algorithm, "draws_ahead", False))
         each = len(drawn.index) * row_bytes(rows.store, "train")
         lot = int(min(MOST_ROUNDS, MOST_BYTES // each, rounds - int(state.round)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import cohorts, local, nn, parallel
-from fedjax_cluster.algorithms import REGISTRY, fedavg, starts
+from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, starts
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
@@ -121,6 +121,19 @@ def test_cohorts_drawn_ahead_follow_clusters_that_split_in_between(tmp_path, mon
     split = [event.round for event in streamed.events if len(np.unique(event.content["labels"])) > 1]
     assert split
     assert any(number + 1 in lots and {number - 1, number} & set(lots) for number in split), (split, lots)
+
+
+class draws_of_its_own(fedgwc, abstract=True):
+    """As FedGWC, but everybody alike."""
+
+    def select(self, rng_key, state):
+        return cohorts.uniform(rng_key, state.clients.present, self.participation)
+
+
+def test_a_subclass_that_draws_otherwise_is_asked_itself(population):
+    ours = draws_of_its_own(nn.linear(), local=SGD, clusters=2, participation=0.4)
+    options = {"rounds": 4, "eval_every": 4, "progress": False}
+    assert_same(simulate(ours, population, **options), simulate(ours, in_memory(population), **options))
 
 
 def test_the_clients_of_each_cluster_are_counted_anew_when_some_leave_and_join():

@@ -223,9 +223,6 @@ class fedgwc(AveragingMethod):
         fixed = jnp.ceil(self.participation * state.clients.present.sum().astype(jnp.float32) - 1e-4)
         return count, jnp.minimum(fixed.astype(jnp.int32), count)
 
-    def select(self, rng_key: Array, state: State) -> Selection:
-        return self.draw(rng_key, self.standing(state))[0]
-
     def standing(self, state: State) -> Standing:
         seen = state.clients.seen if self.sampling == "rare" and not self.released else None
         wanted = self.sizes(state)[1]
