@@ -40,11 +40,21 @@ def free_port():
         return found.getsockname()[1]
 
 
+# The command line's own processes, which count as lost sooner than a user's: tests need not wait a minute.
+IMPATIENT = """
+import sys
+from fedjax_cluster.parallel import processes
+processes.start_processes.__kwdefaults__["lost_seconds"] = 15
+from fedjax_cluster import cli
+sys.exit(cli.main())
+"""
+
+
 def start(*commands, **options):
     """Starts processes, each with its words, in an environment without a terminal."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, **options}
-    return [subprocess.Popen([sys.executable, "-m", *words], **pipes) for words in commands]
+    return [subprocess.Popen([sys.executable, *words], **pipes) for words in commands]
 
 
 def ended(started, seconds=900):
@@ -59,7 +69,7 @@ def ended(started, seconds=900):
 def jobs(folder, *wanted, devices=(2, 2)):
     """Has two processes do jobs of `in_processes`, one after the other."""
     given = {"count": 2, "devices": devices, "port": free_port(), "folder": str(folder), "jobs": wanted}
-    started = start(*(["tests.parallel.in_processes", json.dumps({**given, "id": i})] for i in range(2)))
+    started = start(*(["-m", "tests.parallel.in_processes", json.dumps({**given, "id": i})] for i in range(2)))
     said = ended(started)
     assert [process.returncode for process in started] == [0, 0], "\n".join(error for _, error in said)
 
@@ -184,7 +194,7 @@ def test_what_one_process_is_alone():
 
 def run_words(port, number, run_dir, *more):
     return [
-        *("fedjax_cluster", "run", "fedavg", "--clients", "8", "--model", "linear", "--eval-every", "5"),
+        *("-c", IMPATIENT, "run", "fedavg", "--clients", "8", "--model", "linear", "--eval-every", "5"),
         *("--checkpoint-every", "0", "--run-dir", str(run_dir), *more),
         *("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(number)),
     ]
