@@ -135,7 +135,7 @@ def _notices_on_stderr() -> Iterator[None]:
 def _prepare_jax() -> None:
     """One CPU device per core, before JAX starts; compiled programs are kept in the user's cache folder."""
     fc.parallel.use_all_cores()
-    fc.parallel.keep_compiled(fc.data.cache.directory() / fc.data.cache.COMPILED, SHORTEST_COMPILATION_KEPT)
+    fc.parallel.enable_compilation_cache(shortest=SHORTEST_COMPILATION_KEPT)
 
 
 # ------------------------------------------------------------------------------------------- commands

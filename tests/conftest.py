@@ -47,7 +47,7 @@ compile_quickly()
 def pytest_configure(config):
     """Compiled programs are kept for the other worker, the slow pass and the next run."""
     if (cache := getattr(config, "cache", None)) is not None:
-        parallel.enable_compilation_cache(cache.mkdir("compiled"))
+        parallel.enable_compilation_cache(cache.mkdir("compiled"), whole=False)
 
 
 MOST_MAPPINGS, MOST_BETWEEN_FILES = 35_000, 20_000  # of memory, which compiled programs take

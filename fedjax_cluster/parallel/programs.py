@@ -14,10 +14,12 @@ import jax
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.options import as_path
+from fedjax_cluster.parallel.kept_programs import KeptProgram, forget_loaded, keep_in
 from fedjax_cluster.parallel.mapping import keep_compiled
 
 R = TypeVar("R")
 
+WHOLE = "whole"  # the folder in it of programs that are kept whole
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 SHARE = 2 / 3  # the rest is for what is compiled before the next count, and for others
@@ -34,10 +36,12 @@ def compile_quickly(function: Callable[..., R], static_argnames: Sequence[str] =
 @functools.cache
 def _quick(function: Callable[..., R], static_argnames: tuple[str, ...], on_cpu: bool) -> Callable[..., R]:
     options = {"xla_backend_optimization_level": 1} if on_cpu else None
-    return jax.jit(function, static_argnames=static_argnames, compiler_options=options)
+    return KeptProgram(function, static_argnames, compiler_options=options)
 
 
-def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shortest: float = 0.0) -> pathlib.Path | None:
+def enable_compilation_cache(
+    folder: str | pathlib.Path | None = None, *, shortest: float = 0.0, whole: bool = True
+) -> pathlib.Path | None:
     """Keeps compiled programs in a folder, so that another process need not compile them, as the command line does.
 
     A folder that JAX has been given already, such as by `JAX_COMPILATION_CACHE_DIR`, stays. `fedjax-cluster cache`
@@ -47,6 +51,8 @@ def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shorte
       folder: None is `compiled` in the package's cache folder: `FEDJAX_CLUSTER_CACHE`, or fedjax_cluster in
         `XDG_CACHE_HOME` or ~/.cache.
       shortest: seconds; programs that compile faster are not kept.
+      whole: a run's largest programs are kept as they are loaded, so that they need not be traced first; on a CPU.
+        They are code: give a folder in which nobody else can write.
 
     Returns:
       The folder in use; None where it cannot be made, and programs are compiled anew as before.
@@ -61,8 +67,11 @@ def enable_compilation_cache(folder: str | pathlib.Path | None = None, *, shorte
     >>> used is not None
     True
     """
-    keep_compiled(cache.directory() / cache.COMPILED if folder is None else as_path("folder", folder), shortest)
+    wanted = cache.directory() / cache.COMPILED if folder is None else as_path("folder", folder)
+    keep_compiled(wanted, shortest)
     used = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if used == str(wanted):
+        keep_in(wanted / WHOLE if whole else None)
     return None if used is None else pathlib.Path(used)
 
 
@@ -85,6 +94,7 @@ def release_programs(most: int | None = None) -> bool:
             return False
     except OSError:
         return False
+    forget_loaded()
     jax.clear_caches()
     gc.collect()  # some executables are part of cycles
     with contextlib.suppress(OSError, AttributeError):

@@ -52,7 +52,7 @@ def with_metrics(model: Model, metrics: Sequence[Measure]) -> Model:
     return model._replace(metrics=MoreMetrics(model.metrics, tuple(metrics))) if metrics else model
 
 
-@functools.partial(jax.jit, static_argnames=("model", "algorithm"))
+@parallel.kept_program(static_argnames=("model", "algorithm"))
 def evaluate_clients(
     rng_key: Array,
     state: State,
@@ -72,7 +72,7 @@ def evaluate_clients(
     return evaluated(rng_key, state, parallel.whole_population(population), test, model, algorithm)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "algorithm"))
+@parallel.kept_program(static_argnames=("model", "algorithm"))
 def evaluate_cohort(
     rng_key: Array,
     state: State,

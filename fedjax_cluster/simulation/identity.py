@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +18,10 @@ from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.data.populations import in_memory
 from fedjax_cluster.data.stored import stored
+from fedjax_cluster.described import ADDRESS, described
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
-from fedjax_cluster.options import Options
 from fedjax_cluster.types import (
     Churn,
     ClusteredAlgorithm,
@@ -36,10 +34,6 @@ from fedjax_cluster.types import (
     State,
     Variables,
 )
-
-# Their functions and classes are known by name; those of others may be edited between two runs.
-KNOWN_PACKAGES = ("fedjax_cluster", "flax", "optax", "jax", "builtins", "numpy", "ml_dtypes")
-ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def identity_of(
@@ -80,38 +74,6 @@ def fingerprint(federation: Federation) -> int:
     for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
         total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
     return total
-
-
-def described(value: Any) -> tuple[Any, bool]:
-    """A value as JSON, and whether that tells all: not of closures, or of functions and classes of the user's own.
-
-    >>> described((1, [None, "a"])), described(lambda x: x)[1]
-    (([1, [None, 'a']], True), False)
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value, True
-    if isinstance(value, Mapping):
-        items, known = described(list(value.values()))
-        return dict(zip(map(str, value), items, strict=True)), known
-    names, to_json, called = (getattr(value, name, None) for name in ("_fields", "to_json", "__qualname__"))
-    if isinstance(value, (list, tuple)) and names is None:
-        items = [described(item) for item in value]
-        return [item for item, _ in items], all(known for _, known in items)
-    if isinstance(value, functools.partial):
-        return described((value.func, value.args, value.keywords))
-    if called and not hasattr(value, "__self__"):
-        known = _is_known(value) and "<" not in called
-        return called if known else f"{value.__module__}.{called}", known
-    if to_json and not isinstance(value, Options):
-        content, known = described(to_json())
-        return content, known and _is_known(type(value))
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
-    elif names is None:
-        return ADDRESS.sub("", repr(value)), False
-    of, named = described(type(value))
-    items, known = described({name: getattr(value, name) for name in names})
-    return {"type": of, **items}, named and known
 
 
 def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str, str]:
@@ -182,7 +144,3 @@ def _constants(traced: ClosedJaxpr) -> Iterator[Any]:
         for part in jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr)):
             if isinstance(part, ClosedJaxpr | Jaxpr):
                 yield from _constants(part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ()))
-
-
-def _is_known(value: Any) -> bool:
-    return (value.__module__ or "").partition(".")[0] in KNOWN_PACKAGES

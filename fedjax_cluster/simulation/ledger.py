@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedjax_cluster import tree
+from fedjax_cluster import parallel, tree
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Costs, State
 
 CLUSTERING_SECONDS = "clustering_seconds"
@@ -78,13 +78,20 @@ def with_clustering_seconds(
         seconds = np.zeros(len(count))
         seconds[0] = initial
     else:
-        seconds = count * seconds_per_call(functools.partial(algorithm.cluster, mapping=mapping), rng_key, state)
+        again = functools.partial(_cluster, algorithm=algorithm, mapping=mapping)
+        seconds = count * seconds_per_call(again, rng_key, state)
     return {**history, CLUSTERING_SECONDS: seconds}
 
 
-def seconds_per_call(fn: Callable[..., Any], *arguments: Any) -> float:
-    """Median seconds of five calls of a jittable function, without its compilation."""
-    compiled, seconds = jax.jit(fn), []
+@parallel.kept_program(static_argnames=("algorithm", "mapping"))
+def _cluster(rng_key: Array, state: State, *, algorithm: ClusteredAlgorithm, mapping: ClientMapping) -> Any:
+    assert algorithm.cluster is not None
+    return algorithm.cluster(rng_key, state, mapping=mapping)
+
+
+def seconds_per_call(compiled: Callable[..., Any], *arguments: Any) -> float:
+    """Median seconds of five calls of a jitted function, without its compilation."""
+    seconds = []
     jax.block_until_ready(compiled(*arguments))
     for _ in range(TIMED_CALLS):
         started = time.perf_counter()

@@ -42,7 +42,7 @@ def run_keys(seed: int) -> RunKeys:
     return RunKeys(*jax.random.split(jax.random.key(seed), 4))
 
 
-@functools.partial(jax.jit, static_argnames="algorithm", donate_argnames="state")
+@parallel.kept_program(static_argnames="algorithm", donate_argnames="state")
 def run_segment(
     keys: RunKeys,
     state: State,

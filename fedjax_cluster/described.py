@@ -1,0 +1,62 @@
+"""What a value is, as JSON: options by their values, functions and classes by their names where these tell all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from fedjax_cluster.options import Options
+
+# Their functions and classes are known by name; those of others may be edited between two runs.
+KNOWN_PACKAGES = ("fedjax_cluster", "flax", "optax", "jax", "builtins", "numpy", "ml_dtypes")
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
+    """A value as JSON, and whether that tells all: not of closures, or of functions and classes of the user's own.
+
+    Args:
+      value: anything.
+      modules: names functions and classes with their modules.
+
+    >>> described((1, [None, "a"])), described(lambda x: x)[1]
+    (([1, [None, 'a']], True), False)
+    >>> described(described), described(described, modules=True)
+    (('described', True), ('fedjax_cluster.described.described', True))
+    """
+    of = functools.partial(described, modules=modules)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value, True
+    if isinstance(value, Mapping):
+        items, known = of(list(value.values()))
+        return dict(zip(map(str, value), items, strict=True)), known
+    names, to_json, called = (getattr(value, name, None) for name in ("_fields", "to_json", "__qualname__"))
+    if isinstance(value, (list, tuple)) and names is None:
+        items = [of(item) for item in value]
+        return [item for item, _ in items], all(known for _, known in items)
+    if isinstance(value, functools.partial):
+        return of((value.func, value.args, value.keywords))
+    if called and not hasattr(value, "__self__"):
+        known = _is_known(value) and "<" not in called
+        return called if known and not modules else f"{value.__module__}.{called}", known
+    if isinstance(value, Mesh):
+        return of({"axes": dict(value.shape), "devices": [device.id for device in value.devices.flat]})
+    if to_json and not isinstance(value, Options):
+        content, known = of(to_json())
+        return content, known and _is_known(type(value))
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
+    elif names is None:
+        return ADDRESS.sub("", repr(value)), False
+    kind, named = of(type(value))
+    items, known = of({name: getattr(value, name) for name in names})
+    return {"type": kind, **items}, named and known
+
+
+def _is_known(value: Any) -> bool:
+    return (value.__module__ or "").partition(".")[0] in KNOWN_PACKAGES
