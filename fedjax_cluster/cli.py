@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(*COLLECTIONS)
     try:
         status = _main(arguments)
+        if arguments is None:
+            gc.freeze()  # or Python goes through all of it once more, half a second, before it ends
         sys.stdout.flush()
         if status:
             end_of_several(status)

@@ -42,13 +42,13 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
     if isinstance(value, functools.partial):
         return of((value.func, value.args, value.keywords))
     if called and not hasattr(value, "__self__"):
-        known = _is_known(value) and "<" not in called
+        known = is_known(value) and "<" not in called
         return called if known and not modules else f"{value.__module__}.{called}", known
     if isinstance(value, Mesh):
         return of({"axes": dict(value.shape), "devices": [device.id for device in value.devices.flat]})
     if to_json and not isinstance(value, Options):
         content, known = of(to_json())
-        return content, known and _is_known(type(value))
+        return content, known and is_known(type(value))
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]  # of a Flax module
     elif names is None:
@@ -58,5 +58,6 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
     return {"type": kind, **items}, named and known
 
 
-def _is_known(value: Any) -> bool:
+def is_known(value: Any) -> bool:
+    """Whether a function or class is of a package whose release tells what it is."""
     return (value.__module__ or "").partition(".")[0] in KNOWN_PACKAGES

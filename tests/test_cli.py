@@ -18,6 +18,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import cli
 from fedjax_cluster.experiments import flags
+from fedjax_cluster.simulation.run_directory import read_history
 from fedjax_cluster.types import Churn
 from tests.pages import Page
 
@@ -49,8 +50,16 @@ def test_the_main_job_reaches_its_figures():
     assert pictures <= set(os.listdir("runs/cfl-gp-rotated/plots"))
     assert "accuracy" in done.stdout
     assert "Traceback" not in done.stderr
-    kept = os.listdir(os.path.join(os.environ["FEDJAX_CLUSTER_CACHE"], "compiled"))
-    assert any(name.startswith("jit_run_segment") for name in kept)
+    # Another process, which traces and compiles none of the run's larger programs, gets the same run from them.
+    whole = os.path.join(os.environ["FEDJAX_CLUSTER_CACHE"], "compiled", "whole")
+    kept = sorted(os.listdir(whole))
+    assert len(kept) >= 5
+    again = subprocess.run([*MAIN, "run", "--run-dir", "again"], capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert sorted(os.listdir(whole)) == kept
+    first, second = (read_history(pathlib.Path(path)) for path in ("runs/cfl-gp-rotated", "again"))
+    for name in [name for name in first if "seconds" not in name]:
+        np.testing.assert_array_equal(first[name], second[name])
 
 
 @pytest.mark.parametrize(

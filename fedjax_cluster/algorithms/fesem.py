@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -104,7 +103,7 @@ class fesem(AveragingMethod):
         clients = HardClients(one_hot(slot, self.clusters), present)
         return first_state(centres, clients, self.optimizer, costs=costs)
 
-    @functools.partial(jax.jit, static_argnames="self")
+    @parallel.kept_program(static_argnames="self")
     def centres_from_clients(
         self, rng_key: Array, models: Clusters, drawn: Array, population: Population
     ) -> tuple[Clusters, Array, Array]:

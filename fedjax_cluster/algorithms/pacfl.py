@@ -111,7 +111,7 @@ class pacfl(SearchingMethod):
         flat = data.x.reshape(data.x.shape[0], -1).astype(jnp.float32)
         return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
 
-    @functools.partial(jax.jit, static_argnames="self")
+    @parallel.kept_program(static_argnames="self")
     def shown_vectors(self, rng_key: Array, vectors: Array, present: Array) -> Array:
         """What the server sees of the clients' vectors f32[M, L, f, p] under privacy; zeros of the absent."""
         assert self.privacy is not None
@@ -127,7 +127,7 @@ class pacfl(SearchingMethod):
     def times_shown(self, rounds: int) -> int:
         return 1
 
-    @functools.partial(jax.jit, static_argnames="self")
+    @parallel.kept_program(static_argnames="self")
     def measure_all(self, population: Population) -> Mapped:
         return parallel.for_each_client(
             lambda client: self.measure(client.data, population.info.num_classes),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal
 
 import jax
@@ -115,7 +114,7 @@ def _of_client(population: Population, index: int) -> ClientData:
     return jax.tree.map(jnp.asarray, parallel.fetched(own._replace(x=x[row], y=y[row])))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "local", "optimizer", "rounds"))
+@parallel.kept_program(static_argnames=("model", "local", "optimizer", "rounds"))
 def _train_alone(
     rng_key: Array,
     first: Variables,
@@ -144,7 +143,7 @@ def _train_alone(
     return variables, steps
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@parallel.kept_program(static_argnames="model")
 def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
     """Every client's mean loss f32[C]."""
     return parallel.for_each_client(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -165,7 +164,7 @@ def search_threshold(
     return Search(thresholds, accuracy, counts.astype(np.int32), chosen, elbow), effort
 
 
-@functools.partial(jax.jit, static_argnames=("model", "update", "rounds", "aggregation"))
+@parallel.kept_program(static_argnames=("model", "update", "rounds", "aggregation"))
 def train_in_clusters(
     rng_key: Array,
     population: Population,

@@ -25,9 +25,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import NamedSharding
 
 from fedjax_cluster.described import ADDRESS, described
 from fedjax_cluster.files import atomic_file
@@ -75,6 +75,9 @@ class KeptProgram:
             raise AttributeError(name)
         return getattr(self.jitted, name)
 
+    def __get__(self, owner: Any, _: type | None = None) -> Any:
+        return self if owner is None else functools.partial(self, owner)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _folders or jax.default_backend() != "cpu" or jax.process_count() > 1 or _watched():
             return self.jitted(*args, **kwargs)
@@ -82,7 +85,7 @@ class KeptProgram:
         static = {name: value for name, value in given.items() if name in self.static}
         arrays = {name: value for name, value in given.items() if name not in self.static}
         leaves, structure = jax.tree.flatten(((), arrays))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self.jitted(*args, **kwargs)
         places = tuple(map(_shape_and_place, leaves))
         key = (self.name, self.options, tuple(static.items()), structure, places, _settings())
@@ -96,10 +99,10 @@ class KeptProgram:
         self, static: dict[str, Any], given: dict[str, Any], structure: Any, places: tuple
     ) -> Callable[..., Any] | None:
         """The program that is kept, or a new one, which is kept; None where it cannot be told apart from others."""
-        values, known = described(static, modules=True)
+        values, known = described((self.__wrapped__, static), modules=True)
         if not known or ADDRESS.search(shape := str(structure)):
             return None
-        content = [self.name, self.options, values, shape, places, _settings(), _surroundings()]
+        content = [self.options, values, shape, places, _settings(), _surroundings()]
         digest = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=16).hexdigest()
         path = _folders[0] / (digest + SUFFIX)
         found = _read(path, structure)
@@ -139,8 +142,7 @@ def _shape_and_place(leaf: Any) -> tuple:
     if not isinstance(leaf, jax.Array) or not getattr(leaf, "committed", True):
         return found
     place = leaf.sharding
-    devices = place.mesh.devices.flat if isinstance(place, NamedSharding) else place.device_set
-    return (*found, str(place), tuple(sorted(device.id for device in devices)))
+    return (*found, str(place), tuple(sorted(device.id for device in place.device_set)))
 
 
 def _watched() -> bool:

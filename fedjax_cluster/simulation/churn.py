@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,7 +108,7 @@ class Schedule:
         return state
 
 
-@functools.partial(jax.jit, static_argnames="algorithm")
+@parallel.kept_program(static_argnames="algorithm")
 def _admit(rng_key: Array, state: State, data: ClientData, index: Array, *, algorithm: ClusteredAlgorithm) -> State:
     assert algorithm.admit is not None  # by `Schedule`
     return algorithm.admit(rng_key, state, data, index)

@@ -18,7 +18,7 @@ from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.data.populations import in_memory
 from fedjax_cluster.data.stored import stored
-from fedjax_cluster.described import ADDRESS, described
+from fedjax_cluster.described import ADDRESS, described, is_known
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import plain
 from fedjax_cluster.optimizers import rate_of
@@ -104,9 +104,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
     if isinstance(server, optax.GradientTransformation):
         found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)
     rule = getattr(algorithm, "aggregation", None)
-    if rule is not None and not _is_known(type(rule)):
+    if rule is not None and not is_known(type(rule)):
         found["the aggregation"] = _digest(functools.partial(_aggregated, rule), variables.params)
-    if not _is_known(type(algorithm)):
+    if not is_known(type(algorithm)):
         start = algorithm.init if algorithm.template is None else algorithm.template
         population = Population(data, info)
         state, _ = start(key, population)

@@ -39,6 +39,11 @@ def run_keys(seed: int) -> RunKeys:
     >>> len(run_keys(0))
     4
     """
+    return _run_keys(np.asarray(seed))
+
+
+@parallel.kept_program()
+def _run_keys(seed: Array) -> RunKeys:
     return RunKeys(*jax.random.split(jax.random.key(seed), 4))
 
 

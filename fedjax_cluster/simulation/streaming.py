@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -122,12 +121,12 @@ class Stream:
         return read_cohorts(self._population, number, drawn.index, mask, drawn.weights), standing
 
 
-@functools.partial(jax.jit, static_argnames="algorithm")
+@parallel.kept_program(static_argnames="algorithm")
 def _counted(state: State, *, algorithm: Any) -> Any:
     return algorithm.standing(state)
 
 
-@functools.partial(jax.jit, static_argnames=("algorithm", "mapping", "rounds", "ahead"))
+@parallel.kept_program(static_argnames=("algorithm", "mapping", "rounds", "ahead"))
 def _draw(
     rng_key: Array,
     state: State,
@@ -153,7 +152,7 @@ def _draw(
     return jax.vmap(one)(numbers) if ahead and size > cohorts.MANY else jax.lax.map(one, numbers)
 
 
-@functools.partial(jax.jit, static_argnames=("algorithm", "mapping", "rounds", "size"))
+@parallel.kept_program(static_argnames=("algorithm", "mapping", "rounds", "size"))
 def _draw_one_after_another(
     rng_key: Array,
     standing: Any,

@@ -46,6 +46,7 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
+from fedjax_cluster.lifting import lifted
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import SHARE, Bound, at_least, option
@@ -56,6 +57,7 @@ from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
     ClientMapping,
+    Clusters,
     Cohort,
     Costs,
     LocalResult,
@@ -180,35 +182,19 @@ class cfl_gp(AveragingMethod):
     def init_with(self, rng_key: Array, population: Population, num_clusters: int) -> tuple[State, RoundInfo]:
         """The start with K clusters: clients in random groups of equal size, profiles empty."""
         models, present = start_models(self.model, rng_key, population, num_clusters)
-        models = tie_layers(models, self.shared_layers)
-        assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
-        coordinates = self.draw_coordinates(coordinate_key, models.params)
-        width = len(coordinates) or self.profile_size(models.params)
+        count, width = int(present.sum()), self.profile_width(models.params)
         if self.landmarks is not None:
-            most = cohorts.cohort_size(self.participation, int(present.sum())) if self.cluster_cohort else None
-            check_landmarks(self.landmarks, int(present.sum()), num_clusters, most)
-        capacity = len(present)
-        side = capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
-        check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
-        grouped = present
-        if self.joined_late:
-            grouped = jnp.zeros_like(present).at[self.landmarks_of(present)].set(True)
-        clients = Clients(
-            one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
-            present,
-            jnp.zeros((capacity, num_clusters, width)),
-            jnp.zeros((capacity, num_clusters), jnp.int32),
-        )
-        server = Server(
-            grams=jnp.zeros((num_clusters, side, side)),
-            block=jnp.zeros((), jnp.int32),
-            unchanged=jnp.zeros((), jnp.int32),
-            stopped=jnp.asarray(False),
-            coordinates=coordinates,
-        )
-        if self.landmarks is not None:
-            server = LandmarkServer(*server, self.landmarks_of(present))
-        return first_state(models, clients, self.optimizer, server)
+            most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
+            check_landmarks(self.landmarks, count, num_clusters, most)
+        copies = 1 if self.gram_side(len(present)) or self.landmarks else 3
+        check_profiles(population, num_clusters, width, copies)
+        start = parallel.compile_quickly(_start, static_argnames=("method", "num_clusters"))
+        # Its numbers have no part in a start.
+        return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters)
+
+    def gram_side(self, capacity: int) -> int:
+        """Rows of the Gram matrices of so many clients; 0 where there are none."""
+        return capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
 
     def landmarks_of(self, present: Array) -> Array:
         assert self.landmarks is not None
@@ -221,14 +207,19 @@ class cfl_gp(AveragingMethod):
     def profile_size(self, stacked_params: PyTree) -> int:
         return tree.size(self.profile_leaves(stacked_params)) // len(jax.tree.leaves(stacked_params)[0])
 
-    def draw_coordinates(self, rng_key: Array, stacked_params: PyTree) -> Array:
+    def profile_width(self, stacked_params: PyTree) -> int:
+        """The coordinates of a profile that are kept."""
         size = self.profile_size(stacked_params)
         if self.compression > size:
             raise ValueError(
                 f"compression is {self.compression:g}, but a profile has {size} coordinates; give at most {size}"
             )
-        kept = max(1, round(size / self.compression))
-        if kept >= size:
+        return min(size, max(1, round(size / self.compression)))
+
+    def draw_coordinates(self, rng_key: Array, stacked_params: PyTree) -> Array:
+        """Which these are, i32[d̂]; none is all."""
+        size, kept = self.profile_size(stacked_params), self.profile_width(stacked_params)
+        if kept == size:
             return jnp.zeros(0, jnp.int32)
         return jnp.sort(jax.random.choice(rng_key, size, (kept,), replace=False)).astype(jnp.int32)
 
@@ -400,6 +391,29 @@ class cfl_gp(AveragingMethod):
         return state._replace(clients=tree.scatter(state.clients, index, row), server=server)
 
 
-@functools.partial(jax.jit, static_argnames="method")
+def _start(
+    rng_key: Array, models: Clusters, present: Array, *, method: cfl_gp, num_clusters: int
+) -> tuple[State, RoundInfo]:
+    """Clients in random groups of equal size, profiles empty."""
+    models = tie_layers(models, method.shared_layers)
+    assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
+    coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)
+    grouped, side = present, method.gram_side(len(present))
+    if method.joined_late:
+        grouped = jnp.zeros_like(present).at[method.landmarks_of(present)].set(True)
+    clients = Clients(
+        one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
+        present,
+        jnp.zeros((len(present), num_clusters, width)),
+        jnp.zeros((len(present), num_clusters), jnp.int32),
+    )
+    none = jnp.zeros((), jnp.int32)
+    server = Server(jnp.zeros((num_clusters, side, side)), none, none, jnp.asarray(False), coordinates)
+    if method.landmarks is not None:
+        server = LandmarkServer(*server, method.landmarks_of(present))
+    return first_state(models, clients, method.optimizer, server)
+
+
+@parallel.kept_program(static_argnames="method")
 def _step(rng_key: Array, state: State, cohort: Cohort, *, method: cfl_gp) -> tuple[State, RoundInfo]:
     return method.step(rng_key, state, cohort)

@@ -203,7 +203,7 @@ class flag(SearchingMethod):
         result = self.gradient_update.run(key, self.model, start, data, round=0)
         return Measured(vectors, counts, tree.ravel(result.delta), jnp.asarray(result.num_steps, jnp.int32))
 
-    @functools.partial(jax.jit, static_argnames="self")
+    @parallel.kept_program(static_argnames="self")
     def measure_all(self, rng_key: Array, population: Population, start: Variables) -> Mapped:
         num_classes = population.info.num_classes
         return parallel.for_each_client(
