@@ -1,6 +1,6 @@
 """What privacy and robust aggregation cost a round: processor seconds over those of a plain one, on 1 000 clients.
 
-    python -m benchmarks.private_rounds [--clients 1000] [--repetitions 7] [--steps 5]
+    python -m benchmarks.private_rounds [--clients 1000] [--repetitions 7] [--steps 5] [--only FedAvg]
 
 Each client has 32 rows of 64 features and takes some steps on mini-batches of 16 with an MLP of 64 hidden units, 4 810
 parameters. A plain round and the others run in turns in one process, as in `fedjax-cluster bench`.
@@ -94,10 +94,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="of a client's training in a round")
+    parser.add_argument("--only", help="the rounds of this method alone")
     given = parser.parse_args()
     fc.parallel.use_all_cores()
     everybody, found = population(given.clients), []
     for name, (plain, number, others) in variants(given.clients, given.steps).items():
+        if given.only not in (None, name):
+            continue
         methods = {"plain": plain, **{each: dataclasses.replace(plain, **more) for each, more in others.items()}}
         runs = {each: rounds(method, everybody, number) for each, method in methods.items()}
         seconds = in_turns(runs, given.repetitions, shortest=0.3)
