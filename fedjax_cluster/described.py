@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
 
     Args:
       value: anything.
-      modules: names functions and classes with their modules.
+      modules: tells apart what only has the same name, by its module, or is equal, by its type.
 
     >>> described((1, [None, "a"])), described(lambda x: x)[1]
     (([1, [None, 'a']], True), False)
@@ -31,9 +32,12 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
     """
     of = functools.partial(described, modules=modules)
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value, True
+        same = not modules or value is None or type(value) in (bool, int, float, str)
+        return (value, True) if same else ([type(value).__name__, repr(value)], True)
     if isinstance(value, Mapping):
         items, known = of(list(value.values()))
+        if modules:
+            return [of(list(value))[0], items], known
         return dict(zip(map(str, value), items, strict=True)), known
     names, to_json, called = (getattr(value, name, None) for name in ("_fields", "to_json", "__qualname__"))
     if isinstance(value, (list, tuple)) and names is None:
@@ -42,10 +46,10 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
     if isinstance(value, functools.partial):
         return of((value.func, value.args, value.keywords))
     if called and not hasattr(value, "__self__"):
-        known = is_known(value) and "<" not in called
-        return called if known and not modules else f"{value.__module__}.{called}", known
+        known = is_known(value)
+        return called if known and not modules else f"{getattr(value, '__module__', None)}.{called}", known
     if isinstance(value, Mesh):
-        return of({"axes": dict(value.shape), "devices": [device.id for device in value.devices.flat]})
+        return of([str(value), [device.id for device in value.devices.flat]])
     if to_json and not isinstance(value, Options):
         content, known = of(to_json())
         return content, known and is_known(type(value))
@@ -55,9 +59,22 @@ def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:
         return ADDRESS.sub("", repr(value)), False
     kind, named = of(type(value))
     items, known = of({name: getattr(value, name) for name in names})
+    if modules:
+        return [kind, items], named and known
     return {"type": kind, **items}, named and known
 
 
 def is_known(value: Any) -> bool:
-    """Whether a function or class is of a package whose release tells what it is."""
-    return (value.__module__ or "").partition(".")[0] in KNOWN_PACKAGES
+    """Whether a function or class is what its name stands for in a package whose release tells what that is.
+
+    >>> is_known(is_known), is_known(functools.wraps(is_known)(lambda value: True))
+    (True, False)
+    """
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+    if module.partition(".")[0] not in KNOWN_PACKAGES or "<" in name:
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    # Not what only has a copy of the name, as a wrapper or a derivative has; of a jitted function its own is meant.
+    return found is value or getattr(found, "__wrapped__", None) is value

@@ -20,14 +20,20 @@ import pathlib
 import pickle
 import platform
 import re
+import threading
+import time
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
+from jax.extend.core import get_opaque_trace_state
+from jax.sharding import NamedSharding
 
 from fedjax_cluster.described import ADDRESS, described
 from fedjax_cluster.files import atomic_file
@@ -35,40 +41,55 @@ from fedjax_cluster.files import atomic_file
 LOG = logging.getLogger(__name__)
 LIBRARIES = ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "ml_dtypes")
 PACKAGE = pathlib.Path(__file__).parents[1]
+STARTED = time.time()  # whatever of the package is younger may not be what was imported
 PROCESSOR = pathlib.Path("/proc/cpuinfo")
 SUFFIX = ".program"
 DIGEST_SIZE = 32
 MOST_BYTES = 2**29  # of all programs in a folder; those that were not used for longest make room
 # What a lowered program may call by name: XLA knows the first by itself, the second are ready once one was lowered.
 BUILT_IN, LAPACK = re.compile(r"Sharding|SPMD\w+|xla\.sdy\.\w+|TopK"), re.compile(r"lapack_\w+")
-# Settings that decide nothing of a program, and those that are for looking into one, with which JAX compiles by itself.
-VOLATILE = re.compile("cache|log|dump|profil")
-WATCHING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks")
 CALLED = re.compile(r"custom_call @\"?([\w.$]+)")
+# Settings that decide nothing of a program.
+VOLATILE = re.compile("cache|log|dump|profil|explain")
+SETTINGS = tuple(sorted(name for name in jax.config.values if not VOLATILE.search(name)))
+# With these JAX itself is looked into, or left out.
+WATCHING = (
+    *("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks"),
+    *("jax_log_compiles", "jax_explain_cache_misses", "jax_dump_ir_to"),
+)
+with jax.ensure_compile_time_eval():
+    _OUTSIDE = get_opaque_trace_state()  # of all traces
 
-_folders: list[pathlib.Path] = []
-_loaded: dict[Hashable, Callable[..., Any]] = {}
+_folder: pathlib.Path | None = None
+_functions: weakref.WeakSet[KeptProgram] = weakref.WeakSet()
+_compiling = threading.RLock()
 
 
 def keep_in(folder: pathlib.Path | None) -> None:
     """From now on programs of `KeptProgram` functions are kept in this folder; None keeps none."""
-    _folders[:] = [] if folder is None else [folder]
+    global _folder
+    _folder = folder
 
 
 def forget_loaded() -> None:
     """Lets go of the programs that this process has; the folder still has them."""
-    _loaded.clear()
+    for function in list(_functions):
+        function.loaded.clear()
 
 
 class KeptProgram:
-    """`jax.jit` of a function of a module, whose programs on a CPU are kept where `keep_in` says."""
+    """`jax.jit` of a function, whose programs on a CPU are kept where `keep_in` says."""
 
     def __init__(self, function: Callable[..., Any], static_argnames: Sequence[str] = (), **options: Any):
         functools.update_wrapper(self, function)
         self.jitted = jax.jit(function, static_argnames=static_argnames, **options)
-        self.static, self.options = frozenset(static_argnames), tuple(sorted(map(repr, options.items())))
+        self.static, self.options = tuple(static_argnames), options
         self.parameters = inspect.signature(function)
-        self.name = f"{function.__module__}.{function.__qualname__}"
+        if any(each.kind is not each.POSITIONAL_OR_KEYWORD and each.kind is not each.KEYWORD_ONLY
+               for each in self.parameters.parameters.values()):  # fmt: skip
+            raise TypeError(f"{function.__qualname__} takes arguments without names; give each parameter one")
+        self.loaded: dict[Hashable, Callable[..., Any]] = {}
+        _functions.add(self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "jitted":  # while it is copied
@@ -79,47 +100,63 @@ class KeptProgram:
         return self if owner is None else functools.partial(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not _folders or jax.default_backend() != "cpu" or jax.process_count() > 1 or _watched():
-            return self.jitted(*args, **kwargs)
+        return self.prepared(*args, **kwargs)()
+
+    def prepared(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """The call of the program for these arguments, found or compiled; nothing is computed yet."""
+        plain = functools.partial(self.jitted, *args, **kwargs)
+        folder = _folder
+        if folder is None or not _kept_here():
+            return plain
         given = self.parameters.bind(*args, **kwargs).arguments
-        static = {name: value for name, value in given.items() if name in self.static}
-        arrays = {name: value for name, value in given.items() if name not in self.static}
+        static = {name: given[name] for name in given if name in self.static}
+        arrays = {name: given[name] for name in given if name not in self.static}
         leaves, structure = jax.tree.flatten(((), arrays))
         if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return self.jitted(*args, **kwargs)
-        places = tuple(map(_shape_and_place, leaves))
-        key = (self.name, self.options, tuple(static.items()), structure, places, _settings())
-        program = _loaded.get(key)
-        if program is None:
-            program = self._program(static, given, structure, places) or self.jitted
-            _loaded[key] = program
-        return program(*args, **kwargs) if program is self.jitted else program(**arrays)
+            return plain
+        shapes, places = [_shape(leaf) for leaf in leaves], [_place(leaf) for leaf in leaves]
+        values = tuple((name, type(value), value) for name, value in static.items())
+        key = (values, structure, *shapes, *places, *_settings())
+        if key not in self.loaded:
+            texts = [str(structure), *map(_shape_text, shapes), *map(_place_text, places)]
+            self.loaded[key] = self._program(folder, static, given, structure, texts) or self.jitted
+        program = self.loaded[key]
+        return plain if program is self.jitted else functools.partial(program, **arrays)
 
     def _program(
-        self, static: dict[str, Any], given: dict[str, Any], structure: Any, places: tuple
+        self, folder: pathlib.Path, static: dict[str, Any], given: dict[str, Any], structure: Any, texts: list[str]
     ) -> Callable[..., Any] | None:
         """The program that is kept, or a new one, which is kept; None where it cannot be told apart from others."""
-        values, known = described((self.__wrapped__, static), modules=True)
-        if not known or ADDRESS.search(shape := str(structure)):
+        surroundings = _surroundings()
+        try:
+            values, known = described([self.__wrapped__, static, self.options], modules=True)
+        except Exception:  # of a value whose description fails
             return None
-        content = [self.options, values, shape, places, _settings(), _surroundings()]
-        digest = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=16).hexdigest()
-        path = _folders[0] / (digest + SUFFIX)
-        found = _read(path, structure)
-        if found is not None:
-            return found
-        lowered = self.jitted.lower(**given)
+        if surroundings is None or not known or ADDRESS.search(texts[0]):
+            return None
+        content = [values, texts, [str(value) for value in _settings()], surroundings]
+        path = folder / (hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest() + SUFFIX)
+        with _compiling:
+            return _read(path, structure) or self._compiled(path, given)
+
+    def _compiled(self, path: pathlib.Path, given: dict[str, Any]) -> Callable[..., Any]:
+        @functools.wraps(self.__wrapped__)
+        def anew(*args: Any, **kwargs: Any) -> Any:
+            return self.__wrapped__(*args, **kwargs)
+
+        # Of a function of its own: what this process has compiled before may come from JAX's cache, and what that gives
+        # back cannot be serialized again.
+        lowered = jax.jit(anew, static_argnames=self.static, **self.options).lower(**given)
         called = set(CALLED.findall(lowered.as_text()))
         if not all(BUILT_IN.fullmatch(name) or LAPACK.fullmatch(name) for name in called):
-            return lowered.compile()
-        # What JAX's cache gives back cannot be serialized again.
+            return self.jitted
         with _without_jax_cache():
             compiled = lowered.compile()
         _write(path, compiled)
         return compiled
 
 
-def kept_program(static_argnames: Sequence[str] = (), **options: Any) -> Callable[[Callable[..., Any]], KeptProgram]:
+def kept_program(static_argnames: str | Sequence[str] = (), **options: Any) -> Callable[..., KeptProgram]:
     """A decorator: `KeptProgram` with these options of `jax.jit`.
 
     >>> @kept_program(static_argnames="times")
@@ -135,45 +172,75 @@ def kept_program(static_argnames: Sequence[str] = (), **options: Any) -> Callabl
 # ---------------------------------------------------------------------------------------- what decides a program
 
 
-def _shape_and_place(leaf: Any) -> tuple:
-    """Of an argument: what a program for it is also good for."""
+def _kept_here() -> bool:
+    """Whether programs can be kept as things are: outside of all traces and meshes, with nobody looking into JAX."""
+    return (
+        jax.default_backend() == "cpu"
+        and jax.process_count() == 1
+        and get_opaque_trace_state() == _OUTSIDE
+        and jax.sharding.get_abstract_mesh().empty
+        and not any(_setting(name) for name in WATCHING)
+    )
+
+
+def _shape(leaf: Any) -> tuple:
     kind = jax.typeof(leaf)
-    found = (kind.shape, str(kind.dtype), getattr(kind, "weak_type", False))
-    if not isinstance(leaf, jax.Array) or not getattr(leaf, "committed", True):
-        return found
-    place = leaf.sharding
-    return (*found, str(place), tuple(sorted(device.id for device in place.device_set)))
+    return kind.shape, kind.dtype, getattr(kind, "weak_type", False)
 
 
-def _watched() -> bool:
-    return any(getattr(jax.config, name) for name in WATCHING)
+def _shape_text(shape: tuple) -> str:
+    return " ".join(map(str, shape))
+
+
+def _place(leaf: Any) -> Any:
+    """Where an array has to stay; None for what goes where a program wants it."""
+    return leaf.sharding if isinstance(leaf, jax.Array) and getattr(leaf, "committed", True) else None
+
+
+def _place_text(place: Any) -> str:
+    if place is None:
+        return ""
+    devices = np.ravel(place.mesh.devices) if isinstance(place, NamedSharding) else place.device_set
+    return f"{place} {[device.id for device in devices]}"
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name, jax.config.values.get(name))
 
 
 def _settings() -> tuple:
     """JAX's settings, some of which a context manager changes for a while."""
-    values = jax.config.values
-    return tuple(str(getattr(jax.config, name, values[name])) for name in values if not VOLATILE.search(name))
+    return tuple(map(_setting, SETTINGS))
 
 
 @functools.cache
-def _surroundings() -> list[Any]:
-    """This package's source, the libraries' versions, the devices and the processor."""
-    source = hashlib.blake2b(digest_size=16)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        source.update(path.read_bytes())
-    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+def _surroundings() -> list[Any] | None:
+    """The package's source, the libraries, the devices and the processor; None where one of them is not known."""
+    source, versions = hashlib.blake2b(digest_size=16), []
+    paths = sorted(PACKAGE.rglob("*.py"))
+    for path in paths:
+        source.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    if not paths or any(path.stat().st_mtime > STARTED for path in paths) or not (processor := _processor()):
+        return None
+    for name in LIBRARIES:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        if "editable" in (distribution.read_text("direct_url.json") or ""):
+            return None  # its source may change within a version
+        versions.append((name, distribution.version))
     devices = [(device.id, device.device_kind) for device in jax.devices()]
     flags = os.environ.get("XLA_FLAGS", "")
-    return [source.hexdigest(), versions, platform.python_version(), devices, flags, platform.machine(), _processor()]
+    return [source.hexdigest(), versions, platform.python_version(), devices, flags, platform.machine(), processor]
 
 
 def _processor() -> str:
-    """What tells one kind of processor from another: a program is made for all that this one has."""
+    """What tells one kind of processor from another, as a program is made for all that this one has; "" if unknown."""
     with contextlib.suppress(OSError):
-        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
-        wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")
-        return "\n".join(line for line in lines if line.partition(":")[0].strip() in wanted)
-    return platform.processor()
+        first = PROCESSOR.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        return "\n".join(re.findall(r"^(?:vendor_id|cpu family|model|stepping|flags|Features|CPU \w+).*", first, re.M))
+    return ""
 
 
 # ---------------------------------------------------------------------------------------- the folder
@@ -189,15 +256,17 @@ def _read(path: pathlib.Path, structure: Any) -> Callable[..., Any] | None:
         content = whole[DIGEST_SIZE:]
         if hashlib.blake2b(content, digest_size=DIGEST_SIZE).digest() != whole[:DIGEST_SIZE]:
             return None
-        payload, results, devices = pickle.loads(content)
+        payload, results, order = pickle.loads(content)
         _prepare_lapack()
-        places = [device for device in jax.devices() if device.id in devices]
+        devices = {device.id: device for device in jax.devices()}
+        places = [devices[number] for number in order]
         found = serialize_executable.deserialize_and_load(payload, structure, results, execution_devices=places)
-        os.utime(path)
     except Exception as error:  # nearly anything can come of a file of another release; the remedy is to compile
         if not isinstance(error, FileNotFoundError):
             LOG.debug(f"{path} is compiled anew: {error}")
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
     return found
 
 
@@ -205,8 +274,8 @@ def _write(path: pathlib.Path, compiled: Any) -> None:
     """Keeps a program, where it can be kept."""
     try:
         payload, _, results = serialize_executable.serialize(compiled)
-        devices = [device.id for device in compiled.runtime_executable().local_devices()]
-        content = pickle.dumps((payload, results, devices))
+        order = [device.id for device in compiled.runtime_executable().local_devices()]
+        content = pickle.dumps((payload, results, order))
         with atomic_file(path) as beside:
             beside.write_bytes(hashlib.blake2b(content, digest_size=DIGEST_SIZE).digest() + content)
         _make_room(path.parent)
@@ -216,13 +285,16 @@ def _write(path: pathlib.Path, compiled: Any) -> None:
 
 def _make_room(folder: pathlib.Path) -> None:
     """Removes what was not used for longest, where there is more than `MOST_BYTES`."""
-    status = {path: path.stat() for path in folder.glob(f"*{SUFFIX}")}
-    total = sum(of.st_size for of in status.values())
-    for path in sorted(status, key=lambda path: status[path].st_mtime):
+    files = {}
+    for path in folder.glob(f"[!.]*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            files[path] = path.stat()
+    total = sum(status.st_size for status in files.values())
+    for path in sorted(files, key=lambda path: files[path].st_mtime):
         if total <= MOST_BYTES:
             break
         path.unlink(missing_ok=True)
-        total -= status[path].st_size
+        total -= files[path].st_size
 
 
 @functools.cache
@@ -233,11 +305,12 @@ def _prepare_lapack() -> None:
 
 @contextlib.contextmanager
 def _without_jax_cache() -> Iterator[None]:
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
+    """JAX neither reads nor writes compiled programs meanwhile, in whichever thread."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
     try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()

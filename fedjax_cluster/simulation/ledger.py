@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -78,8 +77,8 @@ def with_clustering_seconds(
         seconds = np.zeros(len(count))
         seconds[0] = initial
     else:
-        again = functools.partial(_cluster, algorithm=algorithm, mapping=mapping)
-        seconds = count * seconds_per_call(again, rng_key, state)
+        again = _cluster.prepared(rng_key, state, algorithm=algorithm, mapping=mapping)
+        seconds = count * seconds_per_call(again)
     return {**history, CLUSTERING_SECONDS: seconds}
 
 
@@ -89,12 +88,12 @@ def _cluster(rng_key: Array, state: State, *, algorithm: ClusteredAlgorithm, map
     return algorithm.cluster(rng_key, state, mapping=mapping)
 
 
-def seconds_per_call(compiled: Callable[..., Any], *arguments: Any) -> float:
-    """Median seconds of five calls of a jitted function, without its compilation."""
+def seconds_per_call(call: Callable[[], Any]) -> float:
+    """Median seconds of five calls of a program, without its compilation."""
     seconds = []
-    jax.block_until_ready(compiled(*arguments))
+    jax.block_until_ready(call())
     for _ in range(TIMED_CALLS):
         started = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
+        jax.block_until_ready(call())
         seconds.append(time.perf_counter() - started)
     return float(np.median(seconds))

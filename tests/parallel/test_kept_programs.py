@@ -1,11 +1,14 @@
 """Programs that a folder keeps whole give what compiled ones give, and are found where all that decides is equal."""
 
+import functools
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -23,7 +26,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 def spectrum(x, *, times=1):
     """Calls LAPACK, which a process that traces nothing has not made ready."""
     traced.append("spectrum")
-    return {"values": jnp.linalg.eigh(x @ x.T)[0] * (times if isinstance(times, int) else times(1))}
+    return {"values": jnp.linalg.eigh(x @ x.T)[0] * (times(1) if callable(times) else times)}
 
 
 @parallel.kept_program(donate_argnames="x")
@@ -150,6 +153,124 @@ def test_functions_of_others_are_not_kept(folder, monkeypatch):
     assert not files(folder)
 
 
+def test_functions_of_one_name_are_not_taken_for_one_another(folder):
+    def times(factor):
+        return parallel.kept_program()(lambda x: x * factor)
+
+    assert [float(times(factor)(2.0)) for factor in (3, 5)] == [6, 10]
+    quickly = [parallel.compile_quickly(function) for function in (lambda x: x + 1, lambda x: x * 10)]
+    assert [float(function(2.0)) for function in quickly] == [3, 20]
+    assert not files(folder)
+
+
+def test_a_wrapper_is_not_taken_for_what_it_wraps(folder):
+    """It has its name, and JAX's own transformations copy it as well."""
+
+    @functools.wraps(nn.losses.cross_entropy)
+    def half(*given):
+        return nn.losses.cross_entropy(*given) / 2
+
+    for value in (half, jax.grad(jax.nn.softplus), jax.vmap(optax.squared_error)):
+        assert not described.described(value)[1], value
+    assert described.described(nn.losses.cross_entropy)[1]
+
+
+def test_equal_options_of_other_types_are_others(folder):
+    for times in (1, 1.0):
+        spectrum(ROWS, times=times)
+    assert len(files(folder)) == 2
+    assert described.described(np.float64(0.5), modules=True) != described.described(0.5, modules=True)
+    assert described.described({1: 2}, modules=True) != described.described({"1": 2}, modules=True)
+
+
+def test_a_source_that_was_edited_after_it_was_imported_is_no_key(folder, monkeypatch):
+    monkeypatch.setattr(kept_programs, "STARTED", 0.0)
+    kept_programs._surroundings.cache_clear()
+    spectrum(ROWS)
+    kept_programs._surroundings.cache_clear()
+    assert not files(folder)
+
+
+@pytest.mark.parametrize("missing", ["processor", "library", "source"])
+def test_where_the_surroundings_are_not_known_nothing_is_kept(folder, monkeypatch, tmp_path, missing):
+    kept_programs._surroundings.cache_clear()
+    if missing == "processor":
+        monkeypatch.setattr(kept_programs, "PROCESSOR", tmp_path / "none")
+    elif missing == "library":
+        monkeypatch.setattr(kept_programs, "LIBRARIES", ("jax", "no_such_library"))
+    else:
+        monkeypatch.setattr(kept_programs, "PACKAGE", tmp_path / "none")
+    spectrum(ROWS)
+    kept_programs._surroundings.cache_clear()
+    assert not files(folder)
+
+
+def test_what_jax_has_compiled_before_is_compiled_for_the_folder_again(folder):
+    """What JAX's cache gives back is read and written without an error, and fails when it is called."""
+    spectrum.jitted(x=ROWS)
+    jax.clear_caches()
+    spectrum.jitted(x=ROWS)  # from JAX's cache, which the tests have
+    first = spectrum(ROWS)
+    fresh(folder)
+    chex.assert_trees_all_equal(spectrum(ROWS), first)
+    assert not traced
+
+
+def test_threads_that_compile_at_once_leave_jax_as_it_was(folder):
+    sizes = range(2, 8)
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda size: spectrum(ROWS[:, :2].repeat(size, 0)), sizes))
+    assert jax.config.jax_enable_compilation_cache
+    assert len(files(folder)) == len(sizes)
+    fresh(folder)
+    for size, values in zip(sizes, found, strict=True):
+        chex.assert_trees_all_equal(spectrum(ROWS[:, :2].repeat(size, 0)), values)
+    assert not traced
+
+
+def test_devices_in_another_order_are_other_devices(folder):
+    first, second = jax.devices()[:2]
+    for number in range(2):
+        for devices in ([first, second], [second, first]):
+            mesh = parallel.client_mesh(devices)
+            rows = jax.device_put(ROWS, NamedSharding(mesh, PartitionSpec("clients")))
+            assert halved(rows).sharding.mesh.devices.flat[0] == devices[0]
+        assert len(files(folder)) == 2
+        assert bool(traced) == (number == 0)
+        fresh(folder)
+
+
+def test_where_only_shapes_are_asked_for_nothing_is_computed(folder):
+    given = jnp.arange(4.0)
+    assert jax.eval_shape(lambda: halved(given)).shape == (4,)
+    assert not given.is_deleted()
+
+
+def test_options_that_cannot_be_described_are_compiled_as_always(folder):
+    class Shy:
+        def __repr__(self):
+            raise AttributeError("no name")
+
+        def __call__(self, one):
+            return 3
+
+    assert spectrum(ROWS, times=Shy())["values"].shape == (4,)
+    assert not files(folder)
+
+
+def test_a_folder_that_can_only_be_read_is_read(folder, monkeypatch):
+    spectrum(ROWS)
+    fresh(folder)
+    monkeypatch.setattr(os, "utime", lambda path: (_ for _ in ()).throw(OSError(30, "read-only file system")))
+    spectrum(ROWS)
+    assert not traced
+
+
+def test_arguments_without_names_are_refused():
+    with pytest.raises(TypeError, match="without names"):
+        parallel.kept_program()(lambda *given: given)
+
+
 def test_donated_arguments_are_given_up_by_kept_programs_too(folder):
     for number in range(2):
         fresh(folder)
@@ -174,12 +295,13 @@ def test_debugging_and_a_run_without_compilation_see_every_operation(folder):
 
 
 def test_programs_that_were_not_used_for_longest_make_room(folder, monkeypatch):
+    (folder / ".0.program.under_way.program").touch()  # another process is writing
     for number in range(3):
         (folder / f"{number}.program").write_bytes(bytes(1000))
         os.utime(folder / f"{number}.program", (number, number))
     monkeypatch.setattr(kept_programs, "MOST_BYTES", 2500)
     kept_programs._make_room(folder)
-    assert [path.name for path in files(folder)] == ["1.program", "2.program"]
+    assert [path.name for path in files(folder)][1:] == ["1.program", "2.program"]
 
 
 def test_a_folder_that_cannot_be_written_is_no_hindrance(folder):
