@@ -14,6 +14,10 @@ def _end_quietly(number: int, _: object) -> None:
 for _number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(_number, _end_quietly)
 
+# Nor shall a person who has typed a command see nothing meanwhile; whatever is said next takes the place of this.
+if sys.stderr.isatty() and sys.argv[1:2] and sys.argv[1] in ("run", "compare", "sweep", "resume", "reproduce"):
+    print("fedjax-cluster starts", end="\r", file=sys.stderr, flush=True)
+
 # What is imported stays: to look through it for what can be let go is a tenth of the imports.
 gc.disable()
 

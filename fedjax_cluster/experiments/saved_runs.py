@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_cluster import report
+from fedjax_cluster.data.waiting import working
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
@@ -204,6 +205,7 @@ def write_report(
     return leave_comparison(outcomes, table, directory, background, formats=formats)
 
 
+@working("pictures and report.html")
 def leave_run(
     directory: pathlib.Path,
     run: SimulationResult | Mapping[str, dict[str, np.ndarray]],
@@ -240,6 +242,7 @@ def shows_clients(path: pathlib.Path) -> bool:
     return (read_config(path)["experiment"] or {}).get("eval_clients") is None
 
 
+@working("tables, pictures and report.html")
 def leave_comparison(
     outcomes: Sequence[Outcome],
     table: report.tables.Table,

@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
@@ -200,7 +199,8 @@ def _place(leaf: Any) -> Any:
 def _place_text(place: Any) -> str:
     if place is None:
         return ""
-    devices = np.ravel(place.mesh.devices) if isinstance(place, NamedSharding) else place.device_set
+    mesh = place.mesh.devices if isinstance(place, NamedSharding) else None
+    devices = place.device_set if mesh is None else mesh.flat
     return f"{place} {[device.id for device in devices]}"
 
 
