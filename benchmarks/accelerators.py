@@ -47,6 +47,19 @@ messages take at the rates of the data sheets, and likely several times that.
 |---|---|---|---|---|---|---|---|---|---|
 """
 
+OF_GATES = """
+## Every method, compiled for eight v5e
+
+What `pytest -m tpu` holds: all methods with three small networks on 64 clients of 8 rows, compiled for `v5e:2x4`. Of
+every program of rounds the collectives (gathers, reductions, permutations), the largest message of one and a device's
+temporaries. No message is larger than the clusters' models, or the updates of a device's share of the cohort (CFL), but
+CFL-GP's: where the Gram matrices lose a direction in float32, and there alone, it sends what its subspace iteration
+makes of the profiles, K models × 12.
+
+| method | collectives | largest message, kB: MLP | CNN | ResNet-18 | temporaries, MB: MLP | CNN | ResNet-18 |
+|---|---|---:|---:|---:|---:|---:|---:|
+"""
+
 
 def build(name: str, model: Model, batch: int) -> Any:
     """A method with four clusters where it takes their number, whose clients take one step."""
@@ -116,6 +129,17 @@ def line(row: dict[str, Any]) -> str:
     return "| " + " | ".join([*cells, f"{row['compile_seconds']} s"]) + " |"
 
 
+def gate_line(method: str, table: dict[str, Any]) -> str:
+    """A method's row of the gates' table."""
+    rows = [table[f"{method} {model}"] for model in TOYS]
+    counts = rows[0]["collectives"]
+    assert all(row["collectives"] == counts for row in rows)
+    kinds = " + ".join(str(counts.get(kind, 0)) for kind in ("all-gather", "all-reduce", "collective-permute"))
+    cells = [f"{row['largest_message'] / 1e3:.1f}" for row in rows]
+    cells += [f"{row['temporaries'] / 1e6:.1f}" for row in rows]
+    return f"| {method.replace('_', '-')} | {kinds} | " + " | ".join(cells) + " |"
+
+
 def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     if arguments[:1] == ["gates"]:
@@ -125,7 +149,9 @@ def main(arguments: list[str]) -> None:
         record(arguments[0], arguments[1:] or sorted(fc.algorithms.REGISTRY))
     rows = json.loads(RECORD.read_text())
     rows.sort(key=lambda row: (row["device"], row["method"], row["model"], row["clients"]))
-    PAGE.write_text(TEXT + "\n".join(map(line, rows)) + "\n", encoding="utf-8")
+    table = json.loads(GATES.read_text())
+    gates = [gate_line(method, table) for method in sorted(fc.algorithms.REGISTRY)]
+    PAGE.write_text(TEXT + "\n".join(map(line, rows)) + "\n" + OF_GATES + "\n".join(gates) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
