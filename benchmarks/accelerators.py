@@ -52,9 +52,10 @@ OF_GATES = """
 
 What `pytest -m tpu` holds: all methods with three small networks on 64 clients of 8 rows, compiled for `v5e:2x4`. Of
 every program of rounds the collectives (gathers, reductions, permutations), the largest message of one and a device's
-temporaries. No message is larger than the clusters' models, or the updates of a device's share of the cohort (CFL), but
-CFL-GP's: where the Gram matrices lose a direction in float32, and there alone, it sends what its subspace iteration
-makes of the profiles, K models × 12.
+temporaries. No message is larger than the clusters' models, the updates of a device's share of the cohort (CFL), or
+those rows of personal models that have eight numbers at most, which every device has of all clients (ResNet-18's
+normalisations in this small form), but CFL-GP's: where the Gram matrices lose a direction in float32, and there alone,
+it sends what its subspace iteration makes of the profiles, K models × 12.
 
 | method | collectives | largest message, kB: MLP | CNN | ResNet-18 | temporaries, MB: MLP | CNN | ResNet-18 |
 |---|---|---:|---:|---:|---:|---:|---:|
