@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.cluster
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
@@ -72,6 +72,7 @@ def test_no_cluster_is_empty_among_duplicates(values, count, seed):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(K, M))
+@example(1197, 5)
 def test_masked_points_change_nothing(seed, count):
     """The points that count stand anywhere among rows of NaN."""
     rng = np.random.default_rng(seed)
@@ -83,9 +84,15 @@ def test_masked_points_change_nothing(seed, count):
     moved[front] = points[mask]
     scattered = _kmeans(jax.random.key(seed), np.where(mask[:, None], points, np.nan), K, mask=mask)
     together = _kmeans(jax.random.key(seed), moved, K, mask=front)
-    chex.assert_trees_all_equal(scattered.labels[mask], together.labels[front])
+    # Of restarts that end in one partition under other names, rounding decides.
+    names = dict(zip(together.labels[front].tolist(), scattered.labels[mask].tolist(), strict=True))
+    assert sorted(names.values()) == list(range(K))
+    renamed = [names[label] for label in together.labels[front].tolist()]
+    chex.assert_trees_all_equal(scattered.labels[mask], np.array(renamed, np.int32))
     assert (scattered.labels[~mask] == -1).all()
-    chex.assert_trees_all_close(scattered.centers, together.centers, rtol=1e-4, atol=1e-5)
+    order = [names[label] for label in range(K)]
+    chex.assert_trees_all_close(scattered.centers[np.array(order)], together.centers, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scattered.inertia, together.inertia, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_changes_nothing():
