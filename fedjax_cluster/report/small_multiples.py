@@ -113,7 +113,8 @@ def _draw_panel(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], 
     above = mean[-1] < (everything.min() + everything.max()) / 2
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
     place: dict[str, Any] = {"x": 0.97, "y": 0.95 if above else 0.06, "va": "top" if above else "bottom", "ha": "right"}
-    axes.text(s=f"{mean[-1]:.3g}", transform=axes.transAxes, fontsize=SMALL, zorder=6, bbox=box, **place)
+    number = f"{mean[-1]:#.3g}".rstrip(".")
+    axes.text(s=number, transform=axes.transAxes, fontsize=SMALL, zorder=6, bbox=box, **place)
 
 
 def _set_limits(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], last: float) -> None:
