@@ -214,11 +214,11 @@ class Method(Options):
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         """The state before the first round."""
-        raise NotImplementedError
+        raise _missing(self, "init")
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """One round."""
-        raise NotImplementedError
+        raise _missing(self, "step")
 
     def select(self, rng_key: Array, state: State) -> Selection:
         """A uniform draw of the clients that are present, or that of a method with `standing`."""
@@ -248,3 +248,7 @@ class AveragingMethod(Method, abstract=True):
     def optimizer(self) -> optax.GradientTransformation:
         """The server's optimiser, with the clip in its state where that follows a quantile."""
         return carrying_clip(self.server_step, self.privacy)
+
+
+def _missing(method: Method, function: str) -> NotImplementedError:
+    return NotImplementedError(f"{type(method).__name__} has no {function}; a method needs init and step of its own")

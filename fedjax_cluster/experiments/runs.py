@@ -90,7 +90,7 @@ def _left(path: pathlib.Path) -> tuple[RunConfig, int]:
     if experiment is None:
         raise ValueError(
             f"{path} was made by simulate() without a configuration; call simulate() with the same algorithm, "
-            "federation and run_dir to continue it"
+            f"federation and run_dir to read or continue it, or draw it with: fedjax-cluster report {path}"
         )
     try:
         config = RunConfig.from_json(experiment)

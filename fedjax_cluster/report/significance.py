@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # whose parts are loaded when first used
 
+EQUAL_DECIMALS = 6  # of float32
 FEWEST_PAIRS = 3  # a deviation of two differences says nothing
 TEST = "two-sided paired t-test"
 
@@ -53,8 +54,11 @@ def mean_ranks(values: np.ndarray, *, higher: bool) -> np.ndarray:
 
     >>> mean_ranks(np.asarray([[0.9, 0.8], [0.7, 0.8], [np.nan, 0.1]]), higher=True)
     array([1.25, 1.75, 3.  ])
+    >>> mean_ranks(np.asarray([[5 / 6], [np.float32(5 / 6)]]), higher=True)
+    array([1.5, 1.5])
     """
-    worse = -values if higher else values
+    # As many right answers in another order of summation are a mean that differs in its last digits.
+    worse = np.round(-values if higher else values, EQUAL_DECIMALS)
     return scipy.stats.rankdata(np.where(np.isfinite(worse), worse, np.inf), axis=0).mean(axis=1)
 
 
