@@ -79,11 +79,10 @@ class RunConfig(Robustness):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits; a file or folder of your own; the TFDS name of an image classification set, from OpenML where TFDS has "
-        "no prepared copy; hf: and a name of the Hugging Face hub. Of your own are an .npz file (arrays x, y and perhaps "
-        "user), a .csv, .tsv or .parquet table, or, with a / in it, a folder of images by class or by user and class or "
-        "of LEAF's files; several joined by + have classes numbered one after the other, or which mixed-datasets keeps "
-        "apart",
+        "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user), a .csv, .tsv or .parquet "
+        "table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; the TFDS name "
+        "of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of the Hugging Face "
+        "hub; several joined by +, whose classes are numbered one after the other, or which mixed-datasets keeps apart",
         default="digits",
     )
     population: str | None = option(
