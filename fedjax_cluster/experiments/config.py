@@ -81,7 +81,7 @@ class RunConfig(Robustness):
     dataset: str = option(
         "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user), a .csv, .tsv or .parquet "
         "table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; the TFDS name "
-        "of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of the Hugging Face "
+        "of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of Hugging Face's "
         "hub; several joined by +, whose classes are numbered one after the other, or which mixed-datasets keeps apart",
         default="digits",
     )
