@@ -186,11 +186,11 @@ class cfl_gp(AveragingMethod):
         if self.landmarks is not None:
             most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
             check_landmarks(self.landmarks, count, num_clusters, most)
-        copies = 1 if self.gram_side(len(present)) or self.landmarks else 3
-        check_profiles(population, num_clusters, width, copies)
-        start = parallel.compile_quickly(_start, static_argnames=("method", "num_clusters"))
+        side = self.gram_side(len(present))
+        check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
+        start = parallel.compile_quickly(_start, static_argnames=("method", "num_clusters", "side"))
         # Its numbers have no part in a start.
-        return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters)
+        return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters, side=side)
 
     def gram_side(self, capacity: int) -> int:
         """Rows of the Gram matrices of so many clients; 0 where there are none."""
@@ -392,13 +392,13 @@ class cfl_gp(AveragingMethod):
 
 
 def _start(
-    rng_key: Array, models: Clusters, present: Array, *, method: cfl_gp, num_clusters: int
+    rng_key: Array, models: Clusters, present: Array, *, method: cfl_gp, num_clusters: int, side: int
 ) -> tuple[State, RoundInfo]:
     """Clients in random groups of equal size, profiles empty."""
     models = tie_layers(models, method.shared_layers)
     assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
     coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)
-    grouped, side = present, method.gram_side(len(present))
+    grouped = present
     if method.joined_late:
         grouped = jnp.zeros_like(present).at[method.landmarks_of(present)].set(True)
     clients = Clients(
