@@ -34,7 +34,7 @@ class ResumeFlags:
 @dataclasses.dataclass(frozen=True)
 class ReportFlags:
     out: str | None = None
-    """where to leave the pictures and, of several runs, the table ; none is the first directory"""
+    """where to leave the pictures and, of several runs, the table; none is the first directory"""
     format: Literal["png", "pdf", "svg"] = "png"
     """pdf or svg: the pictures in that format as well, for a paper"""
 

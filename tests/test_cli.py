@@ -6,10 +6,8 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -403,23 +401,6 @@ def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch
         assert [line.split()[-2:] for line in shown.splitlines() if line.startswith(("data sets", "compiled"))] == told
     left = sorted(path.name for path in (tmp_path / "kept").rglob("*") if path.is_file())
     assert left == ["mine.npy", "own.npz"]
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
-    words = [*MAIN, *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
-    while not os.path.exists("own/checkpoints") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(3)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=100)
-    assert process.returncode == status
-    said, left = error.splitlines()
-    assert said == "stopping after what is under way; again to stop at once"
-    assert left == "interrupted; go on with: fedjax-cluster resume own"
-    assert not os.path.exists("own/.lock")
 
 
 def test_a_momentum_that_could_do_nothing_is_refused(capsys):

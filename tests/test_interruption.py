@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -136,3 +137,21 @@ def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
     code = SIGNALLED.format(number=int(number))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("in_an_empty_directory")
+def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
+    words = [sys.executable, "-m", "fedjax_cluster", *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not os.path.exists("own/checkpoints") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=100)
+    assert process.returncode == status
+    said, left = error.splitlines()
+    assert said == "stopping after what is under way; again to stop at once"
+    assert left == "interrupted; go on with: fedjax-cluster resume own"
+    assert not os.path.exists("own/.lock")

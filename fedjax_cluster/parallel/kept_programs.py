@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import get_opaque_trace_state
@@ -111,8 +110,6 @@ class KeptProgram:
         static = {name: given[name] for name in given if name in self.static}
         arrays = {name: given[name] for name in given if name not in self.static}
         leaves, structure = jax.tree.flatten(((), arrays))
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return plain
         shapes, places = [_shape(leaf) for leaf in leaves], [_place(leaf) for leaf in leaves]
         values = tuple((name, type(value), value) for name, value in static.items())
         key = (values, structure, *shapes, *places, *_settings())

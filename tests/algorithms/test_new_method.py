@@ -5,7 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import REGISTRY, fedavg
+from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.experiments import config, flags
 from fedjax_cluster.options import POSITIVE, changed, option
 from fedjax_cluster.recipes import catalogue
@@ -33,6 +35,16 @@ def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkey
     assert "strength: pull of the round's start model" in pull.__doc__
     catalogue.show(Console(file=(shown := io.StringIO()), width=200))
     assert "Federated averaging with a proximal term that fades." in shown.getvalue()
+
+
+def test_one_without_its_functions_says_which_it_lacks():
+    class idle(AveragingMethod, abstract=True):
+        """Does nothing."""
+
+    method = idle(nn.linear(), local=local.sgd(0.1, batch_size=2, steps=1))
+    for name, given in (("init", (None, None)), ("step", (None, None, None))):
+        with pytest.raises(NotImplementedError, match=f"idle has no {name}; a method needs init and step of its own"):
+            getattr(method, name)(*given)
 
 
 QUICK = ("names_and_order", "32_bits", "selection", "empty_cluster", "personalize", "newcomer_joins", "impossible")
