@@ -175,7 +175,7 @@ def _kept_here() -> bool:
         and jax.process_count() == 1
         and get_opaque_trace_state() == _OUTSIDE
         and jax.sharding.get_abstract_mesh().empty
-        and not any(_setting(name) for name in WATCHING)
+        and not any(_settings(WATCHING))
     )
 
 
@@ -201,13 +201,10 @@ def _place_text(place: Any) -> str:
     return f"{place} {[device.id for device in devices]}"
 
 
-def _setting(name: str) -> Any:
-    return getattr(jax.config, name, jax.config.values.get(name))
-
-
-def _settings() -> tuple:
+def _settings(names: Sequence[str] = SETTINGS) -> tuple:
     """JAX's settings, some of which a context manager changes for a while."""
-    return tuple(map(_setting, SETTINGS))
+    values = jax.config.values  # made anew each time
+    return tuple(getattr(jax.config, name, values.get(name)) for name in names)
 
 
 @functools.cache
