@@ -24,10 +24,11 @@ import numpy as np
 
 import fedjax_cluster as fc
 from benchmarks.on_disk import table_between
-from fedjax_cluster import clustering
+from fedjax_cluster import clustering, tree
 from fedjax_cluster.algorithms.cfl_gp import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl_gp import profiles
 from fedjax_cluster.algorithms.fedgwc import weighting
+from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
 from fedjax_cluster.types import ONE_DEVICE, ClientData, DatasetInfo, Federation
@@ -64,7 +65,12 @@ def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
             return clustering.kmeans(key, features, GROUPS).labels
         chosen = clustering.draw_landmarks(key, number, rows.present)
         index = jnp.arange(clients, dtype=jnp.int32)
-        return by_landmarks.group_rows(key, rows, chosen, index, rows, ONE_DEVICE)
+        before = labels(rows.membership)
+
+        def nearest(groups: by_landmarks.Groups) -> jax.Array:
+            return by_landmarks.nearest_group(groups, rows.profile, rows.updates, before)
+
+        return by_landmarks.group_rows(key, chosen, tree.take(rows, chosen), index, before, nearest, ONE_DEVICE)
 
     return functools.partial(cluster, given)
 

@@ -3,9 +3,10 @@
     python -m benchmarks.on_disk --clients 10000 100000 1000000 --rounds 100 --turns 3
 
 writes each population once (20 training and 5 test rows of 32 features a client, 5 and 1 from ten million clients on;
-four groups of clients), and runs FedAvg, IFCA, and CFL-GP and FedGWC by landmarks with cohorts of 1 000, each in a
-process of its own; with `--turns` all of it several times, in turns. `--against-memory` also runs 1 000 clients
-streamed and in memory, in turn, and compares the two. The table goes into README.md.
+four groups of clients, who name eight classes differently), and runs FedAvg, IFCA, and CFL-GP and FedGWC by landmarks
+with cohorts of 1 000, each in a process of its own; with `--turns` all of it several times, in turns.
+`--against-memory` also runs 1 000 clients streamed and in memory, in turn, and compares the two. The table goes into
+README.md.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ import fedjax_cluster as fc
 from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
 
-FEATURES, TRAIN, TEST, GROUPS = 32, 20, 5, 4
+FEATURES, CLASSES, TRAIN, TEST, GROUPS = 32, 8, 20, 5, 4
 MANY, FEW_TRAIN, FEW_TEST = 10_000_000, 5, 1
 COHORT, EVALUATED = 1000, 2000
 METHODS = ("fedavg", "ifca", "cfl_gp", "fedgwc")
 LANDMARKS = {"cfl_gp": 200, "fedgwc": 32}
 SPENT = "seconds_a_round", "processor_seconds_a_round"
-PROFILE_BYTES = 4e8  # of all clients; from there on random coordinates are kept
 FOLDER = pathlib.Path(__file__).parent
 
 
 def clients(count: int) -> Iterator[fc.data.ClientRows]:
-    """Each group labels its inputs by a plane of its own."""
+    """Normal inputs around a centre for each class, and each group has other names for the classes."""
     train, test = (FEW_TRAIN, FEW_TEST) if count >= MANY else (TRAIN, TEST)
-    planes = np.random.default_rng(0).standard_normal((GROUPS, FEATURES))
+    centres = np.random.default_rng(0).standard_normal((CLASSES, FEATURES), np.float32)
     for first in range(0, count, 1000):
         rng = np.random.default_rng([1, first])
         some = np.arange(first, min(first + 1000, count))
-        x = rng.standard_normal((len(some), train + test, FEATURES), np.float32)
-        y = (np.einsum("crf,cf->cr", x, planes[some % GROUPS]) > 0).astype(np.int32)
+        kind = rng.integers(CLASSES, size=(len(some), train + test))
+        x = centres[kind] + rng.standard_normal((*kind.shape, FEATURES), np.float32)
+        y = ((kind + CLASSES // GROUPS * (some % GROUPS)[:, None]) % CLASSES).astype(np.int32)
         for client, rows, labels in zip(some.tolist(), x, y, strict=True):
             parts = rows[:train], labels[:train], rows[train:], labels[train:]
             yield fc.data.ClientRows(*parts, client % GROUPS)
@@ -64,7 +65,7 @@ def algorithm(name: str, count: int) -> Any:
     further: dict[str, Any] = {
         "fedavg": {},
         "ifca": {"clusters": GROUPS, "start_rounds": 30},
-        "cfl_gp": {"clusters": GROUPS, "every": 1, "cluster_cohort": True, "compression": compression(count)},
+        "cfl_gp": {"clusters": GROUPS, "every": 1, "cluster_cohort": True, "profiles_of": "landmarks"},
         "fedgwc": {"clusters": GROUPS},
     }[name]
     if name in LANDMARKS:
@@ -73,12 +74,6 @@ def algorithm(name: str, count: int) -> Any:
     # Of a model that fits, only the rows that it has wrong say what a client is like: CFL-GP's train slowly.
     update = fc.local.sgd(0.1 if name == "cfl_gp" else 0.5, batch_size=TRAIN, steps=5)
     return fc.algorithms.REGISTRY[name](fc.nn.linear(), local=update, participation=min(1, COHORT / count), **further)
-
-
-def compression(count: int) -> float:
-    """CFL-GP's d/d̂ with which all profiles of four blocks of 66 coordinates take `PROFILE_BYTES` at most."""
-    size = 2 * (FEATURES + 1)
-    return max(1.0, size / max(1, PROFILE_BYTES // (4 * GROUPS * count)))
 
 
 def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:

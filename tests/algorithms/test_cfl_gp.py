@@ -11,8 +11,8 @@ import pytest
 
 from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
-from fedjax_cluster.algorithms.cfl_gp.cfl_gp import equal_groups
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
+from fedjax_cluster.algorithms.round import equal_groups
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation.loop import run_keys, run_segment, simulate

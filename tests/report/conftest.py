@@ -8,8 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-from fedjax_cluster.algorithms.cfl_gp.cfl_gp import Server
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
+from fedjax_cluster.algorithms.cfl_gp.start import Server
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, State
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,12 @@ from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl_gp.landmarks import (
-    LandmarkServer,
+    Shown,
     check_landmarks,
+    forget,
+    group_all,
     group_cohort,
-    group_rows,
+    keep,
     landmarks_among,
 )
 from fedjax_cluster.algorithms.cfl_gp.profiles import (
@@ -24,16 +26,16 @@ from fedjax_cluster.algorithms.cfl_gp.profiles import (
     estimate_clusters,
     fold_in_block,
     fold_in_rows,
+    profiled,
     regroup,
 )
+from fedjax_cluster.algorithms.cfl_gp.start import Server, start_state
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Round,
     Trained,
     cluster_round,
     cohort_labels,
-    equal_groups,
-    first_state,
     initial_info,
     labels,
     nearest_by_loss,
@@ -43,7 +45,6 @@ from fedjax_cluster.algorithms.round import (
     present_clients,
     size_of,
     start_models,
-    tie_layers,
     train_client,
 )
 from fedjax_cluster.lifting import lifted
@@ -57,7 +58,6 @@ from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
     ClientMapping,
-    Clusters,
     Cohort,
     Costs,
     LocalResult,
@@ -73,14 +73,6 @@ from fedjax_cluster.types import (
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
 DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
-
-
-class Server(NamedTuple):
-    grams: Array  # f32[K, M, M]: inner products of each block over clients; [K, 0, 0] for many clients
-    block: Array  # i32[], the model to query in the next clustering round
-    unchanged: Array  # i32[], rounds since the assignment last changed, where `stop_after` asks
-    stopped: Array  # bool[], clustering has ended for good
-    coordinates: Array  # i32[d̂], random coordinates of the profile; empty for all
 
 
 class cfl_gp(AveragingMethod):
@@ -145,8 +137,18 @@ class cfl_gp(AveragingMethod):
         default=None,
         bound=at_least(2),
     )
+    profiles_of: Literal["everybody", "landmarks"] = option(
+        '(ours) whose profiles the server keeps: of "everybody", M·K·d̂ numbers; or of the "landmarks" alone, m·K·d̂, '
+        "and any other client joins by the update that it has just shown",
+        default="everybody",
+    )
     max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2))
     pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2))
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.profiles_of == "landmarks" and self.landmarks is None:
+            raise ValueError("profiles_of is 'landmarks', but there are none; give landmarks=256, say, or 'everybody'")
 
     def unprotected(self, privacy: gaussian) -> str | None:
         if self.clusters == "auto":
@@ -187,8 +189,10 @@ class cfl_gp(AveragingMethod):
             most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
             check_landmarks(self.landmarks, count, num_clusters, most)
         side = self.gram_side(len(present))
-        check_profiles(population, num_clusters, width, copies=1 if side or self.landmarks else 3)
-        start = parallel.compile_quickly(_start, static_argnames=("method", "num_clusters", "side"))
+        rows = (self.landmarks or 0) if self.profiles_of == "landmarks" else len(present)
+        copies = 1 if side or self.landmarks else 3
+        check_profiles(rows, num_clusters, width, copies, population.mapping)
+        start = parallel.compile_quickly(start_state, static_argnames=("method", "num_clusters", "side"))
         # Its numbers have no part in a start.
         return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters, side=side)
 
@@ -262,7 +266,7 @@ class cfl_gp(AveragingMethod):
         state, info = run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry)
         server = state.server
         if self.stop_after is not None:
-            clustered = jnp.any(state.clients.updates > 0)
+            clustered = jnp.any(profiled(state)[1].updates > 0)
             unchanged = jnp.where((info.num_changed > 0) | ~clustered, 0, server.unchanged + 1)
             server = server._replace(unchanged=unchanged, stopped=server.stopped | (unchanged >= self.stop_after))
         return state._replace(server=server, round=state.round + 1), info
@@ -319,18 +323,25 @@ class cfl_gp(AveragingMethod):
         columns = jnp.concatenate(sent, axis=1)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
-        clients = fold_in(self.beta, state.clients, block, cohort, columns, heard)
+        state = self.remember(state, shown := Shown(block, columns, heard), cohort)
         if self.landmarks is None:
-            clients, grams, changed = self.group_anew(server_key(rng_key), clients, state.server, cohort)
+            clients, grams, changed = self.group_anew(server_key(rng_key), state.clients, state.server, cohort)
         else:
             grams = state.server.grams
-            clients, changed = group_cohort(server_key(rng_key), clients, state.server.landmarks, cohort)
+            clients, changed = group_cohort(server_key(rng_key), state, shown, cohort)
 
         share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
         return state._replace(clusters=done.clusters, clients=clients, server=server), info
+
+    def remember(self, state: State, shown: Shown, cohort: Cohort) -> State:
+        """The state with the profiles after what was shown."""
+        block, columns, heard = shown
+        if self.profiles_of == "landmarks":
+            return state._replace(server=state.server._replace(kept=keep(self.beta, state.server, shown, cohort)))
+        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
+        return state._replace(clients=fold_in(self.beta, state.clients, block, cohort, columns, heard))
 
     def group_anew(self, rng_key: Array, clients: Clients, server: Server, cohort: Cohort):
         """The clients with new clusters, the Gram matrices, and how many clients changed theirs."""
@@ -363,11 +374,9 @@ class cfl_gp(AveragingMethod):
         return [tree.ravel(leaves)[coordinates]] if len(coordinates) else [leaf.reshape(-1) for leaf in leaves]
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
-        clients, server = state.clients, state.server
         if self.landmarks is not None:
-            index = jnp.arange(len(clients.present), dtype=jnp.int32)
-            new = group_rows(rng_key, clients, server.landmarks, index, clients, mapping)
-            return jnp.where(clients.present, new, -1)
+            return group_all(rng_key, state, mapping)
+        clients, server = state.clients, state.server
         return regroup(rng_key, clients, server.grams, server.block, clients.present, mapping)[0]
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
@@ -380,38 +389,10 @@ class cfl_gp(AveragingMethod):
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # Without a profile the newcomer starts where the least training loss is; the next clustering decides.
         slot = nearest_by_loss(self.model, state.clusters, data)
-        num_clusters, width = state.clients.profile.shape[1:]
-        row = Clients(
-            one_hot(slot, num_clusters),
-            jnp.asarray(True),
-            jnp.zeros((num_clusters, width)),
-            jnp.zeros(num_clusters, jnp.int32),
-        )
-        server = state.server._replace(unchanged=jnp.zeros((), jnp.int32), stopped=jnp.asarray(False))
+        empty = (jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in (state.clients.profile, state.clients.updates))
+        row = Clients(one_hot(slot, state.clients.membership.shape[1]), jnp.asarray(True), *empty)
+        server = forget(state.server, index)._replace(unchanged=jnp.zeros((), jnp.int32), stopped=jnp.asarray(False))
         return state._replace(clients=tree.scatter(state.clients, index, row), server=server)
-
-
-def _start(
-    rng_key: Array, models: Clusters, present: Array, *, method: cfl_gp, num_clusters: int, side: int
-) -> tuple[State, RoundInfo]:
-    """Clients in random groups of equal size, profiles empty."""
-    models = tie_layers(models, method.shared_layers)
-    assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
-    coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)
-    grouped = present
-    if method.joined_late:
-        grouped = jnp.zeros_like(present).at[method.landmarks_of(present)].set(True)
-    clients = Clients(
-        one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
-        present,
-        jnp.zeros((len(present), num_clusters, width)),
-        jnp.zeros((len(present), num_clusters), jnp.int32),
-    )
-    none = jnp.zeros((), jnp.int32)
-    server = Server(jnp.zeros((num_clusters, side, side)), none, none, jnp.asarray(False), coordinates)
-    if method.landmarks is not None:
-        server = LandmarkServer(*server, method.landmarks_of(present))
-    return first_state(models, clients, method.optimizer, server)
 
 
 @parallel.kept_program(static_argnames="method")

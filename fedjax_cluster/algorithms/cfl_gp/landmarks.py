@@ -1,31 +1,37 @@
-"""CFL-GP by landmark clients, ours: their profiles are embedded and grouped, and all others join the nearest group."""
+"""CFL-GP by landmark clients, ours: their profiles are embedded and grouped, and all others join the nearest group.
+
+Where the server keeps no profiles but theirs, it keeps them itself, and whoever else is in a clustering round joins the
+group that is nearest by what was just shown.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, embed, imputed
+from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Clients, Kept, embed, folded, imputed, profiled
 from fedjax_cluster.algorithms.round import labels, one_hot
 from fedjax_cluster.clustering.similarity import matmul
-from fedjax_cluster.types import ClientMapping, Cohort
+from fedjax_cluster.types import ClientMapping, Cohort, State
 
 # Who the landmarks are depends on who is there alone, so that cohorts with them can be drawn ahead of their rounds.
 SEED = 0
 
 
 class LandmarkServer(NamedTuple):
-    grams: Array  # f32[K, 0, 0], as in `cfl_gp.Server`
+    grams: Array  # f32[K, 0, 0], as in `start.Server`
     block: Array  # i32[]
     unchanged: Array  # i32[]
     stopped: Array  # bool[]
     coordinates: Array  # i32[d̂]
     landmarks: Array  # i32[m], ascending; one that leaves is not replaced
+    kept: Any  # `Kept` of theirs where nobody else's profile is; () where all are with the clients
 
 
 class Groups(NamedTuple):
@@ -72,34 +78,120 @@ def nearest_group(groups: Groups, profile: Array, updates: Array, old: Array) ->
     filled = (updates > 0)[:, :, None].astype(jnp.float32)
     own = (project(profile, groups.directions) * filled).sum(1)  # [n, r]
     centres = jnp.einsum("nk,gkr->ngr", filled[:, :, 0], groups.means, precision="highest")
-    nearest = jnp.argmin(jnp.square(own[:, None] - centres).sum(-1), axis=1).astype(jnp.int32)
-    return jnp.where((updates > 0).any(1), nearest, old)
+    return jnp.where((updates > 0).any(1), _nearest(own, centres), old)
+
+
+def nearest_by_block(groups: Groups, block: Array, columns: Array, heard: Array, old: Array) -> Array:
+    """i32[n]: `nearest_group` by one block alone, updates f32[n, d̂]; who was not heard, bool[n], keeps its `old`."""
+    own = matmul(columns, groups.directions[block])
+    return jnp.where(heard, _nearest(own, groups.means[None, :, block]), old)
+
+
+def _nearest(own: Array, centres: Array) -> Array:
+    return jnp.argmin(jnp.square(own[:, None] - centres).sum(-1), axis=1).astype(jnp.int32)
 
 
 def group_rows(
-    rng_key: Array, clients: Clients, landmarks: Array, index: Array, rows: Clients, mapping: ClientMapping
+    rng_key: Array,
+    landmarks: Array,
+    own: Clients,
+    index: Array,
+    old: Array,
+    nearest: Callable[[Groups], Array],
+    mapping: ClientMapping,
 ) -> Array:
-    """i32[C]: new clusters of the clients index i32[C] with `rows`, leaves [C, ...]; a landmark has its own."""
-    group = functools.partial(group_landmarks, num_clusters=clients.membership.shape[1])
-    own = tree.take(clients, landmarks)
+    """i32[C]: new clusters of the clients index i32[C], in `old` ones; a landmark has its own.
+
+    Args:
+      rng_key: for the landmarks' embedding and k-means.
+      landmarks: i32[m].
+      own: what is kept of these, leaves [m, ...].
+      index: i32[C].
+      old: i32[C], −1 for none.
+      nearest: which of the landmarks' groups each is nearest to, i32[C].
+      mapping: of all clients.
+    """
+    group = functools.partial(group_landmarks, num_clusters=own.membership.shape[1])
     label, groups = parallel.on_each_device(group, mapping)(rng_key, own)
-    old = labels(rows.membership)
-    new = nearest_group(groups, rows.profile, rows.updates, old)
     # Before every model was queried, the groups are those of the random start.
     complete = (own.updates > 0).any(0).all()
-    new = jnp.where((old < 0) & ~complete, old, new)
+    new = jnp.where((old < 0) & ~complete, old, nearest(groups))
     itself = index[:, None] == landmarks[None]
     return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)
 
 
-def group_cohort(rng_key: Array, clients: Clients, landmarks: Array, cohort: Cohort) -> tuple[Clients, Array]:
+def landmark_rows(state: State) -> tuple[Array, Clients]:
+    """The landmarks i32[m], and what is kept of them, leaves [m, ...]."""
+    index, own = profiled(state)
+    return (index, own) if state.server.kept else (state.server.landmarks, tree.take(own, state.server.landmarks))
+
+
+class Shown(NamedTuple):
+    """What the server heard in a clustering round."""
+
+    block: Array  # i32[], the queried model
+    columns: Array  # f32[C, d̂]
+    heard: Array  # bool[C]
+
+
+def group_cohort(rng_key: Array, state: State, shown: Shown, cohort: Cohort) -> tuple[Clients, Array]:
     """The cohort's clients in new clusters, and how many changed theirs."""
+    clients = state.clients
     rows = parallel.gather_rows(cohort, clients)
-    new = group_rows(rng_key, clients, landmarks, cohort.index, rows, cohort.mapping)
-    label = one_hot(new, clients.membership.shape[1])
     old = labels(rows.membership)
+
+    def nearest(groups: Groups) -> Array:
+        if state.server.kept:
+            return nearest_by_block(groups, *shown, old)
+        return nearest_group(groups, rows.profile, rows.updates, old)
+
+    new = group_rows(rng_key, *landmark_rows(state), cohort.index, old, nearest, cohort.mapping)
+    label = one_hot(new, clients.membership.shape[1])
     changed = jnp.sum((cohort.mask & (old >= 0) & (new != old)).astype(jnp.int32))
     return clients._replace(membership=parallel.scatter_rows(cohort, clients.membership, label)), changed
+
+
+def group_all(rng_key: Array, state: State, mapping: ClientMapping) -> Array:
+    """i32[M]: everybody's clusters by the profiles that are kept; who has none keeps its own, the absent have −1."""
+    clients = state.clients
+    old = labels(clients.membership)
+
+    def nearest(groups: Groups) -> Array:
+        return old if state.server.kept else nearest_group(groups, clients.profile, clients.updates, old)
+
+    index = jnp.arange(len(clients.present), dtype=jnp.int32)
+    return jnp.where(clients.present, group_rows(rng_key, *landmark_rows(state), index, old, nearest, mapping), -1)
+
+
+def nothing_kept(method_keeps: bool, number: int, num_clusters: int, width: int) -> Any:
+    """The profiles `Kept` before the first update, or () where the clients have them."""
+    if not method_keeps:
+        return ()
+    return Kept(jnp.zeros((number, num_clusters, width)), jnp.zeros((number, num_clusters), jnp.int32))
+
+
+def keep(beta: Beta, server: LandmarkServer, shown: Shown, cohort: Cohort) -> Kept:
+    """The landmarks' profiles after those of the cohort have shown another update."""
+    block, columns, heard = shown
+    kept, landmarks = server.kept, server.landmarks
+    if cohort.in_place:
+        heard = (heard & cohort.mask)[landmarks]
+        columns = columns[landmarks]
+    else:
+        index, heard = parallel.to_each_device((cohort.index, heard & cohort.mask), cohort.mapping)
+        itself = (landmarks[:, None] == index[None]) & heard[None]
+        heard, columns = itself.any(1), columns[jnp.argmax(itself, 1)]
+    new = folded(beta, kept.profile[:, block], kept.updates[:, block], columns, heard)
+    return Kept(kept.profile.at[:, block].set(new), kept.updates.at[:, block].add(heard.astype(jnp.int32)))
+
+
+def forget(server: Any, index: Array) -> Any:
+    """The server, with nothing kept of client `index` i32[], which is another from now on."""
+    if not getattr(server, "kept", ()):
+        return server
+    fresh = server.landmarks == index
+    profile = jnp.where(fresh[:, None, None], 0.0, server.kept.profile)
+    return server._replace(kept=Kept(profile, jnp.where(fresh[:, None], 0, server.kept.updates)))
 
 
 def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | None) -> None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import clustering, parallel
+from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.round import check_memory, labels
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.types import ClientMapping, Cohort, Population, State
+from fedjax_cluster.types import ClientMapping, Cohort, State
 
 Beta = float | Literal["mean"]
 # A singular value that is a smaller part of the largest is lost in the rounding of a Gram matrix, which squares them.
@@ -27,6 +27,22 @@ class Clients(NamedTuple):
     present: Array  # bool[M]
     profile: Array  # f32[M, K, d̂]: block k is the running mean of the client's updates at model k
     updates: Array  # i32[M, K]: earlier updates of each block
+
+
+class Kept(NamedTuple):
+    """The landmarks' profiles where nobody else's is kept; `Clients` then has [M, K, 0] and [M, 0]."""
+
+    profile: Array  # f32[m, K, d̂]
+    updates: Array  # i32[m, K]
+
+
+def profiled(state: State) -> tuple[Array, Clients]:
+    """The clients whose profiles are kept, i32[n], and their rows, leaves [n, ...]."""
+    kept = getattr(state.server, "kept", ())
+    if not kept:
+        return jnp.arange(len(state.clients.present), dtype=jnp.int32), state.clients
+    own = tree.take(state.clients, state.server.landmarks)
+    return state.server.landmarks, own._replace(profile=kept.profile, updates=kept.updates)
 
 
 @functools.partial(jax.jit, static_argnames="rank")
@@ -74,7 +90,7 @@ def fold_in_block(
     profile = lax.dynamic_index_in_dim(clients.profile, block, 1, keepdims=False)
     old = parallel.gather_rows(cohort, profile)
     earlier = parallel.gather_rows(cohort, clients.updates[:, block])
-    new = _folded(beta, old, earlier, columns, accepted)
+    new = folded(beta, old, earlier, columns, accepted)
     # Without the barrier the old block would be read again by all that follows, after the new one is in its place: XLA
     # would keep a copy of the whole profile to read it from.
     rows = lax.optimization_barrier(parallel.scatter_rows(cohort, profile, new))
@@ -91,7 +107,7 @@ def fold_in_rows(
     """`fold_in_block` that touches the cohort's rows alone, for one that is a small part of the clients."""
     profile, updates = parallel.gather_rows(cohort, (clients.profile, clients.updates))
     old, earlier = (lax.dynamic_index_in_dim(leaf, block, 1, keepdims=False) for leaf in (profile, updates))
-    new = _folded(beta, old, earlier, columns, accepted)
+    new = folded(beta, old, earlier, columns, accepted)
     rows = (
         lax.dynamic_update_index_in_dim(profile, new, block, 1),
         lax.dynamic_update_index_in_dim(updates, earlier + accepted.astype(jnp.int32), block, 1),
@@ -100,7 +116,7 @@ def fold_in_rows(
     return clients._replace(profile=profile, updates=updates)
 
 
-def _folded(beta: Beta, old: Array, earlier: Array, columns: Array, accepted: Array) -> Array:
+def folded(beta: Beta, old: Array, earlier: Array, columns: Array, accepted: Array) -> Array:
     """A block f32[C, d̂] of profiles after another update; i32[C] `earlier` ones are in it."""
     constant = None if beta == "mean" else jnp.full(earlier.shape, beta)
     rate = 1 / (earlier + 1).astype(jnp.float32) if constant is None else constant
@@ -109,9 +125,8 @@ def _folded(beta: Beta, old: Array, earlier: Array, columns: Array, accepted: Ar
     return jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
 
 
-def check_profiles(population: Population, num_clusters: int, width: int, copies: int) -> None:
+def check_profiles(clients: int, num_clusters: int, width: int, copies: int, mapping: ClientMapping) -> None:
     """Raises a ValueError where the profiles do not fit into memory; in several copies while all are embedded."""
-    clients, mapping = len(population.data.num_examples), population.mapping
     devices = 1 if parallel.platform(mapping) == "cpu" else parallel.num_devices(mapping)
     what = f"profiles of {clients} clients × {num_clusters} models × {width} coordinates, {copies} times over"
     advice = "raise compression, or name fewer profile_layers" + (", or give landmarks=256, say" * (copies > 1))
@@ -175,7 +190,7 @@ def estimate_clusters(
       method: how K is read off the features, see `clustering.estimate_num_clusters`.
     """
     state = _fetched(state)
-    present = np.asarray(state.clients.present)
+    present = np.asarray(profiled(state)[1].present)
     rank = min(int(present.sum()), 2 * max_clusters)
     features, values = client_features(state, rank)
     first = int(clustering.largest_gaps(values, 1)[0])
@@ -188,16 +203,17 @@ def estimate_clusters(
 
 @in_32_bits
 def client_features(state: State, rank: int) -> tuple[Array, Array]:
-    """The clients' features [M, rank] and singular values [rank] of a CFL-GP state, for pictures."""
+    """Features [n, rank] of the clients that are `profiled`, and singular values [rank], for pictures."""
     state = _fetched(state)
-    return embed(jax.random.key(0), state.clients, state.server.grams, state.clients.present, rank)
+    _, clients = profiled(state)
+    return embed(jax.random.key(0), clients, state.server.grams, clients.present, rank)
 
 
 def _fetched(state: State) -> State:
     """The parts that an embedding needs, on one device (see `round.present_clients`)."""
-    clients, grams = state.clients, state.server.grams
-    if grams.shape[1]:
+    clients = state.clients
+    if state.server.grams.shape[1]:
         # The Gram matrices stand for the profiles, which are large.
         clients = clients._replace(profile=jnp.zeros((len(clients.present), 0, 0)))
-    clients, grams = jax.tree.map(jnp.asarray, parallel.fetched((clients, grams)))
-    return state._replace(clients=clients, server=state.server._replace(grams=grams))
+    clients, server = jax.tree.map(jnp.asarray, parallel.fetched((clients, state.server)))
+    return state._replace(clients=clients, server=server)

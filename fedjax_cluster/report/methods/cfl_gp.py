@@ -18,10 +18,18 @@ FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is see
 
 def figures(run: FinishedRun) -> dict[str, Figure]:
     """The pictures of a run of `cfl_gp`: `client_features` and `singular_values`; none before the first update."""
-    if not np.asarray(run.state.clients.updates).any():
+    who, clients = profiles.profiled(run.state)
+    if not np.asarray(clients.updates).any():
         return {}
     index, labels, group, names = shown_clients(run)
-    _, num_clusters, width = run.state.clients.profile.shape
+    _, num_clusters, width = clients.profile.shape
+    if len(clients.present) < len(run.state.clients.present):  # the landmarks' alone are kept
+        known = np.isin(index, np.asarray(who))
+        index, labels, group = (
+            np.searchsorted(who, index[known]),
+            labels[known],
+            None if group is None else group[known],
+        )
     rank = min(len(index), num_clusters * width, max(2 * num_clusters, FEWEST_SINGULAR_VALUES))
     features, values = (np.asarray(part) for part in profiles.client_features(run.state, rank))
     # K-means sees the first K features; two make a picture.

@@ -1,0 +1,47 @@
+"""CFL-GP's first state: what the server keeps, and clients in random groups with empty profiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster.algorithms.cfl_gp.landmarks import LandmarkServer, nothing_kept
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
+from fedjax_cluster.algorithms.round import equal_groups, first_state, one_hot, tie_layers
+from fedjax_cluster.types import Clusters, RoundInfo, State
+
+
+class Server(NamedTuple):
+    grams: Array  # f32[K, M, M]: inner products of each block over clients; [K, 0, 0] for many clients
+    block: Array  # i32[], the model to query in the next clustering round
+    unchanged: Array  # i32[], rounds since the assignment last changed, where `stop_after` asks
+    stopped: Array  # bool[], clustering has ended for good
+    coordinates: Array  # i32[d̂], random coordinates of the profile; empty for all
+
+
+def start_state(
+    rng_key: Array, models: Clusters, present: Array, *, method: Any, num_clusters: int, side: int
+) -> tuple[State, RoundInfo]:
+    """Clients in random groups of equal size, profiles empty."""
+    models = tie_layers(models, method.shared_layers)
+    assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
+    coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)
+    grouped = present
+    if method.joined_late:
+        grouped = jnp.zeros_like(present).at[method.landmarks_of(present)].set(True)
+    sole = method.profiles_of == "landmarks"
+    clients = Clients(
+        one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
+        present,
+        jnp.zeros((len(present), num_clusters, 0 if sole else width)),
+        jnp.zeros((len(present), 0 if sole else num_clusters), jnp.int32),
+    )
+    none = jnp.zeros((), jnp.int32)
+    server = Server(jnp.zeros((num_clusters, side, side)), none, none, jnp.asarray(False), coordinates)
+    if method.landmarks is not None:
+        kept = nothing_kept(sole, method.landmarks, num_clusters, width)
+        server = LandmarkServer(*server, method.landmarks_of(present), kept)
+    return first_state(models, clients, method.optimizer, server)
