@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import gc
 import pathlib
@@ -14,7 +12,7 @@ import jax
 
 from fedjax_cluster.data import cache
 from fedjax_cluster.options import as_path
-from fedjax_cluster.parallel.kept_programs import KeptProgram, forget_loaded, keep_in
+from fedjax_cluster.parallel.kept_programs import KeptProgram, forget_loaded, give_memory_back, keep_in
 from fedjax_cluster.parallel.mapping import keep_compiled
 
 R = TypeVar("R")
@@ -97,8 +95,7 @@ def release_programs(most: int | None = None) -> bool:
     forget_loaded()
     jax.clear_caches()
     gc.collect()  # some executables are part of cycles
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc kept half of the memory: 574 MB, and 284 after this
+    give_memory_back()  # glibc kept half of it: 574 MB, and 284 after this
     return True
 
 
