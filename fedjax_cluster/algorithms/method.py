@@ -141,8 +141,8 @@ class Method(Options):
         return type(self).__name__
 
     def to_json(self) -> dict[str, Any]:
-        # The mean stays what saved runs of before there was a choice call it: nothing.
-        none = (("aggregation", None), ("privacy", None), ("landmarks", None))
+        # What was so before there was a choice stays what saved runs call it: nothing.
+        none = (("aggregation", None), ("privacy", None), ("landmarks", None), ("profiles_of", "everybody"))
         return {name: value for name, value in super().to_json().items() if (name, value) not in none}
 
     def check_privacy(self, privacy: gaussian) -> None:

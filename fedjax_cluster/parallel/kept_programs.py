@@ -151,7 +151,7 @@ class KeptProgram:
             compiled = lowered.compile()
         _write(path, compiled)
         del lowered
-        give_memory_back()  # else a run of FedGWC goes on with 942 MB that needs 562
+        give_memory_back()  # else a run of FedGWC goes on with 942 MiB, of which it needs 562
         return compiled
 
 

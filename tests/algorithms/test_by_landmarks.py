@@ -11,23 +11,21 @@ import pytest
 from fedjax_cluster import clustering, cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedgwc, flag, pacfl
 from fedjax_cluster.algorithms import round as rounds_of
-from fedjax_cluster.algorithms.cfl_gp import landmarks as cfl_gp_landmarks
 from fedjax_cluster.algorithms.flag.flag import Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
-from fedjax_cluster.report.methods import cfl_gp as cfl_gp_pictures
 from fedjax_cluster.report.methods import fedgwc as fedgwc_pictures
 from fedjax_cluster.report.methods import flag as flag_pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.types import Churn, Cohort
+from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
 from tests.algorithms.test_flag import FULL, as_lists, lines, place
 from tests.federations import blobs
-from tests.reference import federated, landmarks, linkage
 from tests.reference import fedgwc as reference
 from tests.reference import flag as flag_reference
-from tests.turns import drawn_batches, linear_models, turns, uneven
+from tests.reference import landmarks, linkage
+from tests.turns import drawn_batches, linear_models, turns
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 TWO = parallel.client_mapping("chunked", 2, devices=jax.devices()[:2])
@@ -146,143 +144,6 @@ def test_fedgwc_by_landmarks_takes_newcomers_and_draws_its_matrices():
     assert {"interaction_matrices", "convergence"} <= set(drawn)
 
 
-# ------------------------------------------------------------------------------------------ CFL-GP
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"participation": 0.6}], ids=["all", "some"])
-def test_cfl_gp_by_everybody_is_the_exact_one(options):
-    federation = uneven()
-    method = functools.partial(cfl_gp, nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=4, steps=3), **options)
-    exact = simulate(method(), federation, rounds=9, mapping=ONE)
-    ours = simulate(method(landmarks=9), federation, rounds=9, mapping=ONE)
-    assert exact.labels.tolist() == ours.labels.tolist()
-    assert exact.history["num_changed"].tolist() == ours.history["num_changed"].tolist()
-    np.testing.assert_allclose(ours.state.clients.profile, exact.state.clients.profile, rtol=1e-4, atol=1e-6)
-    assert ours.state.server.grams.size == 0
-
-
-def test_cfl_gp_by_some_groups_them_and_others_join_by_the_blocks_that_they_filled():
-    federation = blobs(clients=16, groups=3, rows=24, ragged=False)
-    algorithm = cfl_gp(
-        nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=8, steps=3), every=2, participation=0.6,
-        cluster_cohort=True, landmarks=6,
-    )  # fmt: skip
-    played = turns(algorithm, federation, 10)
-    chosen = played[0].after.server.landmarks.tolist()
-    partly, joined = 0, set()
-    for number, turn in enumerate(played):
-        before, after = (np.argmax(state.clients.membership, -1) for state in (turn.before, turn.after))
-        if number % 2 == 0:
-            np.testing.assert_array_equal(before, after)
-            continue
-        assert set(chosen) < set(turn.clients)
-        profile, filled = np.asarray(turn.after.clients.profile, np.float64), np.asarray(turn.after.clients.updates) > 0
-        own = federated.imputed(profile[chosen], np.asarray(turn.after.clients.updates)[chosen])
-        named = np.asarray(federated.spectral_clusters(own.reshape(6, -1), before[chosen], 3))
-        assert adjusted_rand_index(after[chosen], named) == 1.0
-        right = np.linalg.svd(own.reshape(6, -1), full_matrices=False)[2][:3].reshape(3, 3, -1)
-        label = after[chosen]
-        for client in set(turn.clients) - set(chosen):
-            blocks = np.flatnonzero(filled[client])
-            partly += len(blocks) < filled[chosen].any(0).sum()
-            apart = []
-            for group in range(3):
-                centre = own[label == group].mean(0)
-                apart.append(np.linalg.norm(sum(right[:, k] @ (profile[client, k] - centre[k]) for k in blocks)))
-            if filled[chosen].any(0).all():
-                assert after[client] == int(np.argmin(apart))
-                joined.add(client)
-            else:
-                assert turn.after.clients.membership[client].sum() == 0
-        others = np.setdiff1d(np.arange(16), turn.clients)
-        np.testing.assert_array_equal(before[others], after[others])
-    assert partly > 0
-    last = played[-1].after.clients.membership
-    assert set(np.flatnonzero(last.sum(1)).tolist()) == joined | set(chosen)
-    label = np.where(last.sum(1) > 0, np.argmax(last, -1), -1)
-    assert adjusted_rand_index(label, federation.group) > 0.7
-
-
-def sole(**options):
-    own = {"participation": 0.6, "cluster_cohort": True, "landmarks": 6, "profiles_of": "landmarks", **options}
-    return cfl_gp(nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=8, steps=3), every=1, **own)
-
-
-def test_cfl_gp_that_keeps_the_landmarks_profiles_alone_groups_others_by_what_they_show():
-    federation = blobs(clients=16, groups=3, rows=24, ragged=False)
-    algorithm = sole()
-    played = turns(algorithm, federation, 10)
-    chosen = played[0].after.server.landmarks.tolist()
-    width = played[0].after.server.kept.profile.shape[2]
-    profile, updates, joined = np.zeros((6, 3, width)), np.zeros((6, 3), int), set()
-    for number, turn in enumerate(played):
-        kept, block = turn.after.server.kept, number % 3
-        before, after = (np.argmax(state.clients.membership, -1) for state in (turn.before, turn.after))
-        asked = linear_models(turn.before.clusters.params)[block]
-        shown = {}
-        for client, batches in drawn_batches(turn, federation).items():
-            kernel, bias = federated.change_on(asked, batches, 0.3)[0]
-            shown[client] = np.concatenate([bias, kernel.ravel()])
-        federated.fold_in_block(profile, updates, block, {chosen.index(i): shown[i] for i in chosen})
-        np.testing.assert_array_equal(kept.updates, updates)
-        np.testing.assert_allclose(kept.profile, profile, rtol=1e-4, atol=1e-5)
-        own = federated.imputed(profile, updates)
-        right = np.linalg.svd(own.reshape(6, -1), full_matrices=False)[2][:3].reshape(3, 3, -1)[:, block]
-        label = after[chosen]
-        centres = [own[label == group][:, block].mean(0) for group in range(3)]
-        for client in set(turn.clients) - set(chosen):
-            if not updates.any(0).all():
-                assert turn.after.clients.membership[client].sum() == 0
-                continue
-            joined.add(client)
-            assert after[client] == int(np.argmin([np.linalg.norm(right @ (shown[client] - c)) for c in centres]))
-        others = np.setdiff1d(np.arange(16), turn.clients)
-        np.testing.assert_array_equal(before[others], after[others])
-    last = played[-1].after
-    assert joined
-    assert last.clients.profile.shape == (16, 3, 0)
-    label = np.where(last.clients.membership.sum(1) > 0, np.argmax(last.clients.membership, -1), -1)
-    assert adjusted_rand_index(label, federation.group) > 0.7
-    # Who was not heard, or is another client by now, has nothing kept.
-    state = jax.tree.map(jnp.asarray, last)
-    cohort = Cohort(jnp.asarray([*chosen[:2], 16]), jnp.asarray([True, True, False]), None)
-    shown = cfl_gp_landmarks.Shown(jnp.asarray(1), jnp.ones((3, width)), jnp.asarray([True, False, False]))
-    kept = cfl_gp_landmarks.keep("mean", state.server, shown, cohort)
-    np.testing.assert_array_equal(
-        kept.updates - last.server.kept.updates, np.eye(6, 3, 1, dtype=int) * (np.arange(6) == 0)[:, None]
-    )
-    np.testing.assert_array_equal(kept.profile[1:], last.server.kept.profile[1:])
-    assert (kept.profile[0, 1] != last.server.kept.profile[0, 1]).all()
-    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
-    kept = algorithm.admit(jax.random.key(0), state, client, jnp.asarray(chosen[2])).server.kept
-    np.testing.assert_array_equal(np.flatnonzero((kept.updates == 0).all(1)), [2])
-    np.testing.assert_array_equal(kept.profile, np.where(np.arange(6)[:, None, None] == 2, 0, last.server.kept.profile))
-    label = algorithm.cluster(jax.random.key(0), state)
-    others = np.setdiff1d(np.arange(16), chosen)
-    np.testing.assert_array_equal(np.asarray(label)[others], np.asarray(labels_of(state.clients.membership))[others])
-
-
-@pytest.mark.slow
-def test_cfl_gp_that_keeps_every_landmarks_profile_is_by_landmarks_and_the_same_on_two_devices():
-    federation = blobs(clients=16, groups=3, rows=24, ragged=False)
-    # On two devices as on one.
-    runs = [simulate(sole(), federation, rounds=8, mapping=mapping) for mapping in (ONE, TWO)]
-    assert runs[0].labels.tolist() == runs[1].labels.tolist()
-    np.testing.assert_allclose(
-        runs[1].state.server.kept.profile, runs[0].state.server.kept.profile, rtol=1e-4, atol=1e-5
-    )
-    # Everybody is a landmark: all profiles are kept, here or there.
-    whole = sole(landmarks=9, participation=1.0, cluster_cohort=False)
-    one, other = (
-        simulate(dataclasses.replace(whole, profiles_of=of), uneven(), rounds=7, mapping=ONE)
-        for of in ("everybody", "landmarks")
-    )
-    assert one.labels.tolist() == other.labels.tolist()
-    np.testing.assert_allclose(other.state.server.kept.profile, one.state.clients.profile, rtol=1e-5, atol=1e-6)
-    assert {"client_features", "singular_values"} <= set(cfl_gp_pictures.figures(other))
-
-
 # ------------------------------------------------------------------------------------------ FLAG
 
 
@@ -361,13 +222,20 @@ def by_landmarks(name, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cfl_gp", "fedgwc"])
-def test_rows_on_disk_devices_and_chunks_change_nothing(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [
+        ("cfl_gp", {}),
+        ("cfl_gp", {"profiles_of": "landmarks"}),
+        ("fedgwc", {"tolerance": 1e-2, "beta": 0.1, "smallest": 2}),
+    ],
+    ids=["cfl_gp", "cfl_gp, landmarks' profiles", "fedgwc"],
+)
+def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path):
     """Clients in memory on one device, in chunks on two, and on disk with cohorts read ahead."""
     federation, options = blobs(clients=13), {"rounds": 7, "eval_every": 4, "progress": False}
     if name == "fedgwc":
         options["rounds"] = 30
-    further = {"tolerance": 1e-2, "beta": 0.1, "smallest": 2} if name == "fedgwc" else {}
     ours = by_landmarks(name, **further)
     one = simulate(ours, federation, mapping=ONE, **options)
     two = simulate(ours, federation, mapping=TWO, **options)
@@ -382,6 +250,8 @@ def test_rows_on_disk_devices_and_chunks_change_nothing(name, tmp_path):
 
 def test_without_landmarks_configurations_are_those_of_before():
     assert "landmarks" not in fedgwc(nn.linear(), clusters=2, local=FULL).config
+    assert not {"landmarks", "profiles_of"} & set(cfl_gp(nn.linear(), clusters=2, local=FULL).config)
+    assert by_landmarks("cfl_gp", profiles_of="landmarks").config["profiles_of"] == "landmarks"
     assert by_landmarks("fedgwc").config["landmarks"] == 5
     assert by_landmarks("fedgwc") != dataclasses.replace(by_landmarks("fedgwc"), landmarks=None)
 
@@ -397,6 +267,12 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
     assert "\n" not in text
     assert text.startswith(f"{name} takes")
     assert ("landmarks" in text) == (name in ("fedgwc", "flag"))
+    if name == "cfl_gp":
+        few = dataclasses.replace(algorithm, landmarks=3)
+        with pytest.raises(ValueError, match=r"or give profiles_of='landmarks'$"):
+            few.init(run_keys(0).initialization, place(lines()))
+        monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 4.0 * 3 * 2 * 33)
+        dataclasses.replace(few, profiles_of="landmarks").init(run_keys(0).initialization, place(lines()))
     if name == "fedgwc":
         monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 4.0 * 6 * 9 * 3)
         dataclasses.replace(algorithm, landmarks=3).init(run_keys(0).initialization, place(lines()))
@@ -406,6 +282,10 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
     ("build_it", "message"),
     [
         (lambda: fedgwc(nn.linear(), clusters=2, local=FULL, landmarks=1), "landmarks is 1"),
+        (
+            lambda: cfl_gp(nn.linear(), clusters=2, local=FULL, profiles_of="landmarks"),
+            "profiles_of is 'landmarks', but there are none; give landmarks=256",
+        ),
         (lambda: build(landmarks=3, variant="released"), "told apart by the columns of P"),
         (lambda: build(landmarks=3, perceived="columns"), "told apart by the columns of P"),
         (

@@ -189,9 +189,13 @@ class cfl_gp(AveragingMethod):
             most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
             check_landmarks(self.landmarks, count, num_clusters, most)
         side = self.gram_side(len(present))
-        rows = (self.landmarks or 0) if self.profiles_of == "landmarks" else len(present)
-        copies = 1 if side or self.landmarks else 3
-        check_profiles(rows, num_clusters, width, copies, population.mapping)
+        if self.landmarks is None:
+            rows, copies, further = len(present), 1 if side else 3, "" if side else "landmarks=256, say"
+        elif self.profiles_of == "everybody":
+            rows, copies, further = len(present), 1, "profiles_of='landmarks'"
+        else:
+            rows, copies, further = self.landmarks, 1, ""
+        check_profiles(rows, num_clusters, width, copies, population.mapping, further)
         start = parallel.compile_quickly(start_state, static_argnames=("method", "num_clusters", "side"))
         # Its numbers have no part in a start.
         return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters, side=side)

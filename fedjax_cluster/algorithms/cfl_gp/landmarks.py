@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster import clustering, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Clients, Kept, embed, folded, imputed, profiled
+from fedjax_cluster import clustering, parallel
+from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Clients, Kept, embed, folded, imputed, landmark_rows
 from fedjax_cluster.algorithms.round import labels, one_hot
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.types import ClientMapping, Cohort, State
@@ -120,12 +120,6 @@ def group_rows(
     return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)
 
 
-def landmark_rows(state: State) -> tuple[Array, Clients]:
-    """The landmarks i32[m], and what is kept of them, leaves [m, ...]."""
-    index, own = profiled(state)
-    return (index, own) if state.server.kept else (state.server.landmarks, tree.take(own, state.server.landmarks))
-
-
 class Shown(NamedTuple):
     """What the server heard in a clustering round."""
 
@@ -161,13 +155,6 @@ def group_all(rng_key: Array, state: State, mapping: ClientMapping) -> Array:
 
     index = jnp.arange(len(clients.present), dtype=jnp.int32)
     return jnp.where(clients.present, group_rows(rng_key, *landmark_rows(state), index, old, nearest, mapping), -1)
-
-
-def nothing_kept(method_keeps: bool, number: int, num_clusters: int, width: int) -> Any:
-    """The profiles `Kept` before the first update, or () where the clients have them."""
-    if not method_keeps:
-        return ()
-    return Kept(jnp.zeros((number, num_clusters, width)), jnp.zeros((number, num_clusters), jnp.int32))
 
 
 def keep(beta: Beta, server: LandmarkServer, shown: Shown, cohort: Cohort) -> Kept:

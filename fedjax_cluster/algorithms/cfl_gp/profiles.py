@@ -36,13 +36,18 @@ class Kept(NamedTuple):
     updates: Array  # i32[m, K]
 
 
+def landmark_rows(state: State) -> tuple[Array, Clients]:
+    """The landmarks i32[m], and what is kept of them, leaves [m, ...]."""
+    landmarks, kept = state.server.landmarks, state.server.kept
+    own = tree.take(state.clients, landmarks)
+    return landmarks, own._replace(profile=kept.profile, updates=kept.updates) if kept else own
+
+
 def profiled(state: State) -> tuple[Array, Clients]:
     """The clients whose profiles are kept, i32[n], and their rows, leaves [n, ...]."""
-    kept = getattr(state.server, "kept", ())
-    if not kept:
-        return jnp.arange(len(state.clients.present), dtype=jnp.int32), state.clients
-    own = tree.take(state.clients, state.server.landmarks)
-    return state.server.landmarks, own._replace(profile=kept.profile, updates=kept.updates)
+    if getattr(state.server, "kept", ()):
+        return landmark_rows(state)
+    return jnp.arange(len(state.clients.present), dtype=jnp.int32), state.clients
 
 
 @functools.partial(jax.jit, static_argnames="rank")
@@ -125,11 +130,16 @@ def folded(beta: Beta, old: Array, earlier: Array, columns: Array, accepted: Arr
     return jnp.where(accepted[:, None], (1 - rate) * old + rate * columns, old)
 
 
-def check_profiles(clients: int, num_clusters: int, width: int, copies: int, mapping: ClientMapping) -> None:
-    """Raises a ValueError where the profiles do not fit into memory; in several copies while all are embedded."""
+def check_profiles(
+    clients: int, num_clusters: int, width: int, copies: int, mapping: ClientMapping, further: str = ""
+) -> None:
+    """Raises a ValueError where the profiles do not fit into memory; in several copies while all are embedded.
+
+    What can be done is more compression, fewer layers, or `further`.
+    """
     devices = 1 if parallel.platform(mapping) == "cpu" else parallel.num_devices(mapping)
     what = f"profiles of {clients} clients × {num_clusters} models × {width} coordinates, {copies} times over"
-    advice = "raise compression, or name fewer profile_layers" + (", or give landmarks=256, say" * (copies > 1))
+    advice = "raise compression, or name fewer profile_layers" + (further and f", or give {further}")
     check_memory("cfl_gp", 4.0 * copies * clients * num_clusters * width / devices, what, advice)
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster.algorithms.cfl_gp.landmarks import LandmarkServer, nothing_kept
-from fedjax_cluster.algorithms.cfl_gp.profiles import Clients
+from fedjax_cluster.algorithms.cfl_gp.landmarks import LandmarkServer
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, Kept
 from fedjax_cluster.algorithms.round import equal_groups, first_state, one_hot, tie_layers
 from fedjax_cluster.types import Clusters, RoundInfo, State
 
@@ -42,6 +42,7 @@ def start_state(
     none = jnp.zeros((), jnp.int32)
     server = Server(jnp.zeros((num_clusters, side, side)), none, none, jnp.asarray(False), coordinates)
     if method.landmarks is not None:
-        kept = nothing_kept(sole, method.landmarks, num_clusters, width)
+        m = method.landmarks
+        kept = Kept(jnp.zeros((m, num_clusters, width)), jnp.zeros((m, num_clusters), jnp.int32)) if sole else ()
         server = LandmarkServer(*server, method.landmarks_of(present), kept)
     return first_state(models, clients, method.optimizer, server)
