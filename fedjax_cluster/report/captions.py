@@ -47,7 +47,8 @@ CAPTIONS = {
     "client_features": Caption(
         METHOD,
         "Clients as the server sees them.",
-        "Each client at the features that k-means divides: colour is the true group, marker the cluster.",
+        "Each client whose profile the server keeps, at the features that k-means divides: colour is the true group, "
+        "marker the cluster.",
     ),
     "singular_values": Caption(
         METHOD,
