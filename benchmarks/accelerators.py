@@ -1,14 +1,20 @@
 """Writes accelerators.md, figures compiled for devices that are not there, from results/accelerators.json.
 
-    python benchmarks/accelerators.py                          # the page anew
-    python benchmarks/accelerators.py v5e:2x4 fedavg ifca      # first compiles these methods for a device, at all sizes
-    python benchmarks/accelerators.py gates [METHOD ...]       # compiles the toy sizes whose table the tests hold
+    python benchmarks/accelerators.py                             # the page anew
+    python benchmarks/accelerators.py v5e:2x4 fedavg ifca         # first compiles these methods for a device
+    python benchmarks/accelerators.py v5e:2x4 --models mlp --clients 100000
+    python benchmarks/accelerators.py scaling [METHOD ...]        # a thousand clients a chip, on 1 to 256 chips
+    python benchmarks/accelerators.py chunks [METHOD ...]         # 100 000 clients on one chip, 32 at a time
+    python benchmarks/accelerators.py gates [METHOD ...]          # compiles the toy sizes whose table the tests hold
+
+What is on record already is left out, but for `gates`.
 
 Needs `pip install "fedjax_cluster[tpu]"`, or `[cuda12]` for h100. Compiled, not timed: no such device was there.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -25,6 +31,9 @@ PAGE = pathlib.Path(__file__).with_suffix(".md")
 RECORD = PAGE.parent / "results" / "accelerators.json"
 GATES = PAGE.parents[1] / "tests" / "simulation" / "compiled_for_v5e.json"
 SIZES = (1_000, 100_000, 1_000_000)
+CHIPS = {"v5e:1x1": 1, "v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
+A_CHIP = 1_000  # clients, in the table of growing numbers of chips
+ONE_CHIP, OF_ONE, AT_A_TIME = "v5e:1x1", 100_000, 32
 DIGITS = DatasetInfo("28×28 bytes", (28, 28), 10)
 SMALL = DatasetInfo("8×8 bytes", (8, 8), 4)
 GATE_DEVICE, GATE_CLIENTS, GATE_CHUNK = "v5e:2x4", 64, 4
@@ -47,6 +56,23 @@ messages take at the rates of the data sheets, and likely several times that.
 |---|---|---|---|---|---|---|---|---|---|
 """
 
+OF_SCALING = """
+## A thousand clients a chip
+
+Messages of a round and their megabytes, of one device, on 1, 8, 64 and 256 v5e (an MLP, everybody takes part, so that
+the clients grow with the chips).
+
+| method | 1 chip | 8 chips | 64 chips | 256 chips |
+|---|---|---|---|---|
+"""
+OF_CHUNKS = """
+## A hundred thousand clients on one v5e, 32 at a time
+
+Temporaries, over the 5.0 GB of all clients' rows, and seconds of compilation.
+
+| method | MLP | CNN |
+|---|---|---|
+"""
 OF_GATES = """
 ## Every method, compiled for eight v5e
 
@@ -86,9 +112,9 @@ def gate(name: str, model: str) -> dict[str, Any]:
 
 
 def compile_gates(methods: list[str]) -> None:
-    """Takes the toy sizes of some methods, or all, into the tests' table."""
+    """Takes the toy sizes of some methods into the tests' table."""
     table = json.loads(GATES.read_text()) if GATES.is_file() else {}
-    for name in methods or sorted(fc.algorithms.REGISTRY):
+    for name in methods:
         for model in TOYS:
             table[f"{name} {model}"] = gate(name, model)
             print(f"{name} {model}", table[f"{name} {model}"], flush=True)
@@ -96,38 +122,89 @@ def compile_gates(methods: list[str]) -> None:
         jax.clear_caches()
 
 
-def record(device: str, methods: list[str]) -> None:
-    """Compiles methods at all sizes, and keeps the figures."""
-    kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
+def record(device: str, methods: list[str], models: list[str], sizes: list[int], chunk_size: int | None = None) -> None:
+    """Compiles methods that are not on record yet, and keeps the figures."""
     for name in methods:
-        for model in ("mlp", "cnn"):
-            for clients in SIZES:
-                shape = fc.PopulationShape(clients, 64, DIGITS)
-                made = fc.nn.mlp() if model == "mlp" else fc.nn.cnn()
+        for model in models:
+            for clients in sizes:
                 row = {"device": device, "method": name, "model": model, "clients": clients}
-                found = fc.plan(build(name, made, 32), shape, device=device)
-                costs, memory = found.costs, found.memory
-                row |= {"fits": found.fits, "chunk": found.chunk, "compile_seconds": round(found.compile_seconds, 1)}
-                if costs is not None and memory is not None:
-                    row |= {"peak": memory.peak, "temporaries": memory.temporaries, "roofline": found.roofline}
-                    row |= {"messages": sum(number for number, _ in costs.messages.values())}
-                    row |= {"message_bytes": costs.message_bytes(), "flops": costs.flops, "bytes": costs.bytes}
-                same = ("device", "method", "model", "clients")
-                kept = [each for each in kept if any(each[key] != row[key] for key in same)] + [row]
-                RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+                row |= {} if chunk_size is None else {"chunk_size": chunk_size}
+                # Read anew each time: other processes may compile for other devices.
+                kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
+                if any(all(each.get(key) == row.get(key) for key in {*row, "chunk_size"}) for each in kept):
+                    continue
+                row |= compiled(name, fc.nn.mlp() if model == "mlp" else fc.nn.cnn(), clients, device, chunk_size)
+                kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
+                RECORD.write_text(json.dumps([*kept, row], indent=1) + "\n")
                 print(line(row), flush=True)
+        jax.clear_caches()
+
+
+def compiled(name: str, model: Model, clients: int, device: str, chunk_size: int | None) -> dict[str, Any]:
+    """The figures of one method, model and number of clients; `refused` where the method takes no such number."""
+    try:
+        shape = fc.PopulationShape(clients, 64, DIGITS)
+        found = fc.plan(build(name, model, 32), shape, device=device, chunk_size=chunk_size)
+    except ValueError as error:
+        return {"refused": str(error)}
+    costs, memory = found.costs, found.memory
+    row = {"fits": found.fits, "chunk": found.chunk, "compile_seconds": round(found.compile_seconds, 1)}
+    if costs is not None and memory is not None:
+        row |= {"peak": memory.peak, "temporaries": memory.temporaries, "roofline": found.roofline}
+        row |= {"messages": sum(number for number, _ in costs.messages.values())}
+        row |= {"message_bytes": costs.message_bytes(), "flops": costs.flops, "bytes": costs.bytes}
+        row |= {"largest_message": costs.largest_message, "collectives": costs.messages}
+    return row
 
 
 def line(row: dict[str, Any]) -> str:
     """A row of the page's table."""
     front = [row["device"], row["method"].replace("_", "-"), row["model"], f"{row['clients']:,}"]
     if "peak" not in row:
-        return "| " + " | ".join([*front, "does not fit", "", "", "", "", f"{row['compile_seconds']} s"]) + " |"
+        why = "refused" if "refused" in row else "does not fit"
+        return "| " + " | ".join([*front, why, "", "", "", "", f"{row.get('compile_seconds', '')}"]) + " |"
     peak = f"{row['peak'] / 1e9:.2f} GB" + ("" if row["fits"] else ", does not fit")
     messages = f"{row['messages']}, {row['message_bytes'] / 1e6:,.1f} MB"
     temporaries = f"{row['temporaries'] / 1e9:.2f} GB"
     cells = [*front, peak, temporaries, str(row["chunk"]), messages, f"{1e3 * row['roofline']:,.1f} ms"]
     return "| " + " | ".join([*cells, f"{row['compile_seconds']} s"]) + " |"
+
+
+def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """For each method its messages, megabytes of them and the largest, on a growing number of chips."""
+    found = {}
+    for row in rows:
+        if row["device"] in CHIPS and row["clients"] == A_CHIP * CHIPS[row["device"]] and row["model"] == "mlp":
+            found[row["method"], CHIPS[row["device"]]] = row
+    lines = []
+    for method in sorted({method for method, _ in found}):
+        cells = [method.replace("_", "-")]
+        for chips in CHIPS.values():
+            row = found.get((method, chips), {})
+            if "peak" in row:
+                cells.append(f"{row['messages']}, {row['message_bytes'] / 1e6:,.2f}")
+            else:
+                cells.append("refused" if "refused" in row else "" if not row else "does not fit")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def chunk_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """For each method the temporaries of 100 000 clients on one chip, over the bytes of their rows."""
+    population = OF_ONE * 64 * (28 * 28 + 4)
+    own = {(row["method"], row["model"]): row for row in rows if row.get("chunk_size") == AT_A_TIME}
+    lines = []
+    for method in sorted({method for method, _ in own}):
+        cells = [method.replace("_", "-")]
+        for model in ("mlp", "cnn"):
+            row = own.get((method, model), {})
+            if "temporaries" in row:
+                part = row["temporaries"] / population
+                cells.append(f"{row['temporaries'] / 1e9:.2f} GB, {part:.2f}, {row['compile_seconds']} s")
+            else:
+                cells.append("refused" if "refused" in row else "" if not row else "does not fit")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def gate_line(method: str, table: dict[str, Any]) -> str:
@@ -143,16 +220,32 @@ def gate_line(method: str, table: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
-    if arguments[:1] == ["gates"]:
-        compile_gates(arguments[1:])
-        return
-    if arguments:
-        record(arguments[0], arguments[1:] or sorted(fc.algorithms.REGISTRY))
-    rows = json.loads(RECORD.read_text())
-    rows.sort(key=lambda row: (row["device"], row["method"], row["model"], row["clients"]))
-    table = json.loads(GATES.read_text())
-    gates = [gate_line(method, table) for method in sorted(fc.algorithms.REGISTRY)]
-    PAGE.write_text(TEXT + "\n".join(map(line, rows)) + "\n" + OF_GATES + "\n".join(gates) + "\n", encoding="utf-8")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("device", nargs="?", help='such as v5e:2x4, or "scaling", or "gates"')
+    parser.add_argument("methods", nargs="*", help="default: all")
+    parser.add_argument("--models", nargs="*", default=["mlp", "cnn"])
+    parser.add_argument("--clients", nargs="*", type=int, default=SIZES)
+    given = parser.parse_args(arguments)
+    methods = given.methods or sorted(fc.algorithms.REGISTRY)
+    if given.device == "gates":
+        return compile_gates(methods)
+    if given.device == "scaling":
+        for device, chips in CHIPS.items():
+            record(device, methods, ["mlp"], [A_CHIP * chips])
+    elif given.device == "chunks":
+        record(ONE_CHIP, methods, given.models, [OF_ONE], AT_A_TIME)
+    elif given.device is not None:
+        record(given.device, methods, given.models, given.clients)
+    PAGE.write_text(page(json.loads(RECORD.read_text()), json.loads(GATES.read_text())), encoding="utf-8")
+
+
+def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
+    """The page of the rows on record, and of the tests' table."""
+    rows = sorted(rows, key=lambda row: (row["device"], row["method"], row["model"], row["clients"]))
+    own = [line(row) for row in rows if row["clients"] in SIZES and "chunk_size" not in row]
+    of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
+    parts = [(TEXT, own), (OF_SCALING, scaling_lines(rows)), (OF_CHUNKS, chunk_lines(rows)), (OF_GATES, of_gates)]
+    return "".join(text + "\n".join(lines) + "\n" for text, lines in parts)
 
 
 if __name__ == "__main__":
