@@ -192,7 +192,7 @@ def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
 def chunk_lines(rows: list[dict[str, Any]]) -> list[str]:
     """For each method the temporaries of 100 000 clients on one chip, over the bytes of their rows."""
     population = OF_ONE * 64 * (28 * 28 + 4)
-    own = {(row["method"], row["model"]): row for row in rows if row.get("chunk_size") == AT_A_TIME}
+    own = {(row["method"], row["model"]): row for row in rows if (row["device"], row["clients"]) == (ONE_CHIP, OF_ONE)}
     lines = []
     for method in sorted({method for method, _ in own}):
         cells = [method.replace("_", "-")]
@@ -231,7 +231,7 @@ def main(arguments: list[str]) -> None:
         return compile_gates(methods)
     if given.device == "scaling":
         for device, chips in CHIPS.items():
-            record(device, methods, ["mlp"], [A_CHIP * chips])
+            record(device, methods, ["mlp"], [A_CHIP * chips], AT_A_TIME)
     elif given.device == "chunks":
         record(ONE_CHIP, methods, given.models, [OF_ONE], AT_A_TIME)
     elif given.device is not None:

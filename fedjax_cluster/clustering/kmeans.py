@@ -15,6 +15,9 @@ from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.similarity import matmul
 
+COLUMNS = 8  # of points, of which squared distances are summed at once: more are not vectorised by XLA on a CPU
+MOST_GROUPS = 64  # of columns; rows as long as a model are summed one by one
+
 
 class KMeans(NamedTuple):
     """A clustering of points."""
@@ -99,28 +102,47 @@ def squared_distances(points: Array, centers: Array) -> Array:
     return jnp.square(points[:, None, :] - centers[None, :, :]).sum(axis=-1)
 
 
+def _from_centers(points: Array, centers: Array) -> Array:
+    """f32[k, M]: `squared_distances`, the points innermost, along which a processor computes several at once."""
+    size, dimensions = points.shape
+    groups = -(-dimensions // COLUMNS)
+    if groups > MOST_GROUPS:
+        return squared_distances(points, centers).T
+    if groups == 1:
+        return _sum_of_squares(points.T, centers.T)
+    rest = groups * COLUMNS - dimensions
+    columns = [jnp.pad(rows.T, ((0, rest), (0, 0))).reshape(groups, COLUMNS, -1) for rows in (points, centers)]
+    start = jnp.zeros((len(centers), size), points.dtype)
+    return lax.fori_loop(0, groups, lambda g, total: total + _sum_of_squares(columns[0][g], columns[1][g]), start)
+
+
+def _sum_of_squares(of_points: Array, of_centers: Array) -> Array:
+    """f32[k, M], of the differences in a few columns, f32[c, M] and f32[c, k]."""
+    squares = [jnp.square(x[None, :] - y[:, None]) for x, y in zip(of_points, of_centers, strict=True)]
+    return sum(squares[1:], squares[0])
+
+
 def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: int, num_restarts: int) -> Array:
     """Greedy k-means++, f32[restarts, slots, r]: of a few points drawn by squared distance the best is taken."""
     num_trials = 2 + int(math.log(slots))
-    # The n-th point that counts takes the n-th row of draws, whatever stands between: a masked array is clustered like
-    # the subset it stands for.
-    position = jnp.maximum(jnp.cumsum(mask, dtype=jnp.int32) - 1, 0)
 
-    def add(slot: Array, closest: Array, noise: Array) -> tuple[Array, Array]:
+    def add(slot: Array, closest: Array, share: Array) -> tuple[Array, Array]:
         # The first seed is any point that counts. So is one for which no point is left off the seeds.
         anywhere = (slot == 0) | (closest.max() == 0.0)
         weights = jnp.where(anywhere, mask.astype(points.dtype), closest)
-        candidates = points[jnp.argmax(jnp.log(weights)[:, None] + noise[position], axis=0)]
-        closer = jnp.minimum(closest[:, None], squared_distances(points, candidates))
-        best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=0)))
-        return candidates[best], closer[:, best]
+        # Masked-out points have no weight: a masked array is clustered like the subset it stands for. Rounded sums may
+        # pass a share at a point of no weight.
+        upto = jnp.cumsum(weights)
+        reached = (upto[None, :] > share[:, None] * upto[-1]) & (weights > 0.0)[None, :]
+        candidates = points[jnp.argmax(reached, axis=1)]
+        closer = jnp.minimum(closest[None, :], _from_centers(points, candidates))
+        best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=1)))
+        return candidates[best], closer[best]
 
     def add_to_all(slot: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         centers, closest = state
-        # The points come first, so that more of them do not change the draws of these.
-        shape = (points.shape[0], num_restarts, num_trials)
-        noise = jax.random.gumbel(jax.random.fold_in(rng_key, slot), shape, jnp.float32).astype(points.dtype)
-        seed, closest = jax.vmap(add, (None, 0, 1))(slot, closest, noise)
+        shares = jax.random.uniform(jax.random.fold_in(rng_key, slot), (num_restarts, num_trials), jnp.float32)
+        seed, closest = jax.vmap(add, (None, 0, 0))(slot, closest, shares.astype(points.dtype))
         return centers.at[:, slot].set(seed), closest
 
     centers = jnp.zeros((num_restarts, slots, points.shape[1]), points.dtype)
@@ -134,14 +156,14 @@ def _lloyd(points: Array, mask: Array, active: Array, centers: Array, max_iterat
     slots = active.shape[0]
 
     def assign(centers: Array) -> Array:
-        distances = jnp.where(active[None, :], squared_distances(points, centers), jnp.inf)
-        nearest = jnp.argmin(distances, axis=1).astype(jnp.int32)
-        return _fill_empty(jnp.where(mask, nearest, slots), distances.min(axis=1), mask, active)
+        distances = jnp.where(active[:, None], _from_centers(points, centers), jnp.inf)
+        nearest = jnp.argmin(distances, axis=0).astype(jnp.int32)
+        return _fill_empty(jnp.where(mask, nearest, slots), distances.min(axis=0), mask, active)
 
     def means(labels: Array, centers: Array) -> Array:
-        members = jax.nn.one_hot(labels, slots, dtype=points.dtype)
-        size = members.sum(axis=0)
-        total = matmul(members.T, points)
+        members = (labels[None, :] == jnp.arange(slots, dtype=jnp.int32)[:, None]).astype(points.dtype)
+        size = members.sum(axis=1)
+        total = matmul(members, points)
         return jnp.where(size[:, None] > 0.0, total / jnp.maximum(size, 1.0)[:, None], centers)
 
     def unfinished(state: tuple[Array, Array, Array, Array]) -> Array:
@@ -162,18 +184,19 @@ def _fill_empty(labels: Array, closest: Array, mask: Array, active: Array) -> Ar
     """Gives each empty cluster the point farthest from its centre, out of a cluster with two or more."""
     slots = active.shape[0]
 
-    def vacancies(labels: Array) -> tuple[Array, Array]:
-        size = jax.nn.one_hot(labels, slots, dtype=jnp.int32).sum(axis=0, dtype=jnp.int32)
-        return active & (size == 0), mask & (size[jnp.minimum(labels, slots - 1)] > 1)
+    def sizes(labels: Array) -> Array:
+        return (labels[None, :] == jnp.arange(slots, dtype=jnp.int32)[:, None]).sum(axis=1, dtype=jnp.int32)
 
     def unfilled(state: tuple[Array, Array]) -> Array:
-        empty, movable = vacancies(state[0])
-        return empty.any() & movable.any()
+        size = sizes(state[0])
+        return (active & (size == 0)).any() & (size > 1).any()
 
     def fill(state: tuple[Array, Array]) -> tuple[Array, Array]:
         labels, closest = state
-        empty, movable = vacancies(labels)
+        size = sizes(labels)
+        movable = mask & (size[jnp.minimum(labels, slots - 1)] > 1)
         point = jnp.argmax(jnp.where(movable, closest, -1.0))
+        empty = active & (size == 0)
         return labels.at[point].set(jnp.argmax(empty).astype(jnp.int32)), closest.at[point].set(0.0)
 
     return lax.while_loop(unfilled, fill, (labels, closest))[0]

@@ -1,3 +1,5 @@
+import sys
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import fedjax_cluster.clustering as fcc
 from tests.reference import kmeans as reference
 
 M, R, K = 40, 3, 4
+kmeans_module = sys.modules["fedjax_cluster.clustering.kmeans"]
 
 
 def _points(seed, spread=1.0):
@@ -41,10 +44,35 @@ def test_finds_the_best_of_all_partitions():
 
 
 def test_is_as_good_as_scikit_learn():
-    for seed in range(8):
+    """By the mean of points without clear clusters, on which each misses the best now and then."""
+    over = []
+    for seed in range(16):
         points = _points(seed)
-        peer = sklearn.cluster.KMeans(K, n_init=10, random_state=0).fit(points)
-        assert _kmeans(jax.random.key(seed), points, K).inertia <= peer.inertia_ * 1.01
+        peer = sklearn.cluster.KMeans(K, n_init=10, random_state=seed).fit(points)
+        over.append(float(_kmeans(jax.random.key(seed), points, K).inertia / peer.inertia_))
+    assert np.mean(over) <= 1.005
+    assert np.max(over) <= 1.03
+
+
+@pytest.mark.parametrize("r", [1, 7, 8, 9, 20, 8 * 64 + 1])
+def test_distances_are_the_same_in_groups_of_columns(r):
+    points, centers = (np.random.default_rng(r).normal(size=(rows, r)).astype(np.float32) for rows in (11, 3))
+    found = kmeans_module._from_centers(jnp.asarray(points), jnp.asarray(centers))
+    chex.assert_trees_all_close(found, np.square(points[None] - centers[:, None]).sum(-1), rtol=1e-5)
+
+
+def test_a_seed_is_drawn_by_its_squared_distance():
+    points = jnp.asarray([[0.0]] * 50 + [[1.0], [1.5]])
+
+    def second(key, mask):
+        return kmeans_module._seeds(key, points, mask, 2, 2, 1)[0, 1, 0]
+
+    keys, everybody = jax.random.split(jax.random.key(0), 2000), jnp.ones(52, bool)
+    drawn = np.asarray(jax.jit(jax.vmap(second, (0, None)))(keys, everybody))
+    # Nearly always the first is one of the fifty. The two others leave as much of each other, so that the first of two
+    # draws is taken.
+    assert abs(np.mean(drawn[drawn > 0] == 1.5) - 2.25 / 3.25) < 0.04
+    assert not np.any(jax.jit(jax.vmap(second, (0, None)))(keys, everybody.at[51].set(False)) == 1.5)
 
 
 def test_parts_of_the_result_agree():
