@@ -245,7 +245,7 @@ def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
     own = [line(row) for row in rows if row["clients"] in SIZES and "chunk_size" not in row]
     of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
     parts = [(TEXT, own), (OF_SCALING, scaling_lines(rows)), (OF_CHUNKS, chunk_lines(rows)), (OF_GATES, of_gates)]
-    return "".join(text + "\n".join(lines) + "\n" for text, lines in parts)
+    return "".join(text + "\n".join(lines) + "\n" for text, lines in parts if lines)
 
 
 if __name__ == "__main__":
