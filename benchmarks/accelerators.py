@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 import fedjax_cluster as fc
+from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.types import DatasetInfo, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
@@ -124,6 +125,7 @@ def compile_gates(methods: list[str]) -> None:
 
 def record(device: str, methods: list[str], models: list[str], sizes: list[int], chunk_size: int | None = None) -> None:
     """Compiles methods that are not on record yet, and keeps the figures."""
+    target(device)  # or its compiler is missing, which is no refusal of a method's
     for name in methods:
         for model in models:
             for clients in sizes:
@@ -161,8 +163,8 @@ def line(row: dict[str, Any]) -> str:
     """A row of the page's table."""
     front = [row["device"], row["method"].replace("_", "-"), row["model"], f"{row['clients']:,}"]
     if "peak" not in row:
-        why = "refused" if "refused" in row else "does not fit"
-        return "| " + " | ".join([*front, why, "", "", "", "", f"{row.get('compile_seconds', '')}"]) + " |"
+        seconds = f"{row['compile_seconds']} s" if "compile_seconds" in row else ""
+        return "| " + " | ".join([*front, unavailable(row), "", "", "", "", seconds]) + " |"
     peak = f"{row['peak'] / 1e9:.2f} GB" + ("" if row["fits"] else ", does not fit")
     messages = f"{row['messages']}, {row['message_bytes'] / 1e6:,.1f} MB"
     temporaries = f"{row['temporaries'] / 1e9:.2f} GB"
@@ -170,41 +172,50 @@ def line(row: dict[str, Any]) -> str:
     return "| " + " | ".join([*cells, f"{row['compile_seconds']} s"]) + " |"
 
 
+def unavailable(row: dict[str, Any]) -> str:
+    """Why a row has no figures; "" where it was not compiled."""
+    return "refused" if "refused" in row else "does not fit" if row else ""
+
+
 def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """For each method its messages, megabytes of them and the largest, on a growing number of chips."""
+    """For each method its messages, and megabytes of them, on a growing number of chips."""
     found = {}
     for row in rows:
-        if row["device"] in CHIPS and row["clients"] == A_CHIP * CHIPS[row["device"]] and row["model"] == "mlp":
-            found[row["method"], CHIPS[row["device"]]] = row
+        size = A_CHIP * CHIPS.get(row["device"], 0)
+        if row.get("chunk_size") == AT_A_TIME and row["clients"] == size and row["model"] == "mlp":
+            found[row["method"], row["device"]] = row
     lines = []
     for method in sorted({method for method, _ in found}):
-        cells = [method.replace("_", "-")]
-        for chips in CHIPS.values():
-            row = found.get((method, chips), {})
-            if "peak" in row:
-                cells.append(f"{row['messages']}, {row['message_bytes'] / 1e6:,.2f}")
-            else:
-                cells.append("refused" if "refused" in row else "" if not row else "does not fit")
-        lines.append("| " + " | ".join(cells) + " |")
+        own = [found.get((method, device), {}) for device in CHIPS]
+        cells = [
+            f"{row['messages']}, {row['message_bytes'] / 1e6:,.2f}" if "peak" in row else unavailable(row)
+            for row in own
+        ]
+        lines.append("| " + " | ".join([method.replace("_", "-"), *cells]) + " |")
     return lines
 
 
 def chunk_lines(rows: list[dict[str, Any]]) -> list[str]:
     """For each method the temporaries of 100 000 clients on one chip, over the bytes of their rows."""
     population = OF_ONE * 64 * (28 * 28 + 4)
-    own = {(row["method"], row["model"]): row for row in rows if (row["device"], row["clients"]) == (ONE_CHIP, OF_ONE)}
-    lines = []
-    for method in sorted({method for method, _ in own}):
-        cells = [method.replace("_", "-")]
-        for model in ("mlp", "cnn"):
-            row = own.get((method, model), {})
-            if "temporaries" in row:
-                part = row["temporaries"] / population
-                cells.append(f"{row['temporaries'] / 1e9:.2f} GB, {part:.2f}, {row['compile_seconds']} s")
-            else:
-                cells.append("refused" if "refused" in row else "" if not row else "does not fit")
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    found = {
+        (row["method"], row["model"]): row
+        for row in rows
+        if row.get("chunk_size") == AT_A_TIME and (row["device"], row["clients"]) == (ONE_CHIP, OF_ONE)
+    }
+
+    def cell(row: dict[str, Any]) -> str:
+        if "temporaries" not in row:
+            return unavailable(row)
+        part = row["temporaries"] / population
+        return f"{row['temporaries'] / 1e9:.2f} GB, {part:.2f}, {row['compile_seconds']} s"
+
+    return [
+        "| "
+        + " | ".join([method.replace("_", "-"), *(cell(found.get((method, model), {})) for model in ("mlp", "cnn"))])
+        + " |"
+        for method in sorted({method for method, _ in found})
+    ]
 
 
 def gate_line(method: str, table: dict[str, Any]) -> str:
@@ -221,7 +232,7 @@ def gate_line(method: str, table: dict[str, Any]) -> str:
 def main(arguments: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("device", nargs="?", help='such as v5e:2x4, or "scaling", or "gates"')
+    parser.add_argument("device", nargs="?", help='such as v5e:2x4, or "scaling", "chunks", "gates"')
     parser.add_argument("methods", nargs="*", help="default: all")
     parser.add_argument("--models", nargs="*", default=["mlp", "cnn"])
     parser.add_argument("--clients", nargs="*", type=int, default=SIZES)
