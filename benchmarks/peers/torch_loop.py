@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ def parameters(variables: Variables) -> Tensors:
         value = np.asarray(leaf)
         if value.ndim == 4:
             value = value.transpose(3, 2, 0, 1)
-        elif value.ndim == 2:
+        elif value.ndim == 2 and not name.startswith("embedding"):
             if convolutions and name == "hidden_0/kernel":
                 # Rows are (height, width, channel) here, (channel, height, width) there.
                 side = math.isqrt(len(value) // convolutions[-1])
@@ -71,17 +72,35 @@ def resnet18(w: Tensors, x: Any) -> Any:
     return F.linear(x.mean((2, 3)), w["output/kernel"], w["output/bias"])
 
 
+def lstm(w: Tensors, tokens: Any) -> Any:
+    layers = sorted({name.partition("/")[0] for name in w if name.startswith("lstm_")})
+    x, flat = F.embedding(tokens, w["embedding/embedding"]), []
+    for name in layers:
+        bias = w[f"{name}/bias"]
+        # PyTorch adds one bias to each of the two products.
+        flat += [w[f"{name}/kernel"], w[f"{name}/recurrent_kernel"], bias, torch.zeros_like(bias)]
+    start = x.new_zeros(len(layers), len(x), w["lstm_0/recurrent_kernel"].shape[-1])
+    x = torch.lstm(x, (start, start), flat, True, len(layers), 0.0, True, False, True)[0]
+    return F.linear(x, w["output/kernel"], w["output/bias"])
+
+
 # ------------------------------------------------------------------------------------- local training
 
 
+def mean_loss(forward: Forward, w: Tensors, x: Any, y: Any) -> Any:
+    """The mean cross-entropy of images of bytes, or of sequences of tokens over all their places."""
+    outputs = forward(w, x.float() / 255 if x.dtype == torch.uint8 else x)
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
+
+
 def train_client(
-    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, mean_loss: Any = mean_loss
 ) -> tuple[Tensors, list[Any]]:
     """One client's SGD steps on the given rows: its changes, and the loss before each step."""
     own = {name: value.clone().requires_grad_() for name, value in start.items()}
     leaves, losses = list(own.values()), []
     for rows in batches:
-        loss = F.cross_entropy(forward(own, x[rows].float() / 255), y[rows])
+        loss = mean_loss(forward, own, x[rows], y[rows])
         gradient = torch.autograd.grad(loss, leaves)
         with torch.no_grad():
             torch._foreach_add_(leaves, gradient, alpha=-rate)
@@ -90,36 +109,44 @@ def train_client(
 
 
 def loop(
-    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+    forward: Forward,
+    start: Tensors,
+    x: Any,
+    y: Any,
+    batches: Any,
+    rate: float,
+    threads: int,
+    mean_loss: Any = mean_loss,
 ) -> tuple[Tensors, float]:
     """A plain loop over clients: the mean of their changes, and their mean loss."""
     torch.set_num_threads(threads)
     total = {name: torch.zeros_like(value) for name, value in start.items()}
     losses: list[Any] = []
     for client in range(len(x)):
-        change, own = train_client(forward, start, x[client], y[client], batches[client], rate)
+        change, own = train_client(forward, start, x[client], y[client], batches[client], rate, mean_loss)
         losses += own
         for name, value in change.items():
             total[name] += value / len(x)
     return total, float(torch.stack(losses).mean())
 
 
+def gradients_of_all(forward: Forward) -> Any:
+    """Gradients and losses of clients with parameters of their own."""
+    return torch.func.vmap(torch.func.grad_and_value(partial(mean_loss, forward)))
+
+
 def vmapped(
-    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int, gradients: Any = None
 ) -> tuple[Tensors, float]:
     """All clients at once by torch.func.vmap."""
     torch.set_num_threads(threads)
     count = len(x)
     own = {name: value.expand(count, *value.shape).contiguous() for name, value in start.items()}
-
-    def loss(own: Tensors, x: Any, y: Any) -> Any:
-        return F.cross_entropy(forward(own, x), y)
-
-    gradients = torch.func.vmap(torch.func.grad_and_value(loss))
+    gradients = gradients_of_all(forward) if gradients is None else gradients
     client, losses = torch.arange(count)[:, None], []
     for step in range(batches.shape[1]):
         rows = batches[:, step]
-        gradient, value = gradients(own, x[client, rows].float() / 255, y[client, rows])
+        gradient, value = gradients(own, x[client, rows], y[client, rows])
         own = {name: value - rate * gradient[name] for name, value in own.items()}
         losses.append(value)
     return {name: (value - start[name]).mean(0) for name, value in own.items()}, float(torch.stack(losses).mean())

@@ -44,6 +44,8 @@ CASES = {
     "MLP 784-200-10, one step": Case(nn.mlp(), DIGITS, 32, 1, 64),
     "MLP 784-200-10, small batches": Case(nn.mlp(), DIGITS, 32, 10, 16),
     "CNN 5×5 (32, 64)": Case(nn.cnn(), DIGITS, 16, 2, 32),
+    "CNN 5×5 (32, 64), b=10": Case(nn.cnn(), DIGITS, 16, 6, 10),
+    "CNN 5×5 (32, 64), b=64": Case(nn.cnn(), DIGITS, 16, 1, 64),
     "ResNet-18": Case(nn.resnet18(), CIFAR, 8, 1, 16),
     # An epoch of 360 rows.
     **{f"LeNet-5, b={batch}": Case(nn.lenet5(), DIGITS, 10, -(-360 // batch), batch) for batch in LENET_BATCHES},

@@ -1,5 +1,7 @@
 """The larger models: residual networks, the recurrent model, the autoencoder."""
 
+from functools import partial
+
 import chex
 import flax.linen as linen
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import nn
 from fedjax_cluster.nn import layers
+from fedjax_cluster.nn.recurrent import recurrence
 from fedjax_cluster.types import DatasetInfo
 
 KEY = jax.random.key(0)
@@ -121,6 +124,33 @@ def test_an_lstm_by_hand():
     expected = hidden @ params["output"]["kernel"] + params["output"]["bias"]
     outputs, _ = jax.jit(lambda v, x: model.apply(v, x, train=True))(variables, tokens)
     chex.assert_trees_all_close(outputs, expected.astype(np.float32), rtol=1e-4, atol=1e-5)
+
+
+def looped(inputs, kernel):
+    """The recurrence as an ordinary loop, which JAX differentiates by itself."""
+    cell = output = jnp.zeros((inputs.shape[1], kernel.shape[0]))
+    outputs = []
+    for given in inputs:
+        into, forget, new, out = jnp.split(given + output @ kernel, 4, -1)
+        cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(into) * jnp.tanh(new)
+        output = jax.nn.sigmoid(out) * jnp.tanh(cell)
+        outputs.append(output)
+    return jnp.stack(outputs)
+
+
+def test_derivatives_of_an_lstm_are_those_of_its_loop():
+    rng = np.random.default_rng(0)
+    point, direction = (
+        tuple(rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3, 20), (5, 20))) for _ in range(2)
+    )
+
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(function):
+        gradients = jax.grad(lambda *at: jnp.sum(jnp.sin(function(*at))), (0, 1))
+        along = jax.grad(lambda *at: sum(map(jnp.vdot, gradients(*at), direction)), (0, 1))
+        return jax.jvp(function, point, direction), gradients(*point), along(*point)
+
+    chex.assert_trees_all_close(derivatives(recurrence), derivatives(looped), rtol=1e-5, atol=1e-5)
 
 
 def test_perplexity():
