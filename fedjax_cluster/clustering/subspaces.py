@@ -20,6 +20,8 @@ _OVERSAMPLING = 8
 _ITERATIONS = 6
 # Up to this many examples or features a whole SVD takes no longer.
 _DIRECT = 64
+# A class's examples, of which a client mostly has few, are gathered into the first of these that holds them.
+_GATHERED = (32, 128, 512)
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
 # Directions that stacked unit vectors share up to rounding.
@@ -113,22 +115,36 @@ def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, 
     # One Gram matrix of the examples serves all classes; one of 784 features would cost ten times the iteration.
     gram = matmul(x, x.T) if num_rows < num_features else None
 
-    def iterated(members: Array) -> tuple[Array, Array]:
-        rows = _rows(x, members)
+    def among_all(members: Array) -> tuple[Array, Array]:
+        return iterated(_rows(x, members), None if gram is None else _square(gram, members))
+
+    def gathered(size: int, members: Array) -> tuple[Array, Array]:
+        (index,) = jnp.nonzero(members, size=size, fill_value=0)
+        own = jnp.arange(size) < members.sum()
+        rows = _rows(x[index], own)
+        return iterated(rows, matmul(rows, rows.T) if gram is None else _square(gram[index][:, index], own))
+
+    def iterated(rows: Array, gram: Array | None) -> tuple[Array, Array]:
         if gram is None:
             basis = _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled, x.dtype)
         else:
-            of_members = jnp.where(members[:, None] & members[None, :], gram, 0.0)
-            basis = _iterate(partial(matmul, of_members), num_rows, sampled, x.dtype)
+            basis = _iterate(partial(matmul, gram), len(gram), sampled, x.dtype)
             basis = jnp.linalg.qr(matmul(rows.T, basis))[0]
         _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(matmul(rows, basis), mode="r"))
         return matmul(basis, right[:width].T), singular_values[:width]
 
-    return iterated
+    sizes = [size for size in _GATHERED if sampled <= size < num_rows]
+    branches = [*(partial(gathered, size) for size in sizes), among_all]
+    fits = jnp.array(sizes, jnp.int32)
+    return lambda members: lax.switch((members.sum(dtype=jnp.int32) > fits).sum(), branches, members)
 
 
 def _rows(x: Array, members: Array) -> Array:
     return jnp.where(members[:, None], x, 0.0)
+
+
+def _square(gram: Array, members: Array) -> Array:
+    return jnp.where(members[:, None] & members[None, :], gram, 0.0)
 
 
 def _iterate(apply: Callable[[Array], Array], size: int, sampled: int, dtype: Any) -> Array:

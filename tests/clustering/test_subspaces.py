@@ -59,6 +59,22 @@ def test_principal_vectors_of_many_examples_and_features(examples, features):
         chex.assert_trees_all_close(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
 
 
+@pytest.mark.parametrize("features", [90, 700])
+def test_principal_vectors_of_classes_of_any_size(features):
+    """A class is gathered into an array that just holds it, has a place left, or has one too few; or is the largest."""
+    sizes = [31, 32, 33, 128, 129, 247]
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    x, expected = np.empty((len(y), features), np.float32), []
+    for label, size in enumerate(sizes):
+        left, right = (np.linalg.qr(rng.normal(size=(n, 25)))[0] for n in (size, features))
+        x[y == label] = (left * 0.8 ** np.arange(25)) @ right.T
+        expected.append(right[:, :3])
+    vectors = np.asarray(fcc.principal_vectors(x, y, len(y), len(sizes), 3))
+    overlaps = np.abs(np.einsum("lfp,lfq->lpq", vectors, np.stack(expected)))
+    chex.assert_trees_all_close(overlaps, np.stack([np.eye(3)] * len(sizes)), atol=2e-3)
+
+
 def test_principal_vectors_of_few_examples_among_many():
     """A class of two and an absent one, where the iteration samples more vectors than a class has examples."""
     rng = np.random.default_rng(0)
