@@ -65,6 +65,21 @@ class Federation(NamedTuple):
     info: DatasetInfo
 
 
+class UserFederation(Federation):
+    """A federation whose clients are users with ids of their own; `_replace` keeps them."""
+
+    user_ids: Any = None  # numpy [M], numbers or text
+
+    @classmethod
+    def of(cls, federation: Federation, user_ids: Any) -> UserFederation:
+        found = cls(*federation)
+        found.user_ids = user_ids
+        return found
+
+    def _replace(self, **changes: Any) -> UserFederation:
+        return self.of(super()._replace(**changes), self.user_ids)
+
+
 class Variables(NamedTuple):
     """One model: `params` are optimised, `stats` are batch-norm statistics (an empty dict without)."""
 

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_cluster.data import cache, partition
 from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
-from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task
+from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task, UserFederation
 
 _RECORDS_AT_ONCE = 4096
 _NAME = re.compile(r"(?P<name>\w+)(/(?P<config>[\w.\-]+))?(:(?P<version>[\d.*]+))?")
@@ -121,7 +121,7 @@ def from_arrays(
       name: appears in reports.
 
     Returns:
-      Examples; with `client_ids` a Federation, whose `group` is None.
+      Examples; with `client_ids` a Federation, whose `user_ids` are the distinct ones and whose `group` is None.
 
     Raises:
       ValueError: x and y of different lengths or empty, NaN or infinity, labels out of range, a client with one row.
@@ -159,7 +159,7 @@ def from_arrays(
         )
     rows = partition.divide(np.argsort(client, kind="stable"), counts)
     (rng,) = partition.generators(seed, 1)
-    return partition.federate(Examples(x, y, info), rows, rng, test_fraction)
+    return UserFederation.of(partition.federate(Examples(x, y, info), rows, rng, test_fraction), distinct)
 
 
 def narrow(name: str, values: Any) -> np.ndarray:

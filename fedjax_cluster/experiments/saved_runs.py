@@ -25,6 +25,7 @@ from fedjax_cluster.simulation.run_directory import SUMMARY, read_config, read_h
 OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
 THE_METHOD = ("identity.algorithm", "method")
 ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
+CLIENTS = "clients.csv"
 MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
 COUNTED = ("rounds", "clients")
 
@@ -215,7 +216,7 @@ def leave_run(
     formats: Sequence[str] = ("png",),
     brief: bool = False,
 ) -> list[pathlib.Path]:
-    """Draws a run's pictures into `directory`/plots and writes its report.html; returns the files written.
+    """Leaves a run's pictures, the figures of its clients and its report.html; returns the files written.
 
     Args:
       directory: where to leave them.
@@ -232,9 +233,11 @@ def leave_run(
     plots = report.pages.write_plots(directory, run, formats=formats, brief=brief)
     more = "Pictures of the clients and of the method are added by the command report." if brief else ""
     finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
+    written = []
     if finished is not None and not brief and shows_clients(source):
         told = told._replace(per_client=finished.per_client, outliers=finished.outliers.reasons())
-    return [*plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
+        written = [finished.write_clients(directory / CLIENTS)]
+    return [*written, *plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
 
 
 def shows_clients(path: pathlib.Path) -> bool:

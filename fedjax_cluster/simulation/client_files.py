@@ -57,7 +57,8 @@ def _csv(path: pathlib.Path) -> Iterator[Callable[[Table], Any]]:
         def write(table: Table) -> None:
             if not file.tell():
                 writer.writerow(table)
-            writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+            # As texts, so that floats have no more digits than they tell.
+            writer.writerows(zip(*(column.astype(str) for column in table.values()), strict=True))
 
         yield write
 

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import as_path
@@ -76,6 +77,11 @@ class SimulationResult:
         return parallel.fetched(labels(self.state.clients.membership))[: len(self.federation.train.num_examples)]
 
     @property
+    def user_ids(self) -> np.ndarray | None:
+        """[M]: the clients' own ids, where the data have users; None where they have not."""
+        return getattr(self.federation, "user_ids", None)
+
+    @property
     def faulty(self) -> np.ndarray:
         """bool[M]: the clients that the run's fault was of; nobody without one."""
         return faulty_clients(self.federation)
@@ -92,11 +98,8 @@ class SimulationResult:
 
         `result.per_client.accuracy[result.per_client.cluster == 2]` are the accuracies in cluster 2.
         """
-        count = len(self.federation.train.num_examples)
-        parts = [figures for _, figures in self._evaluated()]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        nothing = np.full(count, np.nan, np.float32)
-        accuracy, loss = (np.asarray(found.get(name, nothing))[:count] for name in ("accuracy", "loss"))
+        nothing = np.full(len(self.federation.train.num_examples), np.nan, np.float32)
+        accuracy, loss = (self._figures.get(name, nothing) for name in ("accuracy", "loss"))
         return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32))
 
     @functools.cached_property
@@ -111,6 +114,12 @@ class SimulationResult:
         train = self.federation.train
         return outliers(self.algorithm, train, self.labels, self.assignments, self.evaluation_key, lambda: place(train))
 
+    @functools.cached_property
+    def _figures(self) -> dict[str, np.ndarray]:
+        """All metrics of each client, arrays [M]."""
+        count, parts = len(self.federation.train.num_examples), [figures for _, figures in self._evaluated()]
+        return {name: np.concatenate([part[name] for part in parts])[:count] for name in parts[0]}
+
     def _evaluated(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """All clients' numbers and metrics, some at a time where their rows are on disk."""
         place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
@@ -121,6 +130,8 @@ class SimulationResult:
     @in_32_bits
     def write_clients(self, path: str | os.PathLike) -> pathlib.Path:
         """Writes a row for each client: its cluster, numbers of training and test rows, and metrics on all of these.
+
+        Users have their own ids in the column `user`, and `group` is the true one where it is known.
 
         Of a population on disk no more than a chunk of clients is held at a time.
 
@@ -135,8 +146,11 @@ class SimulationResult:
           ImportError: a `.parquet` without pyarrow.
         """
         train, test = self.federation.train, self.federation.test
-        path, chunks = as_path("path", path), self._evaluated()
+        path = as_path("path", path)
+        chunks = self._evaluated() if stored(self.federation) else [(np.arange(len(self.labels)), self._figures)]
         columns = {
+            **({} if self.user_ids is None else {"user": np.asarray(self.user_ids)}),
+            **({} if self.federation.group is None else {"group": np.asarray(self.federation.group)}),
             "cluster": self.labels,
             "train_examples": np.asarray(train.num_examples),
             "test_examples": np.asarray(test.num_examples),
@@ -207,7 +221,7 @@ class SimulationResult:
         here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
         found = dataclasses.replace(self, state=parallel.fetched(self.state), mapping=here)
         found.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name in ("per_client", "outliers")}
+            {name: value for name, value in self.__dict__.items() if name in ("per_client", "outliers", "_figures")}
         )
         return found
 

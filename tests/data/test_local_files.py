@@ -1,6 +1,7 @@
 """Data sets in files of one's own, as Python and the command line read them."""
 
 import json
+import pathlib
 
 import numpy as np
 import pandas
@@ -234,6 +235,14 @@ def test_users_run_from_the_command_line_and_a_changed_file_is_another_experimen
         summary = json.load(file)
     assert summary["clients"] == 5
     assert summary["dataset"].startswith("my.npz@")
+    of_clients = np.genfromtxt("own/clients.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    whole = npz(tmp_path / "my.npz")
+    names, rows = np.unique(whole.user_ids, return_counts=True)
+    assert of_clients["user"].tolist() == names.tolist()
+    np.testing.assert_array_equal(of_clients["train_examples"] + of_clients["test_examples"], rows)
+    np.testing.assert_allclose(of_clients["accuracy"].mean(), summary["accuracy"], rtol=1e-6)
+    page = pathlib.Path("own/report.html").read_text()
+    assert all(f">{name}</td>" in page for name in names)
     command(words)
     command("resume own --rounds 3")
     people(tmp_path, change=1e-3)

@@ -93,6 +93,9 @@ def test_users_can_be_a_sample(numbered):
     ]
     users = [set((draw.train.x[:, 0, 2, 2].astype(int) - 1) // 10) for draw in draws]
     assert len(users[0]) == 6
+    for draw in draws:
+        whose = (draw._replace(validation=None).train.x[:, 0, 2, 2].astype(int) - 1) // 10
+        np.testing.assert_array_equal(draw._replace(validation=None).user_ids, whose)
     assert users[0] == users[1] != users[2]
     np.testing.assert_array_equal(draws[0].train.num_examples + draws[0].test.num_examples, 4)
 

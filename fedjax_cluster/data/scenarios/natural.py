@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
-from fedjax_cluster.types import Examples, Federation
+from fedjax_cluster.types import Examples, Federation, UserFederation
 
 
 @scenario
@@ -35,7 +35,7 @@ def users(
       examples_per_client: most examples of a user, drawn at random; default is all.
 
     Returns:
-      A Federation with clients in the order of their ids, and no `group`.
+      A Federation with clients in the order of their ids, which are its `user_ids` [M], and no `group`.
 
     Raises:
       ValueError: ids that do not match the examples, too few users, or an argument out of range.
@@ -52,7 +52,7 @@ def users(
             f"The examples of {examples.info.name!r} name no users: give user_ids in Python, or data with users: an "
             ".npz file with an array `user`, a table with a column of users, or a folder of images by user and class."
         )
-    _, user, counts = partition.sorted_ids("user_ids", user_ids, len(examples.y))
+    distinct, user, counts = partition.sorted_ids("user_ids", user_ids, len(examples.y))
     choose, deal, part = partition.generators(seed, 3)
     of_user = partition.divide(np.argsort(user, kind="stable"), counts)
     eligible = np.flatnonzero(counts >= min_examples)
@@ -68,4 +68,4 @@ def users(
     rows = [of_user[i] for i in eligible]
     if examples_per_client is not None:
         rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]
-    return partition.federate(examples, rows, part, test_fraction)
+    return UserFederation.of(partition.federate(examples, rows, part, test_fraction), distinct[eligible])
