@@ -2,7 +2,7 @@
 
 XLA's cost analysis counts the body of a loop once, whatever its turns. Here each computation counts as often as its
 loops turn: the loop of the rounds once, a loop whose turns XLA knows so often, one over chunks of clients as the plan
-says; others, such as steps of epochs, once, as is said in `unknown`.
+says; others, such as steps of epochs, once, as is said in `unknown` where they have products or messages.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_computation"
 CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
 CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
+OVER_CLIENTS = re.compile(rf'op_name="[^"]*/{CLIENTS}/while"')  # that loop itself, and none inside it
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # What no kernel writes.
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota"}
@@ -35,7 +36,7 @@ class ProgramCosts(NamedTuple):
     cycles: float  # estimated by the compiler; 0 where it does not
     messages: dict[str, tuple[int, float]]  # kind of collective -> number, bytes
     largest_message: int  # bytes
-    unknown: int  # loops whose turns are not known, counted once
+    unknown: int  # loops with products or messages whose turns are not known, counted once
 
     def message_bytes(self) -> float:
         """Bytes of all messages."""
@@ -72,6 +73,9 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
     unknown: set[str] = set()
     chains: dict[str, tuple[str, int]] = {}
 
+    def bodies(line: _Line) -> list[str]:
+        return [name for name in _called(line.text) if name in computations]
+
     @functools.cache
     def cost(name: str, depth: int, inside: bool) -> tuple[float, float, float, tuple, int]:
         flops, written, cycles, largest = 0.0, 0.0, 0.0, 0
@@ -96,18 +100,17 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
                 known = re.search(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)', line.text)
                 if known:
                     times = int(known[1])
-                elif f"/{CLIENTS}/while" in line.text:
+                elif OVER_CLIENTS.search(line.text):
                     times = chunks
-                elif depth:
+                elif depth and any(of[0] or of[3] for of in (cost(name, deeper, inside) for name in bodies(line))):
                     unknown.add(line.name)
-            for called in _called(line.text):
-                if called in computations:
-                    inner = cost(called, deeper, inside or called in fused)
-                    flops, written = flops + times * inner[0], written + times * inner[1]
-                    cycles += times * inner[2]
-                    for key, count in inner[3]:
-                        messages[key] += times * count
-                    largest = max(largest, inner[4])
+            for called in bodies(line):
+                inner = cost(called, deeper, inside or called in fused)
+                flops, written = flops + times * inner[0], written + times * inner[1]
+                cycles += times * inner[2]
+                for key, count in inner[3]:
+                    messages[key] += times * count
+                largest = max(largest, inner[4])
         return flops, written, cycles, tuple(messages.items()), largest
 
     flops, written, cycles, messages, largest = cost(entry, 0, False)
