@@ -211,6 +211,9 @@ def sweep(
             axes.set_xscale("log")
         _mark_positions(axes, positions, log_x)
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
+        if np.isfinite(highest) and np.isclose(*axes.dataLim.intervaly, atol=1e-3 * highest):
+            # Where nothing differs, the axis would be of rounding errors, beyond what is possible.
+            axes.set_ylim(-0.06 * highest, 1.06 * highest)
         axes.set(xlabel=x_label, ylabel=y_label)
         handles, labels = axes.get_legend_handles_labels()
         missing = [method_name(name) + NO_VALUE for name, (mean, _) in lines.items() if not np.isfinite(mean).any()]

@@ -301,6 +301,14 @@ def test_bands_of_a_sweep_end_at_what_no_value_can_be_above():
     np.testing.assert_allclose(low, [0.5, 0.85])
 
 
+def test_an_index_that_never_differs_has_its_whole_axis():
+    ones = {"CFL-GP": ([1.0, 1.0, 1.0], [0.0, 0.0, 1e-8])}
+    axes = curves.sweep([20, 40, 80], ones, x_label="clients", y_label="ARI", highest=1.0).axes[0]
+    assert axes.get_ylim() == pytest.approx((-0.06, 1.06))
+    fewer = {"CFL-GP": ([1.0, 0.9, 1.0], None)}
+    assert curves.sweep([20, 40, 80], fewer, x_label="clients", y_label="ARI", highest=1.0).axes[0].get_ylim()[0] > 0.8
+
+
 def test_sweep_over_powers_of_ten_keeps_their_labels(check_layout):
     figure = curves.sweep([1, 10, 100, 1e3, 1e5], {"a": ([1, 1, 1, 1, 0.3], None)}, "Ratio", "ARI", log_x=True)
     check_layout(figure)
