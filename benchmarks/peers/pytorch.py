@@ -38,7 +38,7 @@ FORWARD = {
     **{name: torch_loop.lenet5 for name in CASES if name.startswith("LeNet-5")},
 }
 ONE, TWO = "PyTorch loop, 1 thread", "PyTorch loop, 2 threads"
-# Networks that torch.func.vmap refuses (batch norm's statistics, an LSTM).
+# Networks of which torch.func.vmap does one client after the other (an LSTM), or that were too slow to try.
 ONE_BY_ONE = ("ResNet-18", "LSTM 200, 200")
 TARGETS = {"LSTM 200, 200": 1.0, "MLP 784-200-10": 2.5, "CNN 5×5 (32, 64)": 1.15, "ResNet-18": 1.0}
 TARGETS |= {f"CNN 5×5 (32, 64), b={batch}": 2.0 for batch in (10, 64)}

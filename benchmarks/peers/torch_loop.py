@@ -94,7 +94,7 @@ def mean_loss(forward: Forward, w: Tensors, x: Any, y: Any) -> Any:
 
 
 def train_client(
-    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, mean_loss: Any = mean_loss
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float
 ) -> tuple[Tensors, list[Any]]:
     """One client's SGD steps on the given rows: its changes, and the loss before each step."""
     own = {name: value.clone().requires_grad_() for name, value in start.items()}
@@ -109,21 +109,14 @@ def train_client(
 
 
 def loop(
-    forward: Forward,
-    start: Tensors,
-    x: Any,
-    y: Any,
-    batches: Any,
-    rate: float,
-    threads: int,
-    mean_loss: Any = mean_loss,
+    forward: Forward, start: Tensors, x: Any, y: Any, batches: Any, rate: float, threads: int
 ) -> tuple[Tensors, float]:
     """A plain loop over clients: the mean of their changes, and their mean loss."""
     torch.set_num_threads(threads)
     total = {name: torch.zeros_like(value) for name, value in start.items()}
     losses: list[Any] = []
     for client in range(len(x)):
-        change, own = train_client(forward, start, x[client], y[client], batches[client], rate, mean_loss)
+        change, own = train_client(forward, start, x[client], y[client], batches[client], rate)
         losses += own
         for name, value in change.items():
             total[name] += value / len(x)
