@@ -3,9 +3,10 @@
     python -m benchmarks.on_disk --clients 10000 100000 1000000 --rounds 100 --turns 3
 
 writes each population once (20 training and 5 test rows of 32 features a client, 5 and 1 from ten million clients on;
-four groups of clients, who name eight classes differently), and runs FedAvg, IFCA, and CFL-GP and FedGWC by landmarks
-with cohorts of 1 000, each in a process of its own; with `--turns` all of it several times, in turns. Programs are kept
-in the folder, as the command line does: the first turn compiles them where they are not there yet.
+four groups of clients, who name eight classes differently; FedGWC's, which tells groups apart by how hard their rows
+are, has a quarter of clients who name them at random), and runs FedAvg, IFCA, and CFL-GP and FedGWC by landmarks with
+cohorts of 1 000, each in a process of its own; with `--turns` all of it several times, in turns. Programs are kept in
+the folder, as the command line does: the first turn compiles them where they are not there yet.
 `--against-memory` also runs 1 000 clients streamed and in memory, in turn, and compares the two. The table goes into
 README.md.
 """
@@ -32,12 +33,16 @@ MANY, FEW_TRAIN, FEW_TEST = 10_000_000, 5, 1
 COHORT, EVALUATED = 1000, 2000
 METHODS = ("fedavg", "ifca", "cfl_gp", "fedgwc")
 LANDMARKS = {"cfl_gp": 200, "fedgwc": 32}
+HARD = ("fedgwc",)  # run on clients of whom a quarter are hard
 SPENT = "seconds_a_round", "processor_seconds_a_round"
 FOLDER = pathlib.Path(__file__).parent
 
 
-def clients(count: int) -> Iterator[fc.data.ClientRows]:
-    """Normal inputs around a centre for each class, and each group has other names for the classes."""
+def clients(count: int, hard: bool = False) -> Iterator[fc.data.ClientRows]:
+    """Normal inputs around a centre for each class, and each group has other names for the classes.
+
+    Where some are `hard`, the first group of four names classes at random, the others rightly: two groups.
+    """
     train, test = (FEW_TRAIN, FEW_TEST) if count >= MANY else (TRAIN, TEST)
     centres = np.random.default_rng(0).standard_normal((CLASSES, FEATURES), np.float32)
     for first in range(0, count, 1000):
@@ -45,18 +50,26 @@ def clients(count: int) -> Iterator[fc.data.ClientRows]:
         some = np.arange(first, min(first + 1000, count))
         kind = rng.integers(CLASSES, size=(len(some), train + test))
         x = centres[kind] + rng.standard_normal((*kind.shape, FEATURES), np.float32)
-        y = ((kind + CLASSES // GROUPS * (some % GROUPS)[:, None]) % CLASSES).astype(np.int32)
-        for client, rows, labels in zip(some.tolist(), x, y, strict=True):
+        group = groups(some, hard)
+        y = ((kind + CLASSES // GROUPS * group[:, None]) % CLASSES).astype(np.int32)
+        if hard:
+            y = np.where(group[:, None] > 0, kind, rng.integers(CLASSES, size=kind.shape)).astype(np.int32)
+        for client, rows, labels in zip(group.tolist(), x, y, strict=True):
             parts = rows[:train], labels[:train], rows[train:], labels[train:]
-            yield fc.data.ClientRows(*parts, client % GROUPS)
+            yield fc.data.ClientRows(*parts, client)
 
 
-def written(folder: pathlib.Path, count: int) -> pathlib.Path:
+def groups(client: np.ndarray, hard: bool) -> np.ndarray:
+    """The group i[n] of clients i[n]."""
+    return np.minimum(client % GROUPS, 1) if hard else client % GROUPS
+
+
+def written(folder: pathlib.Path, count: int, hard: bool = False) -> pathlib.Path:
     """A folder with so many clients, written where it is not there yet."""
-    path = folder / f"clients-{count}"
+    path = folder / f"{'hard-and-easy' if hard else 'clients'}-{count}"
     if not path.exists():
         started = time.perf_counter()
-        fc.data.write_population(path, clients(count))
+        fc.data.write_population(path, clients(count, hard))
         seconds, peak = time.perf_counter() - started, peak_megabytes()
         print(f"wrote {count} clients in {seconds:.0f} s, peak memory {peak:.0f} MB", file=sys.stderr, flush=True)
     return path
@@ -67,14 +80,26 @@ def algorithm(name: str, count: int) -> Any:
         "fedavg": {},
         "ifca": {"clusters": GROUPS, "start_rounds": 30},
         "cfl_gp": {"clusters": GROUPS, "every": 1, "cluster_cohort": True, "profiles_of": "landmarks"},
-        # The paper's constant rate, which needs no count of each pair's meetings.
-        "fedgwc": {"clusters": GROUPS, "rate": "participation"},
+        "fedgwc": {
+            "clusters": 2,
+            # Nearly everybody is heard once: the last reward is the mean, and needs no count of each pair's meetings.
+            "rate": 1.0,
+            # After so few rounds that most choose their cluster by its model's loss; the landmarks met in each of them.
+            "tolerance": 1.0,
+            "patience": 8,
+            "max_children": 2,
+            "smallest": 1,
+            "beta": 50 / count,  # the paper's, of its 100 clients' columns
+            "server_momentum": 0.5,
+        },
     }[name]
     if name in LANDMARKS:
         # At ten million, as many columns as leave room.
-        further["landmarks"] = LANDMARKS[name] if name == "cfl_gp" or count < MANY else 4
-    # Of a model that fits, only the rows that it has wrong say what a client is like: CFL-GP's train slowly.
-    update = fc.local.sgd(0.1 if name == "cfl_gp" else 0.5, batch_size=TRAIN, steps=5)
+        further["landmarks"] = LANDMARKS[name] if name == "cfl_gp" or count < MANY else 8
+    # Of a model that fits, only the rows that it has wrong say what a client is like: CFL-GP's train slowly, and
+    # FedGWC's take few steps.
+    rate, steps = {"cfl_gp": (0.1, 5), "fedgwc": (0.5, 2)}.get(name, (0.5, 5))
+    update = fc.local.sgd(rate, batch_size=TRAIN, steps=steps)
     return fc.algorithms.REGISTRY[name](fc.nn.linear(), local=update, participation=min(1, COHORT / count), **further)
 
 
@@ -118,7 +143,7 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         "accuracy": result.summary["accuracy"],
         "clients_in_a_cluster": int(seen.sum()),
         "adjusted_rand_index": float(
-            fc.clustering.scores.adjusted_rand_index(result.labels, np.arange(count) % GROUPS, mask=seen)
+            fc.clustering.scores.adjusted_rand_index(result.labels, groups(np.arange(count), name in HARD), mask=seen)
         ),
     }
 
@@ -236,11 +261,13 @@ def main() -> None:
         return table_between("on disk", table(json.loads(given.output.read_text(encoding="utf-8"))))
     if given.alone:
         fc.parallel.use_all_cores()  # before the first computation
-        print(json.dumps(run(given.alone, written(given.folder, given.clients[0]), given.rounds)))
+        folder = written(given.folder, given.clients[0], given.alone in HARD)
+        print(json.dumps(run(given.alone, folder, given.rounds)))
         return
     found = json.loads(given.output.read_text(encoding="utf-8"))["rows"] if given.more else []
     for count in given.clients:
-        written(given.folder, count)
+        for hard in {name in HARD for name in given.methods}:
+            written(given.folder, count, hard)
     for name in given.methods:
         for _ in range(given.turns):
             for count in given.clients:

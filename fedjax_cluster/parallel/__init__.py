@@ -29,6 +29,7 @@ from fedjax_cluster.parallel.rows import (
     gather_rows,
     gram,
     on_each_device,
+    on_own_rows,
     place_population,
     scatter_rows,
     to_each_device,

@@ -262,6 +262,13 @@ def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[.
     return jax.shard_map(fn, mesh=mapping.mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
+def on_own_rows(fn: Callable[[Any, Any], PyTree], mapping: ClientMapping) -> Callable[[Any, Any], PyTree]:
+    """`fn` of leaves [M, ...] and of what all have in common, computed by every device for its own rows."""
+    if mapping.mesh is None:
+        return fn
+    return jax.shard_map(fn, mesh=mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+
+
 def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
     """The whole of leaves [C, ...] on every device, sent in one message; leaves with many numbers a row stay divided.
 

@@ -20,8 +20,8 @@ from fedjax_cluster.report.methods import flag as flag_pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
-from tests.algorithms.test_flag import FULL, as_lists, lines, place
-from tests.federations import blobs
+from tests.algorithms.test_flag import FULL, lines, place
+from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
 from tests.reference import flag as flag_reference
 from tests.reference import landmarks, linkage
@@ -33,6 +33,16 @@ ROUNDS = 60
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 OPTIONS = {
     "paper": {"rate": 0.3, "centre": True, "participation": 0.5, "tolerance": 1e-2},
+    # The first split comes before everybody was in a cohort.
+    "unheard": {
+        "rate": 1.0,
+        "centre": False,
+        "participation": 0.25,
+        "tolerance": 1.0,
+        "patience": 3,
+        "sampling": "uniform",
+        "beta": 0.2,
+    },
     "counted": {"rate": "count", "centre": None, "participation": 0.3, "patience": None, "max_children": None},
 }
 
@@ -61,9 +71,9 @@ def test_fedgwc_by_everybody_is_the_exact_one(name):
         np.testing.assert_allclose(one.content["affinity"], other.content["affinity"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["paper", slow("counted")])
+@pytest.mark.parametrize("name", ["paper", slow("counted"), "unheard"])
 def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
-    federation, options = hard_and_easy(), OPTIONS[name]
+    federation, options = hard_and_easy(24 if name == "unheard" else 12), OPTIONS[name]
     sizes = federation.train.num_examples
     algorithm = build(local=EPOCH, clusters=3, landmarks=7, smallest=2, **options)
     played = turns(algorithm, federation, ROUNDS)
@@ -83,6 +93,7 @@ def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
         slots=3,
         centre=algorithm.rows_centred,
         landmarks=chosen.tolist(),
+        data=as_lists(federation),
     )
     events = [number for number, turn in enumerate(played) if turn.info.event]
     assert splits
@@ -99,6 +110,11 @@ def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
         np.testing.assert_allclose(last.server.average[found[client]], average[slot], rtol=2e-2, atol=1e-8)
         for part, expected in zip(ours[found[client]], models[slot], strict=True):
             np.testing.assert_allclose(part, expected, rtol=2e-3, atol=2e-4)
+    if name == "unheard":
+        before, after = (np.asarray(turn.after.clients.seen) > 0 for turn in (played[events[0]], played[-1]))
+        came = ~before & after
+        assert (found != np.asarray(last.clients.drawn_with))[came].any()
+        return
     # Half of the landmarks are in every cohort, as they are half of it at most.
     sizes = [len(set(turn.clients) & set(chosen.tolist())) for turn in played[: events[0] + 1]]
     assert min(sizes) >= min(4, len(played[0].clients) // 2)
@@ -218,7 +234,7 @@ def test_flag_by_landmarks_takes_newcomers_and_draws_its_matrices():
 def by_landmarks(name, **options):
     own = {"cfl_gp": {"cluster_cohort": True, "participation": 0.6}, "fedgwc": {"participation": 0.4}}[name]
     training = local.sgd(0.1, batch_size=8, steps=2)
-    return REGISTRY[name](nn.linear(), clusters=2, local=training, landmarks=5, **own, **options)
+    return REGISTRY[name](nn.linear(), clusters=2, local=training, landmarks=5, **{**own, **options})
 
 
 @pytest.mark.slow
@@ -228,8 +244,12 @@ def by_landmarks(name, **options):
         ("cfl_gp", {}),
         ("cfl_gp", {"profiles_of": "landmarks"}),
         ("fedgwc", {"tolerance": 1e-2, "beta": 0.1, "smallest": 2}),
+        (
+            "fedgwc",
+            {"rate": 1.0, "tolerance": 1.0, "patience": 2, "max_children": 2, "smallest": 1, "participation": 0.3},
+        ),
     ],
-    ids=["cfl_gp", "cfl_gp, landmarks' profiles", "fedgwc"],
+    ids=["cfl_gp", "cfl_gp, landmarks' profiles", "fedgwc", "fedgwc, split early"],
 )
 def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path):
     """Clients in memory on one device, in chunks on two, and on disk with cohorts read ahead."""
@@ -238,6 +258,8 @@ def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path)
         options["rounds"] = 30
     ours = by_landmarks(name, **further)
     one = simulate(ours, federation, mapping=ONE, **options)
+    if "rate" in further:  # somebody chose a cluster after the split, and is drawn with the other
+        assert (one.labels != one.state.clients.drawn_with).any()
     two = simulate(ours, federation, mapping=TWO, **options)
     assert one.labels.tolist() == two.labels.tolist()
     np.testing.assert_allclose(one.history["loss"], two.history["loss"], rtol=1e-4)

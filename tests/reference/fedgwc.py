@@ -57,29 +57,38 @@ def released_partition(affinity, n_max):
 
 def fedgwc(
     model, cohorts, sizes, *, rate, alpha, participation, tolerance, beta, smallest, slots, patience=None, n_max=None,
-    weighting="examples", centre=False, columns=False, released=False, landmarks=None,
+    weighting="examples", centre=False, columns=False, released=False, landmarks=None, data=None,
 ):  # fmt: skip
     """Algorithm 2 on given cohorts [{client: its mini-batches}]; `alpha` is a number or "count".
 
-    With `landmarks`, P's columns of these alone are looked at.
+    With `landmarks`, P's columns of these alone are looked at, and whoever takes part for the first time, once there
+    are several clusters, joins that of least loss on its rows, `data` [(x, y)]; it is still drawn with the old one.
 
     Returns:
       (models of the clusters, labels, P, running averages, [(round, labels after the split, W, its index)]).
     """
     count = len(sizes)
     members = [list(range(count))]
+    drawn_with, heard = [list(range(count))], set()
     models, average, calm = [model], [1.0], [0]
     matrix, met = np.full((count, count), 1 / count**2 if released else 0.0), np.zeros((count, count), int)
     splits = []
 
     def cohort_size(k):
-        drawn, smallest_cohort = (count, 1) if released else (len(members[k]), 3)
-        return min(max(int(np.ceil(participation * drawn - 1e-9)), smallest_cohort), len(members[k]))
+        drawn, smallest_cohort = (count, 1) if released else (len(drawn_with[k]), 3)
+        return min(max(int(np.ceil(participation * drawn - 1e-9)), smallest_cohort), len(drawn_with[k]))
 
     for number, cohort in enumerate(cohorts):
+        if landmarks is not None and len(members) > 1:
+            for i in set(cohort) - heard:
+                least = int(np.argmin([federated.gradient(*model, *data[i])[2] for model in models]))
+                members = [sorted({*own, i} if k == least else {*own} - {i}) for k, own in enumerate(members)]
+        heard |= set(cohort)
         for k in range(len(members)):
+            assert sum(client in drawn_with[k] for client in cohort) == cohort_size(k)
             present = [client for client in cohort if client in members[k]]
-            assert len(present) == cohort_size(k)
+            if not present:
+                continue
             changes, losses = zip(*(federated.change_on(models[k], cohort[i], rate) for i in present), strict=True)
             common = min(map(len, losses))
             losses = [own[:common] for own in losses]
@@ -90,7 +99,7 @@ def fedgwc(
                 part + np.average([change[place] for change in changes], 0, shares)
                 for place, part in enumerate(models[k])
             )
-            constant = cohort_size(k) / len(members[k]) if released else participation if alpha == "count" else alpha
+            constant = cohort_size(k) / len(drawn_with[k]) if released else participation if alpha == "count" else alpha
             squared = 0.0
             for a, i in enumerate(present):
                 for j in present:
@@ -101,11 +110,13 @@ def fedgwc(
                     matrix[i, j] = new
             pairs = (cohort_size(k) if released else len(members[k])) ** 2
             if landmarks is not None:
-                pairs = len(members[k]) * len(set(members[k]) & set(landmarks))
+                pairs = len(drawn_with[k]) * max(len(set(members[k]) & set(landmarks)), 1)
             average[k] = (1 - constant) * average[k] + constant * squared / pairs
             calm[k] = calm[k] + 1 if average[k] < tolerance else 0
-        most = [n_max or min(len(own) // cohort_size(k), 4) for k, own in enumerate(members)]
-        needed = [patience or -(-len(own) // cohort_size(k)) for k, own in enumerate(members)]
+        most = [
+            min(n_max, len(own)) if n_max else min(len(own) // cohort_size(k), 4) for k, own in enumerate(drawn_with)
+        ]
+        needed = [patience or -(-len(own) // cohort_size(k)) for k, own in enumerate(drawn_with)]
         due = [k for k in range(len(members)) if calm[k] >= needed[k] and most[k] > 1]
         if due:
             k = due[0]
@@ -135,6 +146,7 @@ def fedgwc(
                     models.append(models[k])
                     average.append(1.0)
                     calm.append(0)
+                drawn_with = [list(own) for own in members]
                 whole = np.zeros((count, count))
                 whole[block if landmarks is None else np.ix_(own, np.intersect1d(own, landmarks))] = affinity
                 splits.append((number, as_labels(members, count), whole, index))
@@ -146,15 +158,22 @@ def by_landmarks(matrix, known, own, chosen, beta, n_max, smallest, centre):
     chosen = np.intersect1d(own, chosen)
     places = np.searchsorted(own, chosen)
     rows = matrix[np.ix_(own, chosen)].copy()
+    met_landmarks = [[b for b, j in enumerate(chosen) if known[i, j] > 0] for i in own]
     if centre:
         for a, i in enumerate(own):
             met = [b for b, j in enumerate(chosen) if known[i, j] > 0 and i != j]
             mean = np.mean(rows[a, met]) if met else 0.0
             rows[a] = [rows[a, b] - mean if b in met else 0.0 for b in range(len(chosen))]
+    else:
+        for a, met in enumerate(met_landmarks):
+            if met and a not in places:
+                rows[a] = [rows[a, b] if b in met else np.mean(rows[a, met]) for b in range(len(chosen))]
     affinity = landmarks_.affinity(rows, places, beta)
     found, index = best_partition(affinity[places], n_max, smallest)
     if found is not None:
         found = np.asarray(landmarks_.extend_labels(1 - affinity, places, found.tolist(), "average"))
+        unheard = [a for a, met in enumerate(met_landmarks) if not met and a not in places]
+        found[unheard] = np.bincount(np.delete(found, unheard)).argmax()
     return affinity, found, index
 
 

@@ -22,6 +22,7 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
+    reassign,
     start_models,
 )
 from fedjax_cluster.local import client_key, server_key
@@ -227,7 +228,8 @@ class fedgwc(AveragingMethod):
         seen = state.clients.seen if self.sampling == "rare" and not self.released else None
         wanted = self.sizes(state)[1]
         first = None if self.landmarks is None else landmark_pairs.company(state, wanted)
-        return Standing(cohorts.standing(labels(state.clients.membership), seen), wanted, first)
+        label = labels(state.clients.membership) if first is None else state.clients.drawn_with
+        return Standing(cohorts.standing(label, seen), wanted, first)
 
     def draw(self, rng_key: Array, standing: Standing) -> tuple[Selection, Standing]:
         size = len(standing.clients.label)
@@ -238,18 +240,19 @@ class fedgwc(AveragingMethod):
         drawn = cohorts.per_cluster_of(rng_key, standing.clients, standing.wanted, capacity, first=standing.first)
         return drawn, standing._replace(clients=cohorts.seen_once_more(standing.clients, drawn))
 
-    def recounted(self, state: State) -> State:
-        if self.landmarks is None:
-            return state
-        members = landmark_pairs.members_of(jnp.asarray(state.clients.membership))
-        return state._replace(server=state.server._replace(members=members))
+    def recounted(self, state: State, when: Array | bool = True) -> State:
+        return state if self.landmarks is None else landmark_pairs.drawn_anew(state, when)
 
     # ------------------------------------------------------------------------------------- rounds
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         membership, seen = parallel.gather_rows(cohort, (state.clients.membership, state.clients.seen))
+        choosing = None if self.landmarks is None else landmark_pairs.choosing(state, cohort, seen)
+        anybody = jnp.asarray(False) if choosing is None else jnp.any(choosing)
 
-        def train(client: Client, slot: Array) -> Trained:
+        def train(client: Client, slot: Array, chooses: Array | None) -> Trained:
+            if chooses is not None:
+                slot = landmark_pairs.chosen(self, state, client.data, slot, chooses, anybody)
             result = weigh.train_and_tell(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
             if self.privacy is None:
                 return Trained(slot, result, result.losses)
@@ -258,12 +261,17 @@ class fedgwc(AveragingMethod):
         slot = jnp.maximum(labels(membership), 0)
         averaged = {"optimizer": self.optimizer, "weighting": self.weighting, "aggregation": self.aggregation}
         averaged |= {"private": self.private(rng_key, state.clusters)}
-        done = cluster_round(train, state.clusters, cohort, slot, **averaged)
+        done = cluster_round(train, state.clusters, cohort, slot, choosing, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
+        costs, came = done.costs(cohort.mask), jnp.int32(0)
+        if choosing is not None:
+            membership, came = reassign(cohort, clients.membership, done.slot)
+            clients = clients._replace(membership=membership)
+            costs = landmark_pairs.choice_costs(self, state, cohort, choosing, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
         state = State(done.clusters, clients, state.server, state.round + 1)
-        sent = (cohort.index, cohort.data.num_examples, slot, done.extra, done.reports.num_steps, heard)
+        sent = (cohort.index, cohort.data.num_examples, done.slot, done.extra, done.reports.num_steps, heard)
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
 
         refused = state.server.refused
@@ -279,10 +287,10 @@ class fedgwc(AveragingMethod):
         # Rows of landmarks stay divided among the devices.
         tested = parallel.on_each_device(test, cohort.mapping) if self.landmarks is None else test
         state, moved = parallel.run_if(resting, tested, (state, jnp.int32(0)), cohort.mapping)
-        costs = done.costs(cohort.mask)._replace(clusterings=resting.astype(jnp.float32))
+        costs = costs._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
         event = (moved > 0) | ((refused == 0) & (state.server.refused > 0))
-        return state, done.info(cohort.mask, moved, costs, event)
+        return state, done.info(cohort.mask, came + moved, costs, event)
 
     def unprotected(self, privacy: gaussian) -> str | None:
         if self.landmarks is not None:
@@ -364,7 +372,7 @@ class fedgwc(AveragingMethod):
             ),
             server=server._replace(average=jnp.where(born, 1.0, server.average), calm=jnp.where(born, 0, server.calm)),
         )
-        return self.recounted(state)
+        return self.recounted(state, apart)
 
     # ------------------------------------------------------------------------------ newcomers, snapshots
 

@@ -4,11 +4,16 @@ P's columns of the landmarks are kept with the clients' other numbers, by rows, 
 cohort. In every cohort of a cluster are half of its landmarks, drawn anew, as far as they are half of the cohort at
 most: who always came along would be in everybody's company alike. A cluster is tested by its landmarks' W, whose
 squared distances are scaled up from the landmarks' columns to all; every other client joins the child with whose
-landmarks its own mean affinity is largest.
+landmarks its own mean affinity is largest, and is taken to interact with landmarks that it did not meet as with those
+that it met, on average.
+
+Of many clients most were in no cohort when their cluster splits, and nothing is known of them: they go with the largest
+child, and choose their cluster by the loss of its model, as newcomers do, when they take part for the first time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,11 +24,12 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
-from fedjax_cluster.algorithms.round import check_memory, labels
-from fedjax_cluster.types import ClientMapping, Cohort, State
+from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss
+from fedjax_cluster.local import num_batches
+from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Costs, State
 
 LANDMARKS = 1  # folded into the key of `init`
-IN_A_TEST = 4  # matrices M × m at the same time, beside P and the counts
+AT_A_TIME = 2**16  # clients that are compared with the landmarks, so that no further matrix M × m is made
 
 
 class LandmarkClients(NamedTuple):
@@ -33,11 +39,12 @@ class LandmarkClients(NamedTuple):
     previous: Array  # i32[M], its cluster before the last split
     interactions: Array  # f32[M, m], P's columns of the landmarks
     meetings: Any  # i32[M, m], times a pair met; () under a constant rate
+    drawn_with: Array  # i32[M], the cluster in whose cohorts it is drawn: its own as of the last split
 
 
 class LandmarkServer(NamedTuple):
     landmarks: Array  # i32[m], ascending
-    members: Array  # i32[K], the clients of each cluster, who would otherwise be counted in every round
+    members: Array  # i32[K], clients drawn with each cluster, who would otherwise be counted in every round
     average: Array  # f32[K], the others as in `weighting.Server`
     calm: Array  # i32[K]
     parent: Array  # i32[]
@@ -51,12 +58,12 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
     size, number = len(first.present), method.landmarks
     if number > (there := int(first.present.sum())):
         raise ValueError(f"landmarks is {number}, but there are only {there} clients; give at most {there}, or None")
-    wanted = 4.0 * size * number * ((2 if method.counted else 1) + IN_A_TEST)
+    wanted = 4.0 * size * number * (2 if method.counted else 1)
     what = f"for each of {size} clients and {number} landmarks"
     check_memory(method.name, wanted, what, "give fewer landmarks")
     landmarks = clustering.draw_landmarks(jax.random.fold_in(rng_key, LANDMARKS), number, first.present)
     meetings = jnp.zeros((size, number), jnp.int32) if method.counted else ()
-    clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings)
+    clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings, labels(first.membership))
     members = members_of(first.membership)
     return clients, LandmarkServer(landmarks, members, **weigh.at_rest(method.clusters))
 
@@ -64,6 +71,39 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
 def members_of(membership: Array) -> Array:
     """i32[K]: the clients of each cluster."""
     return membership.sum(0).astype(jnp.int32)
+
+
+def drawn_anew(state: State, when: Array | bool = True) -> State:
+    """The state after a split, or with other clients: `when` bool[], all are drawn with the cluster they are in."""
+    clients, server = state.clients, state.server
+    membership = jnp.asarray(clients.membership)
+    clients = clients._replace(drawn_with=jnp.where(when, labels(membership), clients.drawn_with))
+    server = server._replace(members=jnp.where(when, members_of(membership), server.members))
+    return state._replace(clients=clients, server=server)
+
+
+def choosing(state: State, cohort: Cohort, seen: Array) -> Array:
+    """bool[C]: who takes part for the first time, of times seen f32[C], once there are clusters to choose from."""
+    return cohort.mask & (seen == 0) & (jnp.sum(state.clusters.active.astype(jnp.int32)) > 1)
+
+
+def chosen(method: Any, state: State, data: ClientData, slot: Array, chooses: Array, anybody: Array) -> Array:
+    """The cluster i32[] of a client: of least loss where it `chooses` bool[]; nothing is computed without `anybody`."""
+
+    def least() -> Array:
+        return jnp.where(chooses, nearest_by_loss(method.model, state.clusters, data), slot)
+
+    return jax.lax.cond(anybody, least, lambda: slot)
+
+
+def choice_costs(method: Any, state: State, cohort: Cohort, chooses: Array, costs: Costs) -> Costs:
+    """A round's costs with those of the choices: every cluster's model sent, and its loss on all rows."""
+    models = jnp.sum(state.clusters.active.astype(jnp.float32))
+    passes = jnp.where(chooses, num_batches(method.local, cohort.data), 0.0)
+    more = (models - 1.0) * jnp.sum(chooses.astype(jnp.float32))
+    return costs._replace(
+        models_down=costs.models_down + more, loss_evaluations=costs.loss_evaluations + models * jnp.sum(passes)
+    )
 
 
 def company(state: State, wanted: Array) -> tuple[Array, Array]:
@@ -138,11 +178,44 @@ def divide(
 
     square = tree.take((clients.interactions, clients.meetings), landmarks)
     found = parallel.on_each_device(among, mapping)(rng_key, landmarks, *square, mask, most, free)
-    itself = jnp.arange(len(mask))[:, None] == landmarks[None]
-    kept = _perceived(method, clients.interactions, clients.meetings, mask, itself, mask[landmarks])
-    near = clustering.landmark_affinity(kept, landmarks, method.beta, mask)
-    joined = clustering.extend_labels(1.0 - near, landmarks, found.labels, method.children_bound, mask=mask)
-    return found._replace(labels=jnp.where(mask, jnp.maximum(joined, 0), -1))
+    own, count = mask[landmarks], mask.sum().astype(jnp.float32)
+    near = parallel.on_own_rows(functools.partial(_nearest, method), mapping)
+    joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
+    joined = joined.at[landmarks].set(found.labels)
+    largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
+    return found._replace(labels=jnp.where(mask, jnp.where(joined < 0, largest, joined), -1))
+
+
+def _nearest(method: Any, clients: tuple, landmarks: tuple) -> Array:
+    """The child i32[n] that each client would join if it were no landmark; −1 for those who met none.
+
+    Args:
+      method: the method.
+      clients: interactions f32[n, m], meetings and mask bool[n] of some.
+      landmarks: the same of the landmarks, f32[m, m], their children i32[m], and how many clients count in all, f32[].
+    """
+    square, times, own, label, count = landmarks
+    kept_square = _perceived(method, square, times, own, jnp.eye(len(own), dtype=bool), own)
+    places, size = jnp.arange(len(own)), len(clients[2])
+    step = min(AT_A_TIME, size)
+
+    def some(number: Array, joined: Array) -> Array:
+        first = jnp.minimum(number * step, size - step)
+        rows, times, mask = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, step), clients)
+        kept = _perceived(method, rows, times, mask, jnp.zeros_like(rows, bool), own)
+        known = (times > 0 if method.counted else rows != 0) & mask[:, None] & own[None]
+        if not method.rows_centred:
+            mean = jnp.where(known, kept, 0.0).sum(1) / jnp.maximum(known.sum(1), 1).astype(jnp.float32)
+            kept = jnp.where(known, kept, mean[:, None])
+        kept, mask = jnp.concatenate([kept_square, kept]), jnp.concatenate([own, mask])
+        # Distances are scaled up to all clients, of whom these are a part.
+        there = jnp.maximum(mask.sum().astype(jnp.float32) - 2.0, 1.0)
+        beta = method.beta * jnp.maximum(count - 2.0, 1.0) / there
+        near = clustering.landmark_affinity(kept, places, beta, mask)
+        found = clustering.extend_labels(1.0 - near, places, label, method.children_bound, mask=mask)[len(own) :]
+        return jax.lax.dynamic_update_slice_in_dim(joined, jnp.where(known.any(1), found, -1), first, 0)
+
+    return jax.lax.fori_loop(0, -(-size // step), some, jnp.full(size, -1, jnp.int32))
 
 
 def count_anew(state: State, family: Array) -> State:
@@ -161,7 +234,7 @@ def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) 
     drawn = weigh.one_of(rng_key, alike, index)
     taken = clients.interactions.at[drawn].get(mode="fill", fill_value=0.0)
     nothing = jnp.zeros(len(server.landmarks), jnp.int32) if method.counted else ()
-    clients = tree.scatter(clients, index, LandmarkClients(*row, taken, nothing))
+    clients = tree.scatter(clients, index, LandmarkClients(*row, taken, nothing, row.previous))
     # A column of zeros that nobody met tells nobody apart.
     fresh = (server.landmarks == index)[None]
     clients = clients._replace(interactions=jnp.where(fresh, 0.0, clients.interactions))
