@@ -86,7 +86,7 @@ def algorithm(name: str, count: int) -> Any:
             "rate": 1.0,
             # After so few rounds that most choose their cluster by its model's loss; the landmarks met in each of them.
             "tolerance": 1.0,
-            "patience": 8,
+            "patience": 12,
             "max_children": 2,
             "smallest": 1,
             "beta": 50 / count,  # the paper's, of its 100 clients' columns
@@ -95,7 +95,7 @@ def algorithm(name: str, count: int) -> Any:
     }[name]
     if name in LANDMARKS:
         # At ten million, as many columns as leave room.
-        further["landmarks"] = LANDMARKS[name] if name == "cfl_gp" or count < MANY else 8
+        further["landmarks"] = LANDMARKS[name] if name == "cfl_gp" or count < MANY else 4
     # Of a model that fits, only the rows that it has wrong say what a client is like: CFL-GP's train slowly, and
     # FedGWC's take few steps.
     rate, steps = {"cfl_gp": (0.1, 5), "fedgwc": (0.5, 2)}.get(name, (0.5, 5))
