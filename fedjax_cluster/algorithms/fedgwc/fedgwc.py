@@ -240,8 +240,8 @@ class fedgwc(AveragingMethod):
         drawn = cohorts.per_cluster_of(rng_key, standing.clients, standing.wanted, capacity, first=standing.first)
         return drawn, standing._replace(clients=cohorts.seen_once_more(standing.clients, drawn))
 
-    def recounted(self, state: State, when: Array | bool = True) -> State:
-        return state if self.landmarks is None else landmark_pairs.drawn_anew(state, when)
+    def recounted(self, state: State) -> State:
+        return state if self.landmarks is None else landmark_pairs.drawn_anew(state)
 
     # ------------------------------------------------------------------------------------- rounds
 
@@ -336,7 +336,7 @@ class fedgwc(AveragingMethod):
     def test(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> State:
         """One cluster is tested, and split."""
         parent, found = self.find_split(rng_key, state, mapping)
-        label, server = labels(state.clients.membership), state.server
+        server, apart = state.server, found.number > 1
         server = server._replace(
             tested=server.average[parent],
             average=server.average.at[parent].set(1.0),
@@ -345,34 +345,37 @@ class fedgwc(AveragingMethod):
             index=found.index,
             refused=server.refused + found.refused.astype(jnp.int32),
         )
-        return self.split(state._replace(server=server), found, parent, label)
 
-    def split(self, state: State, found: weigh.Partition, parent: Array, label: Array) -> State:
+        def remember(clients: Any) -> Any:
+            return clients._replace(previous=labels(clients.membership))
+
+        # Most tests split nothing, and go through no number of every client then.
+        clients = parallel.run_if(apart | found.refused, remember, state.clients, mapping)
+        state = state._replace(server=server, clients=clients)
+        return parallel.run_if(apart, lambda state: self.split(state, found, parent), state, mapping)
+
+    def split(self, state: State, found: weigh.Partition, parent: Array) -> State:
         """The largest child keeps its parent's slot, the others take free ones; all start from the parent's model."""
-        models = state.clusters
+        models, label = state.clusters, labels(state.clients.membership)
         children = jax.nn.one_hot(found.labels, self.children_bound).sum(0)
         rank = jnp.argsort(jnp.argsort(-children, stable=True), stable=True)
         unused = jnp.argsort(models.active, stable=True)
         places = jnp.concatenate([parent[None], unused])[jnp.minimum(rank, self.clusters)]
-        apart = found.number > 1
-        new = jnp.where(apart & (label == parent), places[found.labels], label)
+        new = jnp.where(label == parent, places[found.labels], label)
 
         slots = jnp.arange(self.clusters)
-        born = apart & jnp.any((slots[:, None] == places[None]) & (children > 0)[None], axis=1)
+        born = jnp.any((slots[:, None] == places[None]) & (children > 0)[None], axis=1)
         source = jnp.where(born, parent, slots)
         heirs = jax.tree.map(lambda leaf: leaf[source], models)
         if self.counted:
-            state = self.pairs.count_anew(state, (label == parent) & apart)
+            state = self.pairs.count_anew(state, label == parent)
         clients, server = state.clients, state.server
         state = state._replace(
             clusters=heirs._replace(active=models.active | born),
-            clients=clients._replace(
-                membership=one_hot(new, self.clusters),
-                previous=jnp.where(apart | found.refused, label, clients.previous),
-            ),
+            clients=clients._replace(membership=one_hot(new, self.clusters)),
             server=server._replace(average=jnp.where(born, 1.0, server.average), calm=jnp.where(born, 0, server.calm)),
         )
-        return self.recounted(state, apart)
+        return self.recounted(state)
 
     # ------------------------------------------------------------------------------ newcomers, snapshots
 

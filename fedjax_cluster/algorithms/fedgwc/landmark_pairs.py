@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
@@ -73,13 +74,11 @@ def members_of(membership: Array) -> Array:
     return membership.sum(0).astype(jnp.int32)
 
 
-def drawn_anew(state: State, when: Array | bool = True) -> State:
-    """The state after a split, or with other clients: `when` bool[], all are drawn with the cluster they are in."""
-    clients, server = state.clients, state.server
-    membership = jnp.asarray(clients.membership)
-    clients = clients._replace(drawn_with=jnp.where(when, labels(membership), clients.drawn_with))
-    server = server._replace(members=jnp.where(when, members_of(membership), server.members))
-    return state._replace(clients=clients, server=server)
+def drawn_anew(state: State) -> State:
+    """The state after a split, or with other clients: all are drawn with the cluster that they are in."""
+    membership = jnp.asarray(state.clients.membership)
+    clients = state.clients._replace(drawn_with=labels(membership))
+    return state._replace(clients=clients, server=state.server._replace(members=members_of(membership)))
 
 
 def choosing(state: State, cohort: Cohort, seen: Array) -> Array:
@@ -180,10 +179,16 @@ def divide(
     found = parallel.on_each_device(among, mapping)(rng_key, landmarks, *square, mask, most, free)
     own, count = mask[landmarks], mask.sum().astype(jnp.float32)
     near = parallel.on_own_rows(functools.partial(_nearest, method), mapping)
-    joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
-    joined = joined.at[landmarks].set(found.labels)
-    largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
-    return found._replace(labels=jnp.where(mask, jnp.where(joined < 0, largest, joined), -1))
+
+    def others(_: Array) -> Array:
+        joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
+        joined = joined.at[landmarks].set(found.labels)
+        largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
+        return jnp.where(mask, jnp.where(joined < 0, largest, joined), -1)
+
+    # Most tests split nothing, and nobody is compared with the landmarks then.
+    together = jnp.where(mask, 0, -1).astype(jnp.int32)
+    return found._replace(labels=parallel.run_if(found.number > 1, others, together, mapping))
 
 
 def _nearest(method: Any, clients: tuple, landmarks: tuple) -> Array:
@@ -245,7 +250,10 @@ def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) 
 
 def shown(method: Any, state: State, tested: Array) -> Mapping[str, Any]:
     """P and W of the landmarks alone, and which clients these are."""
-    clients, landmarks = state.clients, jnp.asarray(state.server.landmarks)
-    square, times = tree.take(jax.tree.map(jnp.asarray, (clients.interactions, clients.meetings)), landmarks)
+    clients, places = state.clients, np.asarray(state.server.landmarks)
+    # Of arrays that were fetched these rows alone go back to a device.
+    kept = clients.interactions[places], clients.meetings[places] if method.counted else ()
+    square, times = jax.tree.map(jnp.asarray, kept)
+    landmarks = jnp.asarray(places)
     graph = affinity(method, square, times, tested, landmarks)
     return {"interactions": square, "affinity": graph, "landmarks": landmarks}
