@@ -343,7 +343,10 @@ class ClusteredAlgorithm(Protocol):
         ...
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
-        """A client's models, leaves [P, ...], and how their predictions are mixed, f32[P]; sees training rows only."""
+        """A client's models, leaves [P, ...], and how their predictions are mixed, f32[P]; sees training rows only.
+
+        `index` i32[] is its place in `state.clients`, which at evaluations has no other rows.
+        """
         ...
 
     @property

@@ -345,7 +345,10 @@ def labels(membership: Array) -> Array:
     >>> labels(jnp.asarray([[0., 1.], [0., 0.]])).tolist()
     [1, -1]
     """
-    return jnp.where(membership.sum(-1) > 0, jnp.argmax(membership, -1), -1).astype(jnp.int32)
+    # Of a million clients and more: `argmax`, whose reduction carries two values, takes twice as long on a CPU.
+    slots, most = jnp.arange(membership.shape[-1], dtype=jnp.int32), membership.max(-1)
+    first = jnp.where(membership == most[..., None], slots, len(slots)).min(-1)
+    return jnp.where(most > 0, first, -1).astype(jnp.int32)
 
 
 def cohort_labels(state: State, cohort: Cohort) -> Array:

@@ -92,18 +92,20 @@ def evaluated(
 ) -> dict[str, Array]:
     """Metrics f32[C] of a cohort's clients, inside a program; as `evaluate_clients` has them."""
 
-    def evaluate(client: Client, test: ClientData) -> dict[str, Array]:
+    def evaluate(client: Client, test: ClientData, row: Any) -> dict[str, Array]:
         key = jax.random.fold_in(rng_key, client.index)
-        variables, mixture = algorithm.personalize(key, state, client.data, client.index)
+        # Of its own row alone: all rows would be brought to every device.
+        own = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], row))
+        variables, mixture = algorithm.personalize(key, own, client.data, jnp.zeros((), jnp.int32))
         predictions = mixed_predictions(model, variables, mixture, test.x)
         mask = jnp.arange(test.x.shape[0]) < test.num_examples
         spoilt = jnp.where(test.num_examples > 0, (~finite_rows(predictions, mask)).astype(jnp.float32), jnp.nan)
         return {**measure(model, predictions, test.y, mask), NOT_FINITE: spoilt}
 
-    mapped = parallel.for_each_client(evaluate, cohort, test, collect=lambda metrics: metrics)
-    figures = {name: jnp.where(cohort.mask, value, jnp.nan) for name, value in mapped.collected.items()}
-    present = parallel.gather_rows(cohort, state.clients.present)
-    return {name: jnp.where(present, value, jnp.nan) for name, value in figures.items()}
+    rows = parallel.gather_rows(cohort, state.clients)
+    mapped = parallel.for_each_client(evaluate, cohort, test, rows, collect=lambda metrics: metrics)
+    counted = cohort.mask & rows.present
+    return {name: jnp.where(counted, value, jnp.nan) for name, value in mapped.collected.items()}
 
 
 def evaluate_in_chunks(

@@ -289,7 +289,9 @@ class Run:
         """What the method keeps of the state after an event, in the run directory too."""
         if self.algorithm.snapshot is None:
             return
-        content = self.algorithm.snapshot(parallel.fetched(self.state))
+        # Clients' numbers, which may be many, stay where they are, but for what the method takes of them.
+        clients = parallel.fetched(self.state.clients) if parallel.several() else self.state.clients
+        content = self.algorithm.snapshot(parallel.fetched(self.state._replace(clients=()))._replace(clients=clients))
         event = Event(number, {name: np.asarray(value) for name, value in content.items()})
         if self.directory is not None:
             self.directory.write_event(event)

@@ -152,7 +152,7 @@ def _draw(
     return jax.vmap(one)(numbers) if ahead and size > cohorts.MANY else jax.lax.map(one, numbers)
 
 
-@parallel.kept_program(static_argnames=("algorithm", "mapping", "rounds", "size"))
+@parallel.kept_program(static_argnames=("algorithm", "mapping", "rounds", "size"), donate_argnames="standing")
 def _draw_one_after_another(
     rng_key: Array,
     standing: Any,

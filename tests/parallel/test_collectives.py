@@ -51,6 +51,21 @@ for name, participation in (("fedavg", 1.0), ("fedavg", 0.25), ("ifca", 0.25)):
     text = jax.jit(one_round).lower(state, population).compile().as_text()
     programs[f"{name} {participation}"] = collectives(text)
 
+def of_evaluation(cohort):
+    # Every client with a classifier of its own: of everybody where they are in memory, of a cohort where on disk.
+    from fedjax_cluster.simulation.evaluation import evaluated
+
+    algorithm = REGISTRY["fedper"](model, local=local.sgd(0.1, batch_size=10, epochs=1))
+    state, _ = algorithm.init(jax.random.key(0), population)
+    state = parallel.place_state(state, population.mapping)
+    of = jax.jit(evaluated, static_argnames=("model", "algorithm"))
+    key, test = jax.random.key(1), cohort.data
+    return collectives(of.lower(key, state, cohort, test, model=model, algorithm=algorithm).compile().as_text())
+
+programs["evaluation of all"] = of_evaluation(parallel.whole_population(population))
+drawn = REGISTRY["fedavg"](model, local=own, participation=0.25).select(jax.random.key(1), state)
+programs["evaluation of some"] = of_evaluation(parallel.gather_cohort(population, drawn))
+
 def reported_with_collectives():
     # How many collectives a round has, and those of its draw and scores.
     from fedjax_cluster.simulation import loop
@@ -98,6 +113,13 @@ def test_a_cohort_is_dealt_out_and_never_brought_to_every_device(found, program)
     assert max(size for _, size in own) <= found["cohort"]
     assert max(size for kind, size in own if kind != "reduce-scatter") < found["cohort"] / 2
     assert any(kind == "reduce-scatter" for kind, _ in own)
+
+
+@pytest.mark.parametrize("program", ["evaluation of all", "evaluation of some"])
+def test_an_evaluation_brings_no_clients_model_to_other_devices(found, program):
+    """64 classifiers of 5 × 4 weights and 4 offsets: a closure over them all would be gathered whole."""
+    own = found["programs"][program]
+    assert max((size for _, size in own), default=0) < 64 * 24 * 4 / 3
 
 
 def test_cohorts_are_drawn_and_rounds_reported_without_waits_for_other_devices(found):

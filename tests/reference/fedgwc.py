@@ -62,7 +62,8 @@ def fedgwc(
     """Algorithm 2 on given cohorts [{client: its mini-batches}]; `alpha` is a number or "count".
 
     With `landmarks`, P's columns of these alone are looked at, and whoever takes part for the first time, once there
-    are several clusters, joins that of least loss on its rows, `data` [(x, y)]; it is still drawn with the old one.
+    are several clusters, joins that of least loss on its rows, `data` [(x, y)]; it is still drawn with the old one. In
+    the round after a split it does so after the models were trained.
 
     Returns:
       (models of the clusters, labels, P, running averages, [(round, labels after the split, W, its index)]).
@@ -79,10 +80,10 @@ def fedgwc(
         return min(max(int(np.ceil(participation * drawn - 1e-9)), smallest_cohort), len(drawn_with[k]))
 
     for number, cohort in enumerate(cohorts):
-        if landmarks is not None and len(members) > 1:
-            for i in set(cohort) - heard:
-                least = int(np.argmin([federated.gradient(*model, *data[i])[2] for model in models]))
-                members = [sorted({*own, i} if k == least else {*own} - {i}) for k, own in enumerate(members)]
+        choosing = set(cohort) - heard if landmarks is not None and len(members) > 1 else set()
+        after_split = bool(splits) and splits[-1][0] == number - 1
+        if not after_split:
+            members = of_least_loss(members, models, choosing, data)
         heard |= set(cohort)
         for k in range(len(members)):
             assert sum(client in drawn_with[k] for client in cohort) == cohort_size(k)
@@ -113,6 +114,8 @@ def fedgwc(
                 pairs = len(drawn_with[k]) * max(len(set(members[k]) & set(landmarks)), 1)
             average[k] = (1 - constant) * average[k] + constant * squared / pairs
             calm[k] = calm[k] + 1 if average[k] < tolerance else 0
+        if after_split:
+            members = of_least_loss(members, models, choosing, data)
         most = [
             min(n_max, len(own)) if n_max else min(len(own) // cohort_size(k), 4) for k, own in enumerate(drawn_with)
         ]
@@ -151,6 +154,14 @@ def fedgwc(
                 whole[block if landmarks is None else np.ix_(own, np.intersect1d(own, landmarks))] = affinity
                 splits.append((number, as_labels(members, count), whole, index))
     return models, as_labels(members, count), matrix, average, splits
+
+
+def of_least_loss(members, models, choosing, data):
+    """The clusters' members when those who choose are in the one whose model has the least loss on their rows."""
+    for i in choosing:
+        least = int(np.argmin([federated.gradient(*model, *data[i])[2] for model in models]))
+        members = [sorted({*own, i} if k == least else {*own} - {i}) for k, own in enumerate(members)]
+    return members
 
 
 def by_landmarks(matrix, known, own, chosen, beta, n_max, smallest, centre):

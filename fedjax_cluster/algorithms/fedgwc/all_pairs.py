@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
@@ -71,13 +72,19 @@ def affinity(method: Any, server: Server, mask: Array) -> Array:
 
 
 def divide(
-    method: Any, rng_key: Array, state: State, mask: Array, most: Array, free: Array, mapping: ClientMapping
+    method: Any, rng_key: Array, state: State, parent: Array, most: Array, free: Array, mapping: ClientMapping
 ) -> weigh.Partition:
-    """FedGW_Cluster on the clients of mask bool[M], into at most `most` i32[] with `free` i32[] slots left."""
+    """FedGW_Cluster on cluster `parent` i32[], into at most `most` i32[] with `free` i32[] slots left."""
+    mask = labels(state.clients.membership) == parent
     graph, bound = affinity(method, state.server, mask), method.children_bound
     if method.released:
         return weigh.released_partition(graph, mask, most, free, 1, max_children=bound)
     return weigh.partition(rng_key, graph, mask, most, free, method.smallest, max_children=bound)
+
+
+def children(method: Any, state: State, parent: Array, found: weigh.Partition, mapping: ClientMapping) -> Array:
+    """The child i32[M] of each client of a cluster, −1 elsewhere."""
+    return found.labels
 
 
 def count_anew(state: State, family: Array) -> State:
@@ -99,6 +106,6 @@ def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) 
     return state._replace(clients=tree.scatter(state.clients, index, row), server=server)
 
 
-def shown(method: Any, state: State, tested: Array) -> Mapping[str, Any]:
+def shown(method: Any, state: State, tested: np.ndarray) -> Mapping[str, Any]:
     """P, and W of the clients that were tested, bool[M]."""
-    return {"interactions": state.server.interactions, "affinity": affinity(method, state.server, tested)}
+    return {"interactions": state.server.interactions, "affinity": affinity(method, state.server, jnp.asarray(tested))}

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -247,7 +248,7 @@ class fedgwc(AveragingMethod):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         membership, seen = parallel.gather_rows(cohort, (state.clients.membership, state.clients.seen))
-        choosing = None if self.landmarks is None else landmark_pairs.choosing(state, cohort, seen)
+        choosing, later = (None, None) if self.landmarks is None else landmark_pairs.choosing(state, cohort, seen)
         anybody = jnp.asarray(False) if choosing is None else jnp.any(choosing)
 
         def train(client: Client, slot: Array, chooses: Array | None) -> Trained:
@@ -265,9 +266,10 @@ class fedgwc(AveragingMethod):
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         costs, came = done.costs(cohort.mask), jnp.int32(0)
         if choosing is not None:
-            membership, came = reassign(cohort, clients.membership, done.slot)
+            slot = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, later)
+            membership, came = reassign(cohort, clients.membership, slot)
             clients = clients._replace(membership=membership)
-            costs = landmark_pairs.choice_costs(self, state, cohort, choosing, costs)
+            costs = landmark_pairs.choice_costs(self, state, cohort, choosing | later, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
         state = State(done.clusters, clients, state.server, state.round + 1)
@@ -278,15 +280,13 @@ class fedgwc(AveragingMethod):
         resting = jnp.any(self.ready(state))
 
         def test(carry: tuple[State, Array]) -> tuple[State, Array]:
-            state, _ = carry
-            before = labels(state.clients.membership)
-            state = self.test(server_key(rng_key), state, cohort.mapping)
-            moved = state.clients.present & (labels(state.clients.membership) != before)
-            return state, jnp.sum(moved.astype(jnp.int32))
+            return self.test(server_key(rng_key), carry[0], cohort.mapping)
 
         # Rows of landmarks stay divided among the devices.
         tested = parallel.on_each_device(test, cohort.mapping) if self.landmarks is None else test
         state, moved = parallel.run_if(resting, tested, (state, jnp.int32(0)), cohort.mapping)
+        if self.landmarks is not None:
+            state = state._replace(server=state.server._replace(alike=moved > 0))
         costs = costs._replace(clusterings=resting.astype(jnp.float32))
         # Only the first refusal stops the rounds: the same split is found again and again.
         event = (moved > 0) | ((refused == 0) & (state.server.refused > 0))
@@ -325,18 +325,18 @@ class fedgwc(AveragingMethod):
         # NOTE: Algorithm 2 tests all that are ready in the same round; here the others follow in the next rounds, so
         # that every split is an event of its own.
         parent = jnp.argmax(self.ready(state)).astype(jnp.int32)
-        mask = labels(state.clients.membership) == parent
         most, free = self.most_children(state)[parent], jnp.sum((~state.clusters.active).astype(jnp.int32))
-        return parent, self.pairs.divide(self, rng_key, state, mask, most, free, mapping)
+        return parent, self.pairs.divide(self, rng_key, state, parent, most, free, mapping)
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
-        _, found = self.find_split(rng_key, state, mapping)
-        return jnp.where(found.number > 1, found.labels, jnp.minimum(found.labels, 0))
-
-    def test(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> State:
-        """One cluster is tested, and split."""
         parent, found = self.find_split(rng_key, state, mapping)
-        server, apart = state.server, found.number > 1
+        together = jnp.where(labels(state.clients.membership) == parent, 0, -1).astype(jnp.int32)
+        return jnp.where(found.number > 1, self.pairs.children(self, state, parent, found, mapping), together)
+
+    def test(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> tuple[State, Array]:
+        """One cluster is tested, and split; how many clients that moves, i32[]."""
+        parent, found = self.find_split(rng_key, state, mapping)
+        server, first = state.server, found.refused & (state.server.refused == 0)
         server = server._replace(
             tested=server.average[parent],
             average=server.average.at[parent].set(1.0),
@@ -349,19 +349,23 @@ class fedgwc(AveragingMethod):
         def remember(clients: Any) -> Any:
             return clients._replace(previous=labels(clients.membership))
 
-        # Most tests split nothing, and go through no number of every client then.
-        clients = parallel.run_if(apart | found.refused, remember, state.clients, mapping)
-        state = state._replace(server=server, clients=clients)
-        return parallel.run_if(apart, lambda state: self.split(state, found, parent), state, mapping)
+        def split(carry: tuple[State, Array]) -> tuple[State, Array]:
+            return self.split(carry[0]._replace(clients=remember(carry[0].clients)), parent, found, mapping)
 
-    def split(self, state: State, found: weigh.Partition, parent: Array) -> State:
+        # Most tests split nothing, and go through no number of every client then.
+        clients = parallel.run_if(first, remember, state.clients, mapping)
+        state = state._replace(server=server, clients=clients)
+        return parallel.run_if(found.number > 1, split, (state, jnp.int32(0)), mapping)
+
+    def split(self, state: State, parent: Array, found: weigh.Partition, mapping: ClientMapping) -> tuple[State, Array]:
         """The largest child keeps its parent's slot, the others take free ones; all start from the parent's model."""
-        models, label = state.clusters, labels(state.clients.membership)
-        children = jax.nn.one_hot(found.labels, self.children_bound).sum(0)
+        models, label = state.clusters, state.clients.previous
+        child = self.pairs.children(self, state, parent, found, mapping)
+        children = jax.nn.one_hot(child, self.children_bound).sum(0)
         rank = jnp.argsort(jnp.argsort(-children, stable=True), stable=True)
         unused = jnp.argsort(models.active, stable=True)
         places = jnp.concatenate([parent[None], unused])[jnp.minimum(rank, self.clusters)]
-        new = jnp.where(label == parent, places[found.labels], label)
+        new = jnp.where(label == parent, places[child], label)
 
         slots = jnp.arange(self.clusters)
         born = jnp.any((slots[:, None] == places[None]) & (children > 0)[None], axis=1)
@@ -375,7 +379,8 @@ class fedgwc(AveragingMethod):
             clients=clients._replace(membership=one_hot(new, self.clusters)),
             server=server._replace(average=jnp.where(born, 1.0, server.average), calm=jnp.where(born, 0, server.calm)),
         )
-        return self.recounted(state)
+        moved = jnp.sum((clients.present & (new != label)).astype(jnp.int32))
+        return self.recounted(state), moved
 
     # ------------------------------------------------------------------------------ newcomers, snapshots
 
@@ -394,11 +399,11 @@ class fedgwc(AveragingMethod):
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         clients, server = state.clients, state.server
-        tested = jnp.asarray(clients.previous == server.parent)
+        tested = np.asarray(clients.previous) == np.asarray(server.parent)
         return {
             **self.pairs.shown(self, state._replace(server=jax.tree.map(jnp.asarray, server)), tested),
             "previous": clients.previous,
-            "labels": labels(jnp.asarray(clients.membership)),
+            "labels": jax.jit(labels)(clients.membership),
             "parent": server.parent,
             "index": server.index,
             "average": server.tested,

@@ -8,7 +8,8 @@ landmarks its own mean affinity is largest, and is taken to interact with landma
 that it met, on average.
 
 Of many clients most were in no cohort when their cluster splits, and nothing is known of them: they go with the largest
-child, and choose their cluster by the loss of its model, as newcomers do, when they take part for the first time.
+child, and choose their cluster by the loss of its model, as newcomers do, when they take part for the first time. In
+the round after a split, before which its children have one model, they choose at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
 from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss
 from fedjax_cluster.local import num_batches
-from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Costs, State
+from fedjax_cluster.parallel import Client
+from fedjax_cluster.types import ClientData, ClientMapping, Clusters, Cohort, Costs, State
 
 LANDMARKS = 1  # folded into the key of `init`
 AT_A_TIME = 2**16  # clients that are compared with the landmarks, so that no further matrix M × m is made
@@ -46,6 +48,7 @@ class LandmarkClients(NamedTuple):
 class LandmarkServer(NamedTuple):
     landmarks: Array  # i32[m], ascending
     members: Array  # i32[K], clients drawn with each cluster, who would otherwise be counted in every round
+    alike: Array  # bool[], there was a split just before, whose children have one model
     average: Array  # f32[K], the others as in `weighting.Server`
     calm: Array  # i32[K]
     parent: Array  # i32[]
@@ -66,7 +69,7 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
     meetings = jnp.zeros((size, number), jnp.int32) if method.counted else ()
     clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings, labels(first.membership))
     members = members_of(first.membership)
-    return clients, LandmarkServer(landmarks, members, **weigh.at_rest(method.clusters))
+    return clients, LandmarkServer(landmarks, members, jnp.asarray(False), **weigh.at_rest(method.clusters))
 
 
 def members_of(membership: Array) -> Array:
@@ -81,9 +84,10 @@ def drawn_anew(state: State) -> State:
     return state._replace(clients=clients, server=state.server._replace(members=members_of(membership)))
 
 
-def choosing(state: State, cohort: Cohort, seen: Array) -> Array:
-    """bool[C]: who takes part for the first time, of times seen f32[C], once there are clusters to choose from."""
-    return cohort.mask & (seen == 0) & (jnp.sum(state.clusters.active.astype(jnp.int32)) > 1)
+def choosing(state: State, cohort: Cohort, seen: Array) -> tuple[Array, Array]:
+    """bool[C], twice: who takes part for the first time, and chooses among clusters before its training, or after."""
+    first = cohort.mask & (seen == 0) & (jnp.sum(state.clusters.active.astype(jnp.int32)) > 1)
+    return first & ~state.server.alike, first & state.server.alike
 
 
 def chosen(method: Any, state: State, data: ClientData, slot: Array, chooses: Array, anybody: Array) -> Array:
@@ -93,6 +97,18 @@ def chosen(method: Any, state: State, data: ClientData, slot: Array, chooses: Ar
         return jnp.where(chooses, nearest_by_loss(method.model, state.clusters, data), slot)
 
     return jax.lax.cond(anybody, least, lambda: slot)
+
+
+def chosen_after(method: Any, clusters: Clusters, cohort: Cohort, slot: Array, choosing: Array) -> Array:
+    """The clusters i32[C] after a round that started from `slot` i32[C] and led to the models `clusters`."""
+
+    def choose(client: Client, slot: Array, chooses: Array) -> Array:
+        return jnp.where(chooses, nearest_by_loss(method.model, clusters, client.data), slot)
+
+    def all_choose(slot: Array) -> Array:
+        return parallel.for_each_client(choose, cohort, slot, choosing, collect=lambda slot: slot).collected
+
+    return parallel.run_if(jnp.any(choosing), all_choose, slot, cohort.mapping)
 
 
 def choice_costs(method: Any, state: State, cohort: Cohort, chooses: Array, costs: Costs) -> Costs:
@@ -154,41 +170,48 @@ def _perceived(method: Any, rows: Array, times: Any, mask: Array, itself: Array,
     return weigh.less_their_means(rows, known & mask[:, None] & column[None] & ~itself)
 
 
-def affinity(method: Any, square: Array, times: Any, mask: Array, landmarks: Array) -> Array:
-    """W f32[m, m] of the landmarks from their own columns, f32[m, m], for those of mask bool[M]."""
-    own = mask[landmarks]
+def affinity(method: Any, square: Array, times: Any, own: Array, count: Array) -> Array:
+    """W f32[m, m] of the landmarks from their own columns, f32[m, m], for those of own bool[m].
+
+    They stand for a cluster of `count` f32[] clients, whose columns distances are scaled up to.
+    """
     kept = _perceived(method, square, times, own, jnp.eye(len(own), dtype=bool), own)
-    count, there = (part.sum().astype(jnp.float32) for part in (mask, own))
-    scale = jnp.maximum(count - 2.0, 1.0) / jnp.maximum(there - 2.0, 1.0)
+    scale = jnp.maximum(count - 2.0, 1.0) / jnp.maximum(own.sum().astype(jnp.float32) - 2.0, 1.0)
     return clustering.interaction_affinity(kept, method.beta * scale, own)
 
 
-def divide(
-    method: Any, rng_key: Array, state: State, mask: Array, most: Array, free: Array, mapping: ClientMapping
-) -> weigh.Partition:
-    """FedGW_Cluster on the landmarks of mask bool[M]; the others of it join the child that is nearest."""
+def _among_landmarks(state: State, parent: Array) -> tuple[tuple[Array, Any], Array, Array]:
+    """P and counts of the landmarks among themselves, which of them are in cluster i32[], and its clients f32[]."""
     clients, landmarks = state.clients, state.server.landmarks
+    square = tree.take((clients.interactions, clients.meetings), landmarks)
+    return square, labels(clients.membership[landmarks]) == parent, clients.membership.sum(0)[parent]
+
+
+def divide(
+    method: Any, rng_key: Array, state: State, parent: Array, most: Array, free: Array, mapping: ClientMapping
+) -> weigh.Partition:
+    """FedGW_Cluster on the landmarks of cluster `parent` i32[]; labels i32[m] are theirs alone."""
 
     def among(
-        rng_key: Array, landmarks: Array, square: Array, times: Any, mask: Array, most: Array, free: Array
+        rng_key: Array, square: Array, times: Any, own: Array, count: Array, most: Array, free: Array
     ) -> weigh.Partition:
-        graph, own = affinity(method, square, times, mask, landmarks), mask[landmarks]
+        graph = affinity(method, square, times, own, count)
         return weigh.partition(rng_key, graph, own, most, free, method.smallest, max_children=method.children_bound)
 
-    square = tree.take((clients.interactions, clients.meetings), landmarks)
-    found = parallel.on_each_device(among, mapping)(rng_key, landmarks, *square, mask, most, free)
-    own, count = mask[landmarks], mask.sum().astype(jnp.float32)
+    square, own, count = _among_landmarks(state, parent)
+    return parallel.on_each_device(among, mapping)(rng_key, *square, own, count, most, free)
+
+
+def children(method: Any, state: State, parent: Array, found: weigh.Partition, mapping: ClientMapping) -> Array:
+    """The child i32[M] of each client of a cluster, −1 elsewhere: others than landmarks join the nearest one."""
+    clients, landmarks = state.clients, state.server.landmarks
+    square, own, count = _among_landmarks(state, parent)
     near = parallel.on_own_rows(functools.partial(_nearest, method), mapping)
-
-    def others(_: Array) -> Array:
-        joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
-        joined = joined.at[landmarks].set(found.labels)
-        largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
-        return jnp.where(mask, jnp.where(joined < 0, largest, joined), -1)
-
-    # Most tests split nothing, and nobody is compared with the landmarks then.
-    together = jnp.where(mask, 0, -1).astype(jnp.int32)
-    return found._replace(labels=parallel.run_if(found.number > 1, others, together, mapping))
+    mask = labels(clients.membership) == parent
+    joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
+    joined = joined.at[landmarks].set(found.labels)
+    largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
+    return jnp.where(mask, jnp.where(joined < 0, largest, joined), -1)
 
 
 def _nearest(method: Any, clients: tuple, landmarks: tuple) -> Array:
@@ -248,12 +271,11 @@ def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) 
     return state._replace(clients=clients)
 
 
-def shown(method: Any, state: State, tested: Array) -> Mapping[str, Any]:
+def shown(method: Any, state: State, tested: np.ndarray) -> Mapping[str, Any]:
     """P and W of the landmarks alone, and which clients these are."""
     clients, places = state.clients, np.asarray(state.server.landmarks)
     # Of arrays that were fetched these rows alone go back to a device.
     kept = clients.interactions[places], clients.meetings[places] if method.counted else ()
     square, times = jax.tree.map(jnp.asarray, kept)
-    landmarks = jnp.asarray(places)
-    graph = affinity(method, square, times, tested, landmarks)
-    return {"interactions": square, "affinity": graph, "landmarks": landmarks}
+    graph = affinity(method, square, times, jnp.asarray(tested[places]), jnp.float32(tested.sum()))
+    return {"interactions": square, "affinity": graph, "landmarks": jnp.asarray(places)}

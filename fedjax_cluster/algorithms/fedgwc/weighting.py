@@ -58,7 +58,7 @@ class Meeting(NamedTuple):
 class Partition(NamedTuple):
     """What a cluster would split into."""
 
-    labels: Array  # i32[M], −1 outside the cluster
+    labels: Array  # i32[n] of those compared, −1 outside the cluster
     number: Array  # i32[], children; 1 for no split
     index: Array  # f32[], the best Davies–Bouldin index
     refused: Array  # bool[], the best split had not slots enough
