@@ -15,7 +15,8 @@ from fedjax_cluster.types import Selection
 
 FEW = 16  # where a cohort is this part of the clients at most, the largest are searched for, and not all are sorted
 MANY = 2**16  # clients of whom such a cohort is drawn without a random number for each
-MOST_TURNS = 32  # in which as many as are wanted, twice over, come at random
+MOST_TURNS = 32  # in which clients come at random: as many as are wanted, twice over, and then
+MORE = 2**14  # clients or those, as who is missing may be rare
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -204,7 +205,8 @@ def seen_once_more(clients: Standing, selection: Selection) -> Standing:
     index = jnp.where(selection.mask, selection.index, len(clients.seen))
     before = clients.seen.at[index].get(mode="fill", fill_value=jnp.inf)
     number = clients.number - jnp.sum((before == clients.fewest).astype(jnp.int32))
-    seen = clients.seen.at[index].add(1.0, mode="drop")
+    # Written from what was gathered, so that XLA needs no copy of all clients for it.
+    seen = clients.seen.at[index].set(before + 1.0, mode="drop")
     anew = functools.partial(_fewest, clients.label, seen)
     fewest, number = lax.cond(number > 0, lambda: (clients.fewest, number), anew)
     return clients._replace(seen=seen, fewest=fewest, number=number)
@@ -265,16 +267,22 @@ def _thinned(rng_key: Array, clients: Standing, size: Array, capacity: int, firs
         index = index.at[place].set(client.astype(jnp.int32), mode="drop")
         return index, taken + jnp.zeros_like(taken).at[cluster].add(kept.astype(jnp.int32), mode="drop")
 
+    def come(turn: Array | int, number: int) -> tuple[Array, Array]:
+        who, whether = jax.random.split(jax.random.fold_in(come_key, turn))
+        client = jax.random.randint(who, (number,), 0, last)
+        often = jax.random.uniform(whether, client.shape) * (1.0 + times(client))
+        return client, (label[client] >= 0) & (often < 1.0 + fewest)
+
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
         turn, _, taken = carry
         return jnp.any(taken < size) & (turn < MOST_TURNS)
 
-    def come(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         turn, index, taken = carry
-        who, whether = jax.random.split(jax.random.fold_in(come_key, turn))
-        client = jax.random.randint(who, (2 * capacity,), 0, last)
-        often = jax.random.uniform(whether, client.shape) * (1.0 + times(client))
-        return turn + 1, *join(index, taken, client, (label[client] >= 0) & (often < 1.0 + fewest), size)
+        client, stays = come(turn, max(MORE, 2 * capacity))
+        # Only those of clusters that want more: a few, where a small cluster is missing some.
+        (place,) = jnp.nonzero(stays & (taken < size)[label[client]], size=2 * capacity, fill_value=len(client))
+        return turn + 1, *join(index, taken, client.at[place].get(mode="clip"), place < len(client), size)
 
     def rest(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         index, taken = carry
@@ -289,7 +297,8 @@ def _thinned(rng_key: Array, clients: Standing, size: Array, capacity: int, firs
         score = jax.random.gumbel(begin_key, some.shape) - jnp.log1p(times(some))
         some = some[jnp.argsort(-score)]
         drawn = join(*drawn, some, label[some] >= 0, jnp.minimum(most.astype(jnp.int32), size))
-    drawn = lax.while_loop(unfinished, come, (jnp.int32(0), *drawn))[1:]
+    drawn = join(*drawn, *come(0, 2 * capacity), size)
+    drawn = lax.while_loop(unfinished, more, (jnp.int32(1), *drawn))[1:]
     return lax.cond(jnp.any(drawn[1] < size), rest, lambda carry: carry, drawn)[0]
 
 

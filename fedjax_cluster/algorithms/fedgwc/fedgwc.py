@@ -248,8 +248,9 @@ class fedgwc(AveragingMethod):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         membership, seen = parallel.gather_rows(cohort, (state.clients.membership, state.clients.seen))
-        choosing, later = (None, None) if self.landmarks is None else landmark_pairs.choosing(state, cohort, seen)
-        anybody = jnp.asarray(False) if choosing is None else jnp.any(choosing)
+        choosing = None if self.landmarks is None else landmark_pairs.choosing(state, cohort, seen)
+        now = None if choosing is None else choosing[0]
+        anybody = jnp.asarray(False) if now is None else jnp.any(now)
 
         def train(client: Client, slot: Array, chooses: Array | None) -> Trained:
             if chooses is not None:
@@ -262,14 +263,15 @@ class fedgwc(AveragingMethod):
         slot = jnp.maximum(labels(membership), 0)
         averaged = {"optimizer": self.optimizer, "weighting": self.weighting, "aggregation": self.aggregation}
         averaged |= {"private": self.private(rng_key, state.clusters)}
-        done = cluster_round(train, state.clusters, cohort, slot, choosing, **averaged)
+        done = cluster_round(train, state.clusters, cohort, slot, now, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         costs, came = done.costs(cohort.mask), jnp.int32(0)
         if choosing is not None:
+            now, later = choosing
             slot = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, later)
             membership, came = reassign(cohort, clients.membership, slot)
             clients = clients._replace(membership=membership)
-            costs = landmark_pairs.choice_costs(self, state, cohort, choosing | later, costs)
+            costs = landmark_pairs.choice_costs(self, state, cohort, now | later, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
         state = State(done.clusters, clients, state.server, state.round + 1)
