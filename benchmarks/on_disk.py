@@ -129,12 +129,14 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         callbacks=[remember],
         progress=False,
     )
-    seen = part(result)
+    seen, seconds = part(result), result.history["seconds"]
     return {
         "method": name,
         "clients": count,
         "landmarks": getattr(result.algorithm, "landmarks", None),
-        "seconds_a_round": float(statistics.median(result.history["seconds"][1:])),
+        # FedGWC's rounds are of two kinds, with and without the reader beside them, and its split is in the first ones.
+        "seconds_a_round": float(np.mean(seconds[rounds * 2 // 5 :]) if name in HARD else np.median(seconds[1:])),
+        "mean_seconds_of_all_rounds": float(np.mean(seconds)),
         "processor_seconds_a_round": (spent[-1] - spent[0]) / (every * (len(spent) - 1)),
         "seconds": time.perf_counter() - started,
         "peak_megabytes": peak_megabytes(),

@@ -286,10 +286,9 @@ class Run:
                 self.stream.forget()
 
     def take_snapshot(self, number: int) -> None:
-        """What the method keeps of the state after an event, in the run directory too."""
+        """What the method keeps after an event, in the run directory too; of many clients' numbers it alone is fetched."""
         if self.algorithm.snapshot is None:
             return
-        # Clients' numbers, which may be many, stay where they are, but for what the method takes of them.
         clients = parallel.fetched(self.state.clients) if parallel.several() else self.state.clients
         content = self.algorithm.snapshot(parallel.fetched(self.state._replace(clients=()))._replace(clients=clients))
         event = Event(number, {name: np.asarray(value) for name, value in content.items()})

@@ -265,16 +265,17 @@ class fedgwc(AveragingMethod):
         averaged |= {"private": self.private(rng_key, state.clusters)}
         done = cluster_round(train, state.clusters, cohort, slot, now, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
-        costs, came = done.costs(cohort.mask), jnp.int32(0)
+        costs, server, came = done.costs(cohort.mask), state.server, jnp.int32(0)
         if choosing is not None:
             now, later = choosing
-            slot = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, later)
-            membership, came = reassign(cohort, clients.membership, slot)
+            chosen = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, later)
+            membership, came = reassign(cohort, clients.membership, chosen)
             clients = clients._replace(membership=membership)
+            server = landmark_pairs.moved(server, cohort, slot, chosen)
             costs = landmark_pairs.choice_costs(self, state, cohort, now | later, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        state = State(done.clusters, clients, state.server, state.round + 1)
+        state = State(done.clusters, clients, server, state.round + 1)
         sent = (cohort.index, cohort.data.num_examples, done.slot, done.extra, done.reports.num_steps, heard)
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
 

@@ -26,7 +26,7 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
-from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss
+from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss, one_hot
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, ClientMapping, Clusters, Cohort, Costs, State
@@ -48,6 +48,7 @@ class LandmarkClients(NamedTuple):
 class LandmarkServer(NamedTuple):
     landmarks: Array  # i32[m], ascending
     members: Array  # i32[K], clients drawn with each cluster, who would otherwise be counted in every round
+    inside: Array  # i32[K], clients in each cluster, with those who have chosen it since
     alike: Array  # bool[], there was a split just before, whose children have one model
     average: Array  # f32[K], the others as in `weighting.Server`
     calm: Array  # i32[K]
@@ -69,7 +70,7 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
     meetings = jnp.zeros((size, number), jnp.int32) if method.counted else ()
     clients = LandmarkClients(*first, jnp.zeros((size, number)), meetings, labels(first.membership))
     members = members_of(first.membership)
-    return clients, LandmarkServer(landmarks, members, jnp.asarray(False), **weigh.at_rest(method.clusters))
+    return clients, LandmarkServer(landmarks, members, members, jnp.asarray(False), **weigh.at_rest(method.clusters))
 
 
 def members_of(membership: Array) -> Array:
@@ -80,8 +81,8 @@ def members_of(membership: Array) -> Array:
 def drawn_anew(state: State) -> State:
     """The state after a split, or with other clients: all are drawn with the cluster that they are in."""
     membership = jnp.asarray(state.clients.membership)
-    clients = state.clients._replace(drawn_with=labels(membership))
-    return state._replace(clients=clients, server=state.server._replace(members=members_of(membership)))
+    clients, members = state.clients._replace(drawn_with=labels(membership)), members_of(membership)
+    return state._replace(clients=clients, server=state.server._replace(members=members, inside=members))
 
 
 def choosing(state: State, cohort: Cohort, seen: Array) -> tuple[Array, Array]:
@@ -109,6 +110,13 @@ def chosen_after(method: Any, clusters: Clusters, cohort: Cohort, slot: Array, c
         return parallel.for_each_client(choose, cohort, slot, choosing, collect=lambda slot: slot).collected
 
     return parallel.run_if(jnp.any(choosing), all_choose, slot, cohort.mapping)
+
+
+def moved(server: LandmarkServer, cohort: Cohort, before: Array, after: Array) -> LandmarkServer:
+    """The server after the cohort's clients went from clusters `before` i32[C] to `after` i32[C]."""
+    change = (one_hot(where, len(server.inside)) for where in (after, before))
+    came, went = (jnp.where(cohort.mask[:, None], each, 0.0).sum(0).astype(jnp.int32) for each in change)
+    return server._replace(inside=server.inside + came - went)
 
 
 def choice_costs(method: Any, state: State, cohort: Cohort, chooses: Array, costs: Costs) -> Costs:
@@ -184,7 +192,8 @@ def _among_landmarks(state: State, parent: Array) -> tuple[tuple[Array, Any], Ar
     """P and counts of the landmarks among themselves, which of them are in cluster i32[], and its clients f32[]."""
     clients, landmarks = state.clients, state.server.landmarks
     square = tree.take((clients.interactions, clients.meetings), landmarks)
-    return square, labels(clients.membership[landmarks]) == parent, clients.membership.sum(0)[parent]
+    count = state.server.inside[parent].astype(jnp.float32)
+    return square, labels(clients.membership[landmarks]) == parent, count
 
 
 def divide(
