@@ -286,7 +286,7 @@ class Run:
                 self.stream.forget()
 
     def take_snapshot(self, number: int) -> None:
-        """What the method keeps after an event, in the run directory too; of many clients' numbers it alone is fetched."""
+        """What the method keeps after an event, in the run directory too; of clients' numbers only that is fetched."""
         if self.algorithm.snapshot is None:
             return
         clients = parallel.fetched(self.state.clients) if parallel.several() else self.state.clients
