@@ -234,7 +234,7 @@ def test_flag_by_landmarks_takes_newcomers_and_draws_its_matrices():
 def by_landmarks(name, **options):
     own = {"cfl_gp": {"cluster_cohort": True, "participation": 0.6}, "fedgwc": {"participation": 0.4}}[name]
     training = local.sgd(0.1, batch_size=8, steps=2)
-    return REGISTRY[name](nn.linear(), clusters=2, local=training, landmarks=5, **{**own, **options})
+    return REGISTRY[name](nn.linear(), local=training, **{"clusters": 2, "landmarks": 5, **own, **options})
 
 
 @pytest.mark.slow
@@ -248,18 +248,27 @@ def by_landmarks(name, **options):
             "fedgwc",
             {"rate": 1.0, "tolerance": 1.0, "patience": 2, "max_children": 2, "smallest": 1, "participation": 0.3},
         ),
+        (
+            "fedgwc",
+            {
+                **{"rate": 1.0, "tolerance": 1.0, "patience": 2, "max_children": 2, "smallest": 1},
+                **{"participation": 0.35, "sampling": "uniform", "landmarks": 16},
+            },
+        ),
     ],
-    ids=["cfl_gp", "cfl_gp, landmarks' profiles", "fedgwc", "fedgwc, split early"],
+    ids=["cfl_gp", "cfl_gp, landmarks' profiles", "fedgwc", "fedgwc, split early", "fedgwc, landmarks unheard"],
 )
 def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path):
     """Clients in memory on one device, in chunks on two, and on disk with cohorts read ahead."""
-    federation, options = blobs(clients=13), {"rounds": 7, "eval_every": 4, "progress": False}
+    unheard = further.get("landmarks") == 16
+    federation, options = blobs(clients=41 if unheard else 13), {"rounds": 7, "eval_every": 4, "progress": False}
     if name == "fedgwc":
         options["rounds"] = 30
     ours = by_landmarks(name, **further)
     one = simulate(ours, federation, mapping=ONE, **options)
     if "rate" in further:  # somebody chose a cluster after the split, and is drawn with the other
-        assert (one.labels != one.state.clients.drawn_with).any()
+        own = slice(None) if not unheard else one.state.server.landmarks
+        assert (one.labels != one.state.clients.drawn_with)[own].any()
     two = simulate(ours, federation, mapping=TWO, **options)
     assert one.labels.tolist() == two.labels.tolist()
     np.testing.assert_allclose(one.history["loss"], two.history["loss"], rtol=1e-4)
@@ -296,8 +305,15 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
         monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 4.0 * 3 * 2 * 33)
         dataclasses.replace(few, profiles_of="landmarks").init(run_keys(0).initialization, place(lines()))
     if name == "fedgwc":
-        monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 4.0 * 6 * 9 * 3)
-        dataclasses.replace(algorithm, landmarks=3).init(run_keys(0).initialization, place(lines()))
+        few, population = dataclasses.replace(algorithm, landmarks=3), place(lines())
+        size = len(population.data.num_examples)
+        # P and the counts, and four matrices of a split.
+        wanted = 4.0 * 3 * (2 * size + 4 * (3 + size))
+        monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: wanted)
+        few.init(run_keys(0).initialization, population)
+        monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: wanted - 1)
+        with pytest.raises(ValueError, match="give fewer landmarks"):
+            few.init(run_keys(0).initialization, population)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
-    reassign,
     start_models,
 )
 from fedjax_cluster.local import client_key, server_key
@@ -134,8 +133,9 @@ class fedgwc(AveragingMethod):
     )
     landmarks: int | None = option(
         "(ours) m, landmark clients: P keeps its columns of these alone, M × m numbers, a cluster's landmarks are "
-        "clustered, and every other client joins the child whose landmarks are most like it; half of a cluster's "
-        "landmarks, drawn anew, are in each of its cohorts. None keeps P of all pairs, as the paper does",
+        "clustered, and every other client joins the child whose landmarks are most like it, or, if it was in no "
+        "cohort, the cluster of least loss when it first is; half of a cluster's landmarks, drawn anew, are in each of "
+        "its cohorts. None keeps P of all pairs, as the paper does",
         default=None,
         bound=at_least(2),
     )
@@ -265,19 +265,19 @@ class fedgwc(AveragingMethod):
         averaged |= {"private": self.private(rng_key, state.clusters)}
         done = cluster_round(train, state.clusters, cohort, slot, now, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
-        costs, server, came = done.costs(cohort.mask), state.server, jnp.int32(0)
+        costs, came = done.costs(cohort.mask), jnp.int32(0)
+        state = State(done.clusters, clients, state.server, state.round + 1)
         if choosing is not None:
-            now, later = choosing
-            chosen = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, later)
-            membership, came = reassign(cohort, clients.membership, chosen)
-            clients = clients._replace(membership=membership)
-            server = landmark_pairs.moved(server, cohort, slot, chosen)
-            costs = landmark_pairs.choice_costs(self, state, cohort, now | later, costs)
+            state, came = landmark_pairs.gone(state, cohort, slot, done.slot)
+            costs = landmark_pairs.choice_costs(self, state, cohort, *choosing, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        state = State(done.clusters, clients, server, state.round + 1)
         sent = (cohort.index, cohort.data.num_examples, done.slot, done.extra, done.reports.num_steps, heard)
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
+        if choosing is not None:
+            chosen = landmark_pairs.chosen_after(self, state.clusters, cohort, done.slot, choosing[1])
+            state, more = landmark_pairs.gone(state, cohort, done.slot, chosen)
+            came = came + more
 
         refused = state.server.refused
         resting = jnp.any(self.ready(state))
@@ -402,7 +402,7 @@ class fedgwc(AveragingMethod):
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         clients, server = state.clients, state.server
-        tested = np.asarray(clients.previous) == np.asarray(server.parent)
+        tested = (np.asarray(clients.previous) == np.asarray(server.parent)) & np.asarray(clients.present)
         return {
             **self.pairs.shown(self, state._replace(server=jax.tree.map(jnp.asarray, server)), tested),
             "previous": clients.previous,

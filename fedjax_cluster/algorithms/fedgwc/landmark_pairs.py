@@ -26,7 +26,7 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
-from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss, one_hot
+from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss, one_hot, reassign
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, ClientMapping, Clusters, Cohort, Costs, State
@@ -63,7 +63,8 @@ def begin(method: Any, rng_key: Array, first: Clients) -> tuple[LandmarkClients,
     size, number = len(first.present), method.landmarks
     if number > (there := int(first.present.sum())):
         raise ValueError(f"landmarks is {number}, but there are only {there} clients; give at most {there}, or None")
-    wanted = 4.0 * size * number * (2 if method.counted else 1)
+    # A split compares some clients with the landmarks at a time, in a few matrices.
+    wanted = 4.0 * number * (size * (2 if method.counted else 1) + 4 * (number + min(AT_A_TIME, size)))
     what = f"for each of {size} clients and {number} landmarks"
     check_memory(method.name, wanted, what, "give fewer landmarks")
     landmarks = clustering.draw_landmarks(jax.random.fold_in(rng_key, LANDMARKS), number, first.present)
@@ -92,7 +93,7 @@ def choosing(state: State, cohort: Cohort, seen: Array) -> tuple[Array, Array]:
 
 
 def chosen(method: Any, state: State, data: ClientData, slot: Array, chooses: Array, anybody: Array) -> Array:
-    """The cluster i32[] of a client: of least loss where it `chooses` bool[]; nothing is computed without `anybody`."""
+    """The cluster i32[] of a client: of least loss where it `chooses` bool[]; without `anybody` no loss is needed."""
 
     def least() -> Array:
         return jnp.where(chooses, nearest_by_loss(method.model, state.clusters, data), slot)
@@ -112,18 +113,23 @@ def chosen_after(method: Any, clusters: Clusters, cohort: Cohort, slot: Array, c
     return parallel.run_if(jnp.any(choosing), all_choose, slot, cohort.mapping)
 
 
-def moved(server: LandmarkServer, cohort: Cohort, before: Array, after: Array) -> LandmarkServer:
-    """The server after the cohort's clients went from clusters `before` i32[C] to `after` i32[C]."""
-    change = (one_hot(where, len(server.inside)) for where in (after, before))
+def gone(state: State, cohort: Cohort, before: Array, after: Array) -> tuple[State, Array]:
+    """The cohort's clients in clusters `after` i32[C], who were in `before` i32[C], and how many moved, i32[]."""
+    membership, number = reassign(cohort, state.clients.membership, after)
+    change = (one_hot(where, len(state.server.inside)) for where in (after, before))
     came, went = (jnp.where(cohort.mask[:, None], each, 0.0).sum(0).astype(jnp.int32) for each in change)
-    return server._replace(inside=server.inside + came - went)
+    server = state.server._replace(inside=state.server.inside + came - went)
+    return state._replace(clients=state.clients._replace(membership=membership), server=server), number
 
 
-def choice_costs(method: Any, state: State, cohort: Cohort, chooses: Array, costs: Costs) -> Costs:
-    """A round's costs with those of the choices: every cluster's model sent, and its loss on all rows."""
+def choice_costs(method: Any, state: State, cohort: Cohort, now: Array, later: Array, costs: Costs) -> Costs:
+    """A round's costs with those of the choices: every cluster's model sent, and its loss on all rows.
+
+    Of those who choose now, bool[C], one of the models is the one that they train; later it is another.
+    """
     models = jnp.sum(state.clusters.active.astype(jnp.float32))
-    passes = jnp.where(chooses, num_batches(method.local, cohort.data), 0.0)
-    more = (models - 1.0) * jnp.sum(chooses.astype(jnp.float32))
+    passes = jnp.where(now | later, num_batches(method.local, cohort.data), 0.0)
+    more = (models - 1.0) * jnp.sum(now.astype(jnp.float32)) + models * jnp.sum(later.astype(jnp.float32))
     return costs._replace(
         models_down=costs.models_down + more, loss_evaluations=costs.loss_evaluations + models * jnp.sum(passes)
     )
@@ -132,7 +138,8 @@ def choice_costs(method: Any, state: State, cohort: Cohort, chooses: Array, cost
 def company(state: State, wanted: Array) -> tuple[Array, Array]:
     """The landmarks, and how many i32[K] of each cluster's are in its cohort of `wanted` i32[K] clients."""
     landmarks = state.server.landmarks
-    there = _in_clusters(state)
+    drawn_with = state.clients.drawn_with[landmarks]
+    there = one_hot(drawn_with, len(wanted)).sum(0).astype(jnp.int32)
     return landmarks, jnp.minimum((there + 1) // 2, wanted // 2)
 
 
@@ -170,28 +177,28 @@ def learn(method: Any, state: State, cohort: Cohort, sent: Sent) -> State:
     return state._replace(clients=clients._replace(interactions=kept[0], meetings=kept[1]), server=server)
 
 
-def _perceived(method: Any, rows: Array, times: Any, mask: Array, itself: Array, column: Array) -> Array:
+def _perceived(method: Any, rows: Array, mask: Array, itself: Array, column: Array) -> Array:
     """P's rows f32[n, m] of clients mask bool[n], `itself` bool[n, m] and `column` bool[m] as they are compared."""
     if not method.rows_centred:
         return rows
-    known = times > 0 if method.counted else rows != 0
-    return weigh.less_their_means(rows, known & mask[:, None] & column[None] & ~itself)
+    # Of pairs that met, as no reward is 0, and of what a newcomer has from another until it has met somebody.
+    return weigh.less_their_means(rows, (rows != 0) & mask[:, None] & column[None] & ~itself)
 
 
-def affinity(method: Any, square: Array, times: Any, own: Array, count: Array) -> Array:
+def affinity(method: Any, square: Array, own: Array, count: Array) -> Array:
     """W f32[m, m] of the landmarks from their own columns, f32[m, m], for those of own bool[m].
 
     They stand for a cluster of `count` f32[] clients, whose columns distances are scaled up to.
     """
-    kept = _perceived(method, square, times, own, jnp.eye(len(own), dtype=bool), own)
+    kept = _perceived(method, square, own, jnp.eye(len(own), dtype=bool), own)
     scale = jnp.maximum(count - 2.0, 1.0) / jnp.maximum(own.sum().astype(jnp.float32) - 2.0, 1.0)
     return clustering.interaction_affinity(kept, method.beta * scale, own)
 
 
-def _among_landmarks(state: State, parent: Array) -> tuple[tuple[Array, Any], Array, Array]:
-    """P and counts of the landmarks among themselves, which of them are in cluster i32[], and its clients f32[]."""
+def _among_landmarks(state: State, parent: Array) -> tuple[Array, Array, Array]:
+    """P of the landmarks among themselves, f32[m, m], which of them are in cluster i32[], and its clients f32[]."""
     clients, landmarks = state.clients, state.server.landmarks
-    square = tree.take((clients.interactions, clients.meetings), landmarks)
+    square = tree.take(clients.interactions, landmarks)
     count = state.server.inside[parent].astype(jnp.float32)
     return square, labels(clients.membership[landmarks]) == parent, count
 
@@ -201,14 +208,12 @@ def divide(
 ) -> weigh.Partition:
     """FedGW_Cluster on the landmarks of cluster `parent` i32[]; labels i32[m] are theirs alone."""
 
-    def among(
-        rng_key: Array, square: Array, times: Any, own: Array, count: Array, most: Array, free: Array
-    ) -> weigh.Partition:
-        graph = affinity(method, square, times, own, count)
+    def among(rng_key: Array, square: Array, own: Array, count: Array, most: Array, free: Array) -> weigh.Partition:
+        graph = affinity(method, square, own, count)
         return weigh.partition(rng_key, graph, own, most, free, method.smallest, max_children=method.children_bound)
 
     square, own, count = _among_landmarks(state, parent)
-    return parallel.on_each_device(among, mapping)(rng_key, *square, own, count, most, free)
+    return parallel.on_each_device(among, mapping)(rng_key, square, own, count, most, free)
 
 
 def children(method: Any, state: State, parent: Array, found: weigh.Partition, mapping: ClientMapping) -> Array:
@@ -217,7 +222,7 @@ def children(method: Any, state: State, parent: Array, found: weigh.Partition, m
     square, own, count = _among_landmarks(state, parent)
     near = parallel.on_own_rows(functools.partial(_nearest, method), mapping)
     mask = labels(clients.membership) == parent
-    joined = near((clients.interactions, clients.meetings, mask), (*square, own, found.labels, count))
+    joined = near((clients.interactions, mask), (square, own, found.labels, count))
     joined = joined.at[landmarks].set(found.labels)
     largest = jnp.argmax(jax.nn.one_hot(joined, method.children_bound).sum(0)).astype(jnp.int32)
     return jnp.where(mask, jnp.where(joined < 0, largest, joined), -1)
@@ -228,19 +233,19 @@ def _nearest(method: Any, clients: tuple, landmarks: tuple) -> Array:
 
     Args:
       method: the method.
-      clients: interactions f32[n, m], meetings and mask bool[n] of some.
+      clients: interactions f32[n, m] and mask bool[n] of some.
       landmarks: the same of the landmarks, f32[m, m], their children i32[m], and how many clients count in all, f32[].
     """
-    square, times, own, label, count = landmarks
-    kept_square = _perceived(method, square, times, own, jnp.eye(len(own), dtype=bool), own)
-    places, size = jnp.arange(len(own)), len(clients[2])
+    square, own, label, count = landmarks
+    kept_square = _perceived(method, square, own, jnp.eye(len(own), dtype=bool), own)
+    places, size = jnp.arange(len(own)), len(clients[1])
     step = min(AT_A_TIME, size)
 
     def some(number: Array, joined: Array) -> Array:
         first = jnp.minimum(number * step, size - step)
-        rows, times, mask = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, step), clients)
-        kept = _perceived(method, rows, times, mask, jnp.zeros_like(rows, bool), own)
-        known = (times > 0 if method.counted else rows != 0) & mask[:, None] & own[None]
+        rows, mask = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, step), clients)
+        kept = _perceived(method, rows, mask, jnp.zeros_like(rows, bool), own)
+        known = (rows != 0) & mask[:, None] & own[None]
         if not method.rows_centred:
             mean = jnp.where(known, kept, 0.0).sum(1) / jnp.maximum(known.sum(1), 1).astype(jnp.float32)
             kept = jnp.where(known, kept, mean[:, None])
@@ -282,9 +287,8 @@ def join(method: Any, rng_key: Array, state: State, index: Array, row: Clients) 
 
 def shown(method: Any, state: State, tested: np.ndarray) -> Mapping[str, Any]:
     """P and W of the landmarks alone, and which clients these are."""
-    clients, places = state.clients, np.asarray(state.server.landmarks)
-    # Of arrays that were fetched these rows alone go back to a device.
-    kept = clients.interactions[places], clients.meetings[places] if method.counted else ()
-    square, times = jax.tree.map(jnp.asarray, kept)
-    graph = affinity(method, square, times, jnp.asarray(tested[places]), jnp.float32(tested.sum()))
+    places = np.asarray(state.server.landmarks)
+    # Of all clients' numbers these rows alone are taken.
+    square = jnp.asarray(state.clients.interactions[places])
+    graph = affinity(method, square, jnp.asarray(tested[places]), jnp.float32(tested.sum()))
     return {"interactions": square, "affinity": graph, "landmarks": jnp.asarray(places)}
