@@ -12,8 +12,9 @@ from typing import Any
 from fedjax_cluster.files import write_json
 from fedjax_cluster.provenance import commit
 
-# Ratios of processor seconds differ by up to 8 % from run to run, medians of three by some 4 %.
-TOLERANCE = 0.12
+# Ratios of processor seconds differ by up to 8 % from run to run, medians of three by some 4 %; but from hour to hour,
+# on a machine that others use too, by a seventh: k-means of one commit had 0.26 to 0.34 of plain JAX in a day.
+TOLERANCE = 0.2
 RECORDS = 3
 SAME = ("processor", "cores", "device")
 
