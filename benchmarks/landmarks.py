@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_cluster as fc
-from benchmarks.on_disk import table_between
+from benchmarks import on_disk
+from benchmarks.on_disk import CLASSES, FEATURES, GROUPS, table_between
 from fedjax_cluster import clustering, tree
 from fedjax_cluster.algorithms.cfl_gp import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl_gp import profiles
@@ -33,7 +34,7 @@ from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
 from fedjax_cluster.types import ONE_DEVICE, ClientData, DatasetInfo, Federation
 
-FEATURES, ROWS, GROUPS = 32, 20, 4
+ROWS = on_disk.TRAIN
 SEEDS = 3
 RESULTS = pathlib.Path(__file__).parent / "results" / "landmarks-cpu.json"
 LARGE = {
@@ -164,27 +165,29 @@ def errors(clients: int, numbers: list[int]) -> list[dict[str, Any]]:
 
 
 def federation(clients: int, hard: bool) -> Federation:
-    """Each group labels its inputs by a plane of its own; or all by one, and a `hard` quarter of them at random."""
+    """Each group labels its inputs by a plane of its own; where some are `hard`, the clients of `on_disk` in memory."""
     rng = np.random.default_rng(1)
-    planes = np.random.default_rng(0).standard_normal((GROUPS, FEATURES)).astype(np.float32)
-    group = (np.arange(clients) % GROUPS).astype(np.int32)
-    group = (group == 0).astype(np.int32) if hard else group
+    drawn = np.random.default_rng(0).standard_normal((CLASSES if hard else GROUPS, FEATURES)).astype(np.float32)
+    group = on_disk.groups(np.arange(clients), hard).astype(np.int32)
 
     def draw(rows: int) -> ClientData:
         x = rng.standard_normal((clients, rows, FEATURES), np.float32)
-        plane = planes[np.zeros_like(group) if hard else group]
-        y = (np.einsum("crf,cf->cr", x, plane) > 0).astype(np.int32)
         if hard:
-            y = np.where(group[:, None] == 1, rng.integers(0, 2, y.shape), y).astype(np.int32)
-        return ClientData(x, y, np.full(clients, rows, np.int32))
+            kind = rng.integers(CLASSES, size=(clients, rows))
+            x += drawn[kind]
+            y = np.where(group[:, None] > 0, kind, rng.integers(CLASSES, size=kind.shape))
+        else:
+            y = np.einsum("crf,cf->cr", x, drawn[group]) > 0
+        return ClientData(x, y.astype(np.int32), np.full(clients, rows, np.int32))
 
-    return Federation(draw(ROWS), draw(5), None, group, DatasetInfo("planes", (FEATURES,), 2))
+    info = DatasetInfo("classes", (FEATURES,), CLASSES) if hard else DatasetInfo("planes", (FEATURES,), 2)
+    return Federation(draw(ROWS), draw(5), None, group, info)
 
 
 def large(name: str, clients: str) -> dict[str, Any]:
     """A run on so many resident clients, in this process."""
     method, options = LARGE[name]
-    update = fc.local.sgd(0.5, batch_size=ROWS, steps=5)
+    update = fc.local.sgd(0.5, batch_size=ROWS, steps=2 if method == "fedgwc" else 5)
     own: dict[str, Any] = {
         "cfl_gp": {"clusters": GROUPS},
         # The inputs of all groups are alike: only the changes tell them apart.
