@@ -167,18 +167,16 @@ def errors(clients: int, numbers: list[int]) -> list[dict[str, Any]]:
 def federation(clients: int, hard: bool) -> Federation:
     """Each group labels its inputs by a plane of its own; where some are `hard`, the clients of `on_disk` in memory."""
     rng = np.random.default_rng(1)
-    drawn = np.random.default_rng(0).standard_normal((CLASSES if hard else GROUPS, FEATURES)).astype(np.float32)
+    means = np.random.default_rng(0).standard_normal((CLASSES if hard else GROUPS, FEATURES)).astype(np.float32)
     group = on_disk.groups(np.arange(clients), hard).astype(np.int32)
 
     def draw(rows: int) -> ClientData:
-        x = rng.standard_normal((clients, rows, FEATURES), np.float32)
         if hard:
-            kind = rng.integers(CLASSES, size=(clients, rows))
-            x += drawn[kind]
-            y = np.where(group[:, None] > 0, kind, rng.integers(CLASSES, size=kind.shape))
+            x, y = on_disk.drawn(rng, means, group, rows, hard)
         else:
-            y = np.einsum("crf,cf->cr", x, drawn[group]) > 0
-        return ClientData(x, y.astype(np.int32), np.full(clients, rows, np.int32))
+            x = rng.standard_normal((clients, rows, FEATURES), np.float32)
+            y = (np.einsum("crf,cf->cr", x, means[group]) > 0).astype(np.int32)
+        return ClientData(x, y, np.full(clients, rows, np.int32))
 
     info = DatasetInfo("classes", (FEATURES,), CLASSES) if hard else DatasetInfo("planes", (FEATURES,), 2)
     return Federation(draw(ROWS), draw(5), None, group, info)

@@ -268,7 +268,7 @@ class fedgwc(AveragingMethod):
         costs, came = done.costs(cohort.mask), jnp.int32(0)
         state = State(done.clusters, clients, state.server, state.round + 1)
         if choosing is not None:
-            state, came = landmark_pairs.gone(state, cohort, slot, done.slot)
+            state, came = landmark_pairs.reassigned(state, cohort, slot, done.slot)
             costs = landmark_pairs.choice_costs(self, state, cohort, *choosing, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
@@ -276,7 +276,7 @@ class fedgwc(AveragingMethod):
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
         if choosing is not None:
             chosen = landmark_pairs.chosen_after(self, state.clusters, cohort, done.slot, choosing[1])
-            state, more = landmark_pairs.gone(state, cohort, done.slot, chosen)
+            state, more = landmark_pairs.reassigned(state, cohort, done.slot, chosen)
             came = came + more
 
         refused = state.server.refused

@@ -113,7 +113,7 @@ def chosen_after(method: Any, clusters: Clusters, cohort: Cohort, slot: Array, c
     return parallel.run_if(jnp.any(choosing), all_choose, slot, cohort.mapping)
 
 
-def gone(state: State, cohort: Cohort, before: Array, after: Array) -> tuple[State, Array]:
+def reassigned(state: State, cohort: Cohort, before: Array, after: Array) -> tuple[State, Array]:
     """The cohort's clients in clusters `after` i32[C], who were in `before` i32[C], and how many moved, i32[]."""
     membership, number = reassign(cohort, state.clients.membership, after)
     change = (one_hot(where, len(state.server.inside)) for where in (after, before))
