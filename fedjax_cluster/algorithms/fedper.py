@@ -83,7 +83,7 @@ class fedper(fedavg):
         # be compared from equal starts.
         own = self.own_part(global_model(state.clusters))
         self.warn_of_all_or_nothing(state.clusters.params, own.params)
-        return state._replace(clients=starting_clients(state.clients.present, own)), info
+        return state._replace(clients=starting_clients(state.clients.present, parallel.packed(own))), info
 
     def warn_of_all_or_nothing(self, params: PyTree, own: PyTree) -> None:
         """Where all layers are shared, or none, another method is meant."""
@@ -101,15 +101,18 @@ class fedper(fedavg):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         common = global_model(state.clusters)
+        initial = self.own_part(common)
 
-        def train(client: Client, own: Variables) -> Trained:
+        def train(client: Client, row: PyTree) -> Trained:
+            own: Variables = parallel.unpacked(row, initial)
             start = with_own(common, own)
             result, own_steps = self.train(client_key(rng_key, client.index), start, client.data, state.round)
             change = self.own_part(Variables(result.delta, result.stats))
             params = {name: own.params[name] + change.params[name] for name in own.params}
-            moved = Moved(Variables(params, change.stats), own_steps, size_of(change.params))
+            kept = parallel.packed(Variables(params, change.stats))
+            moved = Moved(kept, own_steps, size_of(change.params))
             still = jax.tree.map(jnp.zeros_like, change.params)
-            stats = tree.put(result.stats, self.own_part(common).stats)
+            stats = tree.put(result.stats, initial.stats)
             return Trained(
                 jnp.zeros((), jnp.int32), result._replace(delta=tree.put(result.delta, still), stats=stats), moved
             )
@@ -137,12 +140,13 @@ class fedper(fedavg):
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         common = global_model(state.clusters)
-        own = own_row(state.clients, index, self.own_part(common))
-        return tree.broadcast(with_own(common, own), 1), jnp.ones(1)
+        initial = self.own_part(common)
+        own = own_row(state.clients, index, parallel.packed(initial))
+        return tree.broadcast(with_own(common, parallel.unpacked(own, initial)), 1), jnp.ones(1)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # The global model's personal layers are never trained, and so still those of the start.
-        return admit_with_own(state, index, self.own_part(global_model(state.clusters)))
+        return admit_with_own(state, index, parallel.packed(self.own_part(global_model(state.clusters))))
 
 
 def with_own(variables: Variables, own: Variables) -> Variables:

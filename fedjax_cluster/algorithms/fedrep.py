@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster import tree
+from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedper import fedper, with_own
 from fedjax_cluster.algorithms.personal import global_model
 from fedjax_cluster.local import honest
@@ -82,7 +82,8 @@ class fedrep(fedper):
         common = global_model(state.clusters)
 
         def of_its_own() -> Variables:
-            return with_own(common, jax.tree.map(lambda leaf: leaf[index], state.clients.own))
+            row = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
+            return with_own(common, parallel.unpacked(row, self.own_part(common)))
 
         def fitted() -> Variables:
             result = self.fit_head(rng_key, common, data, state.round)

@@ -35,4 +35,5 @@ from fedjax_cluster.parallel.rows import (
     to_each_device,
     whole_population,
 )
+from fedjax_cluster.parallel.tiles import packed, unpacked
 from fedjax_cluster.types import ClientMapping, Population

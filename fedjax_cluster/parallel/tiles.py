@@ -4,19 +4,26 @@ Of an array [M, N, ...] XLA makes the longest axis, the clients, the innermost o
 of clients then starts by copying the whole population into another layout, padded: 5.2 times its size for 28×28 bytes,
 5.24 GB for 20 000 clients of 64 images. In [M, R, 128], R a multiple of a tile's rows, clients stay outermost and
 nothing is copied but the chunk.
+
+Examples are put so on a TPU alone, where they are placed. Clients' own layers of FedPer and FedRep are packed so
+everywhere, so that a run goes on elsewhere; whole models, which would be padded less, are not: on a CPU to pack and
+unpack them takes as long as a short training.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from fedjax_cluster import tree
 from fedjax_cluster.types import PyTree
 
 LANES, TILE_BYTES = 128, 4096  # of a tile's row; of a whole tile
@@ -65,7 +72,11 @@ def tiled(leaf: Any) -> Any:
 
 def tiles_of(leaf: Any) -> tuple[int, int] | None:
     """(R, 128), the tiles of one client's rows [N, ...] of an array or its shape; None where it stays as it is."""
-    per_tile, count = TILE_BYTES // leaf.dtype.itemsize, math.prod(leaf.shape[1:])
+    return _tiles_of(math.prod(leaf.shape[1:]), leaf.dtype.itemsize)
+
+
+def _tiles_of(count: int, itemsize: int) -> tuple[int, int] | None:
+    per_tile = TILE_BYTES // itemsize
     tiles = -(-count // per_tile)
     if count < (1 - MOST_PADDING) * tiles * per_tile:
         return None
@@ -99,3 +110,36 @@ def untiled(rows: PyTree) -> PyTree:
 
 def _is_tiled(leaf: Any) -> bool:
     return isinstance(leaf, Tiled)
+
+
+def packed(own: PyTree) -> dict[str, Array]:
+    """A few layers of one client: all numbers of a type in one array, in tiles [R, 128], or [d] where few.
+
+    >>> {name: rows.shape for name, rows in packed({"kernel": jnp.ones((200, 10)), "count": jnp.arange(3)}).items()}
+    {'int32': (3,), 'float32': (16, 128)}
+    """
+    arrays = {}
+    for name, leaves in _by_type(own).items():
+        count = tree.size(leaves)
+        tiles = _tiles_of(count, leaves[0].dtype.itemsize)
+        padding = [] if tiles is None else [jnp.zeros(math.prod(tiles) - count, leaves[0].dtype)]
+        arrays[name] = tree.ravel([*leaves, *padding]).reshape(tiles or count)
+    return arrays
+
+
+def unpacked(rows: Mapping[str, Array], like: PyTree) -> PyTree:
+    """What `packed` took, in the form of `like`, of which the shapes and types alone are read."""
+    parts = {
+        name: iter(tree.unravel(rows[name].reshape(-1)[: tree.size(leaves)], leaves))
+        for name, leaves in _by_type(like).items()
+    }
+    leaves, structure = jax.tree.flatten(like)
+    return structure.unflatten([next(parts[leaf.dtype.name]) for leaf in leaves])
+
+
+def _by_type(own: PyTree) -> dict[str, list[Any]]:
+    """The leaves of each type of numbers, in their order."""
+    found: dict[str, list[Any]] = {}
+    for leaf in jax.tree.leaves(own):
+        found.setdefault(leaf.dtype.name, []).append(leaf)
+    return found

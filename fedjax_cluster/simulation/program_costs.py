@@ -8,15 +8,19 @@ says; others, such as steps of epochs, once, as is said in `unknown` where they 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from fedjax_cluster.parallel.loop import CLIENTS
 
 BITS = re.compile(r"[a-z]+(\d+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+ARRAY = re.compile(SHAPE.pattern + r"(?:\{[^}]*\})?")
+CLOSE = re.compile(r"S\([1-9]")  # in a layout: memory beside the products' unit, and not the device's
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_computation"
@@ -32,7 +36,8 @@ class ProgramCosts(NamedTuple):
     """Of one round, on each device."""
 
     flops: float  # of matrix products and convolutions
-    bytes: float  # results of all kernels, written once and read once
+    bytes: float  # results of all kernels in the device's memory, written once and read once; of an update in place
+    # what is new
     cycles: float  # estimated by the compiler; 0 where it does not
     messages: dict[str, tuple[int, float]]  # kind of collective -> number, bytes
     largest_message: int  # bytes
@@ -80,11 +85,12 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
     def cost(name: str, depth: int, inside: bool) -> tuple[float, float, float, tuple, int]:
         flops, written, cycles, largest = 0.0, 0.0, 0.0, 0
         messages: Counter = Counter()
+        lines = {line.name: line for line in computations[name]}
         shapes = {line.name: line.shape for line in computations[name]}
         for line in computations[name]:
             flops += _flops(line, shapes)
             if not inside and line.kind not in NOTHING and not line.kind.endswith("-done"):
-                written += _bytes(line.shape)
+                written += _written(line, lines, computations)
             found = re.search(r'"estimated_cycles":"(\d+)"', line.text)
             cycles += float(found[1]) if found else 0.0
             kind = line.kind.removesuffix("-start")
@@ -155,13 +161,43 @@ def _bytes(shape: str) -> int:
     return total
 
 
+def _operands(line: _Line, known: Container[str]) -> list[str]:
+    """The names among those known of the instruction's operands, in their order."""
+    given = line.text[line.text.index(f" {line.kind}(") + len(line.kind) + 2 :].partition(")")[0]
+    return [name for name in re.findall(r"%?([\w.\-]+)", given) if name in known]
+
+
+def _written(line: _Line, lines: Mapping[str, _Line], computations: Mapping[str, list[_Line]]) -> int:
+    """Bytes that a kernel, one of the `lines` of a computation, writes to the device's memory."""
+    results, makers = [found[0] for found in ARRAY.finditer(line.shape)], [line.name]
+    if line.kind.endswith("-start"):
+        results = results[:1]  # the source, of the same size, and a mark follow
+    if line.kind == "fusion":
+        lines = {each.name: each for called in _called(line.text) for each in computations.get(called, ())}
+        root = next((each for each in lines.values() if each.text.lstrip().startswith("ROOT")), None)
+        made = [] if root is None else _operands(root, lines) if root.kind == "tuple" else [root.name]
+        makers = [_behind(name, lines) for name in made]
+    total = 0
+    for result, maker in itertools.zip_longest(results, makers[: len(results)]):
+        found = lines.get(maker or "")
+        update = _operands(found, lines)[1:2] if found and found.kind == "dynamic-update-slice" else []
+        if not CLOSE.search(result):
+            total += _bytes(lines[update[0]].shape if update else result)
+    return total
+
+
+def _behind(name: str, lines: Mapping[str, _Line]) -> str:
+    """The instruction whose result that one shows in another form."""
+    while lines[name].kind in ("bitcast", "reshape", "copy") and (operands := _operands(lines[name], lines)):
+        name = operands[0]
+    return name
+
+
 def _flops(line: _Line, shapes: dict[str, str]) -> float:
     """Of a matrix product or a convolution: two for each multiplication and addition."""
     if line.kind not in ("dot", "convolution"):
         return 0.0
-    given = line.text[line.text.index(f" {line.kind}(") + len(line.kind) + 2 :].partition(")")[0]
-    operands = re.findall(r"%?([\w.\-]+)", given)
-    operands = [name for name in operands if name in shapes]
+    operands = _operands(line, shapes)
     if len(operands) < 2:
         return 0.0
     out = math.prod(_dimensions(line.shape))

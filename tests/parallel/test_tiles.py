@@ -6,13 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_cluster as fc
 from fedjax_cluster import nn, parallel
-from fedjax_cluster.algorithms import ifca
+from fedjax_cluster.algorithms import fedper, fedrep, ifca
 from fedjax_cluster.local import sgd
 from fedjax_cluster.parallel import rows as rows_module
-from fedjax_cluster.parallel.tiles import Tiled, tiled, untiled
+from fedjax_cluster.parallel import tiles as tiles_module
+from fedjax_cluster.parallel.tiles import Tiled, packed, tiled, unpacked, untiled
 from fedjax_cluster.simulation.segment import run_keys, run_segment
 from fedjax_cluster.types import ClientData, DatasetInfo
+from tests.federations import blobs
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,50 @@ def test_rows_come_back(shape, dtype, in_tiles):
         chex.assert_trees_all_equal(held[2, 1:3], rows[2, 1:3])
         client = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), {"x": held})
         chex.assert_trees_all_equal(untiled(client)["x"], rows[1])
+
+
+@pytest.mark.parametrize(("count", "shape"), [(767, (767,)), (768, (8, 128)), (1024, (8, 128)), (1025, (1025,))])
+def test_what_is_kept_of_a_client_comes_back(count, shape):
+    """Types in turns, a scalar, nothing at all; tiles where at most a quarter of them is padding."""
+    floats = np.random.default_rng(0).standard_normal(count).astype(np.float32)
+    own = {
+        "a": jnp.asarray(floats[: count - 7].reshape(-1, 1)),
+        "b": jnp.arange(5),
+        "c": {"d": jnp.asarray(floats[count - 7 :]), "e": jnp.asarray(True), "f": jnp.zeros((0, 3), jnp.bfloat16)},
+        "g": jnp.arange(5, 7),
+    }
+    rows = packed(own)
+    assert {name: row.shape for name, row in rows.items()}["float32"] == shape
+    assert {name: row.dtype.name for name, row in rows.items()} == {name: name for name in rows}
+    np.testing.assert_array_equal(rows["float32"].reshape(-1)[:count], floats)
+    assert not rows["float32"].reshape(-1)[count:].any()
+    found = unpacked(rows, jax.eval_shape(lambda: own))
+    chex.assert_trees_all_equal(found, own)
+    chex.assert_trees_all_equal_dtypes(found, own)
+    assert unpacked(packed(()), ()) == ()
+
+
+@pytest.mark.parametrize("method", [fedper, pytest.param(fedrep, marks=pytest.mark.slow)])
+def test_a_method_whose_clients_rows_lie_in_tiles_is_the_same(method, monkeypatch):
+    """Half of the clients take part, some leave and come back, and of every one predictions are made."""
+    churn = [fc.types.Churn(2, leave=(1, 4)), fc.types.Churn(3, join=(4,))]
+
+    def found(rate):
+        own = method(nn.mlp((5,)), local=sgd(rate, batch_size=8, epochs=1), participation=0.5)
+        result = fc.simulate(own, blobs(), rounds=5, churn=churn, progress=False)
+        rows = jax.tree.leaves(result.state.clients.own)
+        return result, rows[0].shape
+
+    expected, shape = found(0.1)
+    assert len(shape) == 2
+    monkeypatch.setattr(tiles_module, "MOST_PADDING", 1.0)
+    # Another rate to the last bit, so that no program is known.
+    same, shape = found(float(np.nextafter(np.float32(0.1), np.float32(1))))
+    assert shape[1:] == (8, 128)
+    chex.assert_trees_all_close(same.state.clusters, expected.state.clusters, rtol=1e-4, atol=1e-5)
+    for client in (0, 1, 4):
+        x = blobs().test.x[client]
+        np.testing.assert_allclose(same.predict(x, client), expected.predict(x, client), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
