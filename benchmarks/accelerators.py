@@ -71,8 +71,8 @@ OF_CHUNKS = """
 
 Temporaries, over the 5.0 GB of all clients' rows, and seconds of compilation on two cores, beside other work. Methods
 that keep a model, an update or similarities of every client do not fit. The CNN's temporaries are those of 32 clients
-at a time, whatever the population's size; FedPer's and FedRep's are four times their clients' own layers,
-0.8 and 2.1 GB.
+at a time, whatever the population's size; to these FedPer's and FedRep's add their clients' own layers once, 0.8 and
+2.1 GB.
 
 | method | MLP | CNN |
 |---|---|---|
