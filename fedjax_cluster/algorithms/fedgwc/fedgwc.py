@@ -23,6 +23,7 @@ from fedjax_cluster.algorithms.round import (
     labels,
     nearest_by_loss,
     one_hot,
+    reassign,
     start_models,
 )
 from fedjax_cluster.local import client_key, server_key
@@ -266,18 +267,22 @@ class fedgwc(AveragingMethod):
         done = cluster_round(train, state.clusters, cohort, slot, now, **averaged)
         clients = state.clients._replace(seen=parallel.scatter_rows(cohort, state.clients.seen, seen + 1.0))
         costs, came = done.costs(cohort.mask), jnp.int32(0)
-        state = State(done.clusters, clients, state.server, state.round + 1)
+        server, chosen = state.server, done.slot
         if choosing is not None:
-            state, came = landmark_pairs.reassigned(state, cohort, slot, done.slot)
+            server = landmark_pairs.moved(server, cohort, slot, done.slot)
+            chosen = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, choosing[1])
+            # Written once in a round: between two writes all clients' rows would be copied.
+            membership, came = reassign(cohort, clients.membership, chosen)
+            clients = clients._replace(membership=membership)
+        state = State(done.clusters, clients, server, state.round + 1)
+        if choosing is not None:
             costs = landmark_pairs.choice_costs(self, state, cohort, *choosing, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
         sent = (cohort.index, cohort.data.num_examples, done.slot, done.extra, done.reports.num_steps, heard)
         state = self.pairs.learn(self, state, cohort, Sent(*sent))
         if choosing is not None:
-            chosen = landmark_pairs.chosen_after(self, state.clusters, cohort, done.slot, choosing[1])
-            state, more = landmark_pairs.reassigned(state, cohort, done.slot, chosen)
-            came = came + more
+            state = state._replace(server=landmark_pairs.moved(state.server, cohort, done.slot, chosen))
 
         refused = state.server.refused
         resting = jnp.any(self.ready(state))

@@ -26,7 +26,7 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.fedgwc import weighting as weigh
 from fedjax_cluster.algorithms.fedgwc.weighting import Clients, Sent
-from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss, one_hot, reassign
+from fedjax_cluster.algorithms.round import check_memory, labels, nearest_by_loss, one_hot
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, ClientMapping, Clusters, Cohort, Costs, State
@@ -113,13 +113,11 @@ def chosen_after(method: Any, clusters: Clusters, cohort: Cohort, slot: Array, c
     return parallel.run_if(jnp.any(choosing), all_choose, slot, cohort.mapping)
 
 
-def reassigned(state: State, cohort: Cohort, before: Array, after: Array) -> tuple[State, Array]:
-    """The cohort's clients in clusters `after` i32[C], who were in `before` i32[C], and how many moved, i32[]."""
-    membership, number = reassign(cohort, state.clients.membership, after)
-    change = (one_hot(where, len(state.server.inside)) for where in (after, before))
+def moved(server: LandmarkServer, cohort: Cohort, before: Array, after: Array) -> LandmarkServer:
+    """The server after the cohort's clients went from clusters `before` i32[C] to `after` i32[C]."""
+    change = (one_hot(where, len(server.inside)) for where in (after, before))
     came, went = (jnp.where(cohort.mask[:, None], each, 0.0).sum(0).astype(jnp.int32) for each in change)
-    server = state.server._replace(inside=state.server.inside + came - went)
-    return state._replace(clients=state.clients._replace(membership=membership), server=server), number
+    return server._replace(inside=server.inside + came - went)
 
 
 def choice_costs(method: Any, state: State, cohort: Cohort, now: Array, later: Array, costs: Costs) -> Costs:
@@ -143,24 +141,25 @@ def company(state: State, wanted: Array) -> tuple[Array, Array]:
     return landmarks, jnp.minimum((there + 1) // 2, wanted // 2)
 
 
-def _in_clusters(state: State) -> Array:
-    """i32[K]: landmarks in each cluster."""
-    return state.clients.membership[state.server.landmarks].sum(0).astype(jnp.int32)
-
-
 def learn(method: Any, state: State, cohort: Cohort, sent: Sent) -> State:
-    """What a round's losses make of P, and how much that still changes."""
+    """What a round's losses make of P, and how much that still changes.
+
+    The cohort's clients count where they trained, though those who choose after it may be elsewhere by now.
+    """
     sent = parallel.to_each_device(sent, cohort.mapping)
     clients, server = state.clients, state.server
 
-    def rewarded(landmarks: Array, sent: Sent) -> tuple[Array, Array]:
-        """Rewards f32[C], and who met which landmark in its cluster's cohort, bool[C, m]."""
-        itself = (sent.index[:, None] == landmarks[None]) & sent.accepted[:, None]
-        slot = jnp.where(itself, sent.slot[:, None], -1).max(0)
+    def rewarded(landmarks: Array, sent: Sent) -> tuple[Array, Array, Array]:
+        """Rewards f32[C], who met which landmark in its cluster's cohort, bool[C, m], and where these are, i32[m]."""
+        itself = sent.index[:, None] == landmarks[None]
+        present = jnp.where(itself, sent.slot[:, None], -1).max(0)
+        slot = jnp.where((itself & sent.accepted[:, None]).any(0), present, -1)
         met = sent.accepted[:, None] & (sent.slot[:, None] == slot[None])
-        return weigh.rewards_of(sent, method.clusters, False), met
+        return weigh.rewards_of(sent, method.clusters, False), met, present
 
-    rewards, met = parallel.on_each_device(rewarded, cohort.mapping)(server.landmarks, sent)
+    rewards, met, present = parallel.on_each_device(rewarded, cohort.mapping)(server.landmarks, sent)
+    place = jnp.where(present < 0, labels(clients.membership[server.landmarks]), present)
+    there = one_hot(place, method.clusters).sum(0)
     count, wanted = (number.astype(jnp.float32) for number in method.sizes(state))
     coefficient = method.coefficient(count, wanted)
     rows, times = parallel.gather_rows(cohort, (clients.interactions, clients.meetings))
@@ -172,7 +171,7 @@ def learn(method: Any, state: State, cohort: Cohort, sent: Sent) -> State:
     step = jnp.where(met, rate * (rewards[:, None] - rows), 0.0)
     change = jax.ops.segment_sum(jnp.square(step).sum(1), sent.slot, method.clusters)
     kept = parallel.scatter_rows(cohort, (clients.interactions, clients.meetings), (rows + step, times))
-    pairs = jnp.maximum(count, 1.0) * jnp.maximum(_in_clusters(state).astype(jnp.float32), 1.0)
+    pairs = jnp.maximum(count, 1.0) * jnp.maximum(there, 1.0)
     server = weigh.with_averages(server, change / pairs, coefficient, sent, method.tolerance)
     return state._replace(clients=clients._replace(interactions=kept[0], meetings=kept[1]), server=server)
 
