@@ -393,7 +393,8 @@ class cfl_gp(AveragingMethod):
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # Without a profile the newcomer starts where the least training loss is; the next clustering decides.
         slot = nearest_by_loss(self.model, state.clusters, data)
-        empty = (jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in (state.clients.profile, state.clients.updates))
+        kept = state.clients.profile, state.clients.updates
+        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), kept)
         row = Clients(one_hot(slot, state.clients.membership.shape[1]), jnp.asarray(True), *empty)
         server = forget(state.server, index)._replace(unchanged=jnp.zeros((), jnp.int32), stopped=jnp.asarray(False))
         return state._replace(clients=tree.scatter(state.clients, index, row), server=server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ class Clients(NamedTuple):
 
     membership: Array  # f32[M, K], one-hot
     present: Array  # bool[M]
-    profile: Array  # f32[M, K, d̂]: block k is the running mean of the client's updates at model k
-    updates: Array  # i32[M, K]: earlier updates of each block
+    profile: Any  # f32[M, K, d̂]: block k is the running mean of the client's updates at model k; () where not kept
+    updates: Any  # i32[M, K]: earlier updates of each block; likewise
 
 
 class Kept(NamedTuple):
-    """The landmarks' profiles where nobody else's is kept; `Clients` then has [M, K, 0] and [M, 0]."""
+    """The landmarks' profiles where nobody else's is kept."""
 
     profile: Array  # f32[m, K, d̂]
     updates: Array  # i32[m, K]

@@ -33,11 +33,13 @@ def start_state(
     if method.joined_late:
         grouped = jnp.zeros_like(present).at[method.landmarks_of(present)].set(True)
     sole = method.profiles_of == "landmarks"
+    rows = len(present)
     clients = Clients(
         one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
         present,
-        jnp.zeros((len(present), num_clusters, 0 if sole else width)),
-        jnp.zeros((len(present), 0 if sole else num_clusters), jnp.int32),
+        # An array [M, K, 0] is no number, but a line of text for each client whenever XLA loads a program.
+        () if sole else jnp.zeros((rows, num_clusters, width)),
+        () if sole else jnp.zeros((rows, num_clusters), jnp.int32),
     )
     none = jnp.zeros((), jnp.int32)
     server = Server(jnp.zeros((num_clusters, side, side)), none, none, jnp.asarray(False), coordinates)
