@@ -34,6 +34,7 @@ GATES = PAGE.parents[1] / "tests" / "simulation" / "compiled_for_v5e.json"
 SIZES = (1_000, 100_000, 1_000_000)
 CHIPS = {"v5e:1x1": 1, "v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
 A_CHIP = 1_000  # clients, in the table of growing numbers of chips
+DEVICE_NAMES = {"h100": "one H100"}  # those whose rows have all methods
 ONE_CHIP, OF_ONE, AT_A_TIME = "v5e:1x1", 100_000, 32
 DIGITS = DatasetInfo("28×28 bytes", (28, 28), 10)
 SMALL = DatasetInfo("8×8 bytes", (8, 8), 4)
@@ -57,6 +58,17 @@ messages take at the rates of the data sheets, and likely several times that.
 |---|---|---|---|---|---|---|---|---|---|
 """
 
+OF_DEVICE = """
+## Every method on {device}
+
+A device's memory at the round's peak, and what a round takes at least, with the clients at a time that `fc.plan`
+chooses. A model of each of a hundred thousand clients is 80 GB with this MLP, all pairs of them are 40 GB a matrix:
+methods that keep these were not compiled for so many but for the first ones, and do not fit. Of the CNN six methods were
+compiled.
+
+| method | {columns} |
+|---|{rules}|
+"""
 OF_SCALING = """
 ## A thousand clients a chip
 
@@ -180,6 +192,34 @@ def unavailable(row: dict[str, Any]) -> str:
     return "refused" if "refused" in row else "does not fit" if row else ""
 
 
+def device_lines(rows: list[dict[str, Any]], device: str) -> list[str]:
+    """For each method its peak and its least time on one kind of device, by model and clients; a heading with it."""
+    found = {
+        (row["method"], row["model"], row["clients"]): row
+        for row in rows
+        if row["device"] == device and "chunk_size" not in row
+    }
+    columns = sorted({key[1:] for key in found}, key=lambda column: (column[0] != "mlp", column[1]))
+
+    def cell(row: dict[str, Any]) -> str:
+        if "peak" not in row or not row["fits"]:
+            return unavailable(row)
+        return f"{row['peak'] / 1e9:.2f} GB, {1e3 * row['roofline']:,.1f} ms"
+
+    names = [f"{model.upper()}, {clients:,}" for model, clients in columns]
+    heading = OF_DEVICE.format(
+        device=DEVICE_NAMES[device], columns=" | ".join(names), rules="|".join("---" for _ in names)
+    )
+    methods = sorted({method for method, *_ in found})
+    lines = [
+        "| "
+        + " | ".join([method.replace("_", "-"), *(cell(found.get((method, *each), {})) for each in columns)])
+        + " |"
+        for method in methods
+    ]
+    return [heading + "\n".join(lines)] if lines else []
+
+
 def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
     """For each method its messages, and megabytes of them, on a growing number of chips."""
     found = {}
@@ -257,9 +297,18 @@ def main(arguments: list[str]) -> None:
 def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
     """The page of the rows on record, and of the tests' table."""
     rows = sorted(rows, key=lambda row: (row["device"], row["method"], row["model"], row["clients"]))
-    own = [line(row) for row in rows if row["clients"] in SIZES and "chunk_size" not in row]
+    own = [
+        line(row) for row in rows if row["clients"] in SIZES and "chunk_size" not in row and row["method"] == "fedavg"
+    ]
+    of_devices = [text for device in DEVICE_NAMES for text in device_lines(rows, device)]
     of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
-    parts = [(TEXT, own), (OF_SCALING, scaling_lines(rows)), (OF_CHUNKS, chunk_lines(rows)), (OF_GATES, of_gates)]
+    parts = [
+        (TEXT, own),
+        ("", of_devices),
+        (OF_SCALING, scaling_lines(rows)),
+        (OF_CHUNKS, chunk_lines(rows)),
+        (OF_GATES, of_gates),
+    ]
     return "".join(text + "\n".join(lines) + "\n" for text, lines in parts if lines)
 
 
