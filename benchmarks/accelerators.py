@@ -63,8 +63,7 @@ OF_DEVICE = """
 
 A device's memory at the round's peak, and what a round takes at least, with the clients at a time that `fc.plan`
 chooses. A model of each of a hundred thousand clients is 80 GB with this MLP, all pairs of them are 40 GB a matrix:
-methods that keep these were not compiled for so many but for the first ones, and do not fit. Of the CNN six methods were
-compiled.
+methods that keep these do not fit, and where a cell is empty were not compiled. Of the CNN six methods were compiled.
 
 | method | {columns} |
 |---|{rules}|
