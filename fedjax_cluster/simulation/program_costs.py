@@ -86,7 +86,7 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
         flops, written, cycles, largest = 0.0, 0.0, 0.0, 0
         messages: Counter = Counter()
         lines = {line.name: line for line in computations[name]}
-        shapes = {line.name: line.shape for line in computations[name]}
+        shapes = {name: line.shape for name, line in lines.items()}
         for line in computations[name]:
             flops += _flops(line, shapes)
             if not inside and line.kind not in NOTHING and not line.kind.endswith("-done"):
@@ -188,7 +188,7 @@ def _written(line: _Line, lines: Mapping[str, _Line], computations: Mapping[str,
 
 def _behind(name: str, lines: Mapping[str, _Line]) -> str:
     """The instruction whose result that one shows in another form."""
-    while lines[name].kind in ("bitcast", "reshape", "copy") and (operands := _operands(lines[name], lines)):
+    while lines[name].kind == "bitcast" and (operands := _operands(lines[name], lines)):
         name = operands[0]
     return name
 

@@ -37,7 +37,7 @@ def start_state(
     clients = Clients(
         one_hot(equal_groups(assignment_key, grouped, num_clusters), num_clusters),
         present,
-        # An array [M, K, 0] is no number, but a line of text for each client whenever XLA loads a program.
+        # An array [M, K, 0] holds no number, but XLA writes something for each client whenever it loads a program.
         () if sole else jnp.zeros((rows, num_clusters, width)),
         () if sole else jnp.zeros((rows, num_clusters), jnp.int32),
     )

@@ -274,9 +274,8 @@ class fedgwc(AveragingMethod):
             # Written once in a round: between two writes all clients' rows would be copied.
             membership, came = reassign(cohort, clients.membership, chosen)
             clients = clients._replace(membership=membership)
+            costs = landmark_pairs.choice_costs(self, done.clusters, cohort, *choosing, costs)
         state = State(done.clusters, clients, server, state.round + 1)
-        if choosing is not None:
-            costs = landmark_pairs.choice_costs(self, state, cohort, *choosing, costs)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
         sent = (cohort.index, cohort.data.num_examples, done.slot, done.extra, done.reports.num_steps, heard)

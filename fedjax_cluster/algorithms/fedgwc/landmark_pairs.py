@@ -120,12 +120,12 @@ def moved(server: LandmarkServer, cohort: Cohort, before: Array, after: Array) -
     return server._replace(inside=server.inside + came - went)
 
 
-def choice_costs(method: Any, state: State, cohort: Cohort, now: Array, later: Array, costs: Costs) -> Costs:
+def choice_costs(method: Any, clusters: Clusters, cohort: Cohort, now: Array, later: Array, costs: Costs) -> Costs:
     """A round's costs with those of the choices: every cluster's model sent, and its loss on all rows.
 
     Of those who choose now, bool[C], one of the models is the one that they train; later it is another.
     """
-    models = jnp.sum(state.clusters.active.astype(jnp.float32))
+    models = jnp.sum(clusters.active.astype(jnp.float32))
     passes = jnp.where(now | later, num_batches(method.local, cohort.data), 0.0)
     more = (models - 1.0) * jnp.sum(now.astype(jnp.float32)) + models * jnp.sum(later.astype(jnp.float32))
     return costs._replace(
