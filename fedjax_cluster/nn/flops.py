@@ -49,12 +49,13 @@ def _flops(jaxpr: Any) -> float:
             # The zeros that a stride's gradient inserts between the pixels cost nothing.
             products = math.prod(equation.outvars[0].aval.shape) * math.prod(kernel[:3])
             total += 2.0 * products / math.prod(window.input_dilation)
-        elif name == "rows_last_convolution":
+        elif name in ("rows_last_convolution", "dense_product"):
             wanted = equation.params["wanted"]
             roles = [role for role in ROLES if role != wanted] + [wanted]
             operands = (*equation.invars, *equation.outvars)
             shapes = {role: operand.aval.shape for role, operand in zip(roles, operands, strict=True)}
-            total += 2.0 * math.prod(shapes["kernel"]) * math.prod(shapes["y"][1:])
+            rows = shapes["y"][:1] if name == "dense_product" else shapes["y"][1:]
+            total += 2.0 * math.prod(shapes["kernel"]) * math.prod(rows)
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
     return total

@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Float, Shaped
 
 from fedjax_cluster.nn.convolution import convolution
+from fedjax_cluster.nn.dense_product import dot_general
 from fedjax_cluster.nn.initializers import Scheme, layer_init
 from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.rows_last import convolve
@@ -98,7 +99,7 @@ def rows_last_conv(x: Array, features: int, size: tuple[int, int], scheme: Schem
 def dense(x: Array, features: int, scheme: Scheme, name: str) -> Array:
     """A dense layer called `name`, initialised by `scheme`; for use inside a compact module."""
     start = layer_init(scheme, x.shape[-1])
-    return linen.Dense(features, kernel_init=start.kernel, bias_init=start.bias, name=name)(x)
+    return linen.Dense(features, kernel_init=start.kernel, bias_init=start.bias, dot_general=dot_general, name=name)(x)
 
 
 def batch_norm(x: Array, train: bool, name: str) -> Array:

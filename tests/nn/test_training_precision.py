@@ -47,7 +47,8 @@ def test_training_computes_in_bfloat16_and_keeps_float32_parameters(name):
     with jax.numpy_dtype_promotion("standard"):  # Flax's batch norm mixes its float32 statistics in
         program = str(jax.make_jaxpr(lambda key, v: narrow(key, model, v, data))(jax.random.key(1), variables))
         found = jax.jit(lambda key, v: narrow(key, model, v, data))(jax.random.key(1), variables)
-    products = [line for line in program.splitlines() if "dot_general[" in line or "own_weight_convolution[" in line]
+    names = ("dot_general[", "dense_product[", "own_weight_convolution[")
+    products = [line for line in program.splitlines() if any(name in line for name in names)]
     assert products
     assert all("bf16[" in line.split("=")[0] for line in products), "a product outside the narrow format"
     kept = (found.delta, found.stats, found.losses)
