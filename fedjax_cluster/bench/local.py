@@ -43,6 +43,7 @@ CASES = {
     "MLP 784-200-10": Case(nn.mlp(), DIGITS, 32, 10, 64),
     "MLP 784-200-10, one step": Case(nn.mlp(), DIGITS, 32, 1, 64),
     "MLP 784-200-10, small batches": Case(nn.mlp(), DIGITS, 32, 10, 16),
+    "MLP 3072-32-10": Case(nn.mlp((32,)), CIFAR, 10, 7, 64),
     "CNN 5×5 (32, 64)": Case(nn.cnn(), DIGITS, 16, 2, 32),
     "CNN 5×5 (32, 64), b=10": Case(nn.cnn(), DIGITS, 16, 6, 10),
     "CNN 5×5 (32, 64), b=64": Case(nn.cnn(), DIGITS, 16, 1, 64),

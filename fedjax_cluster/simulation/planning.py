@@ -115,7 +115,7 @@ def plan(
     if mapping.strategy != "scan":
         chunk, why = min(chunk_size or FIRST_CHUNK, share), "as asked for" if chunk_size else "all of a device's share"
     test = 0 if isinstance(federation, PopulationShape) else bytes_of(federation.test, devices)
-    memory, failure = None, ""
+    memory, failure, fallback = None, "", (chunk, why)
     while tried < MOST_COMPILATIONS:
         chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
         started = time.perf_counter()
@@ -124,9 +124,13 @@ def plan(
             compiled = _compile(algorithm, given, aim, runs)
             memory = memory_of(compiled, side_by_side(given, runs), devices, test, aim.platform)
         except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
-            memory, failure = None, " ".join(str(error).split())
-            if "RESOURCE_EXHAUSTED" not in failure:
-                raise
+            failure = " ".join(str(error).split())
+            if "RESOURCE_EXHAUSTED" not in failure:  # a fault of the compiler's own
+                if not tried:
+                    raise ValueError(_not_compiled(aim, chunk, failure)) from error
+                seconds, tried, chunk, why = seconds + time.perf_counter() - started, tried + 1, *fallback
+                break
+            memory = None
         seconds, tried = seconds + time.perf_counter() - started, tried + 1
         room = aim.memory * USABLE
         if chunk_size or chunk == 1 or (memory is not None and memory.peak <= room):
@@ -134,6 +138,7 @@ def plan(
         smaller = chunk // 4 if memory is None else _fitting(chunk, memory, room)
         if smaller < 1 or tried == MOST_COMPILATIONS:
             break
+        fallback = chunk, f"the compiler fails with {smaller} at a time"
         why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
     if not chunk_size and chunk == FIRST_CHUNK < share:
@@ -159,6 +164,11 @@ def plan(
         (),
     )
     return found if found.fits else found._replace(advice=_advice(found, shape, failure))
+
+
+def _not_compiled(aim: Target, chunk: int, failure: str) -> str:
+    what = f"the compiler for {aim.name} fails with {counted(chunk, 'client')} at a time"
+    return f"{what} ({failure[:LONGEST_MESSAGE]}); give another chunk_size"
 
 
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
