@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
+from fedjax_cluster.nn.dense_product import product
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
 from fedjax_cluster.options import COUNT, checked
@@ -95,6 +96,8 @@ def _convolution(x: Array, kernel: Array, window: Window, groups: int) -> Array:
     if kernel.shape[:2] == (1, 1) and window.padding == ((0, 0), (0, 0)):
         # Dropping the rows that a 1×1 kernel skips leaves a plain matrix product, forward and backward.
         x, window = x[:, :: window.strides[0], :: window.strides[1]], Window()
+        if groups == 1:
+            return product(x.reshape(-1, x.shape[-1]), kernel[0, 0]).reshape(*x.shape[:3], -1)
     if groups == 1:
         return convolve(x, kernel, window)
     if kernel.shape[2] == 1:
@@ -111,6 +114,10 @@ def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
     out = sum(tap[..., None] * weight for tap, weight in zip(taps, weights, strict=True))
     return cast(Array, out).reshape(*taps[0].shape[:3], -1)
 
+
+# Numbers in a patch, output pixels of a mini-batch (few and many), and numbers in all its patches from which, or up to
+# which, another form than XLA's was faster; pixels in a piece; channels that are copied together.
+WIDE, FEW, MANY, LARGE, ROWS, LONG = 2048, 512, 2**15, 2**21, 256, 4
 
 # The primitive: dense convolution in the fast layout, under any window.
 convolve_p = Primitive("own_weight_convolution")
@@ -149,17 +156,58 @@ def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:
     return reduce(lax.add, [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)])
 
 
+def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
+    """The gradient of a kernel, in whose place the output's is: some images at a time, of patches that fit the caches.
+
+    x is [C, H, W, N] and `kernel` [H', W', N, F]: the channels are last in memory again once both are transposed back.
+    """
+    (kh, kw, n, features), size = kernel.shape, output_size(x.shape[1:3], kernel.shape, window)
+    images, outputs = x.transpose(3, 1, 2, 0), kernel.transpose(2, 0, 1, 3)
+    count = _images_at_once(n, kh * kw, size[0] * size[1] * x.shape[0])
+    # Sums in float32 at least, whatever the images are.
+    dtype = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
+
+    def piece(number: Array | int, total: Array) -> Array:
+        met = lax.dynamic_slice_in_dim(images, number * count, count)
+        own = lax.dynamic_slice_in_dim(outputs, number * count, count).reshape(-1, features)
+        taps = windows.slices_by_output(met, (kh, kw), window)
+        if x.shape[0] < LONG:  # runs of so few numbers are slow to copy
+            patches = jnp.concatenate([tap.transpose(3, 0, 1, 2) for tap in taps]).reshape(-1, own.shape[0])
+        else:
+            patches = jnp.concatenate(taps, axis=-1).reshape(own.shape[0], -1).T
+        return total + lax.dot(patches, own, preferred_element_type=dtype)
+
+    nothing = jnp.zeros((size[0] * size[1] * x.shape[0], features), dtype)
+    total = lax.fori_loop(0, n // count, piece, equally_varying(nothing, x)[0])
+    return total.reshape(*size, x.shape[0], features).transpose(2, 0, 1, 3).astype(x.dtype)
+
+
+def _images_at_once(n: int, pixels: int, width: int) -> int:
+    """A divisor of n: the smallest whose patches are enough for a product, unless they outgrow the caches."""
+    divisors = [count for count in range(1, n + 1) if n % count == 0]
+    count = next((count for count in divisors if count * pixels >= ROWS), n)
+    if count * pixels * width <= 2 * LARGE:
+        return count
+    return max((smaller for smaller in divisors if smaller * pixels < ROWS), default=1)
+
+
 def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
     """The form that was fastest in a loop over clients on a CPU.
 
     XLA's time divided by the alternative's, images 12 to 28, kernels 3 and 5, batches 10 and 32:
-    matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more;
-    sum of shifts 1.2–6 for at most 16 channels and 8 features, 0.1–0.6 from 16 features on.
+    matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more, but 1.2–1.5 for
+    256 and more on images of 4 × 4; sum of shifts 1.2–6 for at most 16 channels and 8 features, 0.1–0.6 from 16
+    features on; kernels' gradients in pieces 1.1–15 from `LARGE` on, 0.6–1.2 below.
     """
     kh, kw, channels, features = kernel.shape
-    form = _xla
-    if kh * kw == 1 or output_size(x.shape[1:3], (kh, kw), window) == (1, 1):
+    height, width = output_size(x.shape[1:3], (kh, kw), window)
+    pixels, form = height * width, _xla
+    if kh * kw == 1 or pixels == 1:
         form = _matrix_product  # the patches are x itself
+    elif kh * kw > pixels and _is_much_work(pixels * x.shape[0], kh * kw * channels):
+        form = _in_pieces  # fewer places than the output has in the kernel's place: a kernel's gradient
+    elif kh * kw <= pixels and kh * kw * channels >= WIDE and pixels * x.shape[0] <= FEW:
+        form = _matrix_product
     elif kh * kw > x.shape[1] * x.shape[2]:
         form = _exchanged
     elif kh * kw <= 49 and channels <= 16 and features <= 8:
@@ -167,6 +215,11 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
     elif kh * kw <= 49 and channels <= 8 and features <= 16:
         form = _matrix_product
     return form(x, kernel, window=window)
+
+
+def _is_much_work(width: int, rows: int) -> bool:
+    """Of a kernel's gradient: with so many numbers in a patch, and patches in a mini-batch."""
+    return width >= WIDE or rows >= MANY or (width >= 256 and rows * width >= LARGE)
 
 
 def _exchanged(x: Array, kernel: Array, *, window: Window) -> Array:
