@@ -25,7 +25,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
-from fedjax_cluster.nn.dense_product import product
+from fedjax_cluster.nn.dense_product import LINE, product
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
 from fedjax_cluster.options import COUNT, checked
@@ -163,9 +163,14 @@ def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
     """
     (kh, kw, n, features), size = kernel.shape, output_size(x.shape[1:3], kernel.shape, window)
     images, outputs = x.transpose(3, 1, 2, 0), kernel.transpose(2, 0, 1, 3)
-    count = _images_at_once(n, kh * kw, size[0] * size[1] * x.shape[0])
+    width = size[0] * size[1] * x.shape[0]
+    count = _images_at_once(n, kh * kw, width)
     # Sums in float32 at least, whatever the images are.
     dtype = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
+
+    line = LINE // x.dtype.itemsize
+    # An odd number of cache lines in a patch: the products go down the columns, as in `dense_product`.
+    spread = [jnp.zeros((count, kh, kw, line), x.dtype)] if width % (2 * line) == 0 else []
 
     def piece(number: Array | int, total: Array) -> Array:
         met = lax.dynamic_slice_in_dim(images, number * count, count)
@@ -174,10 +179,10 @@ def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
         if x.shape[0] < LONG:  # runs of so few numbers are slow to copy
             patches = jnp.concatenate([tap.transpose(3, 0, 1, 2) for tap in taps]).reshape(-1, own.shape[0])
         else:
-            patches = jnp.concatenate(taps, axis=-1).reshape(own.shape[0], -1).T
-        return total + lax.dot(patches, own, preferred_element_type=dtype)
+            patches = jnp.concatenate([*taps, *spread], axis=-1).reshape(own.shape[0], -1).T
+        return total + lax.dot(patches, own, preferred_element_type=dtype)[:width]
 
-    nothing = jnp.zeros((size[0] * size[1] * x.shape[0], features), dtype)
+    nothing = jnp.zeros((width, features), dtype)
     total = lax.fori_loop(0, n // count, piece, equally_varying(nothing, x)[0])
     return total.reshape(*size, x.shape[0], features).transpose(2, 0, 1, 3).astype(x.dtype)
 
