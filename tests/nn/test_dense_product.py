@@ -35,14 +35,16 @@ def assert_close(actual, expected, tolerance=1e-5):
 
 @pytest.mark.parametrize("inputs", [512, 513])
 @pytest.mark.parametrize("rows", [1, 15, 16, 33])
-def test_values_and_gradients(rows, inputs):
-    x, kernel = normal(rows, inputs), normal(inputs, 7, seed=1) / 30
+@pytest.mark.parametrize("features", [7, 21])
+def test_values_and_gradients(rows, inputs, features):
+    x, kernel = normal(rows, inputs), normal(inputs, features, seed=1) / 30
     assert_close(jax.jit(with_gradients(product))(x, kernel), jax.jit(with_gradients(jnp.matmul))(x, kernel))
 
 
-def test_gradients_of_gradients_are_those_of_finite_differences():
+@pytest.mark.parametrize("features", [2, 21])
+def test_gradients_of_gradients_are_those_of_finite_differences(features):
     """Of the bilinear function, of its two transposes, and of theirs; central differences are exact for any step."""
-    x, kernel, y = normal(16, 512), normal(512, 2, seed=1), normal(16, 2, seed=2)
+    x, kernel, y = normal(16, 512), normal(512, features, seed=1), normal(16, features, seed=2)
 
     def to_x(kernel, y):
         return jax.vjp(lambda x: product(x, kernel), x)[1](y)[0]
@@ -67,7 +69,7 @@ def test_gradients_of_gradients_are_those_of_finite_differences():
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "tpu"])
 def test_rows_are_spread_where_they_would_share_cache_sets(rows, inputs, dtype, mapped, backend):
     """On a CPU alone, from sixteen rows on, if a row has a multiple of 2 KiB."""
-    x, kernel = jnp.ones((3, rows, inputs), dtype), jnp.ones((3, inputs, 2), dtype)
+    x, kernel = jnp.ones((3, rows, inputs), dtype), jnp.ones((3, inputs, 21), dtype)
     run = jax.vmap(with_gradients(product)) if mapped else with_gradients(product)
     given = (x, kernel) if mapped else (x[0], kernel[0])
     program = jax.jit(run).trace(*given).lower(lowering_platforms=(backend,)).as_text()
@@ -76,14 +78,20 @@ def test_rows_are_spread_where_they_would_share_cache_sets(rows, inputs, dtype, 
     assert (f"{rows}x{inputs + 64 // size}x" in program) == expected
 
 
-def test_the_compiler_leaves_the_rows_spread():
-    compiled = jax.jit(with_gradients(product)).lower(jnp.ones((16, 512)), jnp.ones((512, 3))).compile().as_text()
-    assert f"f32[{SPREAD},3]" in compiled or f"f32[3,{SPREAD}]" in compiled
+def test_the_compiler_leaves_the_products_as_they_are():
+    def compiled(features):
+        operands = jnp.ones((16, 512)), jnp.ones((512, features))
+        return jax.jit(with_gradients(product)).lower(*operands).compile().as_text()
+
+    assert f"f32[{SPREAD},21]" in compiled(21)
+    assert "f32[20,512]" in compiled(20)
+    assert not any(f"{size}]" in compiled(20) for size in (SPREAD, f"[{SPREAD},20"))
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (1, 2), (2, None)])
-def test_vmap(axes):
-    x, kernel = normal(16, 512), normal(512, 2, seed=1) / 30
+@pytest.mark.parametrize("features", [2, 21])
+def test_vmap(axes, features):
+    x, kernel = normal(16, 512), normal(512, features, seed=1) / 30
     x, kernel = (
         array if axis is None else jnp.stack([array, 2 * array, jnp.cos(array)], axis)
         for array, axis in zip((x, kernel), axes, strict=True)
