@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,15 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
     """Rows [C, ...] of the cohort's clients out of leaves [M, ...]; padding gathers zeros."""
     if cohort.in_place or not jax.tree.leaves(rows):
         return rows
+    if platform(cohort.mapping) != "cpu":
+        return _gathered(cohort, rows)
+    # A CPU computes the place of each number anew along every axis: of images [500, 32, 32, 3] of bytes three times as
+    # long as of the same in one row. There, that is a view.
+    flat = _gathered(cohort, jax.tree.map(lambda leaf: leaf.reshape(len(leaf), math.prod(leaf.shape[1:])), rows))
+    return jax.tree.map(lambda found, leaf: found.reshape(len(found), *leaf.shape[1:]), flat, rows)
+
+
+def _gathered(cohort: Cohort, rows: PyTree) -> PyTree:
     if cohort.mapping.mesh is None:
         return tree.take(rows, cohort.index)
 
