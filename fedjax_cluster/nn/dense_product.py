@@ -11,6 +11,7 @@ others, and theirs again two of the three: as in `rows_last` there is one primit
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ ROLES = ("x", "kernel", "y")
 # Bytes after which rows share a CPU's cache sets, of one line, and how many rows it takes for them to be pushed out.
 PERIOD, LINE, ROWS = 2048, 64, 16
 NARROW = 20  # features up to which dyᵀ·x is two to three times as fast as xᵀ·dy
+PRECISION = "jax_default_matmul_precision"
 
 contraction_p = Primitive("dense_product")
 
@@ -36,7 +38,8 @@ def product(x: Float[Array, "N inputs"], kernel: Float[Array, "inputs features"]
     >>> product(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     """
-    return _contract("y", x=x, kernel=kernel)
+    # A setting of JAX that may hold where the product is written and not where it is compiled.
+    return _contract("y", getattr(jax.config, PRECISION), x=x, kernel=kernel)
 
 
 def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
@@ -47,69 +50,69 @@ def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Arr
     return lax.dot_general(x, kernel, dimensions, **options)
 
 
-def _contract(wanted: str, **operands: Array) -> Array:
+def _contract(wanted: str, precision: Any, **operands: Array) -> Array:
     """∂T/∂wanted, in the shape of `wanted`."""
     first, second = (operands[role] for role in ROLES if role != wanted)
-    return contraction_p.bind(*equally_varying(first, second), wanted=wanted)
+    return contraction_p.bind(*equally_varying(first, second), wanted=wanted, precision=precision)
 
 
-def _of_y(x: Array, kernel: Array) -> Array:
-    return lax.dot_general(x, kernel, (((1,), (0,)), ((), ())))
+def _of_y(x: Array, kernel: Array, precision: Any) -> Array:
+    return lax.dot_general(x, kernel, (((1,), (0,)), ((), ())), precision)
 
 
-def _of_x(kernel: Array, y: Array) -> Array:
-    return lax.dot_general(y, kernel, (((1,), (1,)), ((), ())))
+def _of_x(kernel: Array, y: Array, precision: Any) -> Array:
+    return lax.dot_general(y, kernel, (((1,), (1,)), ((), ())), precision)
 
 
-def _of_kernel(x: Array, y: Array) -> Array:
-    return lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+def _of_kernel(x: Array, y: Array, precision: Any) -> Array:
+    return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision)
 
 
-def _of_kernel_on_cpu(x: Array, y: Array) -> Array:
+def _of_kernel_on_cpu(x: Array, y: Array, precision: Any) -> Array:
     (rows, features), size = x.shape, x.dtype.itemsize
     if y.shape[1] <= NARROW:
         # The small operand and the small result are transposed apart, and the product is of rows as they lie.
-        return lax.optimization_barrier(_of_y(lax.optimization_barrier(y.T), x)).T
+        return lax.optimization_barrier(_of_y(lax.optimization_barrier(y.T), x, precision)).T
     if rows < ROWS or features * size % PERIOD:
-        return _of_kernel(x, y)
+        return _of_kernel(x, y, precision)
     # Behind a barrier, or XLA would take the zeros out of the product again.
     spread = lax.optimization_barrier(jnp.pad(x, ((0, 0), (0, LINE // size))))
-    return _of_kernel(spread, y)[:features]
+    return _of_kernel(spread, y, precision)[:features]
 
 
 FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
 CPU_FORMS = {**FORMS, "kernel": _of_kernel_on_cpu}
 
 
-def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
-    return FORMS[wanted](first, second)
+def _evaluate(first: Array, second: Array, *, wanted: str, precision: Any) -> Array:
+    return FORMS[wanted](first, second, precision)
 
 
-def _on_cpu(first: Array, second: Array, *, wanted: str) -> Array:
-    return CPU_FORMS[wanted](first, second)
+def _on_cpu(first: Array, second: Array, *, wanted: str, precision: Any) -> Array:
+    return CPU_FORMS[wanted](first, second, precision)
 
 
 @contraction_p.def_abstract_eval
-def _abstract_eval(first, second, *, wanted: str):
-    return jax.make_jaxpr(FORMS[wanted])(first, second).out_avals[0]
+def _abstract_eval(first, second, *, wanted: str, precision: Any):
+    return jax.make_jaxpr(partial(_evaluate, wanted=wanted, precision=precision))(first, second).out_avals[0]
 
 
-def _transpose_first(cotangent: Array, first, second: Array, *, wanted: str) -> Array:
+def _transpose_first(cotangent: Array, first, second: Array, *, wanted: str, precision: Any) -> Array:
     mine, other = (role for role in ROLES if role != wanted)
-    return _contract(mine, **{wanted: cotangent, other: second})
+    return _contract(mine, precision, **{wanted: cotangent, other: second})
 
 
-def _transpose_second(cotangent: Array, first: Array, second, *, wanted: str) -> Array:
+def _transpose_second(cotangent: Array, first: Array, second, *, wanted: str, precision: Any) -> Array:
     other, mine = (role for role in ROLES if role != wanted)
-    return _contract(mine, **{wanted: cotangent, other: first})
+    return _contract(mine, precision, **{wanted: cotangent, other: first})
 
 
-def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
-    cpu, other = (jax.vmap(forms[wanted], axes) for forms in (CPU_FORMS, FORMS))
+def _batch(operands, axes, *, wanted: str, precision: Any) -> tuple[Array, int]:
+    cpu, other = (jax.vmap(partial(form, wanted=wanted, precision=precision), axes) for form in (_on_cpu, _evaluate))
     return (lax.platform_dependent(*operands, cpu=cpu, default=other) if wanted == "kernel" else other(*operands)), 0
 
 
-contraction_p.def_impl(jax.jit(_evaluate, static_argnames="wanted"))
+contraction_p.def_impl(jax.jit(_evaluate, static_argnames=("wanted", "precision")))
 ad.defbilinear(contraction_p, _transpose_first, _transpose_second)
 batching.primitive_batchers[contraction_p] = _batch
 mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False))

@@ -78,6 +78,22 @@ def test_rows_are_spread_where_they_would_share_cache_sets(rows, inputs, dtype, 
     assert (f"{rows}x{inputs + 64 // size}x" in program) == expected
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_precision_is_that_of_where_the_product_is_written(mapped):
+    def precise(x, kernel):
+        with jax.default_matmul_precision("highest"):
+            return product(x, kernel)
+
+    run = jax.vmap(with_gradients(precise)) if mapped else with_gradients(precise)
+    shape = (2,) if mapped else ()
+    program = jax.jit(run).trace(jnp.ones((*shape, 4, 5)), jnp.ones((*shape, 5, 6)))
+    products = [
+        line for line in program.lower(lowering_platforms=("tpu",)).as_text().splitlines() if "dot_general" in line
+    ]
+    assert len(products) == 3
+    assert all("HIGHEST" in line for line in products)
+
+
 def test_the_compiler_leaves_the_products_as_they_are():
     def compiled(features):
         operands = jnp.ones((16, 512)), jnp.ones((512, features))
