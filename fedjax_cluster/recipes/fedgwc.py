@@ -127,7 +127,7 @@ DOMAINS_CIFAR10 = _domains(
     "fedgwc-domains-cifar10",
     "FedGWC, Table 7, rows 1 and 2: clean clients among blurred or noisy ones, CIFAR-10",
     f"{DOMAINS} {CLIENTS} 5 000 rounds; the paper has a CNN and 10 000 rounds. Every day the constant rate, as the "
-    "paper and its code have it, and FeSEM; --full all.",
+    "paper and its code have it; --full all.",
     changed(BASE, scenario="domains", rounds=LONG, eval_every=LONG // 10),
     _rows(2),
     _blur_and_noise("cifar10", "CIFAR-10"),
@@ -137,7 +137,7 @@ DOMAINS_CIFAR10 = _domains(
         "FeSEM": printed(rand_index="0.5±0.1 0.49±0.2"),
     },
     seeds=5,
-    light=shortened(rows=(CONSTANT, RELEASED, "FeSEM"), paper=True),
+    light=shortened(rows=(CONSTANT, RELEASED), paper=True),
     quick=shortened(rows=(CONSTANT,), columns=("CIFAR-10 noise",), rounds=300),
 )
 DOMAINS_3 = _domains(
