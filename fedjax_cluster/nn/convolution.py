@@ -200,9 +200,9 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
     """The form that was fastest in a loop over clients on a CPU.
 
     XLA's time divided by the alternative's, images 12 to 28, kernels 3 and 5, batches 10 and 32:
-    matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more, but 1.2–1.5 for
+    matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more, but 1.1–1.6 for
     256 and more on images of 4 × 4; sum of shifts 1.2–6 for at most 16 channels and 8 features, 0.1–0.6 from 16
-    features on; kernels' gradients in pieces 1.1–15 from `LARGE` on, 0.6–1.2 below.
+    features on; kernels' gradients in pieces mostly 1.1–2, up to 15, from `LARGE` on, 0.6–1.2 below.
     """
     kh, kw, channels, features = kernel.shape
     height, width = output_size(x.shape[1:3], (kh, kw), window)

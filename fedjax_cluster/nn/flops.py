@@ -54,8 +54,7 @@ def _flops(jaxpr: Any) -> float:
             roles = [role for role in ROLES if role != wanted] + [wanted]
             operands = (*equation.invars, *equation.outvars)
             shapes = {role: operand.aval.shape for role, operand in zip(roles, operands, strict=True)}
-            rows = shapes["y"][:1] if name == "dense_product" else shapes["y"][1:]
-            total += 2.0 * math.prod(shapes["kernel"]) * math.prod(rows)
+            total += 2.0 * math.prod(shapes["kernel"]) * math.prod(shapes["y"]) / shapes["kernel"][-1]
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
     return total

@@ -173,8 +173,8 @@ def gather_rows(cohort: Cohort, rows: PyTree) -> PyTree:
         return rows
     if platform(cohort.mapping) != "cpu":
         return _gathered(cohort, rows)
-    # A CPU computes the place of each number anew along every axis: of images [500, 32, 32, 3] of bytes three times as
-    # long as of the same in one row. There, that is a view.
+    # On a CPU, XLA takes three times as long for images [500, 32, 32, 3] of bytes as for the same numbers in one row,
+    # which there is a view.
     flat = _gathered(cohort, jax.tree.map(lambda leaf: leaf.reshape(len(leaf), math.prod(leaf.shape[1:])), rows))
     return jax.tree.map(lambda found, leaf: found.reshape(len(found), *leaf.shape[1:]), flat, rows)
 

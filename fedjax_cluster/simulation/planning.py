@@ -141,7 +141,7 @@ def plan(
         fallback = chunk, f"the compiler fails with {smaller} at a time"
         why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
-    if not chunk_size and chunk == FIRST_CHUNK < share:
+    if not chunk_size and chunk == FIRST_CHUNK < share and memory is not None and memory.peak <= aim.memory * USABLE:
         why = "matrix units are 128 wide, and it fits"
     costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
     found = Plan(

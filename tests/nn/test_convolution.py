@@ -1,7 +1,6 @@
 """Convolution against XLA's: values, gradients of first and second order, under every map over clients."""
 
 import functools
-import importlib
 
 import chex
 import flax.linen as linen
@@ -17,19 +16,8 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from fedjax_cluster.nn import Conv, convolution
-from fedjax_cluster.nn.convolution import (
-    _exchanged,
-    _in_pieces,
-    _matrix_product,
-    _on_cpu,
-    _sum_of_shifts,
-    _xla,
-    convolve,
-)
+from fedjax_cluster.nn.convolution import _exchanged, _in_pieces, _matrix_product, _on_cpu, _sum_of_shifts, convolve
 from fedjax_cluster.nn.windows import Window
-
-# The package's name for it is the function's.
-convolution_module = importlib.import_module("fedjax_cluster.nn.convolution")
 
 
 def normal(*shape, seed=0):
@@ -293,56 +281,6 @@ def test_gradient_through_local_steps(clients):
 # ---- Maps over clients.
 
 
-@pytest.mark.parametrize("channels", [3, 5])
-@pytest.mark.parametrize(("pixels", "loops"), [(1, 6), (43, 3), (85, 2), (10**6, 1)])
-@pytest.mark.parametrize("kernel_dilation", [(1, 1), (2, 1)])
-def test_pieces_change_nothing_but_rounding(monkeypatch, channels, pixels, loops, kernel_dilation):
-    """Six images with outputs of 7 × 6 pixels, in pieces of one, two, three and all of them."""
-    monkeypatch.setattr(convolution_module, "ROWS", pixels)
-    window = Window((1, 1), ((1, 1), (2, 0)), (1, 1), kernel_dilation)
-    height = 6 * kernel_dilation[0] + 2
-    x, outputs = normal(channels, height, 6, 6), normal(7, 6, 6, 4, seed=1)
-    form = functools.partial(_in_pieces, window=window)
-    traced = str(jax.make_jaxpr(lambda *given: form(*given))(x, outputs))
-    assert f"{loops}:i32[]" in traced or f"length={loops}" in traced
-    assert_close(jax.jit(lambda *given: form(*given))(x, outputs), _xla(x, outputs, window=window))
-
-
-def test_pieces_are_of_images_that_divide_the_mini_batch():
-    """Of ResNet's layers; of a prime number of images, one at a time where all at once would be 60 MB."""
-    at_once = convolution_module._images_at_once
-    assert [at_once(16, side**2, 9 * channels) for side, channels in ((32, 64), (8, 256), (4, 512))] == [1, 4, 16]
-    assert at_once(97, 14**2, 25 * 32) == 1
-    assert at_once(7, 6**2, 9 * 8) == 7
-
-
-def test_pieces_of_narrow_numbers_are_added_up_in_float32(monkeypatch):
-    """256 pieces: added up in a format of eight bits, the sum would stop growing."""
-    monkeypatch.setattr(convolution_module, "ROWS", 1)
-    x, outputs = jnp.ones((2, 5, 5, 256), jnp.bfloat16), jnp.ones((4, 4, 256, 3), jnp.bfloat16)
-    found = jax.jit(lambda *given: _in_pieces(*given, window=Window()))(x, outputs)
-    assert found.dtype == jnp.bfloat16
-    chex.assert_trees_all_equal(found, jnp.full((2, 2, 2, 3), 256 * 16, jnp.bfloat16))
-
-
-def test_kernels_gradients_go_by_images_where_there_is_much_work():
-    """Of the networks of the benchmarks: ResNet's layers at b = 16, the wide CNN's second from b = 32 on."""
-
-    def form(rows, size, channels, features, kernel):
-        x = jax.ShapeDtypeStruct((channels, size, size, rows), jnp.float32)
-        outputs = jax.ShapeDtypeStruct((size, size, rows, features), jnp.float32)
-        window = Window(padding=((kernel // 2,) * 2,) * 2)
-        traced = str(jax.make_jaxpr(functools.partial(_on_cpu, window=window))(x, outputs))
-        return (
-            "xla" if "conv_general_dilated" in traced else "pieces" if "while" in traced or "scan" in traced else "one"
-        )
-
-    resnet = {(16, 32, 64, 64, 3), (16, 16, 128, 128, 3), (16, 8, 256, 256, 3), (16, 4, 512, 512, 3)}
-    assert {form(*layer) for layer in resnet} == {"pieces"}
-    assert [form(rows, 14, 32, 64, 5) for rows in (10, 32, 64)] == ["xla", "pieces", "pieces"]
-    assert [form(rows, 28, 1, 32, 5) for rows in (10, 32, 64)] == ["xla", "xla", "pieces"]
-
-
 def value_and_gradients(conv):
     return lambda x, kernel: jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(conv(*a))), argnums=(0, 1))(x, kernel)
 
@@ -395,20 +333,6 @@ def test_own_weights_on_a_mesh():
 
     mapped = jax.shard_map(loop, mesh=client_mesh(), in_specs=P("clients"), out_specs=P("clients"))
     assert_close(jax.jit(mapped)(x, kernel), jax.vmap(value_and_gradients(xla))(x, kernel))
-
-
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_gradients_in_pieces_on_a_mesh(monkeypatch):
-    monkeypatch.setattr(convolution_module, "WIDE", 1)
-    monkeypatch.setattr(convolution_module, "ROWS", 1)
-    x, kernel = normal(4, 3, 7, 6, 5), normal(4, 3, 3, 5, 4, seed=1)  # unlike above: JAX remembers programs
-
-    def loop(x, kernel):
-        return lax.map(lambda row: value_and_gradients(lambda *given: convolution(*given))(*row), (x, kernel))
-
-    mapped = jax.jit(jax.shard_map(loop, mesh=client_mesh(), in_specs=P("clients"), out_specs=P("clients")))
-    assert mapped.lower(x, kernel).as_text().count("stablehlo.while") >= 2  # over clients, and over images
-    assert_close(mapped(x, kernel), jax.vmap(value_and_gradients(xla))(x, kernel))
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")

@@ -243,14 +243,15 @@ FAULT = "INTERNAL: Couldn't find output tile sizes"
 
 
 @pytest.mark.skipif(jax.device_count() != 2, reason="a device's share is that of two")
-def test_what_compiled_before_a_fault_of_the_compiler_is_the_plan(failing_compiler):
+@pytest.mark.parametrize(("clients", "chunk"), [(100, 50), (400, 128)])
+def test_what_compiled_before_a_fault_of_the_compiler_is_the_plan(failing_compiler, clients, chunk):
     """For an H100 chunks of two clients end so, where 128 compile and do not fit."""
     failing_compiler(2, FAULT)
-    found = plan(LINEAR, fc.PopulationShape(100, 3, INFO))
+    found = plan(LINEAR, fc.PopulationShape(clients, 3, INFO))
     assert not found.fits
     assert found.memory is not None
     assert found.costs is not None
-    assert (found.chunk, found.compilations) == (50, 2)
+    assert (found.chunk, found.compilations) == (chunk, 2)
     assert found.why == "the compiler fails with 1 at a time"
 
 
