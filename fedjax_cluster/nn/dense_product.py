@@ -5,8 +5,7 @@ That gradient, xᵀ·dy, goes down the columns of x. Rows that lie a multiple of
 product takes up to twice the time of one with a few features more or less. There it has one cache line more in a row.
 Of a layer with few features, such as the last one, the gradient is computed the other way round.
 
-The product y is one derivative of the trilinear form T = Σ y[n, j] · x[n, i] · kernel[i, j]; its gradients are the two
-others, and theirs again two of the three: as in `rows_last` there is one primitive, in every order and either mode.
+The product y is one derivative of the trilinear form T = Σ y[n, j] · x[n, i] · kernel[i, j] (`trilinear`).
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from fedjax_cluster.nn.varying import equally_varying
+from fedjax_cluster.nn.trilinear import contract, differentiable
 
-ROLES = ("x", "kernel", "y")
 # Bytes after which rows share a CPU's cache sets, of one line, and how many rows it takes for them to be pushed out.
 PERIOD, LINE, ROWS = 2048, 64, 16
 NARROW = 20  # features up to which dyᵀ·x is two to three times as fast as xᵀ·dy
@@ -39,7 +37,7 @@ def product(x: Float[Array, "N inputs"], kernel: Float[Array, "inputs features"]
     (2, 4)
     """
     # A setting of JAX that may hold where the product is written and not where it is compiled.
-    return _contract("y", getattr(jax.config, PRECISION), x=x, kernel=kernel)
+    return contract(contraction_p, "y", {"x": x, "kernel": kernel}, precision=getattr(jax.config, PRECISION))
 
 
 def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
@@ -48,12 +46,6 @@ def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Arr
     if plain and x.dtype == kernel.dtype and all(option is None for option in options.values()):
         return product(x, kernel)
     return lax.dot_general(x, kernel, dimensions, **options)
-
-
-def _contract(wanted: str, precision: Any, **operands: Array) -> Array:
-    """∂T/∂wanted, in the shape of `wanted`."""
-    first, second = (operands[role] for role in ROLES if role != wanted)
-    return contraction_p.bind(*equally_varying(first, second), wanted=wanted, precision=precision)
 
 
 def _of_y(x: Array, kernel: Array, precision: Any) -> Array:
@@ -97,23 +89,13 @@ def _abstract_eval(first, second, *, wanted: str, precision: Any):
     return jax.make_jaxpr(partial(_evaluate, wanted=wanted, precision=precision))(first, second).out_avals[0]
 
 
-def _transpose_first(cotangent: Array, first, second: Array, *, wanted: str, precision: Any) -> Array:
-    mine, other = (role for role in ROLES if role != wanted)
-    return _contract(mine, precision, **{wanted: cotangent, other: second})
-
-
-def _transpose_second(cotangent: Array, first: Array, second, *, wanted: str, precision: Any) -> Array:
-    other, mine = (role for role in ROLES if role != wanted)
-    return _contract(mine, precision, **{wanted: cotangent, other: first})
-
-
 def _batch(operands, axes, *, wanted: str, precision: Any) -> tuple[Array, int]:
     cpu, other = (jax.vmap(partial(form, wanted=wanted, precision=precision), axes) for form in (_on_cpu, _evaluate))
     return (lax.platform_dependent(*operands, cpu=cpu, default=other) if wanted == "kernel" else other(*operands)), 0
 
 
 contraction_p.def_impl(jax.jit(_evaluate, static_argnames=("wanted", "precision")))
-ad.defbilinear(contraction_p, _transpose_first, _transpose_second)
+differentiable(contraction_p)
 batching.primitive_batchers[contraction_p] = _batch
 mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False))
 mlir.register_lowering(contraction_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")

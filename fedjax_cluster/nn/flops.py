@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from fedjax_cluster.nn.rows_last import ROLES
+from fedjax_cluster.nn.trilinear import ROLES
 from fedjax_cluster.types import DatasetInfo, Model
 
 

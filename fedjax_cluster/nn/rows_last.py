@@ -9,8 +9,8 @@ A convolution y is one derivative of the trilinear form
 
     T = Σ y[f, i, j, n] · x[c, i + a, j + b, n] · kernel[a, b, c, f];
 
-its gradients are the two others, and theirs again two of the three. So there is one primitive, of which `wanted` says
-by what T is derived, and gradients of any order keep to this layout.
+its gradients are the two others, and theirs again two of the three: gradients of any order keep to this layout
+(`trilinear`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from fedjax_cluster.nn.varying import equally_varying
+from fedjax_cluster.nn.trilinear import ROLES, contract, differentiable
 
 MOST_FEATURES = 16
 # Bytes of patches: up to the first all at once, which is faster by a tenth; then in pieces of the second, or one output
 # row. Larger patches in one take several times as long (CIFAR's first layer at b = 100: 23 MB).
 MOST_AT_ONCE, PIECE = 2**22, 2**18
 ROWS_LAST = (3, 1, 2, 0)  # turns [N, H, W, C] into [C, H, W, N], and back
-ROLES = ("x", "kernel", "y")
 
 contraction_p = Primitive("rows_last_convolution")
 
@@ -42,13 +41,7 @@ def convolve(x: Float[Array, "C H W N"], kernel: Float[Array, "kh kw C F"]) -> F
     >>> convolve(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 1, 5))).shape
     (5, 2, 2, 2)
     """
-    return _contract("y", x=x, kernel=kernel)
-
-
-def _contract(wanted: str, **operands: Array) -> Array:
-    """∂T/∂wanted, in the shape of `wanted`."""
-    first, second = (operands[role] for role in ROLES if role != wanted)
-    return contraction_p.bind(*equally_varying(first, second), wanted=wanted)
+    return contract(contraction_p, "y", {"x": x, "kernel": kernel})
 
 
 def _taps(x: Array, size: tuple[int, int]) -> list[Array]:
@@ -152,16 +145,6 @@ def _abstract_eval(first, second, *, wanted: str):
     return jax.make_jaxpr(FORMS[wanted])(first, second).out_avals[0]
 
 
-def _transpose_first(cotangent: Array, first, second: Array, *, wanted: str) -> Array:
-    mine, other = (role for role in ROLES if role != wanted)
-    return _contract(mine, **{wanted: cotangent, other: second})
-
-
-def _transpose_second(cotangent: Array, first: Array, second, *, wanted: str) -> Array:
-    other, mine = (role for role in ROLES if role != wanted)
-    return _contract(mine, **{wanted: cotangent, other: first})
-
-
 def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
     roles = [role for role in ROLES if role != wanted]
     sizes = [operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None]
@@ -169,7 +152,7 @@ def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
         kernel, other = roles.index("kernel"), 1 - roles.index("kernel")
         images = jnp.moveaxis(operands[other], axes[other], 3)
         given = {"kernel": operands[kernel], roles[other]: images.reshape(*images.shape[:3], -1)}
-        out = _contract(wanted, **given)
+        out = contract(contraction_p, wanted, given)
         return out.reshape(*out.shape[:3], sizes[0], -1), 3
     first, second = (
         jnp.broadcast_to(operand, (sizes[0], *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
@@ -183,7 +166,7 @@ def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
 
 
 contraction_p.def_impl(jax.jit(_evaluate, static_argnames="wanted"))
-ad.defbilinear(contraction_p, _transpose_first, _transpose_second)
+differentiable(contraction_p)
 batching.primitive_batchers[contraction_p] = _batch
 mlir.register_lowering(contraction_p, mlir.lower_fun(_on_accelerator, multiple_results=False))
 mlir.register_lowering(contraction_p, mlir.lower_fun(_evaluate, multiple_results=False), platform="cpu")
