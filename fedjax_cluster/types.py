@@ -39,11 +39,12 @@ class UserExamples(Examples):
     """Examples of which each belongs to a user; `_replace` makes plain ones of them."""
 
     user_ids: Any = None  # numpy [N], numbers or text
+    group_ids: Any = None  # the same of the users' true groups; None where they are not known
 
     @classmethod
-    def of(cls, examples: Examples, user_ids: Any) -> UserExamples:
+    def of(cls, examples: Examples, user_ids: Any, group_ids: Any = None) -> UserExamples:
         found = cls(*examples)
-        found.user_ids = user_ids
+        found.user_ids, found.group_ids = user_ids, group_ids
         return found
 
 

@@ -53,7 +53,7 @@ def test_each_client_and_each_pair_is_drawn_alike_often():
     assert np.abs(count - 4000 * share).max() < 5 * np.sqrt(4000 * share)
     assert abs(count.var() / (4000 * share * (1 - share)) - 1) < 0.2
     pairs = (drawn[:, 1:] & drawn[:, :-1]).sum()
-    expected = 4000 * (clients - 1) * share * (wanted - 1) / (clients - 1)
+    expected = 1500 * (clients - 1) * share * (wanted - 1) / (clients - 1)
     assert abs(pairs - expected) < 5 * np.sqrt(expected)
 
 
@@ -109,23 +109,23 @@ def test_clients_seen_seldom_come_before_others(monkeypatch):
     """A first client of a cluster is drawn ∝ 1/(1 + times seen); of more, within 5 σ of the draw by Gumbel noise."""
     seen = jnp.asarray(np.random.default_rng(0).integers(1, 5, CLIENTS).astype(np.float32))
 
-    def draws(wanted, capacity):
+    def draws(wanted, capacity, number):
         size = jnp.asarray([wanted, 0, 0])
         draw = jax.jit(
             jax.vmap(lambda key: cohorts.per_cluster(key, jnp.asarray(LABEL), size, capacity, seen=seen).index)
         )
-        found = np.asarray(draw(jax.random.split(jax.random.key(4), 4000)))[:, :wanted]
+        found = np.asarray(draw(jax.random.split(jax.random.key(4), number)))[:, :wanted]
         return np.bincount(np.asarray(seen)[found.reshape(-1)].astype(int), minlength=5)[1:]
 
     own = LABEL == 0
     weight = np.array(
         [(1 / (1 + np.asarray(seen)[own]) * (np.asarray(seen)[own] == times)).sum() for times in range(1, 5)]
     )
-    expected = 4000 * weight / weight.sum()
-    assert (np.abs(draws(1, 10) - expected) < 5 * np.sqrt(expected)).all()
-    of_many = draws(60, 62)
+    expected = 1500 * weight / weight.sum()
+    assert (np.abs(draws(1, 10, 1500) - expected) < 5 * np.sqrt(expected)).all()
+    of_many = draws(60, 62, 300)
     monkeypatch.setattr(cohorts, "MANY", 10**9)
-    of_few = draws(60, 62)
+    of_few = draws(60, 62, 300)
     assert (np.abs(of_many - of_few) < 5 * np.sqrt(of_few)).all()
 
 

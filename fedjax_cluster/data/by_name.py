@@ -25,6 +25,7 @@ def load(
     *,
     label_column: str | None = None,
     user_column: str | None = None,
+    group_column: str | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> Examples:
     """A data set by its name: the embedded digits, one's own file or folder, a set of TFDS, or OpenML's copy of it.
@@ -35,6 +36,7 @@ def load(
         `huggingface` takes; or a name that `tfds` or `openml` takes.
       label_column: of a table, or of the hub's data set; default is `label`.
       user_column: of a table, or of the hub's data set; default is `user` where there is one.
+      group_column: likewise, of the users' true groups; default is none.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
 
     Returns:
@@ -48,7 +50,7 @@ def load(
     'digits'
     """
     path = is_path(name)
-    columns = {"label": label_column, "user": user_column}
+    columns = {"label": label_column, "user": user_column, "group": group_column}
     columns = {column: given for column, given in columns.items() if given is not None}
     if name.startswith(HUB) and input_shape is None:
         return huggingface(name.removeprefix(HUB), **columns)

@@ -17,7 +17,13 @@ ROWS_AT_ONCE = 4096
 
 @with_checks()
 def huggingface(
-    name: str, *, split: str = "all", inputs: str | None = None, label: str | None = None, user: str | None = None
+    name: str,
+    *,
+    split: str = "all",
+    inputs: str | None = None,
+    label: str | None = None,
+    user: str | None = None,
+    group: str | None = None,
 ) -> Examples:
     """A data set of the Hugging Face hub, such as `ylecun/mnist`; needs the package `datasets`.
 
@@ -27,13 +33,16 @@ def huggingface(
       inputs: column of images or of numbers; default is the only one of images.
       label: column of labels; default is the only one that declares its classes.
       user: column of users; default is none.
+      group: column of the users' true groups; default is none.
 
     Returns:
-      Examples with x uint8 [N, H, W, channels] of images, and with `user_ids` where a column of users is named. The
-      library keeps what it downloads in its own cache; `HF_HUB_OFFLINE=1` forbids downloads.
+      Examples with x uint8 [N, H, W, channels] of images, with `user_ids` where a column of users is named, and with
+      `group_ids` where one of groups is. The library keeps what it downloads in its own cache; `HF_HUB_OFFLINE=1`
+      forbids downloads.
 
     Raises:
-      ValueError: no such column or split, images that differ in size, or `datasets` is not installed.
+      ValueError: no such column or split, groups without users, images that differ in size, or `datasets` is not
+        installed.
       DatasetNotFoundError: it cannot be downloaded.
     """
     try:
@@ -51,7 +60,12 @@ def huggingface(
     wanted = [part for part in ("train", "test") if part in found] if split == "all" else [split]
     if not wanted or any(part not in found for part in wanted):
         raise ValueError(f"{name!r} has no split {split!r}: choose one of all (train, test), {', '.join(found)}")
-    return _examples(datasets.concatenate_datasets([found[part] for part in wanted]), name, inputs, label, user)
+    if group is not None and user is None:
+        raise ValueError(f"group is {group!r}, but there are no users, who are in groups: name their column")
+    whole = datasets.concatenate_datasets([found[part] for part in wanted])
+    x, y, classes, users, groups = _columns(whole, inputs, label, user, group)
+    examples = _named(x, y, classes, name)
+    return examples if users is None else UserExamples.of(examples, users, groups)
 
 
 @with_checks(but=("partitioner",), test_fraction=INSIDE_UNIT, seed=SEED)
@@ -83,18 +97,12 @@ def from_partitioner(
     if not (hasattr(partitioner, "num_partitions") and hasattr(partitioner, "load_partition")):
         raise ValueError(f"partitioner is a {type(partitioner).__name__}; give one of flwr_datasets.partitioner")
     parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
-    sources = [_columns(part, inputs, label, None) for part in parts]
+    sources = [_columns(part, inputs, label) for part in parts]
     x, y = (np.concatenate(arrays) for arrays in ([one[0] for one in sources], [one[1] for one in sources]))
-    examples = _named(x, y, sources[0][3], name)
+    examples = _named(x, y, sources[0][2], name)
     rows = partition.divide(np.arange(len(x)), np.array([len(part) for part in parts]))
     (rng,) = partition.generators(seed, 1)
     return partition.federate(examples, rows, rng, test_fraction)
-
-
-def _examples(found: Any, name: str, inputs: str | None, label: str | None, user: str | None) -> Examples:
-    x, y, users, classes = _columns(found, inputs, label, user)
-    examples = _named(x, y, classes, name)
-    return examples if users is None else UserExamples.of(examples, users)
 
 
 def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str) -> Examples:
@@ -104,18 +112,19 @@ def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str) -> Exam
 
 
 def _columns(
-    found: Any, inputs: str | None, label: str | None, user: str | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None]:
-    """x, y, users and the number of classes where it is declared."""
+    found: Any, inputs: str | None, label: str | None, user: str | None = None, group: str | None = None
+) -> tuple[np.ndarray, np.ndarray, int | None, np.ndarray | None, np.ndarray | None]:
+    """x, y, the number of classes where it is declared, users and groups."""
     kinds = {column: type(feature).__name__ for column, feature in found.features.items()}
     inputs = _column("inputs", inputs, kinds, "Image")
     label = _column("label", label, kinds, "ClassLabel")
-    if user is not None:
-        _column("user", user, kinds, "")
+    for what, given in (("user", user), ("group", group)):
+        if given is not None:
+            _column(what, given, kinds, "")
     images = kinds[inputs] == "Image"
-    chosen = found.select_columns(list(dict.fromkeys(column for column in (inputs, label, user) if column)))
+    chosen = found.select_columns(list(dict.fromkeys(column for column in (inputs, label, user, group) if column)))
     pieces: list[np.ndarray] = []
-    rest: dict[str, list[Any]] = {column: [] for column in (label, user) if column}
+    rest: dict[str, list[Any]] = {column: [] for column in (label, user, group) if column}
     for start in range(0, len(found), ROWS_AT_ONCE):
         batch = chosen[start : start + ROWS_AT_ONCE]
         rows = [np.asarray(row) for row in batch[inputs]]
@@ -127,8 +136,8 @@ def _columns(
     x = np.concatenate(pieces)
     if images and x.ndim == 3:
         x = x[..., None]
-    users = None if user is None else numbers(np.asarray(rest[user]))
-    return x, np.asarray(rest[label]), users, getattr(found.features[label], "num_classes", None)
+    users, groups = (None if column is None else numbers(np.asarray(rest[column])) for column in (user, group))
+    return x, np.asarray(rest[label]), getattr(found.features[label], "num_classes", None), users, groups
 
 
 def _column(what: str, given: str | None, kinds: dict[str, str], kind: str) -> str:

@@ -24,7 +24,7 @@ from fedjax_cluster.types import Examples, UserExamples
 ARRAYS = (".npz",)
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
-LABEL, USER = "label", "user"
+LABEL, USER, GROUP = "label", "user", "group"
 MOST_NAMED = 8  # columns in a message
 
 
@@ -45,14 +45,15 @@ def is_table(path: str | os.PathLike) -> bool:
 
 @with_checks()
 def npz(path: str | os.PathLike) -> Examples:
-    """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`.
+    """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`, perhaps with their true `group`.
 
     Args:
       path: holds x [N, ...] and y [N, ...] as `from_arrays` takes them, except that classes may be text, and user [N]
-        of numbers or text.
+        of numbers or text; group [N] likewise, the true groups of their users, for the scenario `users`.
 
     Returns:
-      Examples, with `user_ids` where there are users. Its name is that of the file and a digest of what it holds.
+      Examples, with `user_ids` where there are users, and with `group_ids` where their groups are known. Its name is
+      that of the file and a digest of what it holds.
 
     Raises:
       ValueError: no such file, not an `.npz` with these arrays, or arrays that `from_arrays` refuses.
@@ -67,19 +68,24 @@ def npz(path: str | os.PathLike) -> Examples:
     file = _existing(path)
     try:
         with np.load(file, allow_pickle=False) as kept:
-            arrays = {name: kept[name] for name in ("x", "y", USER) if name in kept}
+            arrays = {name: kept[name] for name in ("x", "y", USER, GROUP) if name in kept}
             names = list(kept)
     except UNREADABLE as error:
         # A single array, saved as .npy, has no names.
         raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
-    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER))
+    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER), arrays.get(GROUP))
 
 
 @with_checks(shape=COUNT)
 def table(
-    path: str | os.PathLike, *, label: str = LABEL, user: str | None = None, shape: Sequence[int] | None = None
+    path: str | os.PathLike,
+    *,
+    label: str = LABEL,
+    user: str | None = None,
+    group: str | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Examples:
     """A table in a `.csv`, `.tsv` or `.parquet` file: a row an example, one column the labels, the others features.
 
@@ -88,14 +94,17 @@ def table(
       label: column of labels. Whole numbers from 0 on are kept, other whole numbers and text are numbered in their
         order; numbers with fractions make it a regression.
       user: column of users; default is `user` where there is one.
+      group: column of the users' true groups, which the scenario `users` takes; default is none.
       shape: of an example, where the columns are pixels: such as (28, 28) or (28, 28, 1). Whole numbers from 0 to 255
         then become uint8, which models scale.
 
     Returns:
-      Examples with x f32 [N, features] or [N, *shape], and with `user_ids` where there are users.
+      Examples with x f32 [N, features] or [N, *shape], with `user_ids` where there are users, and with `group_ids`
+      where their groups are named.
 
     Raises:
-      ValueError: no such file or column, features that are not numbers, or another number of them than `shape` has.
+      ValueError: no such file or column, groups without users, features that are not numbers, or another number of
+        them than `shape` has.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +118,7 @@ def table(
         raise ValueError(f"{file} is no table that can be read: give a file ending in {', '.join(TABLES)}.")
     with working(f"reading {file.name}"):
         read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
-        columns = read(file, label, user)
+        columns = read(file, label, user, group)
     x = columns.features
     if shape is not None:
         if math.prod(shape) != x.shape[1]:
@@ -120,7 +129,7 @@ def table(
         x = x.reshape(len(x), *shape)
         if len(shape) > 1 and x.size and x.min() >= 0 and x.max() <= 255 and (x % 1 == 0).all():
             x = x.astype(np.uint8)
-    return named_examples(file, x, columns.labels, columns.users)
+    return named_examples(file, x, columns.labels, columns.users, columns.groups)
 
 
 @with_checks(size=COUNT)
@@ -161,9 +170,10 @@ class _Columns(NamedTuple):
     features: np.ndarray  # [N, features]
     labels: np.ndarray  # [N]
     users: np.ndarray | None  # [N]
+    groups: np.ndarray | None  # [N]
 
 
-def _read_csv(file: Path, label: str, user: str | None) -> _Columns:
+def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _Columns:
     delimiter = TABLES[file.suffix.lower()]
     options: dict[str, Any] = {"delimiter": delimiter, "quotechar": '"', "comments": None, "skiprows": 1}
     options |= {"encoding": "utf-8-sig", "ndmin": 2}
@@ -172,8 +182,8 @@ def _read_csv(file: Path, label: str, user: str | None) -> _Columns:
             names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(_what_is_wrong(file, error)) from error
-    of_label, of_user = _places(file, names, label, user)
-    own = [place for place in (of_label, of_user) if place is not None]
+    places = _places(file, names, label, user, group)
+    own = [place for place in places if place is not None]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file without rows, which is refused below
@@ -183,7 +193,7 @@ def _read_csv(file: Path, label: str, user: str | None) -> _Columns:
         raise ValueError(_what_is_wrong(file, error)) from error
     if not len(texts):
         raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
-    return _Columns(features, texts[:, 0], None if of_user is None else texts[:, 1])
+    return _Columns(features, *(None if place is None else texts[:, own.index(place)] for place in places))
 
 
 def _what_is_wrong(file: Path, error: Exception) -> str:
@@ -193,26 +203,36 @@ def _what_is_wrong(file: Path, error: Exception) -> str:
     what = f"{bad[1]!r} in" if bad[1] else "nothing in"
     return (
         f"{file} has {what} row {int(bad[2]) + 1} below the names, column {bad[3]}, where features are numbers: give "
-        "numbers, name the column of labels or users, or remove the column."
+        "numbers, name the column of labels, users or groups, or remove the column."
     )
 
 
-def _places(file: Path, names: Sequence[str], label: str, user: str | None) -> tuple[int, int | None]:
-    """Where the columns of labels and users stand."""
-    if user is None and USER in names and label != USER:
+def _places(
+    file: Path, names: Sequence[str], label: str, user: str | None, group: str | None
+) -> tuple[int, int | None, int | None]:
+    """Where the columns of labels, users and groups stand."""
+    if user is None and USER in names and USER not in (label, group):
         user = USER
-    for what, name in (("labels", label), ("users", user)):
+    given = {"labels": label, "users": user, "groups": group}
+    for what, name in given.items():
         if name is not None and names.count(name) != 1:
             count = "no" if name not in names else "more than one"
             raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {_listed(names)}")
-    if label == user:
-        raise ValueError(f"the column {label!r} of {file} cannot be both labels and users: name another one")
-    if len(names) - 1 - (user is not None) < 1:
+    named = {what: name for what, name in given.items() if name is not None}
+    for what, name in named.items():
+        first = next(other for other, its in named.items() if its == name)
+        if first != what:
+            raise ValueError(f"the column {name!r} of {file} cannot be both {first} and {what}: name another one")
+    if len(names) <= len(named):
         raise ValueError(f"{file} has no column of features besides {_listed(names)}: add one")
-    return names.index(label), None if user is None else names.index(user)
+    if group is not None and user is None:
+        raise ValueError(f"{file} has a column of groups, {group!r}, but none of users, who are in them: name one")
+    of_label, of_user, of_group = (None if name is None else names.index(name) for name in given.values())
+    assert of_label is not None
+    return of_label, of_user, of_group
 
 
-def _read_parquet(file: Path, label: str, user: str | None) -> _Columns:
+def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -> _Columns:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -223,16 +243,16 @@ def _read_parquet(file: Path, label: str, user: str | None) -> _Columns:
         raise ValueError(f"{file} cannot be read as a Parquet file ({error}): write it again.") from error
     # pandas keeps its index in a column of its own.
     read = read.select([name for name in read.column_names if not name.startswith("__index_level_")])
-    of_label, of_user = _places(file, read.column_names, label, user)
+    places = _places(file, read.column_names, label, user, group)
     arrays = [column.to_numpy() for column in read.columns]
-    rest = [place for place in range(len(arrays)) if place not in (of_label, of_user)]
+    rest = [place for place in range(len(arrays)) if place not in places]
     for place in rest:
         if arrays[place].dtype.kind not in "biuf":
             raise ValueError(
                 f"the column {read.column_names[place]!r} of {file} holds no numbers: remove or convert it."
             )
     features = np.stack([arrays[place] for place in rest], axis=1)
-    return _Columns(features, arrays[of_label], None if of_user is None else arrays[of_user])
+    return _Columns(features, *(None if place is None else arrays[place] for place in places))
 
 
 def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarray:
@@ -266,7 +286,14 @@ def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarra
     return x
 
 
-def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndarray | None, **options: Any) -> Examples:
+def named_examples(
+    file: Path,
+    x: np.ndarray,
+    labels: np.ndarray,
+    users: np.ndarray | None,
+    groups: np.ndarray | None = None,
+    **options: Any,
+) -> Examples:
     """Examples named after the file and what it holds, so that a changed file is another experiment.
 
     Args:
@@ -274,22 +301,29 @@ def named_examples(file: Path, x: np.ndarray, labels: np.ndarray, users: np.ndar
       x: [N, ...] numbers.
       labels: [N] numbers or text, or [N, ...] numbers.
       users: [N] numbers or text, or None.
+      groups: the same of their groups; ignored without users.
       **options: of `from_arrays`.
     """
-    if users is not None and users.shape != np.shape(labels)[:1]:
-        raise ValueError(f"{file}: user {list(users.shape)} and labels {list(labels.shape)} differ: give one for each.")
+    for what, each in ((USER, users), (GROUP, groups)):
+        if each is not None and each.shape != np.shape(labels)[:1]:
+            raise ValueError(
+                f"{file}: {what} {list(each.shape)} and labels {list(labels.shape)} differ: give one for each."
+            )
     try:
         examples = from_arrays(x, class_numbers(np.asarray(labels)), **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
     ids = None if users is None else numbers(users)
-    digest = hashlib.blake2b(repr((examples.info, None if ids is None else ids.tolist())).encode(), digest_size=4)
+    of_group = None if users is None or groups is None else numbers(groups)
+    told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
+    # Without groups the names that files had before there were any.
+    digest = hashlib.blake2b(repr(told if of_group is not None else told[:2]).encode(), digest_size=4)
     for array in (examples.x, examples.y):
         digest.update(np.ascontiguousarray(array).data)
     info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}")
     examples = examples._replace(info=info)
-    return examples if ids is None else UserExamples.of(examples, ids)
+    return examples if ids is None else UserExamples.of(examples, ids, of_group)
 
 
 def class_numbers(labels: np.ndarray) -> np.ndarray:

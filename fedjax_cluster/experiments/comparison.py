@@ -317,7 +317,7 @@ def _reason(error: Exception) -> str:
 def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: int | None = None) -> Federation:
     """The configuration's federation; the last few are kept in `known`, as the methods of a comparison share them."""
     names = (
-        *("scenario", "dataset", "label_column", "user_column", "input_shape", "population"),
+        *("scenario", "dataset", "label_column", "user_column", "group_column", "input_shape", "population"),
         *("clients", "seed", "test_fraction", "examples_per_client"),
     )
     key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])

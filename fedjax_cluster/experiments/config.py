@@ -79,25 +79,25 @@ class RunConfig(Robustness):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user), a .csv, .tsv or .parquet "
-        "table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; the TFDS name "
-        "of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of Hugging Face's "
-        "hub; several joined by +, whose classes are numbered one after the other, or which mixed-datasets keeps apart",
+        "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user and group), a .csv, .tsv or "
+        ".parquet table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; the "
+        "TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of the "
+        "Hugging Face hub; several joined by +, their classes numbered one after the other, or kept by mixed-datasets",
         default="digits",
     )
     population: str | None = option(
-        "folder that `fc.data.write_population` wrote, in place of scenario and data set; its rows are read as rounds "
-        "need them",
+        "folder that `fc.data.write_population` wrote, in place of scenario and data set; rows are read when needed",
         default=None,
     )
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
     user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
+    group_column: str | None = option("column of a table that holds the users' true groups, if known", default=None)
     input_shape: Sequence[int] | None = option(
         "of a table's rows where they are images; the height and width to bring a folder's images to",
         default=None,
         bound=COUNT,
     )
-    model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, or lstm for texts", default="mlp")
+    model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, lstm for texts, or your own", default="mlp")
     clients: int | None = option(
         "M, number of clients; if not given the method's usual one, fewer where the data set is small, and in the "
         "scenario users all of them",
@@ -366,7 +366,7 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
         return None
     # A path may have a plus in it.
     names = [config.dataset] if os.path.exists(os.path.expanduser(config.dataset)) else config.dataset.split("+")
-    columns = {name: getattr(config, name) for name in ("label_column", "user_column", "input_shape")}
+    columns = {name: getattr(config, name) for name in ("label_column", "user_column", "group_column", "input_shape")}
     sources = [data.load(name, **columns) for name in names]
     if config.scenario == "mixed_datasets":
         return sources

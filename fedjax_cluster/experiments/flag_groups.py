@@ -28,7 +28,7 @@ NEEDED = "needed"
 GROUPS = {
     "data": (
         *("scenario", "dataset", "population", "clients", "test_fraction", "examples_per_client"),
-        *("label_column", "user_column", "input_shape"),
+        *("label_column", "user_column", "group_column", "input_shape"),
     ),
     "model": ("model",),
     "method": ("clusters",),
@@ -48,7 +48,10 @@ GROUPS = {
 }
 # Left to --help-all, by group.
 LESS_USED = {
-    "data": ("population", "test_fraction", "examples_per_client", "label_column", "user_column", "input_shape"),
+    "data": (
+        *("population", "test_fraction", "examples_per_client"),
+        *("label_column", "user_column", "group_column", "input_shape"),
+    ),
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],

@@ -11,8 +11,8 @@ from fedjax_cluster.types import Federation
 
 # What else decides who has which rows.
 OTHERS = (
-    *("scenario", "dataset", "label_column", "user_column", "input_shape", "test_fraction", "examples_per_client"),
-    "scenario_options",
+    *("scenario", "dataset", "label_column", "user_column", "group_column", "input_shape"),
+    *("test_fraction", "examples_per_client", "scenario_options"),
 )
 
 
@@ -20,11 +20,13 @@ def check_data(config: Any) -> None:
     """Raises a ValueError where a `RunConfig` names data of two kinds, or users where its scenario forgets them."""
     scenario = data.scenarios.SCENARIOS[config.scenario]
     ours = scenario.__module__.startswith(data.__name__)
-    if config.user_column is not None and config.population is None and ours and config.scenario != "users":
-        raise ValueError(
-            f"user_column is {shown(config.user_column)}, but scenario {config.scenario.replace('_', '-')} divides the "
-            "rows anew, whoever they belong to; give scenario users, or no user_column"
-        )
+    for column in ("user_column", "group_column"):
+        given = getattr(config, column)
+        if given is not None and config.population is None and ours and config.scenario != "users":
+            raise ValueError(
+                f"{column} is {shown(given)}, but scenario {config.scenario.replace('_', '-')} divides the rows anew, "
+                f"whoever they belong to; give scenario users, or no {column}"
+            )
     if config.population is None:
         return
     as_path("population", config.population)

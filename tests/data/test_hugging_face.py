@@ -50,6 +50,9 @@ def test_users_and_colours(hub):
     federation = scenarios.users(examples)
     check_federation(federation)
     assert len(federation.train.x) == 4
+    assert federation.group is None
+    grouped = load("hf:a/b", user_column="writer", group_column="writer")
+    np.testing.assert_array_equal(scenarios.users(grouped).group, np.arange(4))
     by_writer = huggingface("a/b", label="writer")
     np.testing.assert_array_equal(by_writer.y, np.arange(ROWS) % 4)
 
@@ -59,6 +62,8 @@ def test_what_cannot_be_read_is_one_line(hub):
     for arguments, message in (
         ({"label": "kind"}, "no column 'kind': give label, one of the columns image, label, writer"),
         ({"user": "who"}, "no column 'who'"),
+        ({"user": "writer", "group": "who"}, "no column 'who'"),
+        ({"group": "writer"}, "no users, who are in groups"),
         ({"split": "unseen"}, "no split 'unseen'"),
         ({}, "differ in shape"),
     ):

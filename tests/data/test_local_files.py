@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedjax_cluster import cli
-from fedjax_cluster.data import image_folder, load, npz, scenarios, table
+from fedjax_cluster.data import from_arrays, image_folder, load, npz, scenarios, table
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import UserExamples
 
@@ -206,6 +206,66 @@ def test_images_that_differ_or_cannot_be_read_are_named(tmp_path):
         image_folder(tmp_path)
 
 
+def grouped(folder, ending, groups=("b", "a", "b")):
+    """Three users of four rows each, u2 before u1, and the groups of u1, u2 and u3."""
+    user = np.repeat(["u2", "u1", "u3"], 4)
+    group = [groups[int(name[1]) - 1] for name in user]
+    columns = {"label": np.arange(12) % 2, "a": np.arange(12.0), "who": user, "truth": group}
+    if ending == "npz":
+        np.savez(folder / "g.npz", x=columns["a"][:, None], y=columns["label"], user=user, group=group)
+    elif ending == "csv":
+        pandas.DataFrame(columns).to_csv(folder / "g.csv", index=False)
+    else:
+        pandas.DataFrame(columns).to_parquet(folder / "g.parquet")
+    return folder / f"g.{ending}"
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_groups_of_users_are_those_of_the_federation(ending, tmp_path):
+    names = {} if ending == "npz" else {"user_column": "who", "group_column": "truth"}
+    known = load(str(grouped(tmp_path, ending)), **names)
+    federation = scenarios.users(known)
+    np.testing.assert_array_equal(federation.group, [1, 0, 1])
+    assert federation.group.dtype == np.int32
+    assert federation.info.group_names == ("a", "b")
+    # As texts, or as the number -1, a group that is not known.
+    unknown = "b - b".replace("-", "-1" if ending == "csv" else "").split(" ")
+    federation = scenarios.users(load(str(grouped(tmp_path, ending, unknown)), **names))
+    np.testing.assert_array_equal(federation.group, [0, -1, 0])
+    federation = scenarios.users(load(str(grouped(tmp_path, ending, [7, 30, -1])), **names))
+    np.testing.assert_array_equal(federation.group, [0, 1, -1])
+    assert federation.info.group_names == ("7", "30")
+    assert load(str(grouped(tmp_path, ending)), **names).info == known.info
+    assert load(str(grouped(tmp_path, ending, ["a", "a", "b"])), **names).info.name != known.info.name
+
+
+def test_groups_may_be_given_by_hand_and_are_numbered_among_those_who_take_part():
+    examples = from_arrays(np.zeros((12, 1)), np.arange(12) % 2)
+    users, groups = np.repeat([5, 6, 7], [5, 2, 5]), np.repeat(["x", "y", "z"], [5, 2, 5])
+    federation = scenarios.users(examples, user_ids=users, group_ids=groups, min_examples=3)
+    np.testing.assert_array_equal(federation.group, [0, 1])
+    assert federation.info.group_names == ("x", "z")
+    with pytest.raises(ValueError, match="user 7 is in the groups z and x: a client has one group"):
+        scenarios.users(examples, user_ids=users, group_ids=np.where(np.arange(12) == 11, "x", groups))
+    # Groups of other users do not come with the examples.
+    theirs = UserExamples.of(examples, users, groups)
+    assert scenarios.users(theirs, user_ids=np.arange(12) % 2).group is None
+
+
+def test_groups_need_users(tmp_path):
+    with pytest.raises(ValueError, match="has a column of groups, 'truth', but none of users"):
+        table(grouped(tmp_path, "csv"), group="truth")
+    with pytest.raises(ValueError, match="cannot be both users and groups"):
+        table(grouped(tmp_path, "csv"), user="who", group="who")
+    with pytest.raises(ValueError, match="no column 'true' for the groups"):
+        table(grouped(tmp_path, "csv"), user="who", group="true")
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.zeros(3, int), user=[1, 2, 3], group=[1, 2])
+    with pytest.raises(ValueError, match=r"group \[2\] and labels \[3\] differ"):
+        npz(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match="group_column is 'truth', but scenario rotated divides the rows anew"):
+        build_federation(RunConfig(dataset=str(grouped(tmp_path, "csv")), group_column="truth"))
+
+
 def test_users_come_with_the_examples_or_by_hand(tmp_path):
     examples = npz(people(tmp_path))
     by_hand = scenarios.users(examples, user_ids=examples.user_ids)
@@ -248,6 +308,17 @@ def test_users_run_from_the_command_line_and_a_changed_file_is_another_experimen
     people(tmp_path, change=1e-3)
     assert "belongs to another experiment: scenario is my.npz@" in command(words.replace("2", "3"), 2)
     assert "too few for 9 clients" in command(f"{words} --clients 9", 2)
+
+
+def test_clusters_are_compared_with_the_groups_of_a_table(command, tmp_path):
+    grouped(tmp_path, "csv")
+    columns = "--user-column who --group-column truth"
+    command(f"run ifca --scenario users --dataset g.csv {columns} --rounds 2 --model linear --run-dir own")
+    with open("own/summary.json") as file:
+        summary = json.load(file)
+    assert (summary["clients"], summary["num_clusters"]) == (3, 2)  # K is the number of groups
+    assert np.isfinite(summary["adjusted_rand_index"])
+    assert "group_column is" in command(f"run ifca --dataset g.csv {columns.split('who ')[1]} --rounds 2", 2)
 
 
 def test_a_file_with_a_plus_in_its_name_and_several_joined(tmp_path, monkeypatch):

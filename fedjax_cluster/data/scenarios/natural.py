@@ -11,12 +11,15 @@ from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation, UserFederation
 
+UNKNOWN = ("-1", "")  # of a user's group
+
 
 @scenario
 def users(
     examples: Examples,
     *,
     user_ids: Any = None,
+    group_ids: Any = None,
     clients: int | None = None,
     min_examples: int = 2,
     seed: int = 0,
@@ -29,22 +32,29 @@ def users(
       examples: any.
       user_ids: [N], of any type that can be sorted; the user of each example. Default is what the examples tell, as
         those that `npz`, `table` and `image_folder` read from files with users do.
+      group_ids: [N] likewise, one for all examples of a user; the true group of the example's user, −1 or "" where it
+        is not known. Default is what the examples tell, or no groups.
       clients: M users drawn at random among those with enough examples; default is all of them.
       min_examples: users with fewer are left out; at least 2.
       seed: decides which users and examples take part, and who is tested on which.
       examples_per_client: most examples of a user, drawn at random; default is all.
 
     Returns:
-      A Federation with clients in the order of their ids, which are its `user_ids` [M], and no `group`.
+      A Federation with clients in the order of their ids, which are its `user_ids` [M]; with `group` where there are
+      `group_ids`, numbered in their order.
 
     Raises:
-      ValueError: ids that do not match the examples, too few users, or an argument out of range.
+      ValueError: ids that do not match the examples, a user in two groups, too few users, or an argument out of range.
 
     >>> from fedjax_cluster.data import digits
-    >>> users(digits(), user_ids=np.arange(1797) % 100, clients=7).train.x.shape
-    (7, 13, 8, 8)
+    >>> writers = np.arange(1797) % 100
+    >>> federation = users(digits(), user_ids=writers, group_ids=writers % 3, clients=7)
+    >>> federation.train.x.shape, federation.group
+    ((7, 13, 8, 8), array([0, 2, 2, 0, 1, 0, 1], dtype=int32))
     """
     check_examples(examples, labelled=False)
+    if group_ids is None and user_ids is None:
+        group_ids = getattr(examples, "group_ids", None)
     if user_ids is None:
         user_ids = getattr(examples, "user_ids", None)
     if user_ids is None:
@@ -68,4 +78,33 @@ def users(
     rows = [of_user[i] for i in eligible]
     if examples_per_client is not None:
         rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]
-    return UserFederation.of(partition.federate(examples, rows, part, test_fraction), distinct[eligible])
+    group = () if group_ids is None else _groups(group_ids, user, distinct, eligible)
+    return UserFederation.of(partition.federate(examples, rows, part, test_fraction, *group), distinct[eligible])
+
+
+def _groups(
+    group_ids: Any, user: np.ndarray, distinct: np.ndarray, eligible: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The groups i32[M] of the eligible users, −1 where unknown, and the names of those that occur.
+
+    Args:
+      group_ids: [N].
+      user: i64[N], the place of each example's user in `distinct`.
+      distinct: the users' ids.
+      eligible: i64[M], places in `distinct`.
+    """
+    ids, place, _ = partition.sorted_ids("group_ids", group_ids, len(user))
+    of_user = np.zeros(len(distinct), int)
+    of_user[user] = place
+    wrong = np.flatnonzero(of_user[user] != place)
+    if len(wrong):
+        here = user[wrong[0]]
+        raise ValueError(
+            f"user {distinct[here]} is in the groups {ids[place[wrong[0]]]} and {ids[of_user[here]]}: a client has one "
+            "group; correct group_ids."
+        )
+    known = np.array([str(one) not in UNKNOWN for one in ids])
+    present = [one for one in np.unique(of_user[eligible]) if known[one]]
+    number = np.full(len(ids), -1, np.int32)
+    number[present] = np.arange(len(present))
+    return number[of_user[eligible]], tuple(str(ids[one]) for one in present)
