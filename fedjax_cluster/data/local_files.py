@@ -193,7 +193,9 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
         raise ValueError(_what_is_wrong(file, error)) from error
     if not len(texts):
         raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
-    return _Columns(features, *(None if place is None else texts[:, own.index(place)] for place in places))
+    _, *others = places
+    rest = (None if place is None else texts[:, own.index(place)] for place in others)
+    return _Columns(features, texts[:, 0], *rest)
 
 
 def _what_is_wrong(file: Path, error: Exception) -> str:
@@ -252,7 +254,8 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
                 f"the column {read.column_names[place]!r} of {file} holds no numbers: remove or convert it."
             )
     features = np.stack([arrays[place] for place in rest], axis=1)
-    return _Columns(features, *(None if place is None else arrays[place] for place in places))
+    of_label, *others = places
+    return _Columns(features, arrays[of_label], *(None if place is None else arrays[place] for place in others))
 
 
 def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarray:

@@ -78,8 +78,9 @@ def users(
     rows = [of_user[i] for i in eligible]
     if examples_per_client is not None:
         rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]
-    group = () if group_ids is None else _groups(group_ids, user, distinct, eligible)
-    return UserFederation.of(partition.federate(examples, rows, part, test_fraction, *group), distinct[eligible])
+    group, names = (None, ()) if group_ids is None else _groups(group_ids, user, distinct, eligible)
+    federation = partition.federate(examples, rows, part, test_fraction, group, names)
+    return UserFederation.of(federation, distinct[eligible])
 
 
 def _groups(
