@@ -367,4 +367,7 @@ def _existing(path: str | os.PathLike) -> Path:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names[:MOST_NAMED])) + (", …" if len(names) > MOST_NAMED else "") or "nothing"
+    if len(names) > MOST_NAMED:
+        # Labels, users and groups often stand last.
+        names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]
+    return ", ".join(map(str, names)) or "nothing"

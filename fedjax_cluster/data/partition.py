@@ -45,6 +45,15 @@ def assign_groups(clients: int, groups: int, what: str = "groups") -> np.ndarray
     return np.repeat(np.arange(groups), equal_sizes(clients, groups)).astype(np.int32)
 
 
+def count_groups(group: Any | None) -> int:
+    """How many of the groups of clients i32[M] are known; 0 where there are none.
+
+    >>> count_groups(np.array([0, 3, -1, 3])), count_groups(None)
+    (2, 0)
+    """
+    return 0 if group is None else len(np.unique(np.asarray(group)[np.asarray(group) >= 0]))
+
+
 def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = None) -> np.ndarray:
     """How many rows each client gets, int[M], at least 2: all rows in equal shares, or `examples_per_client` each."""
     check_clients(clients)
@@ -200,7 +209,7 @@ def sorted_ids(name: str, ids: Any, num_rows: int) -> tuple[np.ndarray, np.ndarr
     given = ids if hasattr(ids, "dtype") else np.asarray(ids, object)
     if given.shape != (num_rows,):
         raise ValueError(f"{name} has the shape {list(given.shape)} for {num_rows} examples: give one id for each.")
-    missing = np.array([one is None or one != one for one in given.tolist()], bool)
+    missing = is_missing(given)
     if missing.any():
         raise ValueError(
             f"{name} holds NaN or None, first for example {np.argmax(missing)}: give an id, or leave the example out."
@@ -211,6 +220,18 @@ def sorted_ids(name: str, ids: Any, num_rows: int) -> tuple[np.ndarray, np.ndarr
         raise ValueError(
             f"{name} cannot be sorted, as it holds values of several kinds: give numbers, or text."
         ) from error
+
+
+def is_missing(ids: Any) -> np.ndarray:
+    """bool[N]: None, NaN, or what pandas has in their place."""
+
+    def lacks(one: Any) -> bool:
+        try:
+            return one is None or bool(one != one)
+        except TypeError:  # pandas.NA
+            return True
+
+    return np.array([lacks(one) for one in ids.tolist()], bool)
 
 
 def check_clients(clients: int) -> None:

@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import optax
 
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
+from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.on_disk import check_data, opened
@@ -93,9 +93,7 @@ class RunConfig(Robustness):
     user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
     group_column: str | None = option("column of a table that holds the users' true groups, if known", default=None)
     input_shape: Sequence[int] | None = option(
-        "of a table's rows where they are images; the height and width to bring a folder's images to",
-        default=None,
-        bound=COUNT,
+        "of a table's rows that are images; height and width for a folder's images", default=None, bound=COUNT
     )
     model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, lstm for texts, or your own", default="mlp")
     clients: int | None = option(
@@ -289,7 +287,7 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     clients = present if config.clients is None and config.scenario != "users" else config.clients
     clusters, method = config.clusters, REGISTRY[config.method]
     if clusters is None and takes_clusters(config.method):
-        groups = 0 if federation.group is None else len(np.unique(federation.group))
+        groups = count_groups(federation.group)
         clusters = min(present, MOST_CLUSTERS if method.defaults.finds_clusters else groups or FEW_CLUSTERS)
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
 
@@ -297,7 +295,8 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
 def say_clusters(given: RunConfig, run: RunConfig, federation: Federation) -> None:
     """Notes where the number of clusters that a method needs came from the data."""
     if given.clusters is None and run.clusters is not None and not REGISTRY[run.method].defaults.finds_clusters:
-        why = "as the scenario has no groups" if federation.group is None else "the number of the scenario's groups"
+        groups = count_groups(federation.group)
+        why = "the number of the scenario's groups" if groups else "as the scenario has no groups"
         LOG.info(f"K, the number of clusters, was {run.clusters}, {why}; --clusters gives another")
 
 

@@ -13,8 +13,9 @@ two operands has a client axis. `fedjax-cluster bench convolution` measures all 
 
 from __future__ import annotations
 
+import math
 from functools import partial, reduce
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,9 @@ from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
 from fedjax_cluster.nn.dense_product import LINE, product
+from fedjax_cluster.nn.trilinear import at_precision, check_dtypes, written_precision
 from fedjax_cluster.nn.varying import equally_varying
-from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
+from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size, sums_in
 from fedjax_cluster.options import COUNT, checked
 
 
@@ -59,6 +61,7 @@ def convolution(
 
     Raises:
       ValueError: shapes that do not fit together, an unknown padding, or a window larger than the padded image.
+      TypeError: x and kernel of different dtypes.
 
     >>> x, kernel = jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 2))
     >>> convolution(x, kernel)[0, :, :, 0]
@@ -74,6 +77,7 @@ def convolution(
             f"x has shape {np.shape(x)} and kernel {np.shape(kernel)}; a convolution takes x [N, H, W, C] and"
             " kernel [kh, kw, C / feature_group_count, features]"
         )
+    check_dtypes(x, kernel)
     groups = checked("feature_group_count", feature_group_count, int, COUNT)
     channels, features = x.shape[-1], kernel.shape[-1]
     if channels != groups * kernel.shape[2] or features % groups:
@@ -93,26 +97,29 @@ def convolution(
 # Called eagerly, a convolution is one compiled program, not one for every slice.
 @partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _convolution(x: Array, kernel: Array, window: Window, groups: int) -> Array:
+    channels, features = kernel.shape[2:]
     if kernel.shape[:2] == (1, 1) and window.padding == ((0, 0), (0, 0)):
         # Dropping the rows that a 1×1 kernel skips leaves a plain matrix product, forward and backward.
         x, window = x[:, :: window.strides[0], :: window.strides[1]], Window()
         if groups == 1:
-            return product(x.reshape(-1, x.shape[-1]), kernel[0, 0]).reshape(*x.shape[:3], -1)
+            return product(x.reshape(-1, channels), kernel[0, 0]).reshape(*x.shape[:3], features)
     if groups == 1:
         return convolve(x, kernel, window)
-    if kernel.shape[2] == 1:
+    if channels == 1:
         return _depthwise(x, kernel, window)
-    split_x, split_kernel = (array.reshape(*array.shape[:3], groups, -1) for array in (x, kernel))
+    split_x = x.reshape(*x.shape[:3], groups, channels)
+    split_kernel = kernel.reshape(*kernel.shape[:3], groups, features // groups)
     out = jax.vmap(partial(convolve, window=window), in_axes=(3, 3), out_axes=3)(split_x, split_kernel)
-    return out.reshape(*out.shape[:3], -1)
+    return out.reshape(*out.shape[:3], features)
 
 
 def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
     """Every channel by itself: one multiply-add per tap, where a matrix product would gain nothing."""
-    taps = windows.slices_by_tap(x, kernel.shape[:2], window)
-    weights = kernel.reshape(len(taps), 1, 1, 1, x.shape[-1], -1)
+    (*_, features), channels, dtype = kernel.shape, x.shape[-1], sums_in(x.dtype)
+    taps = windows.slices_by_tap(x.astype(dtype), kernel.shape[:2], window)
+    weights = kernel.astype(dtype).reshape(len(taps), 1, 1, 1, channels, features // channels)
     out = sum(tap[..., None] * weight for tap, weight in zip(taps, weights, strict=True))
-    return cast(Array, out).reshape(*taps[0].shape[:3], -1)
+    return cast(Array, out).reshape(*taps[0].shape[:3], features).astype(x.dtype)
 
 
 # Numbers in a patch, output pixels of a mini-batch (few and many), and numbers in all its patches from which, or up to
@@ -127,7 +134,11 @@ def convolve(
     x: Float[Array, "N H W C"], kernel: Float[Array, "kh kw C features"], window: Window
 ) -> Float[Array, "N H_out W_out features"]:
     """The bare primitive, of dense convolutions only."""
-    return convolve_p.bind(*equally_varying(x, kernel), window=window)
+    return _bound(x, kernel, window=window, precision=written_precision())
+
+
+def _bound(x: Array, kernel: Array, *, window: Window, precision: Any) -> Array:
+    return convolve_p.bind(*equally_varying(x, kernel), window=window, precision=precision)
 
 
 def _xla(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -137,23 +148,26 @@ def _xla(x: Array, kernel: Array, *, window: Window) -> Array:
 
 def _matrix_product(x: Array, kernel: Array, *, window: Window) -> Array:
     """The patches of x under the window, laid out as rows, times the kernel as a matrix."""
-    (kh, kw, _, features), n = kernel.shape, x.shape[0]
+    (kh, kw, channels, features), n = kernel.shape, x.shape[0]
     height, width = output_size(x.shape[1:3], (kh, kw), window)
     if kh * kw <= height * width:
         patches = jnp.concatenate(windows.slices_by_tap(x, (kh, kw), window), axis=-1)
     else:  # dkernel: the kernel is as large as the image, and the output small
         patches = jnp.stack(windows.slices_by_output(x, (kh, kw), window), axis=1)
-    return (patches.reshape(n * height * width, -1) @ kernel.reshape(-1, features)).reshape(n, height, width, features)
+    rows = patches.reshape(n * height * width, kh * kw * channels)
+    return (rows @ kernel.reshape(-1, features)).reshape(n, height, width, features)
 
 
 def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:
     """Every pixel times every tap in one matrix product, then each tap's part moved into place and added."""
     kh, kw, channels, features = kernel.shape
     size = output_size(x.shape[1:3], (kh, kw), window)
-    x = windows.padded(x, window)
-    products = x.reshape(-1, channels) @ kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
-    shifted = windows.slices(products.reshape(*x.shape[:3], -1), (kh, kw), window.kernel_dilation, size, window.strides)
-    return reduce(lax.add, [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)])
+    x, weights = windows.padded(x, window), kernel.transpose(2, 0, 1, 3).reshape(channels, kh * kw * features)
+    products = lax.dot(x.reshape(math.prod(x.shape[:3]), channels), weights, preferred_element_type=sums_in(x.dtype))
+    products = products.reshape(*x.shape[:3], weights.shape[1])
+    shifted = windows.slices(products, (kh, kw), window.kernel_dilation, size, window.strides)
+    parts = [part[..., t * features : (t + 1) * features] for t, part in enumerate(shifted)]
+    return reduce(lax.add, parts).astype(x.dtype)
 
 
 def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -165,9 +179,7 @@ def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
     images, outputs = x.transpose(3, 1, 2, 0), kernel.transpose(2, 0, 1, 3)
     width = size[0] * size[1] * x.shape[0]
     count = _images_at_once(n, kh * kw, width)
-    # Sums in float32 at least, whatever the images are.
-    dtype = x.dtype if x.dtype.itemsize >= 4 else jnp.float32
-
+    dtype = sums_in(x.dtype)
     line = LINE // x.dtype.itemsize
     # An odd number of cache lines in a patch: the products go down the columns, as in `dense_product`.
     spread = [jnp.zeros((count, kh, kw, line), x.dtype)] if width % (2 * line) == 0 else []
@@ -239,23 +251,25 @@ def _exchanged(x: Array, kernel: Array, *, window: Window) -> Array:
 
 
 @convolve_p.def_abstract_eval
-def _abstract_eval(x, kernel, *, window: Window):
+def _abstract_eval(x, kernel, *, window: Window, precision: Any):
     return jax.make_jaxpr(partial(_xla, window=window))(x, kernel).out_avals[0]
 
 
-def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window) -> Array:
+def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window, precision: Any) -> Array:
     axes = windows.extents(_operand(x).shape[1:3], kernel.shape, cotangent.shape[1:3], window)
     low = [span - 1 - pad for (_, span, _), (pad, _) in zip(axes, window.padding, strict=True)]
     padding = windows.fitted(low, [(out, span, image) for image, span, out in axes])
     back = Window(window.input_dilation, padding, window.strides, window.kernel_dilation)
-    return convolve(cotangent, kernel[::-1, ::-1].transpose(0, 1, 3, 2), back)
+    turned = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
+    return _bound(cotangent, turned, window=back, precision=precision)
 
 
-def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window) -> Array:
+def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window, precision: Any) -> Array:
     axes = windows.extents(x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
     padding = windows.fitted([pad for pad, _ in window.padding], [(image, out, span) for image, span, out in axes])
     back = Window(window.kernel_dilation, padding, window.input_dilation, window.strides)
-    return convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), back).transpose(1, 2, 0, 3)
+    exchanged = x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3)
+    return _bound(*exchanged, window=back, precision=precision).transpose(1, 2, 0, 3)
 
 
 def _operand(unknown):
@@ -263,29 +277,31 @@ def _operand(unknown):
     return getattr(unknown, "aval", unknown)
 
 
-def _batch(operands, axes, *, window: Window) -> tuple[Array, int]:
+def _batch(operands, axes, *, window: Window, precision: Any) -> tuple[Array, int]:
     x, kernel = operands
+    convolved = partial(_bound, window=window, precision=precision)
     x_axis, kernel_axis = axes
     if kernel_axis is None:  # one model, many clients' rows
         x = jnp.moveaxis(x, x_axis, 0)
-        out = convolve(x.reshape(-1, *x.shape[2:]), kernel, window)
+        out = convolved(x.reshape(-1, *x.shape[2:]), kernel)
         return out.reshape(*x.shape[:2], *out.shape[1:]), 0
     if x_axis is None:  # many models, the same rows
         kernel = jnp.moveaxis(kernel, kernel_axis, 3)
-        out = convolve(x, kernel.reshape(*kernel.shape[:3], -1), window)
+        out = convolved(x, kernel.reshape(*kernel.shape[:3], math.prod(kernel.shape[3:])))
         return out.reshape(*out.shape[:3], *kernel.shape[3:]), 3
     x, kernel = jnp.moveaxis(x, x_axis, 0), jnp.moveaxis(kernel, kernel_axis, 0)
 
     def one_by_one(x: Array, kernel: Array) -> Array:
-        return lax.map(lambda client: convolve(client[0], client[1], window), (x, kernel))
+        return lax.map(lambda client: convolved(*client), (x, kernel))
 
+    at_once = jax.vmap(partial(at_precision(_xla), window=window, precision=precision))
     # Compiled for a TPU v5e, XLA's grouped form takes a tenth of the cycles of matrix products, and a twentieth of
     # their memory; for an H100 an eighth of the memory.
-    return lax.platform_dependent(x, kernel, cpu=one_by_one, default=jax.vmap(partial(_xla, window=window))), 0
+    return lax.platform_dependent(x, kernel, cpu=one_by_one, default=at_once), 0
 
 
-convolve_p.def_impl(jax.jit(_xla, static_argnames="window"))
+convolve_p.def_impl(jax.jit(at_precision(_xla), static_argnames=("window", "precision")))
 ad.defbilinear(convolve_p, _transpose_x, _transpose_kernel)
 batching.primitive_batchers[convolve_p] = _batch
-mlir.register_lowering(convolve_p, mlir.lower_fun(_xla, multiple_results=False))
-mlir.register_lowering(convolve_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
+mlir.register_lowering(convolve_p, mlir.lower_fun(at_precision(_xla), multiple_results=False))
+mlir.register_lowering(convolve_p, mlir.lower_fun(at_precision(_on_cpu), multiple_results=False), platform="cpu")

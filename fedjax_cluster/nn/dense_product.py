@@ -20,24 +20,23 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from fedjax_cluster.nn.trilinear import contract, differentiable
+from fedjax_cluster.nn.trilinear import at_precision, check_dtypes, contract, differentiable, written_precision
 
 # Bytes after which rows share a CPU's cache sets, of one line, and how many rows it takes for them to be pushed out.
 PERIOD, LINE, ROWS = 2048, 64, 16
 NARROW = 20  # features up to which dyᵀ·x is two to three times as fast as xᵀ·dy
-PRECISION = "jax_default_matmul_precision"
 
 contraction_p = Primitive("dense_product")
 
 
 def product(x: Float[Array, "N inputs"], kernel: Float[Array, "inputs features"]) -> Float[Array, "N features"]:
-    """x @ kernel.
+    """x @ kernel, of one dtype, or a TypeError.
 
     >>> product(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     """
-    # A setting of JAX that may hold where the product is written and not where it is compiled.
-    return contract(contraction_p, "y", {"x": x, "kernel": kernel}, precision=getattr(jax.config, PRECISION))
+    check_dtypes(x, kernel)
+    return contract(contraction_p, "y", {"x": x, "kernel": kernel}, precision=written_precision())
 
 
 def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Array:
@@ -48,40 +47,42 @@ def dot_general(x: Array, kernel: Array, dimensions: Any, **options: Any) -> Arr
     return lax.dot_general(x, kernel, dimensions, **options)
 
 
-def _of_y(x: Array, kernel: Array, precision: Any) -> Array:
-    return lax.dot_general(x, kernel, (((1,), (0,)), ((), ())), precision)
+def _of_y(x: Array, kernel: Array) -> Array:
+    return lax.dot_general(x, kernel, (((1,), (0,)), ((), ())))
 
 
-def _of_x(kernel: Array, y: Array, precision: Any) -> Array:
-    return lax.dot_general(y, kernel, (((1,), (1,)), ((), ())), precision)
+def _of_x(kernel: Array, y: Array) -> Array:
+    return lax.dot_general(y, kernel, (((1,), (1,)), ((), ())))
 
 
-def _of_kernel(x: Array, y: Array, precision: Any) -> Array:
-    return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision)
+def _of_kernel(x: Array, y: Array) -> Array:
+    return lax.dot_general(x, y, (((0,), (0,)), ((), ())))
 
 
-def _of_kernel_on_cpu(x: Array, y: Array, precision: Any) -> Array:
+def _of_kernel_on_cpu(x: Array, y: Array) -> Array:
     (rows, features), size = x.shape, x.dtype.itemsize
     if y.shape[1] <= NARROW:
         # The small operand and the small result are transposed apart, and the product is of rows as they lie.
-        return lax.optimization_barrier(_of_y(lax.optimization_barrier(y.T), x, precision)).T
+        return lax.optimization_barrier(_of_y(lax.optimization_barrier(y.T), x)).T
     if rows < ROWS or features * size % PERIOD:
-        return _of_kernel(x, y, precision)
+        return _of_kernel(x, y)
     # Behind a barrier, or XLA would take the zeros out of the product again.
     spread = lax.optimization_barrier(jnp.pad(x, ((0, 0), (0, LINE // size))))
-    return _of_kernel(spread, y, precision)[:features]
+    return _of_kernel(spread, y)[:features]
 
 
 FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
 CPU_FORMS = {**FORMS, "kernel": _of_kernel_on_cpu}
 
 
-def _evaluate(first: Array, second: Array, *, wanted: str, precision: Any) -> Array:
-    return FORMS[wanted](first, second, precision)
+@at_precision
+def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
+    return FORMS[wanted](first, second)
 
 
-def _on_cpu(first: Array, second: Array, *, wanted: str, precision: Any) -> Array:
-    return CPU_FORMS[wanted](first, second, precision)
+@at_precision
+def _on_cpu(first: Array, second: Array, *, wanted: str) -> Array:
+    return CPU_FORMS[wanted](first, second)
 
 
 @contraction_p.def_abstract_eval

@@ -8,7 +8,7 @@ from typing import Any
 
 import flax.linen as linen
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Shaped
 
 from fedjax_cluster.nn.convolution import convolution
@@ -64,10 +64,15 @@ class Conv(linen.Module):
         )
 
 
-class RowsLastConv(Conv):
+class RowsLastConv(linen.Module):
     """`Conv` at stride 1 of images [C, H, W, N], then maxima over `pool` × `pool` windows; with the same parameters."""
 
+    features: int
+    kernel_size: Sides
+    padding: Padding = "SAME"
     pool: int = 1
+    kernel_init: Any = linen.initializers.lecun_normal()
+    bias_init: Any = linen.initializers.zeros
 
     @linen.compact
     def __call__(self, x: Float[Array, "C H W N"]) -> Float[Array, "features H_out W_out N"]:
@@ -76,8 +81,8 @@ class RowsLastConv(Conv):
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         pads = explicit_padding(self.padding, x.shape[1:3], size, (1, 1))
         check_fit(x.shape[1:3], size, pads)
-        x = jnp.pad(x.astype(kernel.dtype), ((0, 0), *pads, (0, 0)))
-        x = convolve(x, kernel)
+        edges = ((0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0))
+        x = convolve(lax.pad(x.astype(kernel.dtype), jnp.zeros((), kernel.dtype), edges), kernel)
         if self.pool > 1:
             x = max_pool(x, self.pool, self.pool)
         # Maximum and bias commute; in this order the bias, and its gradient, see a quarter of the values.

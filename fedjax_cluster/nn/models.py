@@ -11,6 +11,7 @@ from typing import Any, Literal
 import flax.linen as linen
 from jax import Array
 
+from fedjax_cluster.nn.dense_product import dot_general
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
 from fedjax_cluster.nn.layers import conv, dense, flat, images, rows_last_conv, sizes_per_layer
 from fedjax_cluster.nn.losses import LossName
@@ -189,6 +190,7 @@ class Linear(linen.Module):
             use_bias=self.use_bias,
             kernel_init=self.kernel_init or initial.kernel,
             bias_init=linen.initializers.zeros if self.zero_bias else initial.bias,
+            dot_general=dot_general,
             name="output",
         )(x)
 

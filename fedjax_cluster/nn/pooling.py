@@ -14,7 +14,17 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from fedjax_cluster.nn.windows import Padding, Pair, Sides, Window, explicit_padding, pair, slices_by_tap
+from fedjax_cluster.nn.windows import (
+    Padding,
+    Pair,
+    Sides,
+    Window,
+    check_fit,
+    explicit_padding,
+    pair,
+    slices_by_tap,
+    sums_in,
+)
 
 
 def max_pool(
@@ -62,7 +72,8 @@ def avg_pool(
     size = shape[0] * shape[1]
     if _tiles(shape, window):
         return _tiled(x, shape).sum(axis=(2, 4)) / size
-    return reduce(lax.add, slices_by_tap(x, shape, window)) / size
+    wide = x.astype(sums_in(x.dtype))
+    return (reduce(lax.add, slices_by_tap(wide, shape, window)) / size).astype(x.dtype)
 
 
 def _max_pool(x: Array, shape: Pair, window: Window) -> Array:
@@ -124,6 +135,5 @@ def _window(x: Array, window_shape, strides, padding: Padding) -> tuple[Pair, Wi
     shape = pair(window_shape, "window_shape")
     steps = pair(1 if strides is None else strides, "strides")
     pads = explicit_padding(padding, x.shape[1:3], shape, steps)
-    if any(size + sum(ends) < side for size, ends, side in zip(x.shape[1:3], pads, shape, strict=True)):
-        raise ValueError(f"a window of {shape} does not fit into an image of {x.shape[1:3]} with padding {pads}")
+    check_fit(x.shape[1:3], shape, pads)
     return shape, Window(steps, pads)

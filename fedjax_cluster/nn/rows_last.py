@@ -15,7 +15,9 @@ its gradients are the two others, and theirs again two of the three: gradients o
 
 from __future__ import annotations
 
-from functools import reduce
+import math
+from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from fedjax_cluster.nn.trilinear import ROLES, contract, differentiable
+from fedjax_cluster.nn.trilinear import ROLES, at_precision, check_dtypes, contract, differentiable, written_precision
+from fedjax_cluster.nn.windows import sums_in
 
 MOST_FEATURES = 16
 # Bytes of patches: up to the first all at once, which is faster by a tenth; then in pieces of the second, or one output
@@ -36,12 +39,13 @@ contraction_p = Primitive("rows_last_convolution")
 
 
 def convolve(x: Float[Array, "C H W N"], kernel: Float[Array, "kh kw C F"]) -> Float[Array, "F H_out W_out N"]:
-    """The convolution without padding, at stride 1.
+    """The convolution without padding, at stride 1, of one dtype, or a TypeError.
 
     >>> convolve(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 1, 5))).shape
     (5, 2, 2, 2)
     """
-    return contract(contraction_p, "y", {"x": x, "kernel": kernel})
+    check_dtypes(x, kernel)
+    return contract(contraction_p, "y", {"x": x, "kernel": kernel}, precision=written_precision())
 
 
 def _taps(x: Array, size: tuple[int, int]) -> list[Array]:
@@ -101,16 +105,18 @@ def _of_kernel(x: Array, y: Array) -> Array:
 
 def _of_x(kernel: Array, y: Array) -> Array:
     kh, kw, channels, features = kernel.shape
-    zero, flat = jnp.zeros((), y.dtype), y.reshape(features, -1)
+    dtype = sums_in(y.dtype)
+    zero, flat = jnp.zeros((), dtype), y.reshape(features, math.prod(y.shape[1:]))
 
     # A row of the kernel at a time: the products of all its places are 25 times the image.
     def of_row(a: int) -> Array:
-        parts = (kernel[a].reshape(-1, features) @ flat).reshape(kw, channels, *y.shape[1:])
+        products = lax.dot(kernel[a].reshape(-1, features), flat, preferred_element_type=dtype)
+        parts = products.reshape(kw, channels, *y.shape[1:])
         edges = [((0, 0, 0), (0, 0, 0), (b, kw - 1 - b, 0), (0, 0, 0)) for b in range(kw)]
         row = reduce(lax.add, [lax.pad(part, zero, edge) for part, edge in zip(parts, edges, strict=True)])
         return lax.pad(row, zero, ((0, 0, 0), (a, kh - 1 - a, 0), (0, 0, 0), (0, 0, 0)))
 
-    return reduce(lax.add, [of_row(a) for a in range(kh)])
+    return reduce(lax.add, [of_row(a) for a in range(kh)]).astype(y.dtype)
 
 
 def _xla_y(x: Array, kernel: Array) -> Array:
@@ -132,40 +138,44 @@ FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
 XLA_FORMS = {"x": _xla_x, "kernel": _xla_kernel, "y": _xla_y}
 
 
+@at_precision
 def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
     return FORMS[wanted](first, second)
 
 
+@at_precision
 def _on_accelerator(first: Array, second: Array, *, wanted: str) -> Array:
     return XLA_FORMS[wanted](first, second)
 
 
 @contraction_p.def_abstract_eval
-def _abstract_eval(first, second, *, wanted: str):
+def _abstract_eval(first, second, *, wanted: str, precision: Any):
     return jax.make_jaxpr(FORMS[wanted])(first, second).out_avals[0]
 
 
-def _batch(operands, axes, *, wanted: str) -> tuple[Array, int]:
+def _batch(operands, axes, *, wanted: str, precision: Any) -> tuple[Array, int]:
     roles = [role for role in ROLES if role != wanted]
     sizes = [operand.shape[axis] for operand, axis in zip(operands, axes, strict=True) if axis is not None]
     if "kernel" in roles and axes[roles.index("kernel")] is None:  # one model, many clients' rows
         kernel, other = roles.index("kernel"), 1 - roles.index("kernel")
         images = jnp.moveaxis(operands[other], axes[other], 3)
-        given = {"kernel": operands[kernel], roles[other]: images.reshape(*images.shape[:3], -1)}
-        out = contract(contraction_p, wanted, given)
-        return out.reshape(*out.shape[:3], sizes[0], -1), 3
+        clients, rows = images.shape[3:]
+        given = {"kernel": operands[kernel], roles[other]: images.reshape(*images.shape[:3], clients * rows)}
+        out = contract(contraction_p, wanted, given, precision=precision)
+        return out.reshape(*out.shape[:3], clients, rows), 3
     first, second = (
         jnp.broadcast_to(operand, (sizes[0], *operand.shape)) if axis is None else jnp.moveaxis(operand, axis, 0)
         for operand, axis in zip(operands, axes, strict=True)
     )
 
     def one_by_one(first: Array, second: Array) -> Array:
-        return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted), (first, second))
+        return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted, precision=precision), (first, second))
 
-    return lax.platform_dependent(first, second, cpu=one_by_one, default=jax.vmap(XLA_FORMS[wanted])), 0
+    at_once = jax.vmap(partial(_on_accelerator, wanted=wanted, precision=precision))
+    return lax.platform_dependent(first, second, cpu=one_by_one, default=at_once), 0
 
 
-contraction_p.def_impl(jax.jit(_evaluate, static_argnames="wanted"))
+contraction_p.def_impl(jax.jit(_evaluate, static_argnames=("wanted", "precision")))
 differentiable(contraction_p)
 batching.primitive_batchers[contraction_p] = _batch
 mlir.register_lowering(contraction_p, mlir.lower_fun(_on_accelerator, multiple_results=False))

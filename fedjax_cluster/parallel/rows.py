@@ -158,7 +158,8 @@ def _dealt(work: Array, devices: int) -> Array:
 
     def deal(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         burden, count, order = carry
-        device = jnp.argmin(jnp.where(count < most, burden, jnp.inf))
+        # Less than infinite, whatever the work adds up to, for a device that has room.
+        device = jnp.argmin(jnp.where(count < most, jnp.minimum(burden, jnp.finfo(burden.dtype).max), jnp.inf))
         order = order.at[device * most + count[device]].set(row := ordered[number])
         return burden.at[device].add(jnp.maximum(work[row], 0.0)), count.at[device].add(1), order
 
@@ -249,7 +250,8 @@ def gram(rows: Array, mapping: ClientMapping) -> Array:
 
     def local(rows: Array) -> Array:
         own, count = lax.axis_index(AXIS), rows.shape[0]
-        products, visiting = jnp.zeros((count, devices * count)), rows
+        dtype = jax.eval_shape(row_products, rows, rows).dtype
+        products, visiting = jnp.zeros((count, devices * count), dtype), rows
         # Whole rows go round: to exchange columns would copy the rows four times over before anything is sent.
         for turn in range(devices):
             if turn:

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 from fedjax_cluster.types import ClientData
 
 MOST_OUTLINED = 60  # clients whose cells are wide enough for lines between them
@@ -142,5 +142,5 @@ def _show_groups(figure: Figure, axes: Axes, groups: np.ndarray, names: Sequence
         corner = place - 0.5, top - 1.6 * high
         axes.add_patch(Rectangle(corner, 1.0, high, color=colors[value], linewidth=0, zorder=3))
     axes.set_ylim(top=top - 1.6 * high)
-    handles = [Patch(color=color, label=group_name(value, names)) for value, color in colors.items()]
+    handles = [Patch(color=color, label=group_label(value, names)) for value, color in colors.items()]
     style.legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)

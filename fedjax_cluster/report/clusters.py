@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 
 NAME_WIDTH = 16
 LEGEND_LINES = 24  # in one column
@@ -73,7 +73,7 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
         raise ValueError("no client has a true group; the table needs at least one")
     rows, columns = np.unique(group), np.asarray(style.distinct(labels))
     counts = np.asarray([[np.sum((group == row) & (labels == column)) for column in columns] for row in rows])
-    names = [style.wrapped(group_name(row, group_names), NAME_WIDTH) for row in rows]
+    names = [style.wrapped(group_label(row, group_names), NAME_WIDTH) for row in rows]
     margin = 0.75 + 0.055 * max(len(line) for name in names for line in name.split("\n"))
     # Cells fill the column, as high as their names ask, and never so narrow that a count does not fit.
     cell = max((style.SINGLE - margin) / len(columns), 0.3)
@@ -151,7 +151,7 @@ def _legend_entries(looks: Looks, group_names: Sequence[str] | None) -> list[tup
     if group_names is None:
         pairs = [entry(clusters[label], looks.colors[label], looks.markers[label]) for label in clusters]
         return [heading(HEADINGS[1]), *pairs]
-    groups = {group: style.wrapped(group_name(group, group_names), NAME_WIDTH) for group in looks.colors}
+    groups = {group: style.wrapped(group_label(group, group_names), NAME_WIDTH) for group in looks.colors}
     return [
         heading(HEADINGS[0]),
         *(entry(name, looks.colors[group], "o") for group, name in groups.items()),

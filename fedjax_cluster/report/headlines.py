@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
 from fedjax_cluster.report.tables import diverged, figure, quality
@@ -34,7 +33,7 @@ def lead(summary: Mapping[str, Any], group: Any | None) -> str:
       group: i32[M], true groups of the clients, −1 where unknown; None where there are none.
     """
     clients, rounds = figure(summary, "clients"), figure(summary, "rounds")
-    groups = 0 if group is None else len(np.unique(np.asarray(group)[np.asarray(group) >= 0]))
+    groups = count_groups(group)
     who = counted(clients, "client") if clients else "clients"
     who += f" in {counted(groups, 'true group')}" if groups > 1 else ""
     begin = f"{who}, {counted(rounds, 'round')}" if rounds else who

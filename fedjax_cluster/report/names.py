@@ -10,6 +10,7 @@ PRINTED = (
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES["gradient_loss"] = "Gradient and loss"
+LONGEST_WORD, LONGEST_LABEL = 20, 60  # characters of a group's name in a picture
 
 
 def method_name(name: str) -> str:
@@ -49,6 +50,20 @@ def group_name(group: int, names: Sequence[str]) -> str:
     if group < 0:
         return "unknown"
     return names[group] if group < len(names) else f"group {group}"
+
+
+def group_label(group: int, names: Sequence[str]) -> str:
+    """`group_name` for a picture: dollars are no formula, and what is too long for it is cut.
+
+    >>> print(group_label(0, ("from $5 on",)), group_label(0, ("Donaudampfschifffahrtsgesellschaft",)), sep="; ")
+    from \\$5 on; Donaudampfschifffah…
+    """
+    words = group_name(group, names).split()
+    return _cut(" ".join(_cut(word, LONGEST_WORD) for word in words), LONGEST_LABEL).replace("$", r"\$")
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
 
 
 def option_name(name: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import BAND, draw_line, round_axis, shared_legend
 from fedjax_cluster.report.histories import ARI, History, by_seed, column_label, evaluated, finite_part
-from fedjax_cluster.report.names import group_name, method_name, over_seeds
+from fedjax_cluster.report.names import group_label, method_name, over_seeds
 
 CURVE_INCHES, SCATTER_INCHES = 1.45, 1.3  # of a panel's height
 
@@ -116,7 +116,7 @@ def feature_panels(grid: Sequence[Sequence[Cloud]], group_names: Sequence[str] =
         for axes in panels[-1]:
             axes.set_xlabel("First axis")
         dots = [Line2D([], [], **{**look, "linestyle": "none"}) for look in looks.values()]
-        style.legend_above(figure, dots, [group_name(value, group_names) for value in looks], lines=False)
+        style.legend_above(figure, dots, [group_label(value, group_names) for value in looks], lines=False)
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 
 MOST_NAMED = 20  # clients whose indices fit at the axis
 NARROWEST_NAMED = 0.03  # block, as a share of all clients
@@ -52,7 +52,7 @@ def similarity_matrix(
                 corner = count - 0.5 + strip, place - 0.5
                 axes.add_patch(Rectangle(corner, 1.5 * strip, 1.0, color=colors[value], linewidth=0))
             axes.set_xlim(-0.5, count - 0.5 + 2.5 * strip)
-            handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
+            handles = [Patch(color=color, label=group_label(value, group_names)) for value, color in colors.items()]
             style.legend_above(figure, handles, [str(handle.get_label()) for handle in handles], lines=False)
     return figure
 

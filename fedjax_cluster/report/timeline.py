@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 
 ROW, LOWEST, HIGHEST = 0.12, 1.0, 3.4  # inches of a client, and of all of them
 UPPER = 0.6  # inches of the panel of moves
@@ -163,6 +163,6 @@ def _name_rows(axes: Axes, groups: np.ndarray | None, names: Sequence[str], numb
     axes.set_ylabel("Client, by true group")
     found, starts, sizes = np.unique(groups, return_index=True, return_counts=True)
     tall = sizes * np.clip(ROW * clients, LOWEST, HIGHEST) / clients
-    texts = [style.wrapped(group_name(int(value), names), 18) for value in found]
+    texts = [style.wrapped(group_label(int(value), names), 18) for value in found]
     shown = [text if (text.count("\n") + 1) * LINE < room else "" for text, room in zip(texts, tall, strict=True)]
     axes.set_yticks(starts + (sizes - 1) / 2, shown)

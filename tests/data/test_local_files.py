@@ -245,11 +245,42 @@ def test_groups_may_be_given_by_hand_and_are_numbered_among_those_who_take_part(
     federation = scenarios.users(examples, user_ids=users, group_ids=groups, min_examples=3)
     np.testing.assert_array_equal(federation.group, [0, 1])
     assert federation.info.group_names == ("x", "z")
-    with pytest.raises(ValueError, match="user 7 is in the groups z and x: a client has one group"):
+    with pytest.raises(ValueError, match="group of user 7 is z in some rows and x in others: a client has one"):
         scenarios.users(examples, user_ids=users, group_ids=np.where(np.arange(12) == 11, "x", groups))
     # Groups of other users do not come with the examples.
     theirs = UserExamples.of(examples, users, groups)
     assert scenarios.users(theirs, user_ids=np.arange(12) % 2).group is None
+    assert scenarios.users(theirs, user_ids=theirs.user_ids).group.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected", "names"),
+    [
+        ([-1.0, 0.0, 2.0], [-1, 0, 1], ("0", "2")),
+        ([0.5, np.nan, 1.5], [0, -1, 1], ("0.5", "1.5")),
+        ([None, "b", "a"], [-1, 1, 0], ("a", "b")),
+        ([pandas.NA, 3, 1], [-1, 1, 0], ("1", "3")),
+        ([" ", "b", ""], [-1, 0, -1], ("b",)),
+        ([None, None, None], [-1, -1, -1], ()),
+        ([True, False, True], [1, 0, 1], ("0", "1")),
+    ],
+)
+def test_what_stands_for_a_group_that_is_not_known(groups, expected, names):
+    examples = from_arrays(np.zeros((12, 1)), np.arange(12) % 2)
+    mixed = any(one is None or one is pandas.NA for one in groups)
+    given = np.repeat(np.array(groups, object if mixed else None), 4)
+    federation = scenarios.users(examples, user_ids=np.repeat([5, 6, 7], 4), group_ids=given)
+    assert (federation.group.tolist(), federation.info.group_names) == (expected, names)
+    with pytest.raises(ValueError, match=r"group_ids has the shape \[3\] for 12 examples"):
+        scenarios.users(examples, user_ids=np.repeat([5, 6, 7], 4), group_ids=given[::4])
+
+
+def test_nothing_in_a_parquet_file_is_no_group(tmp_path):
+    path = grouped(tmp_path, "parquet", ["b", None, "b"])
+    examples = table(path, user="who", group="truth")
+    assert scenarios.users(examples).group.tolist() == [0, -1, 0]
+    path = grouped(tmp_path, "parquet", [2, np.nan, 7])
+    assert scenarios.users(table(path, user="who", group="truth")).info.group_names == ("2", "7")
 
 
 def test_groups_need_users(tmp_path):
@@ -317,8 +348,23 @@ def test_clusters_are_compared_with_the_groups_of_a_table(command, tmp_path):
     with open("own/summary.json") as file:
         summary = json.load(file)
     assert (summary["clients"], summary["num_clusters"]) == (3, 2)  # K is the number of groups
+    of_clients = np.genfromtxt("own/clients.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    assert list(zip(of_clients["group"], of_clients["group_name"], strict=True)) == [(1, "b"), (0, "a"), (1, "b")]
     assert np.isfinite(summary["adjusted_rand_index"])
     assert "group_column is" in command(f"run ifca --dataset g.csv {columns.split('who ')[1]} --rounds 2", 2)
+
+
+def test_groups_that_are_not_known_are_none_of_k_and_any_name_can_be_drawn(command, tmp_path):
+    names = ["C:$\\new$", "", "between $5 and $10, or Donaudampfschifffahrtsgesellschaft"]
+    grouped(tmp_path, "csv", names)
+    columns = "--user-column who --group-column truth"
+    told = command(f"run ifca --scenario users --dataset g.csv {columns} --rounds 2 --model linear --run-dir own")
+    assert "K, the number of clusters, was 2, the number of the scenario's groups" in told
+    page = pathlib.Path("own/report.html").read_text()
+    assert all(name in page for name in names)
+    grouped(tmp_path, "csv", ["", "", ""])
+    told = command(f"run ifca --scenario users --dataset g.csv {columns} --rounds 2 --model linear --run-dir none")
+    assert "as the scenario has no groups" in told
 
 
 def test_a_file_with_a_plus_in_its_name_and_several_joined(tmp_path, monkeypatch):

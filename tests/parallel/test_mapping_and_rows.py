@@ -296,6 +296,15 @@ def test_gram_equals_numpy(devices, width):
     np.testing.assert_allclose(ours, rows @ rows.T, rtol=1e-5, atol=1e-6)
 
 
+def test_gram_of_rows_of_other_types_is_that_of_one_device():
+    rows = np.random.default_rng(0).normal(size=(4, 3))
+    for dtype, wide in (("bfloat16", False), ("float32", True), ("float64", True)):
+        with jax.enable_x64(wide):
+            ours = [parallel.gram(jnp.asarray(rows, dtype), mapping_of("chunked", 2, devices)) for devices in (1, 2)]
+            assert ours[0].dtype == ours[1].dtype
+            np.testing.assert_array_equal(*ours)
+
+
 def test_collectives_are_no_larger_than_the_cohort():
     """On two devices: a cohort is gathered by a reduce-scatter of its rows; training itself sums models only."""
     mapping = mapping_of("scan", None, 2)

@@ -113,6 +113,12 @@ def test_dealing_gives_each_device_as_many_rows_largest_first(sizes, devices):
     assert np.ptp(work) <= max(sizes)
 
 
+@pytest.mark.parametrize("work", [[np.inf] * 3 + [1.0], [1e38, *[3e38] * 5], [np.inf] * 4])
+def test_work_beyond_float32_is_dealt_all_the_same(work):
+    order = np.asarray(rows_module._dealt(np.asarray(work, np.float32), 2))
+    assert sorted(order) == list(range(len(work)))
+
+
 def test_equal_work_is_dealt_like_cards_and_a_balanced_population_stays():
     np.testing.assert_array_equal(rows_module._dealt(np.ones(6, np.float32), 2), [0, 2, 4, 1, 3, 5])
     assert placed(clients((7, 7, 7)), on_devices(2), dealt=True).work is None

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import partition
+from fedjax_cluster.data.local_files import numbers
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation, UserFederation
 
-UNKNOWN = ("-1", "")  # of a user's group
+UNKNOWN = ("-1", "")  # texts for a user's group
 
 
 @scenario
@@ -32,8 +33,8 @@ def users(
       examples: any.
       user_ids: [N], of any type that can be sorted; the user of each example. Default is what the examples tell, as
         those that `npz`, `table` and `image_folder` read from files with users do.
-      group_ids: [N] likewise, one for all examples of a user; the true group of the example's user, −1 or "" where it
-        is not known. Default is what the examples tell, or no groups.
+      group_ids: [N] likewise, one for all examples of a user; the true group of the example's user; −1, "", None or
+        NaN where it is not known. Default is what the examples tell, where they tell the users, or no groups.
       clients: M users drawn at random among those with enough examples; default is all of them.
       min_examples: users with fewer are left out; at least 2.
       seed: decides which users and examples take part, and who is tested on which.
@@ -53,10 +54,10 @@ def users(
     ((7, 13, 8, 8), array([0, 2, 2, 0, 1, 0, 1], dtype=int32))
     """
     check_examples(examples, labelled=False)
-    if group_ids is None and user_ids is None:
+    told = getattr(examples, "user_ids", None)
+    user_ids = told if user_ids is None else user_ids
+    if group_ids is None and user_ids is told:
         group_ids = getattr(examples, "group_ids", None)
-    if user_ids is None:
-        user_ids = getattr(examples, "user_ids", None)
     if user_ids is None:
         raise ValueError(
             f"The examples of {examples.info.name!r} name no users: give user_ids in Python, or data with users: an "
@@ -94,18 +95,25 @@ def _groups(
       distinct: the users' ids.
       eligible: i64[M], places in `distinct`.
     """
-    ids, place, _ = partition.sorted_ids("group_ids", group_ids, len(user))
+    given = group_ids if hasattr(group_ids, "dtype") else np.asarray(group_ids, object)
+    if given.shape != user.shape:
+        raise ValueError(f"group_ids has the shape {list(given.shape)} for {len(user)} examples: give one id for each.")
+    there = ~partition.is_missing(given)
+    ids, found, _ = partition.sorted_ids("group_ids", numbers(np.asarray(given)[there]), int(there.sum()))
+    known = ids != -1 if ids.dtype.kind in "iuf" else np.array([str(one).strip() not in UNKNOWN for one in ids], bool)
+    place = np.full(len(user), -1)
+    place[there] = np.where(known, np.arange(len(ids)), -1)[found]
     of_user = np.zeros(len(distinct), int)
     of_user[user] = place
     wrong = np.flatnonzero(of_user[user] != place)
     if len(wrong):
         here = user[wrong[0]]
+        both = ["unknown" if one < 0 else str(ids[one]) for one in (place[wrong[0]], of_user[here])]
         raise ValueError(
-            f"user {distinct[here]} is in the groups {ids[place[wrong[0]]]} and {ids[of_user[here]]}: a client has one "
-            "group; correct group_ids."
+            f"the group of user {distinct[here]} is {both[0]} in some rows and {both[1]} in others: a client has one "
+            "group, so give all its rows the same."
         )
-    known = np.array([str(one) not in UNKNOWN for one in ids])
-    present = [one for one in np.unique(of_user[eligible]) if known[one]]
-    number = np.full(len(ids), -1, np.int32)
+    present = np.unique(of_user[eligible][of_user[eligible] >= 0])
+    number = np.full(len(ids) + 1, -1, np.int32)  # the last is that of unknown groups
     number[present] = np.arange(len(present))
     return number[of_user[eligible]], tuple(str(ids[one]) for one in present)

@@ -13,7 +13,7 @@ from fedjax_cluster.algorithms.cfl import parameter_tree as trees
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis, shared_legend
 from fedjax_cluster.report.histories import chosen_metric, column_label
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.similarity_matrix import similarity_matrix
 from fedjax_cluster.types import FinishedRun
@@ -170,7 +170,7 @@ def _node_text(node: trees.Node, group: Any | None, names: Sequence[str]) -> str
     lines = [head, f"{count} client{'' if count == 1 else 's'}"]
     known = [] if group is None else [int(value) for value in np.unique(np.asarray(group)[node.clients]) if value >= 0]
     if known and names:
-        lines.append(", ".join([group_name(value, names) for value in known[:2]] + ["…"] * (len(known) > 2)))
+        lines.append(", ".join([group_label(value, names) for value in known[:2]] + ["…"] * (len(known) > 2)))
     elif known:
         lines.append(f"group{'' if len(known) == 1 else 's'} {', '.join(map(str, known))}")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from fedjax_cluster.clustering.linkage import LINKAGES
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import shared_legend
-from fedjax_cluster.report.names import group_name
+from fedjax_cluster.report.names import group_label
 from fedjax_cluster.report.shown_clients import shown_clients
 from fedjax_cluster.report.similarity_matrix import blocks_of, check_matrix, heat_map, without_diagonal
 from fedjax_cluster.types import FinishedRun
@@ -94,7 +94,7 @@ def dissimilarity_matrices(
             figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=30, label=unit)
             if group is not None and len(blocks.values) <= MOST_NAMED_GROUPS:
                 axes.set_xticks([])
-                axes.set_yticks(blocks.middles, [group_name(value, group_names) for value in blocks.values])
+                axes.set_yticks(blocks.middles, [group_label(value, group_names) for value in blocks.values])
                 axes.tick_params(axis="y", length=0)
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -204,7 +204,7 @@ def dendrogram(
             for place, client in enumerate(drawing["leaves"]):
                 color = colors[int(np.asarray(group)[client])]
                 axes.axvspan(place - 0.5, place + 0.5, 0.012, 0.062, color=color, linewidth=0)
-            handles = [Patch(color=color, label=group_name(value, group_names)) for value, color in colors.items()]
+            handles = [Patch(color=color, label=group_label(value, group_names)) for value, color in colors.items()]
         if threshold is not None:
             text = f"cut at {threshold:.3g}{'°' if 'degrees' in label else ''}"
             cut = {"color": "black", "linestyle": style.DASHED, "linewidth": 0.9, "label": text}
