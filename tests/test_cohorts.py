@@ -53,7 +53,7 @@ def test_each_client_and_each_pair_is_drawn_alike_often():
     assert np.abs(count - 4000 * share).max() < 5 * np.sqrt(4000 * share)
     assert abs(count.var() / (4000 * share * (1 - share)) - 1) < 0.2
     pairs = (drawn[:, 1:] & drawn[:, :-1]).sum()
-    expected = 1500 * (clients - 1) * share * (wanted - 1) / (clients - 1)
+    expected = 4000 * (clients - 1) * share * (wanted - 1) / (clients - 1)
     assert abs(pairs - expected) < 5 * np.sqrt(expected)
 
 
