@@ -23,6 +23,7 @@ from fedjax_cluster.types import Event, FinishedRun
 
 Averages = dict[int, tuple[list[float], list[float]]]  # cluster -> rounds done, running averages
 MOST_SHOWN = 4  # splits
+BEYOND = 1.25  # times the last of which P's change is shown
 ON_CIFAR10 = changed(BASE, dataset="cifar10", rounds=LONG, eval_every=LONG // 100, **ESTIMATORS[CONSTANT])
 # Long enough for a split by the estimator that needs the fewest rounds.
 SHORT = {"dataset": "mnist", "rounds": 800, "eval_every": 20, **ESTIMATORS[CENTRED]}
@@ -68,8 +69,15 @@ def _figures(result: SimulationResult) -> dict[str, float]:
 def _splits(result: FinishedRun, averages: Averages) -> Figures:
     """The clients at each of the first splits, P's change over the rounds, and the clusters' classes."""
     clouds, rounds = split_clouds(result.events), [event.round + 1 for event in result.events]
+    # Once there is no room for more clusters, an average that has come to rest only begins anew.
+    last = BEYOND * max(rounds, default=int(result.history["round"][-1]) + 1)
+    shown = {}
+    for cluster, (numbers, values) in averages.items():
+        kept = sum(number <= last for number in numbers)
+        if kept:
+            shown[cluster] = numbers[:kept], values[:kept]
     drawn = {
-        "convergence": pictures.convergence(averages, result.algorithm.tolerance, rounds),
+        "convergence": pictures.convergence(shown, result.algorithm.tolerance, rounds),
         "classes": pictures.figures(result)["class_distributions"],
     }
     if not clouds:

@@ -50,7 +50,7 @@ def test_convergence_has_a_line_per_cluster(check_layout):
     figure = fedgwc.convergence(averages, 1e-5, (120, 200))
     check_layout(figure)
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(texts) == {"Cluster 0", "Cluster 2", "Tolerance $\\epsilon$", "Split"}
+    assert set(texts) == {"Cluster 0", "Cluster 2", "Tolerance $\\epsilon$", "Split or refused"}
     assert figure.axes[0].get_yscale() == "log"
 
 

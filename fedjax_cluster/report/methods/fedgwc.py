@@ -185,7 +185,7 @@ def convergence(
             axes.plot(rounds, values, label=f"Cluster {cluster}", markevery=marked, **look)
         axes.axhline(tolerance, label=r"Tolerance $\epsilon$", **style.GUIDE)
         for place, test in enumerate(tests):
-            axes.axvline(test, label="_" if place else "Split", **{**style.GUIDE, "linestyle": ":"})
+            axes.axvline(test, label="_" if place else "Split or refused", **{**style.GUIDE, "linestyle": ":"})
         axes.set_yscale("log")
         round_axis(axes)
         axes.set_ylabel("Mean squared change of $P$")
