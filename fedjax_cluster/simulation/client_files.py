@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ Table = dict[str, np.ndarray]
 
 
 def write_clients(
-    path: pathlib.Path, columns: Mapping[str, np.ndarray], chunks: Iterable[tuple[np.ndarray, Mapping[str, np.ndarray]]]
+    path: pathlib.Path,
+    columns: Mapping[str, np.ndarray],
+    chunks: Iterable[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+    group_names: Sequence[str] = (),
 ) -> pathlib.Path:
     """Writes clients to a `.csv` or `.parquet` file, which is there once it is whole.
 
@@ -25,6 +28,7 @@ def write_clients(
       path: where.
       columns: of all M clients, arrays [M].
       chunks: numbers i64[n] and metrics f32[n] of some clients at a time; numbers beyond M are left out.
+      group_names: what the numbers of the column `group` are called; nothing where one has no name.
 
     Raises:
       ValueError: another kind of file.
@@ -45,7 +49,11 @@ def write_clients(
             there = numbers < clients
             numbers = numbers[there]
             figures = {name: value[there] for name, value in metrics.items() if name != NOT_FINITE}
-            write({"client": numbers, **{name: value[numbers] for name, value in columns.items()}, **figures})
+            found = {"client": numbers, **{name: value[numbers] for name, value in columns.items()}}
+            if "group" in found and group_names:
+                named = (found["group"] >= 0) & (found["group"] < len(group_names))
+                found["group_name"] = np.array([*group_names, ""])[np.where(named, found["group"], len(group_names))]
+            write({**found, **figures})
     return path
 
 

@@ -150,25 +150,16 @@ class SimulationResult:
         chunks = self._evaluated() if stored(self.federation) else [(np.arange(len(self.labels)), self._figures)]
         columns = {
             **({} if self.user_ids is None else {"user": np.asarray(self.user_ids)}),
-            **self._groups(),
+            **({} if self.federation.group is None else {"group": np.asarray(self.federation.group)}),
             "cluster": self.labels,
             "train_examples": np.asarray(train.num_examples),
             "test_examples": np.asarray(test.num_examples),
         }
         if parallel.is_first():
-            return write_clients(path, columns, chunks)
+            return write_clients(path, columns, chunks, self.federation.info.group_names)
         for _ in chunks:  # in which the first needs this process
             pass
         return path
-
-    def _groups(self) -> dict[str, np.ndarray]:
-        """The clients' true groups, and what they are called; −1 and nothing where unknown."""
-        group, names = self.federation.group, self.federation.info.group_names
-        if group is None:
-            return {}
-        group = np.asarray(group)
-        place = np.where((group >= 0) & (group < len(names)), group, len(names))
-        return {"group": group, **({"group_name": np.array([*names, ""])[place]} if names else {})}
 
     @property
     def assignments(self) -> Assignments:
