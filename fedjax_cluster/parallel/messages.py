@@ -25,7 +25,7 @@ def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int
         ends = np.cumsum([words[i].shape[1] for i in short])[:-1].tolist()
         joined = collective(jnp.concatenate([words[i] for i in short], axis=1))
         sent |= dict(zip(short, jnp.split(joined, ends, axis=1), strict=True))
-    return [_from_words(sent[i], leaf) if i in sent else collective(leaf) for i, leaf in enumerate(leaves)]
+    return [_from_words(sent[i], leaf) if i in sent else _alone(collective, leaf) for i, leaf in enumerate(leaves)]
 
 
 def in_turns(
@@ -67,6 +67,15 @@ def _width(leaf: Array) -> int | None:
     if leaf.dtype in (jnp.bool_, jnp.float32, jnp.int32, jnp.uint32):
         return count
     return count // 4 if leaf.dtype == jnp.uint8 and count % 4 == 0 else None
+
+
+def _alone(collective: Callable[[Array], Array], leaf: Array) -> Array:
+    """A leaf that is not sent as words: as whole numbers, since -0.0 and 0.0 add up to 0.0."""
+    numbers = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf  # there is nothing in it
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        numbers = lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+    sent = collective(numbers)
+    return sent.astype(bool) if leaf.dtype == jnp.bool_ else lax.bitcast_convert_type(sent, leaf.dtype)
 
 
 def _words(leaf: Array) -> Array:

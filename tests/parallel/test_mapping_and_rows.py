@@ -168,8 +168,10 @@ MIXED = {
     "labels": np.asarray([[-1, 2], [3, -4], [0, 0], [7, 8]], np.int32),
     "bytes": np.arange(32, dtype=np.uint8).reshape(4, 2, 4),
     "odd": np.arange(12, dtype=np.uint8).reshape(4, 3),
-    "half": np.arange(4, dtype=np.float16),
+    "half": np.asarray([1.5, -0.0, np.nan, 0.0], np.float16),
+    "brain": np.asarray([[-0.0, 1.5, np.nan]] * 4, jnp.bfloat16),
     "empty": np.zeros((4, 0), np.float32),
+    "no flags": np.zeros((4, 0), bool),
     "long": np.arange(4 * 2000, dtype=np.float32).reshape(4, 2000),
 }
 
@@ -192,7 +194,7 @@ def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
     assert bits(found) == bits(expected)
     # One message for all that is short, one for each of the others that hold something.
     sums = re.findall(r" reduce-scatter\(", gathered.lower(cohort, rows).compile().as_text())
-    assert len(sums) == 1 + len(("odd", "half", "long"))
+    assert len(sums) == 1 + len(("odd", "half", "brain", "long"))
 
 
 @pytest.mark.parametrize("index", [[2, 1, 3, 4, 4, 4], [4, 4, 4, 0, 4, 4], [3, 4, 1, 4, 4, 2], [4] * 6])
