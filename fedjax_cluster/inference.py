@@ -93,7 +93,7 @@ def full_gradient(model: Model, variables: Variables, data: ClientData, *, chunk
     def add(total: PyTree, piece: tuple[Array, Array], fresh: Array, start: Array) -> PyTree:
         return jax.tree.map(jnp.add, total, jax.grad(loss)(variables.params, piece, fresh))
 
-    zeros = jax.tree.map(jnp.zeros_like, variables.params)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables.params)
     total = walk_rows(add, zeros, (data.x, data.y), data.num_examples, chunk=chunk)
     count = jnp.maximum(data.num_examples, 1).astype(jnp.float32)
     return jax.tree.map(lambda leaf: leaf / count, total)

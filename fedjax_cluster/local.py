@@ -286,7 +286,10 @@ class sgd(Options):
         """What an honest client sends."""
         keys, method = jax.random.split(rng_key), self.optimizer_at(round)
         start = variables.params
-        optimizer = method.init(start) if optimizer is None else optimizer
+        if optimizer is None:
+            # Of a model that all clients share, copies: zeros in the place of arrays that lie on several devices are
+            # refused within one of them.
+            optimizer = method.init(jax.tree.map(jnp.copy, start))
         anchor = start if anchor is None else anchor
 
         def step(number, params, stats, optimizer_state, known=None):

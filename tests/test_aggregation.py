@@ -58,6 +58,7 @@ def flat(value):
     return np.concatenate([np.asarray(value["delta"][name]).reshape(SLOTS, -1) for name in "ab"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @settings(max_examples=25)
 @given(
@@ -92,6 +93,7 @@ def test_the_oracles_agree_with_others():
         assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [aggregation.median(), aggregation.multi_krum(byzantine=1), aggregation.bulyan(byzantine=1)], ids=str
 )
@@ -149,6 +151,7 @@ def test_clients_are_chosen_one_after_the_other_among_those_that_are_left(byzant
     assert not np.asarray(found)[slot == 3].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "byzantine" in rule.__dataclass_fields__], ids=str)
 @pytest.mark.parametrize("size", [3e18, 1e25, 3e37])
 def test_nobody_is_chosen_for_what_has_no_square(rule, size):
@@ -171,6 +174,7 @@ def test_statistics_follow_the_clients_that_were_chosen():
     np.testing.assert_allclose(clipped, np.average(np.arange(ROWS), weights=sent.weight), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "cfl"])
 def test_a_median_is_kept_for_its_own_clusters_by_the_round(name):
     """The ways that contributions are kept: by the loop over clients, and by CFL, which has them all."""

@@ -34,6 +34,7 @@ def mistake(capsys, *words):
     return captured.err
 
 
+@pytest.mark.slow
 def test_the_main_job_reaches_its_figures():
     """README's first command: CFL-GP on digits, 16 clients, 4 rotations, 200 rounds."""
     done = subprocess.run([*MAIN, "run"], capture_output=True, text=True, timeout=300)
@@ -152,6 +153,7 @@ def test_an_unwritable_run_directory_is_refused(capsys, tmp_path):
     assert "cannot write" in mistake(capsys, "run", "--run-dir", str(tmp_path / "file" / "run"))
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_configuration_is_refused(capsys):
     words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]
     assert cli.main(words) == 0
@@ -164,6 +166,7 @@ def test_a_directory_of_another_configuration_is_refused(capsys):
     assert "has 2 rounds already" in mistake(capsys, *words[:5], "1", *words[6:])
 
 
+@pytest.mark.slow
 def test_resume_extends(capsys, monkeypatch):
     assert cli.main(["run", "fedavg", "--clients", "4", "--rounds", "2", "--run-dir", "own"]) == 0
     assert cli.main(["resume", "own", "--rounds", "3"]) == 0
@@ -254,6 +257,7 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
     assert "training loss  not finite: the run has diverged" in shown.out
 
 
+@pytest.mark.slow
 def test_clients_join_and_leave_and_resume_knows_it(capsys):
     words = "run fedavg --clients 5 --rounds 2 --run-dir own --join 1:3 --join 2:4 --leave 2:0"
     assert cli.main(words.split()) == 0
@@ -266,6 +270,7 @@ def test_clients_join_and_leave_and_resume_knows_it(capsys):
     assert cli.main(["report", "own"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_do_what_it_is_for_says_so_first(capsys):
     words = "run fedgwc --clients 6 --clusters 2 --rounds 1 --participation 1 --model linear --run-dir own"
     assert cli.main(words.split()) == 0
@@ -350,6 +355,7 @@ def files():
     return {path: path.stat().st_mtime_ns for path in pathlib.Path().rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", str(tmp_path / "kept"))
     words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "linear", "--run-dir", "own"]

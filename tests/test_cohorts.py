@@ -31,6 +31,7 @@ def present(*, last=CLIENTS, holes=False):
     return there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [present(), present(holes=True), present(last=60), present(last=3), present(last=1)])
 def test_as_many_of_those_present_are_drawn_as_are_wanted(there):
     draw = jax.jit(lambda key, there: cohorts.uniform(key, there, SIZE / CLIENTS))
@@ -57,6 +58,7 @@ def test_each_client_and_each_pair_is_drawn_alike_often():
     assert abs(pairs - expected) < 5 * np.sqrt(expected)
 
 
+@pytest.mark.slow
 def test_absent_rows_after_the_last_client_change_nothing():
     key, more = jax.random.key(3), jnp.pad(jnp.asarray(present()), (0, 200))
     np.testing.assert_array_equal(
@@ -65,6 +67,7 @@ def test_absent_rows_after_the_last_client_change_nothing():
     )
 
 
+@pytest.mark.slow
 def test_a_draw_side_by_side_is_that_of_each_alone():
     keys = jax.random.split(jax.random.key(1), 6)
     draw = jax.jit(lambda key: cohorts.uniform(key, jnp.asarray(present(holes=True)), SIZE / CLIENTS))
@@ -94,6 +97,7 @@ def test_a_cohort_of_everybody_stays_in_place():
 LABEL = np.where(np.arange(CLIENTS) < 990, np.where(np.arange(CLIENTS) % 200 == 7, 2, np.arange(CLIENTS) % 2), -1)
 
 
+@pytest.mark.slow
 def test_each_cluster_has_as_many_as_it_wants_and_the_first_before_others():
     """Cluster 2 has five clients, so few that chance alone does not bring all of them."""
     first = jnp.asarray([0, 2, 4, 7, 9, 11, 995]), jnp.asarray([2, 9, 0])
@@ -105,6 +109,7 @@ def test_each_cluster_has_as_many_as_it_wants_and_the_first_before_others():
         assert np.isin([9, 11], drawn).all()
 
 
+@pytest.mark.slow
 def test_clients_seen_seldom_come_before_others(monkeypatch):
     """A first client of a cluster is drawn ∝ 1/(1 + times seen); of more, within 5 σ of the draw by Gumbel noise."""
     seen = jnp.asarray(np.random.default_rng(0).integers(1, 5, CLIENTS).astype(np.float32))
@@ -129,6 +134,7 @@ def test_clients_seen_seldom_come_before_others(monkeypatch):
     assert (np.abs(of_many - of_few) < 5 * np.sqrt(of_few)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 32])
 def test_who_never_comes_is_searched_for(turns, monkeypatch):
     monkeypatch.setattr(cohorts, "MOST_TURNS", turns)

@@ -92,6 +92,7 @@ def test_help_has_groups_and_the_real_defaults(capsys):
     assert "(default: rotated: 0 90 180 270; linear-regression: none)" in entries["scenario-angles"]
 
 
+@pytest.mark.slow
 def test_clusters_are_explained_as_far_as_the_methods_take_them(capsys):
     """--clusters auto was offered with every method, of which all but one refuse it."""
     needs, finds = "the number of the scenario's groups", "the largest K where it finds"
@@ -124,6 +125,7 @@ def test_compare_says_what_it_compares(capsys):
     assert "epsilon-1" in helped(capsys, "compare", "--all", "--help-all")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "run ifca", "compare cfl-gp ifca", "resume", "reproduce"])
 def test_help_names_the_flags(command, capsys):
     with pytest.raises(SystemExit) as stop:

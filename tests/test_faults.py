@@ -86,6 +86,7 @@ def test_marks_go_where_the_rows_go():
     assert len(y) == len(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "factor"),
     [(faults.sign_flip(scale=3), -3.0), (faults.scaled(factor=50), 50.0), (faults.colluders(scale=-2), -2.0)],
@@ -98,12 +99,14 @@ def test_the_faulty_send_their_change_many_times_and_the_honest_as_it_is(fault, 
     chex.assert_trees_all_equal(fault.sent(jax.random.key(0), plain, jnp.asarray(False)), plain)
 
 
+@pytest.mark.slow
 def test_local_training_gives_what_the_fault_makes_of_it_where_a_client_is_marked():
     spoilt, plain = sent_by(faults.sign_flip(scale=3), True)
     chex.assert_trees_all_close(spoilt.delta, jax.tree.map(lambda leaf: -3 * leaf, plain.delta), rtol=1e-6)
     chex.assert_trees_all_equal(*sent_by(faults.sign_flip(scale=3), False))
 
 
+@pytest.mark.slow
 def test_stragglers_send_what_fewer_steps_gave():
     spoilt, _ = sent_by(faults.stragglers(steps=2), True)
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[3]), blobs().train)
@@ -181,6 +184,7 @@ def test_a_group_divides_itself_by_what_some_of_its_members_show():
     assert faults.schism(1.0, group=1).drawn(federation, 0).tolist() == (federation.group == 1).tolist()
 
 
+@pytest.mark.slow
 def test_infiltrators_are_not_there_until_they_join_the_cluster_that_they_pass_for():
     method = REGISTRY["pacfl"](MODEL, clusters=3, local=LOCAL, threshold=9.0)
     run = {"rounds": 4, "eval_every": 4, "mapping": ONE, "progress": False}
@@ -222,6 +226,7 @@ def test_figures_of_the_honest_leave_the_others_out():
     assert np.isnan(nowhere["adjusted_rand_index_honest"])
 
 
+@pytest.mark.slow
 def test_a_run_tells_who_is_faulty_and_goes_on_only_with_the_same_fault(tmp_path):
     method = fedavg(MODEL, local=LOCAL)
     run = {"eval_every": 2, "mapping": ONE, "progress": False}

@@ -23,6 +23,7 @@ def test_dataset_loss_is_the_mean_over_all_rows(valid):
     assert float(inference.dataset_loss(model, start, data, chunk=6)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("valid", [20, 7, 1])
 def test_the_full_gradient_is_that_of_the_mean_loss(valid):
     federation, model = blobs(clients=1, groups=1, ragged=False), nn.linear()
@@ -37,6 +38,7 @@ def test_the_full_gradient_is_that_of_the_mean_loss(valid):
     chex.assert_trees_all_close(found, jax.grad(loss)(start.params), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 8, 19])
 @pytest.mark.parametrize("models", [1, 3])
 def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
@@ -50,6 +52,7 @@ def test_predictions_in_pieces_are_those_of_one_pass(monkeypatch, rows, models):
     np.testing.assert_allclose(inference.mixed_predictions(*arguments), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [jnp.nan, jnp.inf])
 def test_predictions_that_are_not_finite_have_no_figures(broken):
     """The largest of NaNs is the first: such a model would be right wherever the first class is."""
@@ -61,6 +64,7 @@ def test_predictions_that_are_not_finite_have_no_figures(broken):
     assert all(np.isnan(value) for value in all_rows.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "outputs"), [("cross_entropy", 3), ("mse", 1)])
 def test_a_model_that_diverged_scores_below_any_other(loss, outputs):
     """CFL would else never take a part back to its parent's model: minus a loss, 0 is the best there is."""

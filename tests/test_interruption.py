@@ -139,6 +139,7 @@ def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.usefixtures("in_an_empty_directory")
 def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):

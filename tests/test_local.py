@@ -31,6 +31,7 @@ def test_shuffled_rows_is_a_permutation(num_rows, seed):
     assert sorted(np.asarray(rows)[:num_rows].tolist()) == list(range(num_rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [5, 7])
 def test_shuffled_rows_is_uniform(num_rows):
     """Every row is equally likely at every place, and every pair at every pair of places (χ², 1 in 10⁴)."""
@@ -48,6 +49,7 @@ def test_shuffled_rows_starts_anywhere():
     np.testing.assert_array_equal(local.shuffled_rows(KEY, 30, 10, 50), whole[30:40])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("valid", [20, 13, 4, 1])
 def test_an_epoch_visits_every_example_once(valid):
     data = client(valid=valid)
@@ -64,6 +66,7 @@ def test_an_epoch_visits_every_example_once(valid):
     assert valid < 5 or not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 4])
 def test_full_batch_steps_equal_numpy(steps):
     data = client(valid=15)
@@ -92,6 +95,7 @@ def test_a_single_step_of_rate_one_is_minus_the_gradient_to_full_precision():
         np.testing.assert_allclose(ours, -expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch_size", "valid", "expected"),
     [(5, 20, 8), (5, 9, 4), (5, 3, 2), (5, 0, 0), (1, 20, 40), (1, 3, 6), (20, 9, 2)],
@@ -136,6 +140,7 @@ def test_the_proximal_anchor_is_the_start_and_not_the_current_model():
     assert float(optax.tree.norm(near)) < 0.5 * float(optax.tree.norm(plain))
 
 
+@pytest.mark.slow
 def test_any_optax_optimiser():
     own = local.sgd(optax.adam(0.01), batch_size=5, steps=6)
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
@@ -144,6 +149,7 @@ def test_any_optax_optimiser():
     assert 0.01 < largest <= 0.06 + 1e-6
 
 
+@pytest.mark.slow
 def test_first_loss_is_that_of_the_first_step():
     data, model = client(), nn.linear()
     own = local.sgd(0.1, batch_size=5, steps=3)
@@ -153,6 +159,7 @@ def test_first_loss_is_that_of_the_first_step():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_known_first_gradient_changes_nothing(steps):
     data, model = client(valid=13), nn.linear()

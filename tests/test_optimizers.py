@@ -34,6 +34,7 @@ def rounds_of_numpy(start, clients, rates, steps=2):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "rates"),
     [
@@ -79,6 +80,7 @@ def test_a_schedule_without_a_round_is_refused():
         own.run(jax.random.key(0), MODEL, start, client)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_with_its_rate(tmp_path):
     federation, algorithm = blobs(), training(halving())
     whole = simulate(algorithm, federation, rounds=4, run_dir=tmp_path / "whole")
@@ -107,6 +109,7 @@ def test_equal_schedules_are_one_program_and_one_run():
     assert one != another
 
 
+@pytest.mark.slow
 def test_named_optimisers_are_told_apart_by_name_and_numbers(tmp_path):
     """config.json said "optax" for both, and a run of one was taken up with the other."""
     one, another = (training(optimizers.named("sgd", learning_rate=rate, momentum=0.9)) for rate in (0.1, 0.2))
@@ -187,6 +190,7 @@ def test_mistakes_are_named(make, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_equal_clients_on_devices_have_the_rounds_rate():
     """The round's number is shared by all devices."""
     federation, algorithm = blobs(), training(halving())

@@ -28,6 +28,7 @@ def nearest_mean(column, centre, number):
     return np.mean(np.float64(order[:number]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_columns_of_any_values(data):
@@ -59,6 +60,7 @@ def test_columns_of_any_values(data):
             np.testing.assert_allclose(near[cluster, column], expected, rtol=1e-5, atol=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("columns", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
 def test_blocks_and_devices_divide_the_columns(columns, devices):

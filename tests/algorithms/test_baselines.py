@@ -75,6 +75,7 @@ def test_local_only_trains_everyone_alone(momentum):
     assert_models_equal(ours, expected)
 
 
+@pytest.mark.slow
 def test_local_only_predicts_with_the_clients_own_model():
     federation = blobs(clients=6)
     result = simulate(local_only(MODEL, local=OWN), federation, rounds=2)
@@ -101,6 +102,7 @@ def test_fesem_is_kmeans_on_models(layers, part):
     assert_models_equal(models_of(state), centres)
 
 
+@pytest.mark.slow
 def test_fesem_may_start_from_models_of_clients():
     """Centres are trained models of three clients; drawn from three groups they are found at once."""
     federation, clients = blobs(clients=9, groups=3, ragged=False, seed=3), slice(None, 9)

@@ -54,6 +54,7 @@ OPTIONS = {
 # ------------------------------------------------------------------------------------------ FedGWC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow("paper"), "counted"])
 def test_fedgwc_by_everybody_is_the_exact_one(name):
     """The same cohorts, columns, averages and splits: nothing but the form of the state differs."""
@@ -75,6 +76,7 @@ def test_fedgwc_by_everybody_is_the_exact_one(name):
         np.testing.assert_allclose(one.content["affinity"], other.content["affinity"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper", slow("counted"), "unheard"])
 def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
     federation, options = hard_and_easy(24 if name == "unheard" else 12), OPTIONS[name]
@@ -125,6 +127,7 @@ def test_fedgwc_by_some_is_algorithm_2_on_their_columns(name):
     assert len({tuple(sorted(set(turn.clients) & set(chosen.tolist()))) for turn in played[: events[0]]}) > 1
 
 
+@pytest.mark.slow
 def test_a_round_by_landmarks_copies_no_clients_rows():
     """Written twice, all memberships were copied in every round: with ten million clients 0.056 s in place of 0.036."""
     shape = fc.PopulationShape(4096, 4, blobs().info, "float32")
@@ -136,6 +139,7 @@ def test_a_round_by_landmarks_copies_no_clients_rows():
     assert not re.findall(r"= f32\[4096,[37]\]\S* copy\(", text)
 
 
+@pytest.mark.slow
 def test_some_of_each_cluster_are_drawn_before_all_others():
     label, size = jnp.asarray([0] * 6 + [1] * 5 + [-1]), jnp.asarray([3, 2])
     some, most = jnp.asarray([1, 4, 7, 11]), jnp.asarray([1, 1])
@@ -195,6 +199,7 @@ def test_flag_by_everybody_is_the_exact_one():
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["average", slow("single"), slow("complete")])
 def test_flag_by_some_merges_them_and_others_join_the_nearest(method):
     federation = lines(15)
@@ -302,6 +307,7 @@ def test_without_landmarks_configurations_are_those_of_before():
     assert by_landmarks("fedgwc") != dataclasses.replace(by_landmarks("fedgwc"), landmarks=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cfl", "fedgwc", "flag", "pacfl", "cfl_gp"])
 def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypatch):
     monkeypatch.setattr(rounds_of.parallel, "memory_left", lambda: 300.0)
@@ -331,6 +337,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
             few.init(run_keys(0).initialization, population)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build_it", "message"),
     [

@@ -67,10 +67,15 @@ def labels(state):
         pytest.param(
             {"weighting": "examples", "server": optax.sgd(1.0, momentum=0.5), "clusters": 2}, marks=pytest.mark.slow
         ),
-        {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5},
+        pytest.param(
+            {"similarity_of": "gradients", "epsilon_1": 0.5, "epsilon_2": 0.5, "gamma_max": 0.5}, marks=pytest.mark.slow
+        ),
         pytest.param({"local": MOMENTUM, "gamma_max": 0.5}, marks=pytest.mark.slow),
         pytest.param({"local": MOMENTUM, "gamma_max": 0.5, "keep_optimizer": True}, marks=pytest.mark.slow),
-        {"epsilon_1": None, "epsilon_2": None, "near": 0.5, "far": 0.1, "gamma_max": 0.5, "weighting": "examples"},
+        pytest.param(
+            {"epsilon_1": None, "epsilon_2": None, "near": 0.5, "far": 0.1, "gamma_max": 0.5, "weighting": "examples"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_it_is_algorithm_5(options):
@@ -112,6 +117,7 @@ def test_it_is_algorithm_5(options):
             np.testing.assert_allclose(ours, part, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_kept_optimizers_are_the_clients_own_in_cohorts_on_any_devices_and_new_for_newcomers():
     federation = blobs(clients=12, groups=3)
     algorithm = build(local=MOMENTUM, keep_optimizer=True, participation=0.5, gamma_max=0.5)
@@ -148,6 +154,7 @@ LINEAR = nn.linear()
 REMEMBERING = LINEAR._replace(init=without_rows, apply=latest_row)
 
 
+@pytest.mark.slow
 def test_norms_models_and_statistics_in_cohorts_of_unequal_clients():
     """By examples: the criterion's mean, the models and the statistics, before a split and after."""
     federation, own = uneven(), local.sgd(0.3, batch_size=4, steps=3)
@@ -259,6 +266,7 @@ def test_an_event_holds_the_similarities_and_the_edges():
     assert event["models"].shape == (1, edges.shape[1])
 
 
+@pytest.mark.slow
 def test_a_split_without_a_slot_is_reported_once():
     result = simulate(build(clusters=2, epsilon_2=0.05), blobs(clients=12, groups=3), rounds=ROUNDS, eval_every=ROUNDS)
     refused = [(event.round, slot) for event in result.events for slot in event.content["refused"]]
@@ -271,6 +279,7 @@ def test_a_split_without_a_slot_is_reported_once():
 # ----------------------------------------------------------------------------- partial participation
 
 
+@pytest.mark.slow
 def test_criteria_wait_until_every_member_was_seen():
     algorithm = build(participation=0.5, epsilon_1=1e3, epsilon_2=0.0, first_round=0, clusters=3)
     population, state = start_of(algorithm, blobs(clients=8, groups=2))
@@ -292,6 +301,7 @@ def test_criteria_wait_until_every_member_was_seen():
     assert int(info.num_clients.sum()) == 4
 
 
+@pytest.mark.slow
 def test_a_client_without_finite_update_holds_up_no_split():
     federation = blobs(clients=12, groups=3)
     federation.train.x[0] = np.nan
@@ -308,6 +318,7 @@ def test_a_client_without_finite_update_holds_up_no_split():
 # -------------------------------------------------------------------------------------- falling back
 
 
+@pytest.mark.slow
 def test_a_cluster_that_lost_by_its_split_goes_back_to_the_parents_model():
     """The held-out rows of the new cluster, and they alone, get the labels that the parent's model gives them."""
     algorithm = build(epsilon_1=0.6, fall_back_after=3, held_out=0.3, clusters=2)
@@ -337,6 +348,7 @@ def test_a_cluster_that_lost_by_its_split_goes_back_to_the_parents_model():
     assert info.num_clients.tolist() == [8, 0]
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_not_trained_on():
     federation = blobs(clients=6, groups=2, ragged=False)
     algorithm = build(fall_back_after=50, held_out=0.2)
@@ -355,6 +367,7 @@ def test_held_out_rows_are_not_trained_on():
 # ------------------------------------------------------------------------------------------- privacy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme", ["permutation", *(pytest.param(s, marks=pytest.mark.slow) for s in ("hadamard", "householder"))]
 )

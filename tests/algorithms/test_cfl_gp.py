@@ -34,6 +34,7 @@ def labels(state):
     return labels_of(state.clients.membership).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [8, 9, 11])
 def test_clients_start_in_equal_groups(clients):
     present = jnp.arange(12) < clients
@@ -73,12 +74,14 @@ def test_random_coordinates_are_those_of_the_whole_profile():
     np.testing.assert_allclose(part.clients.profile, whole[..., coordinates], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_profile_of_chosen_layers():
     chosen = first_profiles(profile_layers=["output/bias"])
     assert chosen.shape[-1] == 3
     np.testing.assert_allclose(chosen, first_profiles()[..., :3], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_truncation_to_no_decimals_stops_all_learning():
     """Table 7, n_d = 0: every entry of the gradient is below 1, so that nothing at all is sent."""
     federation = blobs(clients=9, groups=3)
@@ -97,6 +100,7 @@ def test_truncation_to_no_decimals_stops_all_learning():
     np.testing.assert_allclose(np.asarray(digits) * 100, np.round(np.asarray(digits) * 100), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_beta_one_keeps_the_latest_update_only():
     """F.1's ablation against the cumulative mean: with one cluster both take the same path of models."""
     latest, mean = run(clusters=1, beta=1.0, rounds=4), run(clusters=1, rounds=4)
@@ -105,6 +109,7 @@ def test_beta_one_keeps_the_latest_update_only():
     np.testing.assert_array_equal(latest.clients.updates, mean.clients.updates)
 
 
+@pytest.mark.slow
 def test_shared_layers_are_equal_in_all_clusters_and_own_layers_are_not():
     algorithm = cfl_gp(
         nn.mlp(hidden=(4,)), clusters=3, shared_layers=["!output"], profile_layers=["output"], **GRADIENT
@@ -116,6 +121,7 @@ def test_shared_layers_are_equal_in_all_clusters_and_own_layers_are_not():
     assert not np.allclose(params["output"]["kernel"][0], params["output"]["kernel"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [pytest.param(cfl_gp, marks=pytest.mark.slow), ifca])
 def test_shared_layers_are_sent_once(factory):
     model, federation = nn.mlp(hidden=(4,)), blobs(clients=9, groups=3)
@@ -131,6 +137,7 @@ def test_shared_layers_are_sent_once(factory):
     np.testing.assert_allclose(sent[("!output",)], 9 + (1 - part) * extra, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [cfl_gp, pytest.param(ifca, marks=pytest.mark.slow)])
 def test_shared_layers_weigh_clients_as_clusters_do(factory):
     federation, model = blobs(clients=9, groups=3), nn.mlp(hidden=(4,))
@@ -149,6 +156,7 @@ def test_shared_layers_weigh_clients_as_clusters_do(factory):
     np.testing.assert_allclose(own[0], np.tensordot(examples / examples.sum(), kernel, 1), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_everybody_takes_part_in_clustering_rounds_unless_told_otherwise():
     federation = blobs(clients=9, groups=3)
     for options, expected in (({}, [4, 9, 4, 9, 4, 9]), ({"cluster_cohort": True}, [4] * 6)):
@@ -156,6 +164,7 @@ def test_everybody_takes_part_in_clustering_rounds_unless_told_otherwise():
         assert [int(report.num_clients.sum()) for report in reports] == expected
 
 
+@pytest.mark.slow
 def test_only_the_cohort_changes_cluster_when_only_it_is_clustered():
     algorithm = method(participation=0.4, cluster_cohort=True, every=1)
     federation = blobs(clients=10, groups=2)
@@ -178,6 +187,7 @@ def test_only_the_cohort_changes_cluster_when_only_it_is_clustered():
         state = new
 
 
+@pytest.mark.slow
 def test_a_block_never_filled_does_not_count_as_zero():
     """Two groups told apart by block 0; in block 1 half of each group was never queried."""
     state = run(clusters=2, federation=blobs(clients=8, groups=2))
@@ -204,6 +214,7 @@ def test_a_block_never_filled_does_not_count_as_zero():
     np.testing.assert_allclose(client_features(state, 2)[1], values[:2], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [1e-2, pytest.param(1e-4, marks=pytest.mark.slow)])
 def test_groups_that_differ_little_from_what_all_share_are_found(apart):
     """At 10⁻⁴ of the largest singular value, whose square a Gram matrix in float32 rounds away."""

@@ -36,6 +36,7 @@ def test_cfl_gp_by_everybody_is_the_exact_one(options):
     assert ours.state.server.grams.size == 0
 
 
+@pytest.mark.slow
 def test_cfl_gp_by_some_groups_them_and_others_join_by_the_blocks_that_they_filled():
     federation = blobs(clients=16, groups=3, rows=24, ragged=False)
     algorithm = cfl_gp(
@@ -83,6 +84,7 @@ def sole(**options):
     return cfl_gp(nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=8, steps=3), every=1, **own)
 
 
+@pytest.mark.slow
 def test_cfl_gp_that_keeps_the_landmarks_profiles_alone_groups_others_by_what_they_show():
     federation = blobs(clients=16, groups=3, rows=24, ragged=False)
     algorithm = sole()

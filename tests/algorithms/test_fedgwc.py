@@ -129,6 +129,7 @@ def split_run():
     return algorithm, federation, run(algorithm, federation)
 
 
+@pytest.mark.slow
 def test_a_split_is_an_event_with_its_matrices(split_run):
     _, federation, (result, _) = split_run
     first = result.events[0].content
@@ -143,6 +144,7 @@ def test_a_split_is_an_event_with_its_matrices(split_run):
     assert changed <= len(federation.group) // 2  # the larger child stays
 
 
+@pytest.mark.slow
 def test_clusters_keep_their_cohorts_and_the_sampling_rate(split_run):
     """Eq. 28 and Theorem A.5: ⌈ρ n_k⌉ of each cluster, three at least, all of a smaller one."""
     _, _, (result, found) = split_run
@@ -181,6 +183,7 @@ def test_those_seen_seldom_come_first():
     np.testing.assert_allclose(share, np.asarray([1, 1 / 2, 1 / 4]) / 1.75, atol=0.03)
 
 
+@pytest.mark.slow
 def test_of_very_many_clients_the_same_are_drawn_by_a_search_as_by_sorting_all(monkeypatch):
     rng = np.random.default_rng(0)
     label, seen = jnp.asarray(rng.integers(-1, 3, 600)), jnp.asarray(rng.integers(0, 3, 600), jnp.float32)
@@ -198,6 +201,7 @@ def test_of_very_many_clients_the_same_are_drawn_by_a_search_as_by_sorting_all(m
         np.testing.assert_array_equal(searched.mask, sorted_all.mask)
 
 
+@pytest.mark.slow
 def test_children_inherit_model_and_momentum(split_run):
     algorithm, _, _ = split_run
     state = start_of(algorithm, hard_and_easy())
@@ -228,6 +232,7 @@ def test_children_inherit_model_and_momentum(split_run):
     assert new.server.calm[:2].tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_split_without_free_slots_is_refused_and_reported():
     result, _ = run(build(rate="count", clusters=1), hard_and_easy())
     assert set(result.labels.tolist()) == {0}
@@ -268,6 +273,7 @@ def test_a_newcomer_is_not_drawn_more_often_than_others():
     assert int(meetings.sum()) == 121
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", ["participation", "count"])
 def test_newcomers_are_no_cluster_of_their_own(rate):
     """Rewards are noise; rows of zeros for three newcomers would be the best split of all."""
@@ -315,6 +321,7 @@ def test_a_loss_whose_square_is_infinite_spoils_nothing():
     assert float(meeting.change[1]) == 0.0625
 
 
+@pytest.mark.slow
 def test_a_refused_split_after_another_one_is_harvested_with_its_own_clients():
     algorithm = build(rate="count", clusters=2, max_children=2, smallest=2)
     result, _ = run(algorithm, hard_and_easy(), 200)
@@ -327,6 +334,7 @@ def test_a_refused_split_after_another_one_is_harvested_with_its_own_clients():
     assert 0.0 < refused["average"] < 1e-3
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_clients_were_all_rejected_does_not_come_to_rest():
     federation = hard_and_easy()
     wild = federation.train._replace(x=np.full_like(federation.train.x, 1e30))
@@ -335,6 +343,7 @@ def test_a_cluster_whose_clients_were_all_rejected_does_not_come_to_rest():
     np.testing.assert_array_equal(result.state.server.average, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_released_variant_bears_few_clients(clients):
     algorithm = build(variant="released", max_children=None, participation=1.0, tolerance=10.0)

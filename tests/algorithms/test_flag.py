@@ -41,6 +41,7 @@ def test_matrices_and_clusters_are_algorithm_2():
     assert bool(info.event)
 
 
+@pytest.mark.slow
 def test_training_is_federated_averaging_in_each_cluster():
     algorithm, state, _ = at_threshold()
     federation = lines()
@@ -60,6 +61,7 @@ def test_training_is_federated_averaging_in_each_cluster():
     assert result.history["num_changed"].sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["flag", "pacfl"])
 def test_rounds_of_some_of_the_clients_are_averages_by_examples(method):
     """Catches a participation that is not heeded, and a mean by clients, by default or at all."""
@@ -116,6 +118,7 @@ def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server.matrices, state.clients)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["flag", "pacfl"])
 def test_a_newcomer_joins_the_nearest_cluster(method):
     federation = lines()
@@ -130,6 +133,7 @@ def test_a_newcomer_joins_the_nearest_cluster(method):
         assert labels_of(new.clients.membership).tolist() == labels_of(state.clients.membership).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linkage_name", ["average", "complete"])
 def test_who_could_not_be_measured_disturbs_no_newcomer(linkage_name):
     """Clients 0 and 1 sent infinities; the others come back to where they were, and a third such to the largest."""

@@ -39,9 +39,18 @@ def labels(state):
     ("steps", "options", "oracle"),
     [
         (1, {}, {}),
-        (3, {"similarity_weight": 0.7, "pin": True, "first_round": "random"}, {"weight": 0.7}),
-        (1, {"sign": "printed", "similarity_weight": 0.7}, {"printed": True, "weight": 0.7}),
-        (1, {"similarity": "euclidean", "similarity_weight": 0.9}, {"similarity": "euclidean", "weight": 0.9}),
+        pytest.param(
+            3, {"similarity_weight": 0.7, "pin": True, "first_round": "random"}, {"weight": 0.7}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            1, {"sign": "printed", "similarity_weight": 0.7}, {"printed": True, "weight": 0.7}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            1,
+            {"similarity": "euclidean", "similarity_weight": 0.9},
+            {"similarity": "euclidean", "weight": 0.9},
+            marks=pytest.mark.slow,
+        ),
         (1, {"reduction": "sum", "similarity_weight": 0.95, "pin": True}, {"total": True, "weight": 0.95}),
     ],
 )
@@ -78,6 +87,7 @@ def test_the_rule_is_that_of_the_paper(steps, options, oracle):
     assert_models_equal(models_of(state), expected)
 
 
+@pytest.mark.slow
 def test_cohorts_of_unequal_clients_and_clusters_that_become_empty():
     """Catches a change kept from when somebody was there, and a mean that is not by examples."""
     federation = uneven(seed=1)
@@ -101,6 +111,7 @@ def test_cohorts_of_unequal_clients_and_clusters_that_become_empty():
     assert became_empty
 
 
+@pytest.mark.slow
 def test_without_similarity_it_is_ifca_on_the_mini_batch():
     federation = blobs(clients=9, groups=3)
     ours, our_reports = play(BY_LOSS, federation, 5)
@@ -112,6 +123,7 @@ def test_without_similarity_it_is_ifca_on_the_mini_batch():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_scoring_batch_is_the_stepping_batch():
     """With one cluster the gradient that scores is the only one that steps: any other batch would show."""
     federation = blobs(clients=6)
@@ -121,6 +133,7 @@ def test_the_scoring_batch_is_the_stepping_batch():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
 def test_the_descent_sign_prefers_the_cluster_that_moves_along(similarity):
     gradient = {"a": jnp.asarray([1.0, 0.0]), "b": jnp.asarray([2.0])}
@@ -146,6 +159,7 @@ def test_zero_vectors_are_like_nothing():
         assert float(gradient_loss(MODEL, clusters=2, local=SMALL).likeness(gradient, _unit_rows(moved))) == 0.0
 
 
+@pytest.mark.slow
 def test_the_printed_sign_loses():
     """Two groups, eight draws: the descent sign finds them, the printed one often does not."""
     found = {}
@@ -160,6 +174,7 @@ def test_the_printed_sign_loses():
     assert found["descent"] > 0.95 > 0.85 > found["printed"]
 
 
+@pytest.mark.slow
 def test_pinned_clients_stay_where_nobody_would_go():
     """The last model is so bad that only who is pinned to it trains it, in every cohort."""
     federation = blobs(clients=12)
@@ -181,6 +196,7 @@ def test_pinned_clients_stay_where_nobody_would_go():
         assert np.argmax(state.clients.membership, -1)[client].tolist() == cluster.tolist()
 
 
+@pytest.mark.slow
 def test_the_first_round_may_be_random():
     federation = blobs(clients=40, groups=1)
     drawn, again, by_loss = (
@@ -193,6 +209,7 @@ def test_the_first_round_may_be_random():
     assert labels(play(RANDOM_FIRST, federation, 2)[0]).tolist() != drawn.tolist()
 
 
+@pytest.mark.slow
 def test_costs_count_k_gradients_and_the_changes_for_those_who_missed_a_round():
     federation = blobs(clients=10)
     _, reports = play(gradient_loss(MODEL, clusters=3, local=SMALL), federation, 2)

@@ -32,6 +32,7 @@ def build(name, **options):
 FEW = ("cfl", "fedavg", "flag", "ifca")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )

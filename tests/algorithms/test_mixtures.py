@@ -20,6 +20,7 @@ from tests.turns import drawn_batches, linear_models, turns, uneven
 OWN = local.sgd(0.3, batch_size=4, steps=3)
 
 
+@pytest.mark.slow
 def test_fedem_is_the_papers_algorithm_and_mixes_predictions():
     """In cohorts of unequal clients: who is absent keeps its mixture."""
     federation = uneven()

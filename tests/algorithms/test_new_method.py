@@ -50,6 +50,7 @@ def test_one_without_its_functions_says_which_it_lacks():
 QUICK = ("names_and_order", "32_bits", "selection", "empty_cluster", "personalize", "newcomer_joins", "impossible")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "test",
     [

@@ -41,6 +41,7 @@ def assert_models_equal(ours, theirs):
             np.testing.assert_allclose(part, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedavg_weighs_by_examples(steps):
     federation = blobs()
@@ -85,6 +86,7 @@ def test_cfl_gp_is_algorithm_1_and_4(steps, every):
     np.testing.assert_allclose(ours, profile, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cfl_gp_in_cohorts_of_unequal_clients_with_every_option():
     """Catches a profile of other coordinates or mini-batches than the update's, and a β not the client's own."""
     federation = uneven()
@@ -120,6 +122,7 @@ def test_cfl_gp_in_cohorts_of_unequal_clients_with_every_option():
     assert {1, 2, 3} <= set(updates[:, 0].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ["evaluation", "participation"])
 def test_ifca_in_cohorts_of_unequal_clients_with_every_option(estimate):
     """Catches another mean, who is scored on what, and who is evaluated where: seen long ago, or never."""

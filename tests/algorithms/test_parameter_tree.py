@@ -36,6 +36,7 @@ def client_of(federation, number):
     return jax.tree.map(lambda leaf: leaf[number], federation.train)
 
 
+@pytest.mark.slow
 def test_nodes_are_the_clusters_that_were():
     result, tree = grown()
     assert len(tree.nodes) == 5
@@ -95,6 +96,7 @@ def test_newcomers_take_the_path_of_algorithm_4():
         assert found == result.labels[number % 3]
 
 
+@pytest.mark.slow
 def test_few_coordinates_on_the_edges_are_those_of_the_updates():
     few = simulate(method(edge_coordinates=15), blobs(clients=12, groups=3), rounds=14, eval_every=14)
     whole, tree = grown()

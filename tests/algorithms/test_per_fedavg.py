@@ -92,6 +92,7 @@ def test_personalisation_takes_gradient_steps_from_the_global_model():
     assert mixture.tolist() == [1.0]
 
 
+@pytest.mark.slow
 def test_batches_of_a_step_differ():
     """D, D′ and D″ are successive mini-batches: with D = D′ the first-order step would be another."""
     federation = blobs(clients=1, groups=1, rows=16, ragged=False)
@@ -113,6 +114,7 @@ def test_batches_of_a_step_differ():
     assert seen == [0, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_every_step_has_mini_batches_of_its_own_in_cohorts_of_unequal_clients():
     """Batches 0 and 1 of the first step, 3 and 4 of the second: with others the model would be another."""
     federation = uneven(groups=1)

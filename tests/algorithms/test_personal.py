@@ -58,6 +58,7 @@ def test_ditto_is_its_algorithm(participation):
     assert float(reports[0].costs.models_up) == len(cohorts[0])
 
 
+@pytest.mark.slow
 def test_dittos_pull_is_towards_the_model_of_the_round_and_not_the_clients_own():
     """Without the pull everyone trains alone; with a large one all are near the global model."""
     federation = federation_of()
@@ -69,6 +70,7 @@ def test_dittos_pull_is_towards_the_model_of_the_round_and_not_the_clients_own()
     assert distance[2.0] < 0.5 * distance[0.0]
 
 
+@pytest.mark.slow
 def test_who_never_took_part_in_ditto_has_the_global_model():
     federation = federation_of()
     algorithm = ditto(MODEL, local=OWN, participation=0.5)
@@ -81,6 +83,7 @@ def test_who_never_took_part_in_ditto_has_the_global_model():
         np.testing.assert_allclose(variables.params["output"]["kernel"][0], models[0][0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_dittos_newcomer_begins_with_the_global_model_and_one_who_comes_back_with_its_own():
     federation = federation_of()
     algorithm = ditto(MODEL, local=OWN, participation=0.5)
@@ -116,6 +119,7 @@ def personal_networks(algorithm, state, federation):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "base", "participation"), [(("!output",), (0, 1), 1.0), (("*/kernel",), (0, 2), 0.5)]
 )
@@ -164,6 +168,7 @@ def test_who_never_took_part_in_fedrep_fits_a_head_to_the_representation():
     assert_models_equal([personal_networks(algorithm, state, federation)[other]], [expected])
 
 
+@pytest.mark.slow
 def test_passes_of_the_head_are_of_its_clients_rows():
     """Clients of unequal sizes take unequally many steps, as in the paper's experiments."""
     federation = blobs(clients=CLIENTS)
@@ -184,6 +189,7 @@ class Normed(linen.Module):
         return linen.Dense(3, name="output")(x)
 
 
+@pytest.mark.slow
 def test_a_head_fitted_under_its_statistics_is_tested_with_them():
     """Who never took part had a head of its own under the statistics of the start, which no data have seen."""
     federation = federation_of()
@@ -198,6 +204,7 @@ def test_a_head_fitted_under_its_statistics_is_tested_with_them():
     assert np.abs(found.stats["norm"]["mean"]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fedper, fedrep])
 def test_layers_that_nobody_sends_stay_as_they_began(method):
     """A server's weight decay shrank the layers with which newcomers begin."""
@@ -224,6 +231,7 @@ def test_nothing_shared_is_refused():
         start_of(fedrep(NETWORK, local=OWN, shared_layers=("trunk",)), federation_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_scaffold_is_its_algorithm(control, participation):
@@ -242,6 +250,7 @@ def test_scaffold_is_its_algorithm(control, participation):
     assert float(reports[0].costs.models_up) == float(reports[0].costs.models_down) == 2 * len(cohorts[0])
 
 
+@pytest.mark.slow
 def test_scaffold_of_one_step_and_everyone_is_fedavg():
     """The corrections cancel in the mean."""
     federation, single = federation_of(), local.sgd(RATE, batch_size=None, steps=1)
@@ -250,6 +259,7 @@ def test_scaffold_of_one_step_and_everyone_is_fedavg():
     assert_models_equal(models_of(ours), models_of(theirs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("churn", [(), (Churn(1, leave=(1, 4)),), (Churn(1, leave=(1, 4)), Churn(3, join=(4,)))])
 def test_scaffolds_common_variate_is_the_mean_of_those_who_are_there(churn):
     """Also after some sent nothing, left and came back: what it is beyond their mean would push every step for ever."""
@@ -262,6 +272,7 @@ def test_scaffolds_common_variate_is_the_mean_of_those_who_are_there(churn):
         assert np.abs(expected).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_scaffolds_variates_are_limited_as_its_changes_are():
     """A clipped mean was led away by the control variates of one attacker."""
     rule, fault = aggregation.norm_clipping(norm=0.1), faults.scaled(share=0.1, factor=-1e4)
@@ -278,6 +289,7 @@ def test_scaffold_refuses_steps_that_are_no_multiple_of_a_gradient():
     assert scaffold(MODEL, local=own, control="gradient").control == "gradient"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_pfedme_is_its_algorithm(participation):
     """Off the defaults: three inner steps, a weak pull, and a server that goes more than the whole way."""
@@ -367,6 +379,7 @@ def test_personal_models_beat_the_global_one_where_groups_contradict(build):
     assert ours.summary["accuracy"] > plain.summary["accuracy"] + 0.03
 
 
+@pytest.mark.slow
 def test_a_run_with_personal_models_is_resumed_as_it_was(tmp_path):
     """What is the clients' own is part of the state, as is c."""
     federation, algorithm = federation_of(), scaffold(MODEL, local=OWN, participation=0.5)

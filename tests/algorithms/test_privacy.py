@@ -19,6 +19,7 @@ def matrix(scheme, size, seed=0):
     return np.asarray(jax.jit(jax.vmap(transform.apply))(jnp.eye(size))).T, transform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", [1, 8, 13])
 def test_columns_are_orthonormal_and_the_inverse_is_the_transpose(scheme, size):

@@ -111,6 +111,7 @@ def test_64_bits_change_nothing(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(*runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
 def test_the_server_clusters_where_there_is_a_function_for_it(name):
     """The clients' own choices are none of its clusterings; FLAG and PACFL cluster, and measure it, in `init`."""
@@ -156,6 +157,7 @@ def three_rounds(name, participation):
     return jax.device_get((state.clusters, labels_of(state.clients.membership)[:CLIENTS])), down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "participation"),
     [
@@ -186,6 +188,7 @@ def test_the_round_loop_chunks_and_devices_change_nothing(name, participation):
     assert not all(different)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEWER)
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
 def test_a_client_without_finite_update_is_left_out_and_counted(name, participation):
@@ -222,6 +225,7 @@ class witnessed(faults.Fault):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEWER)
 def test_the_server_asks_its_rule_and_what_clients_send_passes_their_fault(name):
     """Traced, not compiled. What clients keep to themselves passes no fault."""
@@ -255,6 +259,7 @@ def not_finite(name, state):
     return [at for at, leaf in named.items() if at not in reports and not np.isfinite(leaf).all()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEWER)
 @pytest.mark.parametrize("model", ["mlp", pytest.param("linear", marks=pytest.mark.slow)])
 def test_one_clients_enormous_features_spoil_no_state(name, model):
@@ -279,6 +284,7 @@ def test_one_clients_enormous_features_spoil_no_state(name, model):
             assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(state.clusters.params)) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedem", pytest.param("cfl", marks=pytest.mark.slow)])
 def test_a_step_of_the_server_that_is_not_finite_is_not_taken_and_its_clients_count_as_rejected(name):
     _, population, *_ = started(name)
@@ -332,6 +338,7 @@ def test_single_client(name):
     chex.assert_tree_all_finite(state.clusters.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEWER)
 def test_empty_cluster_keeps_its_model(name):
     algorithm, population, state, _ = started(name)
@@ -356,7 +363,7 @@ def test_empty_cluster_keeps_its_model(name):
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[-1], tree) for tree in (ruined, new.clusters.params)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEWER)
 def test_personalize_gives_a_mixture_and_ignores_test_rows(name):
     algorithm, population, state, _ = started(name)
     state, _ = one_step(algorithm, population, state)
@@ -382,6 +389,7 @@ def test_a_newcomer_joins(name):
     np.testing.assert_array_equal(np.asarray(new.clients.membership)[others], np.asarray(absent.membership)[others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
 def test_a_newcomer_with_enormous_features_spoils_no_state(name):
     algorithm, population, state, _ = started(name)

@@ -26,6 +26,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in ("ifca", "pacfl") else pytest.param(name, marks=pytest.mark.slow) for name in SHOWN]
 )

@@ -55,6 +55,7 @@ def farthest_first(trained, data, there, first):
     return kept, drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_each_next_client_is_the_one_that_all_models_suit_least(momentum):
     """Against NumPy. Faults: the nearest or a random client, losses of the last model alone, another's rows; the first
@@ -89,6 +90,7 @@ def test_each_next_client_is_the_one_that_all_models_suit_least(momentum):
     assert (costs.models_up, costs.gradient_evaluations, costs.loss_evaluations) == (8 * ROUNDS, 8 * ROUNDS, 8 * 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [ifca, gradient_loss])
 def test_groups_seldom_go_without_a_model(method):
     """Groups here are only mostly apart; from random models fewer of them find one of their own."""

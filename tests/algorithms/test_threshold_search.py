@@ -30,6 +30,7 @@ from tests.directions import (
 from tests.reference import flag as reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clusters", "said"), [(1, True), (9, False)])
 def test_an_elbow_that_does_not_fit_is_said(clusters, said, caplog):
     algorithm = flag(
@@ -67,6 +68,7 @@ def searched():
     return thresholds, labels, found, effort, calls
 
 
+@pytest.mark.slow
 def test_the_curve_is_algorithm_3():
     """Held-out scores equal those of NumPy's clustered training on the same rows."""
     thresholds, labels, found, _, calls = searched()
@@ -88,6 +90,7 @@ def test_the_curve_is_algorithm_3():
         assert found.accuracy[place_] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_each_distinct_clustering_is_trained_once():
     thresholds, labels, found, effort, calls = searched()
     assert found.num_clusters.tolist() == [1, *(labels[1:].max(1) + 1)]
@@ -141,6 +144,7 @@ def test_axes_of_the_elbow_disagree():
     assert chosen == {"threshold": 4, "clusters": 20, "log-clusters": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 9, 10, 25, 70, 250])
 def test_a_tenth_is_held_out_and_of_few_rows_more(number):
     rows = 250
@@ -153,6 +157,7 @@ def test_a_tenth_is_held_out_and_of_few_rows_more(number):
     assert number < 25 or tested.tolist() != list(range(number))[-len(tested) :]
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_groups():
     algorithm = flag(nn.linear(), clusters=6, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, light_model=LIGHT)
     federation = lines(rows=60, permuted=True)
@@ -164,6 +169,7 @@ def test_the_search_finds_the_groups():
     assert result.history["loss_evaluations"][0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -205,6 +211,7 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch
     np.testing.assert_array_equal(anew.labels, whole.labels)
 
 
+@pytest.mark.slow
 def test_the_search_takes_its_own_epochs_and_axis():
     arguments = {"clusters": 9, "gradient_epochs": 0, "max_vectors": 2, "light_model": LIGHT, "interval": 0.5}
     found = {}

@@ -115,6 +115,7 @@ def test_an_unknown_suite_is_refused():
         bench.run_suites(["local", "velocity"])
 
 
+@pytest.mark.slow
 def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     assert cli.main(["bench", "local", "--smoke", "--output", str(tmp_path)]) == 0

@@ -149,6 +149,7 @@ def test_safe_noise_is_where_the_bounds_meet(noise):
     chex.assert_trees_all_close(fcc.largest_safe_noise(alignment), np.array([[noise]]), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_theorem_1_holds_at_stationary_points(k):
     """Gradients that sum to zero, plus noise of known relative size."""
@@ -205,6 +206,7 @@ def test_two_thousand_clients_against_single_linkage_of_scipy():
     chex.assert_trees_all_equal(_bipartition(similarity).labels == 1, expected != expected[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "gamma", "least", "most"), [(2, 1.5, 1.0, 1.0), (10, 1.1, 0.9, 1.0), (10, 2.2, 0.0, 0.1)]
 )

@@ -94,6 +94,7 @@ def test_affinity_equals_the_definition_on_the_clients_that_count(seed, mask):
     chex.assert_trees_all_close(affinity, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_affinity_keeps_its_digits_among_many_alike_clients():
     """Rows near 0.9 that differ by 1e-3: their squared norms are a million times their distances."""
     rng = np.random.default_rng(0)

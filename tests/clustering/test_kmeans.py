@@ -31,6 +31,7 @@ def _same_partition(a, b):
     return fcc.scores.adjusted_rand_index(a, b) == 1.0
 
 
+@pytest.mark.slow
 def test_finds_the_best_of_all_partitions():
     """Ten restarts miss it now and then among points without any clusters."""
     found = 0
@@ -43,6 +44,7 @@ def test_finds_the_best_of_all_partitions():
     assert found >= 10
 
 
+@pytest.mark.slow
 def test_is_as_good_as_scikit_learn():
     """By the mean of points without clear clusters, on which each misses the best now and then."""
     over = []
@@ -54,6 +56,7 @@ def test_is_as_good_as_scikit_learn():
     assert np.max(over) <= 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("r", [1, 7, 8, 9, 20, 8 * 64 + 1])
 def test_distances_are_the_same_in_groups_of_columns(r):
     points, centers = (np.random.default_rng(r).normal(size=(rows, r)).astype(np.float32) for rows in (11, 3))

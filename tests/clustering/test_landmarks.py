@@ -84,6 +84,7 @@ def test_affinity_to_landmarks_is_its_definition_and_with_all_clients_the_exact_
     assert (found == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("angles", ["smallest", "sum"])
 def test_proximity_to_landmarks_is_its_definition_and_with_all_clients_the_exact_one(angles):
     vectors, counts, updates = sent()
@@ -134,6 +135,7 @@ def errors(of, numbers, seeds=range(4)):
     return [np.mean([of(number, seed) for seed in seeds]) for number in numbers]
 
 
+@pytest.mark.slow
 def test_errors_fall_with_the_number_of_landmarks_and_are_none_with_all():
     """Of W's entries, of clients in another group than their own, and of the singular directions."""
     clients = 96

@@ -41,6 +41,7 @@ def _scipy_tree(distance, linkage):
     return scipy.cluster.hierarchy.linkage(condensed, linkage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_equals_scipy_on_random_matrices(linkage):
     """66 matrices per linkage, with 5 to 60 clients of 60 that count."""

@@ -14,6 +14,7 @@ def _blobs(num_clusters, seed=0, size=60, spread=0.15):
     return (centers[np.arange(size) % num_clusters] + spread * rng.normal(size=(size, 2))).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gap", "elbow", "silhouette"])
 @pytest.mark.parametrize("num_clusters", [2, 4])
 def test_finds_well_separated_clusters(method, num_clusters):

@@ -165,6 +165,7 @@ LABELLING = {
 OF_LABELS = {"adjusted_rand_index", "rand_index", "purity"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_results_have_the_precision_of_what_is_given(name):
     given, expected = EXACT[name]
@@ -178,6 +179,7 @@ def test_results_have_the_precision_of_what_is_given(name):
         np.testing.assert_allclose(ours, exact if not isinstance(exact, tuple) else theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "estimate_num_clusters" else n for n in LABELLING]
 )

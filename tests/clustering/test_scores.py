@@ -36,6 +36,7 @@ def test_agreement_equals_the_definition(name, a, b):
         chex.assert_trees_all_close(actual, AGREEMENT[name](a, b), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [4, 90])
 def test_agreement_of_many_clients_is_counted_where_labels_are_few(labels):
     rng = np.random.default_rng(labels)
@@ -85,6 +86,7 @@ def test_trivial_partitions():
     assert scores.purity(alone, together) == 1.0
 
 
+@pytest.mark.slow
 def test_pairs_of_many_clients_do_not_overflow():
     """100 000 clients have 5·10⁹ pairs, more than int32 holds."""
     rng = np.random.default_rng(0)
@@ -113,6 +115,7 @@ def test_separation_equals_the_definition(name, labels, seed):
         chex.assert_trees_all_close(actual, SEPARATION[name](features, labels), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARATION)
 @settings(max_examples=15, deadline=None)
 @given(labelings, masks, st.integers(0, 10**6))
@@ -145,6 +148,7 @@ def test_separation_of_special_cases():
     chex.assert_trees_all_close(scores.silhouette(features, np.array([0, 1, 2, 2])), 0.5)
 
 
+@pytest.mark.slow
 def test_adjusted_scores_see_sorted_frequencies_only():
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 50, size=(M, 6))

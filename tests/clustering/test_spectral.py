@@ -197,6 +197,7 @@ def test_labels_are_scikit_learns_on_100_block_matrices():
         assert fcc.scores.adjusted_rand_index(labels, expected) == 1.0
 
 
+@pytest.mark.slow
 def test_partitions_are_the_clusterings_one_by_one():
     rng = np.random.default_rng(3)
     affinity, _ = _blocks(rng, 4, (7, 6, 6, 5))

@@ -41,6 +41,7 @@ def test_principal_vectors_span_what_the_svd_does(num_features):
         assert (vectors[3] == 0.0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("examples", "features"), [(300, 120), (120, 300)])
 def test_principal_vectors_of_many_examples_and_features(examples, features):
     """Both are beyond what a whole SVD is taken of; the spectrum falls as that of images does.
@@ -59,6 +60,7 @@ def test_principal_vectors_of_many_examples_and_features(examples, features):
         chex.assert_trees_all_close(np.abs(vectors.T @ right[:, :3]), np.eye(3), atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [90, 700])
 def test_principal_vectors_of_classes_of_any_size(features):
     """A class is gathered into an array that just holds it, has a place left, or has one too few; or is the largest."""
@@ -195,6 +197,7 @@ def test_classwise_angles_ignore_the_basis(seed):
         chex.assert_trees_all_close(fcc.classwise_angles(-vectors, counts, reduction), expected, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimensions", [2, 4, 6])
 def test_angles_of_nearly_parallel_and_orthogonal_subspaces(dimensions):
     """Against SciPy, for matrices that are rotated and such that LAPACK takes; 150 clients make two blocks."""

@@ -31,6 +31,7 @@ def test_a_pair_that_does_not_belong_together_is_taken_for_absent(cache_folder):
     assert cache.read("two") is None
 
 
+@pytest.mark.slow
 def test_writers_and_a_reader_at_once(cache_folder):
     # Two processes write different values under one name; a reader may find nothing, but never a mixture.
     spawn = multiprocessing.get_context("spawn")

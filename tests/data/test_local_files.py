@@ -318,6 +318,7 @@ def command(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_users_run_from_the_command_line_and_a_changed_file_is_another_experiment(command, tmp_path):
     people(tmp_path)
     words = "run fedavg --scenario users --dataset my.npz --rounds 2 --model linear --run-dir own"
@@ -341,6 +342,7 @@ def test_users_run_from_the_command_line_and_a_changed_file_is_another_experimen
     assert "too few for 9 clients" in command(f"{words} --clients 9", 2)
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_with_the_groups_of_a_table(command, tmp_path):
     grouped(tmp_path, "csv")
     columns = "--user-column who --group-column truth"
@@ -354,6 +356,7 @@ def test_clusters_are_compared_with_the_groups_of_a_table(command, tmp_path):
     assert "group_column is" in command(f"run ifca --dataset g.csv {columns.split('who ')[1]} --rounds 2", 2)
 
 
+@pytest.mark.slow
 def test_groups_that_are_not_known_are_none_of_k_and_any_name_can_be_drawn(command, tmp_path):
     names = ["C:$\\new$", "", "between $5 and $10, or Donaudampfschifffahrtsgesellschaft"]
     grouped(tmp_path, "csv", names)

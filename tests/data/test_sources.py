@@ -182,6 +182,7 @@ def test_import_is_quick_and_reading_is_silent(tfds_folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @needs("mnist")
 def test_real_mnist():
     x, y, info = tfds("mnist", "test", data_dir=REAL)
@@ -193,6 +194,7 @@ def test_real_mnist():
     assert x[:, 8:20, 8:20].mean() > 5 * x[:, [0, 1, 26, 27]].mean()
 
 
+@pytest.mark.slow
 @needs("fashion_mnist")
 def test_real_fashion_mnist():
     x, y, info = tfds("fashion-mnist", "test", data_dir=REAL)

@@ -81,6 +81,7 @@ def test_interrupted_it_names_the_comparison_and_either_way_does_the_rest_only(p
     assert ranks == {"FedAvg": 3, "IFCA": 2, "Local only": 1}
 
 
+@pytest.mark.slow
 def test_a_comparison_gets_more_seeds_methods_and_rounds_but_no_other_settings(pretend, capsys):
     assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 0
     pretend.done.clear()
@@ -132,6 +133,7 @@ def test_all_is_every_registered_method(monkeypatch, capsys):
     assert "leave out ifca, or --all" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_real_comparison_reads_back_what_it_did(monkeypatch):
     configs = {"fedavg": CONFIGS["fedavg"]}
     (one,) = comparison.compare(configs, seeds=(0, 1), run_dir="own", failed=print)

@@ -25,6 +25,7 @@ def models(name, state):
     return getattr(found, "params", found)  # a few layers are packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -7,6 +7,7 @@ from fedjax_cluster import cli
 SMALL = ["--clients", "8", "--rows", "4", "--input", "3", "--model", "linear", "--batch-size", "2"]
 
 
+@pytest.mark.slow
 def test_a_population_without_data(capsys):
     assert cli.main(["plan", "fedavg", *SMALL, "--dtype", "float32", "--local-steps", "1"]) == 0
     shown = capsys.readouterr().out

@@ -42,6 +42,7 @@ def runs(monkeypatch):
     return begun
 
 
+@pytest.mark.slow
 def test_killed_and_repeated_it_does_the_missing_runs_only(tmp_path, runs, monkeypatch, capsys):
     whole, _ = reproduce(tiny(), directory=tmp_path / "whole")
     assert runs == [(4, 0), (4, 1), (5, 0), (5, 1)]

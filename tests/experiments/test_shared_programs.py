@@ -39,6 +39,7 @@ def accelerated(monkeypatch):
     monkeypatch.setattr(shared_programs, "pays", lambda mapping: True)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_rate_and_the_search_for_one_compile_once(traces):
     outcomes = sweeps.sweep(SETTINGS, AXES, progress=False)
     assert len(traces) == 1

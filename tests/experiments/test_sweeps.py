@@ -27,6 +27,7 @@ def cells(line):
     return flags.parse_sweep(method, rest, "sweep")[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_cell_over_seeds_and_leaves_table_picture_and_page(pretend, capsys, monkeypatch):
     pretend.failing = {"batch-size-64-clients-8-seed1": RuntimeError("out of memory")}
     assert cli.main(WORDS) == 0

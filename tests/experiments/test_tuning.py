@@ -48,6 +48,7 @@ def federation(counts, rows=10):
     return Federation(data, lost, None, np.asarray(counts), info)
 
 
+@pytest.mark.slow
 def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
     given = federation([10, 1, 7, 2])
     found = tuning.held_out(given, seed=3)
@@ -68,6 +69,7 @@ def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
         tuning.held_out(federation([1, 1]), seed=0)
 
 
+@pytest.mark.slow
 def test_the_best_rate_is_taken_and_told(tried, caplog):
     caplog.set_level(logging.INFO, "fedjax_cluster")
     found = tuning.tuned(CONFIG)

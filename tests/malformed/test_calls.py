@@ -45,6 +45,7 @@ def specs_of(group):
     return getattr(clustering_calls if group == "clustering" else calls, group)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_malformed_call_is_refused_in_one_line_that_names_the_argument(group, stopped):
     found = [call for spec in specs_of(group) for call in spec.calls()]

@@ -126,12 +126,14 @@ def check_derivatives(fn, *operands):
         check_grads(jax.jit(run), operands, order=1, modes=("fwd", "rev"), atol=2e-5, rtol=2e-5, eps=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", GRADIENT_CASES)
 def test_gradients_are_those_of_finite_differences(options):
     kernel = normal(3, 2, 4 // options.get("feature_group_count", 1), 4, seed=1)
     check_derivatives(functools.partial(convolution, **options), normal(2, 7, 6, 4), kernel, normal(4, seed=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "window",
     [
@@ -170,6 +172,7 @@ def test_the_layer_starts_like_flax():
     chex.assert_trees_all_equal(ours, flax)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [_matrix_product, _sum_of_shifts, _in_pieces, _exchanged, _on_cpu])
 @pytest.mark.parametrize(
     "window",
@@ -200,6 +203,7 @@ sides = st.tuples(st.integers(0, 3), st.integers(0, 3))
 steps = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(strides=steps, padding=st.tuples(sides, sides), dilation=steps, kernel=steps)
 def test_gradients_are_adjoints(strides, padding, dilation, kernel):
@@ -252,6 +256,7 @@ def hessian_times_vector(conv, mode):
     return lambda kernels, v, x: MODES[mode](lambda k: network(conv, k, x))(kernels, v)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilation")
 @pytest.mark.parametrize("mode", MODES)
 def test_hessian_times_vector(clients, mode):
@@ -261,6 +266,7 @@ def test_hessian_times_vector(clients, mode):
     assert_close(jax.jit(lambda c: lax.map(lambda row: ours(*row), c))(clients), expected)
 
 
+@pytest.mark.slow
 def test_gradient_through_local_steps(clients):
     """Per-FedAvg's exact gradient: through a scan of SGD steps, each with its gradient."""
     kernels, x = jax.tree.map(lambda kernel: 0.3 * kernel, clients[0]), clients[2]
@@ -371,6 +377,7 @@ def test_gradients_keep_to_the_fast_layout(clients):
         assert all("b01f_01io->b01f" in line for line in found)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_own_weights_are_never_grouped():
     x, kernel = normal(5, 2, 6, 6, 3), normal(5, 3, 3, 3, 20, seed=1)

@@ -39,6 +39,7 @@ RESIDUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESIDUAL)
 def test_residual_networks_on_flax_convolutions(name, monkeypatch):
     """The same network with Flax's layer in place of ours: strides, groups and padding in their places."""
@@ -57,6 +58,7 @@ def test_residual_networks_on_flax_convolutions(name, monkeypatch):
     chex.assert_trees_all_close(stats, expected_stats, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_training_moves_the_statistics_only_in_training():
     model = nn.resnet18(2, blocks=(1, 1))
     variables = random_variables(model, SMALL)
@@ -82,6 +84,7 @@ def resolutions(module, size, names):
     return [seen[name] for name in names]
 
 
+@pytest.mark.slow
 def test_resolutions():
     """MobileNetV2 shrinks an image by 32, a small one by 8; ResNet-18 only between its stages."""
     names = ["conv_0", "stage_1_block_0", "stage_3_block_0", "conv_1"]
@@ -138,6 +141,7 @@ def looped(inputs, kernel):
     return jnp.stack(outputs)
 
 
+@pytest.mark.slow
 def test_derivatives_of_an_lstm_are_those_of_its_loop():
     rng = np.random.default_rng(0)
     point, direction = (
@@ -153,6 +157,7 @@ def test_derivatives_of_an_lstm_are_those_of_its_loop():
     chex.assert_trees_all_close(derivatives(recurrence), derivatives(looped), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_perplexity():
     """A uniform guess over the vocabulary has its size as perplexity."""
     model = nn.lstm((2,), embedding=2)
@@ -161,6 +166,7 @@ def test_perplexity():
     np.testing.assert_allclose(scores["perplexity"], 11.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["torch", "flax"])
 def test_start_of_an_lstm(scheme):
     params = jax.jit(lambda key: nn.lstm((64,), embedding=8, init=scheme).init(key, NEWS))(KEY).params["lstm_0"]
@@ -173,6 +179,7 @@ def test_start_of_an_lstm(scheme):
         assert not params["bias"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_an_lstm_on_a_mesh():
     """A loop inside `shard_map` refuses a carry that varies over devices only after its first step."""
@@ -212,6 +219,7 @@ def test_the_autoencoder_of_the_paper():
         assert params["decoder"][f"block_{i}_merge"]["kernel"].shape == (1, 1, 2 * width, 2)
 
 
+@pytest.mark.slow
 def test_the_autoencoder_returns_matrices():
     """Channels first, like its input; and the decoder sees nothing but the code."""
     model = nn.csi_autoencoder(3)

@@ -41,6 +41,7 @@ def test_values_and_gradients(rows, inputs, features):
     assert_close(jax.jit(with_gradients(product))(x, kernel), jax.jit(with_gradients(jnp.matmul))(x, kernel))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [2, 21])
 def test_gradients_of_gradients_are_those_of_finite_differences(features):
     """Of the bilinear function, of its two transposes, and of theirs; central differences are exact for any step."""
@@ -62,6 +63,7 @@ def test_gradients_of_gradients_are_those_of_finite_differences(features):
             check_grads(jax.jit(fn), operands, order=1, modes=("fwd", "rev"), atol=2e-4, rtol=2e-4, eps=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [15, 16])
 @pytest.mark.parametrize("inputs", [256, 512, 1536])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -104,6 +106,7 @@ def test_the_compiler_leaves_the_products_as_they_are():
     assert not any(f"{size}]" in compiled(20) for size in (SPREAD, f"[{SPREAD},20"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (1, 2), (2, None)])
 @pytest.mark.parametrize("features", [2, 21])
 def test_vmap(axes, features):
@@ -154,6 +157,7 @@ def gradients_of_one(x, kernel):
     return jax.grad(lambda kernel: jnp.sum(jnp.tanh(x @ kernel) ** 2))(kernel)
 
 
+@pytest.mark.slow
 def test_networks_have_it_in_every_dense_layer():
     """Outputs, gradients and a Hessian times a vector are Flax's own; the FLOPs are counted."""
     model, info, x, y = nn.mlp((512, 9)), DatasetInfo("wide", (32, 16), 10), normal(16, 32, 16), jnp.arange(16) % 10

@@ -29,6 +29,7 @@ def assert_close(actual, expected, tolerance=1e-5):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * max(np.abs(theirs).max(), 1e-30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [3, 5])
 @pytest.mark.parametrize(("pixels", "loops"), [(1, 6), (43, 3), (85, 2), (10**6, 1)])
 @pytest.mark.parametrize("kernel_dilation", [(1, 1), (2, 1)])
@@ -79,6 +80,7 @@ def test_kernels_gradients_go_by_images_where_there_is_much_work():
     assert [form(rows, 28, 1, 32, 5) for rows in (10, 32, 64)] == ["xla", "xla", "pieces"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_gradients_in_pieces_on_a_mesh(monkeypatch):
     monkeypatch.setattr(convolution_module, "WIDE", 1)

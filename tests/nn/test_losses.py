@@ -66,6 +66,7 @@ def test_small_label_types_hold_many_classes():
     assert float(CLASSES.metrics(predictions, jnp.array([44], jnp.uint8), jnp.array([True]))["accuracy"]) == 0.0
 
 
+@pytest.mark.slow
 def test_cross_entropy_per_example_and_per_token():
     logits = jax.random.normal(jax.random.key(0), (4, 3, 5))
     y = jnp.arange(12).reshape(4, 3) % 5
@@ -87,6 +88,7 @@ def test_squared_error():
     chex.assert_trees_all_equal(VALUES.predict(outputs), outputs)
 
 
+@pytest.mark.slow
 def test_auto_takes_one_output_for_a_regression():
     auto = objective("auto")
     values, logits = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 0.0], [0.0, 2.0]])
@@ -98,6 +100,7 @@ def test_auto_takes_one_output_for_a_regression():
     assert "accuracy" in auto.metrics(logits, jnp.array([0, 1]), jnp.ones(2, bool))
 
 
+@pytest.mark.slow
 def test_metrics_of_many_clients():
     predictions = jax.nn.softmax(jax.random.normal(jax.random.key(0), (3, 6, 4)))
     y = jnp.arange(18).reshape(3, 6) % 4

@@ -87,6 +87,7 @@ def with_tuples(value):
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORIES)
 def test_equal_arguments_give_one_value_and_one_trace(name):
     make, arguments, _, info = FACTORIES[name]

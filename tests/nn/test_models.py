@@ -99,6 +99,7 @@ def layers_with_fan_in(params):
         yield layer["kernel"], layer["bias"], np.prod(layer["kernel"].shape[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [nn.mlp((50,)), nn.cnn((16,), dense=())])
 def test_initialisation_of_torch(model):
     """Kernel and bias fill ±1/√fan_in evenly: the bound is nearly reached, the variance is a third of its square."""
@@ -166,6 +167,7 @@ class FlaxCnn(linen.Module):
         return linen.Dense(10, name="output")(x)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilation")
 def test_the_cnn_is_that_of_flax_with_its_gradients():
     ours, flax = nn.cnn((4, 6), dense=(9,)), nn.from_flax(FlaxCnn())
@@ -203,6 +205,7 @@ def test_bytes_are_scaled_and_normalised():
     chex.assert_trees_all_close(normalised.apply(variables, pixels, train=False)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_normalising_by_channel():
     model = nn.cnn((2,), dense=(), normalize=((0.1, 0.2, 0.3), (1.0, 2.0, 4.0)))
     plain = nn.cnn((2,), dense=())
@@ -302,6 +305,7 @@ def apply_to_digits(model):
     return jax.eval_shape(lambda v: model.apply(v, jnp.ones((2, 8, 8)), train=False), variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [

@@ -54,6 +54,7 @@ def with_derivatives(pool, arguments):
     return run(x, jnp.sin(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
 def test_max_pool_is_that_of_flax(window):
     (out, *ours), (expected, gradient, *_) = (with_derivatives(pool, window) for pool in (max_pool, linen.max_pool))
@@ -67,6 +68,7 @@ def test_avg_pool_is_that_of_flax(window):
     chex.assert_trees_all_close(ours, expected, rtol=1e-7, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [*WINDOWS[:4], ((2, 3), (2, 3), ((0, 1), (1, 0)))])
 @pytest.mark.parametrize("pool", [max_pool, avg_pool])
 def test_gradients_are_those_of_finite_differences(pool, window):
@@ -85,6 +87,7 @@ def test_gradients_are_those_of_finite_differences(pool, window):
         check_grads(jax.jit(fn), (x,), order=1, modes=("fwd", "rev"), atol=5e-4, rtol=5e-4, eps=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS[:3])
 def test_max_pool_to_second_order(window):
     """Against finite differences of the gradient, which XLA's maximum does not support."""
@@ -105,6 +108,7 @@ def test_max_pool_to_second_order(window):
         assert np.mean(np.abs(differences - derivative) > 2e-2) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME")])
 def test_ties_send_the_gradient_to_the_first(window):
     x = jnp.zeros((1, 4, 4, 1))
@@ -118,6 +122,7 @@ def test_ties_send_the_gradient_to_the_first(window):
     chex.assert_trees_all_equal(gradient[0, :, :, 0], expected.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS)
 def test_an_accelerator_takes_its_own(window, monkeypatch):
     x = image(2, 13, 11, 3)
@@ -132,6 +137,7 @@ def test_an_accelerator_takes_its_own(window, monkeypatch):
     chex.assert_trees_all_close(gradient(x), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_maps_over_clients():
     x = image(3, 2, 6, 6, 4)
 

@@ -50,6 +50,7 @@ def of_sines(fn):
     return lambda *operands: jnp.sum(jnp.sin(fn(*operands)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "depthwise"])  # which has no product
 @pytest.mark.parametrize("batched", [False, True])
 def test_products_have_the_precision_of_where_they_are_written(name, batched):
@@ -72,6 +73,7 @@ def test_products_have_the_precision_of_where_they_are_written(name, batched):
     assert "HIGHEST" not in plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_numbers_are_added_up_in_wide_ones(name, dtype):
@@ -91,6 +93,7 @@ def test_narrow_numbers_are_added_up_in_wide_ones(name, dtype):
         assert (error <= 0.6 * float(jnp.finfo(dtype).eps) * np.abs(exact) + 1e-4).all()
 
 
+@pytest.mark.slow
 def test_four_hundred_ones():
     """Beyond 256, bfloat16 has even numbers alone."""
     ones = jnp.ones((1, 20, 20, 2), jnp.bfloat16)
@@ -106,6 +109,7 @@ def test_operands_of_two_dtypes_are_refused(name):
         ours(x.astype(jnp.bfloat16), kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_rows_give_no_rows(name):
     """Nor is there any gradient of a kernel that has met none, also under a map over no clients."""

@@ -46,6 +46,7 @@ def test_values_and_gradients_are_those_of_xla(size):
     assert_close(ours, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows_at_once", "pieces"), [(1, 6), (2, 3), (4, 2), (6, 1)])
 def test_pieces_change_nothing_but_rounding(monkeypatch, rows_at_once, pieces):
     """Six output rows, whose patches have 2·3·3 × 4·5 numbers each; of four, three are taken, which divide six."""
@@ -66,6 +67,7 @@ def test_pieces_change_nothing_but_rounding(monkeypatch, rows_at_once, pieces):
     assert_close(direct(x, kernel), whole)
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_are_those_of_finite_differences():
     """Of the bilinear function, of its two transposes, and of theirs; central differences are exact for any step."""
     x, kernel, y = normal(2, 5, 4, 3), normal(2, 3, 2, 4, seed=1), normal(4, 4, 2, 3, seed=2)
@@ -86,6 +88,7 @@ def test_gradients_of_gradients_are_those_of_finite_differences():
             check_grads(jax.jit(fn), operands, order=1, modes=("fwd", "rev"), atol=2e-5, rtol=2e-5, eps=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (1, 3), (3, None)])
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "tpu"])
 def test_vmap(axes, backend, monkeypatch):
@@ -105,6 +108,7 @@ def test_vmap(axes, backend, monkeypatch):
     assert_close(run(x, kernel), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("forms", ["FORMS", "XLA_FORMS"])
@@ -130,6 +134,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("lenet5", marks=pytest.mark.slow), *list(NETWORKS)[1:]])
 def test_networks_are_those_on_the_other_layout(name, monkeypatch):
     """The same parameters, outputs, gradients, and Hessian times a vector."""

@@ -33,6 +33,7 @@ def client(info, rows=12):
     return ClientData(jnp.asarray(x), jnp.asarray(y), jnp.asarray(rows, jnp.int32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["mlp, normalised", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "mlp, normalised")],
@@ -72,6 +73,7 @@ def test_small_steps_are_not_lost_as_they_would_be_in_bfloat16_parameters():
     assert (moved > 0).mean() > 0.8  # the rest belongs to ReLUs that are never active
 
 
+@pytest.mark.slow
 def test_evaluation_stays_in_float32():
     model = nn.mlp((16,))
     variables = model.init(jax.random.key(0), IMAGES)
@@ -113,6 +115,7 @@ def test_figures_on_digits_are_those_of_float32():
     assert narrow[1] == wide[1]
 
 
+@pytest.mark.slow
 def test_data_in_bfloat16_are_taken_by_convolutions_with_float32_weights():
     model = nn.cnn(channels=(2,), dense=(4,))
     info = DatasetInfo("images", (8, 8), 3, "classification")

@@ -63,6 +63,7 @@ def files(folder):
     return sorted(folder.glob("*.program"))
 
 
+@pytest.mark.slow
 def test_a_kept_program_is_neither_traced_nor_compiled_again(folder):
     first = spectrum(ROWS)
     assert len(files(folder)) == 1
@@ -74,6 +75,7 @@ def test_a_kept_program_is_neither_traced_nor_compiled_again(folder):
     np.testing.assert_allclose(again["values"], np.linalg.eigvalsh(ROWS @ ROWS.T), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_lapack_is_ready_before_a_kept_program_calls_it(folder, monkeypatch):
     spectrum(ROWS)
     fresh(folder)
@@ -83,6 +85,7 @@ def test_lapack_is_ready_before_a_kept_program_calls_it(folder, monkeypatch):
     assert readied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["shape", "dtype", "weak type", "static", "place", "setting", "source", "processor", "flags"]
 )
@@ -310,6 +313,7 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(folder):
     assert spectrum(ROWS)["values"].shape == (4,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cfl_gp", "ifca", "flag"))]
 )

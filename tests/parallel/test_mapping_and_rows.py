@@ -43,6 +43,7 @@ def mapping_of(strategy, chunk, devices):
     return parallel.client_mapping(strategy, chunk, devices=jax.devices()[:devices])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "chunk", "devices"), STRATEGIES)
 @pytest.mark.parametrize("chosen", [[4, 0, 6], [5], [0, 1, 2, 3, 4, 5, 6]])
 def test_equals_a_plain_loop(strategy, chunk, devices, chosen):
@@ -147,6 +148,7 @@ def test_gather_then_scatter_is_the_identity_on_the_cohort(order, size, devices)
     assert (written[:, 0] == np.isin(np.arange(6), order[:size])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float32, bool])
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (7,), (3, 5), ()])
 def test_gathered_rows_are_those_of_the_clients_bit_for_bit(dtype, shape):
@@ -298,6 +300,7 @@ def test_gram_equals_numpy(devices, width):
     np.testing.assert_allclose(ours, rows @ rows.T, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gram_of_rows_of_other_types_is_that_of_one_device():
     rows = np.random.default_rng(0).normal(size=(4, 3))
     for dtype, wide in (("bfloat16", False), ("float32", True), ("float64", True)):
@@ -351,6 +354,7 @@ def test_automatic_chunks_follow_memory():
     assert 100 * 100 * 4 <= bound <= 4 * 100 * 100 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_compiler_says_how_many_clients_fit(devices, monkeypatch):
     """Where the upper bound settles nothing: 20 values of 4 kB one after the other, of which a client holds a few."""

@@ -98,6 +98,7 @@ def slow_pair(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [*FAST, *(pytest.param(job, marks=pytest.mark.slow) for job in SLOW)])
 def test_two_processes_give_what_one_gives(job, request):
     """Faults: a decision by one process's clock, a fetch of what lies elsewhere, a draw by position on the devices."""
@@ -125,6 +126,7 @@ def test_processes_that_were_given_different_runs_say_so_together(pair):
     assert "mapping has devices of 1 of 2 processes" in said[0]["mapping"]
 
 
+@pytest.mark.slow
 def test_one_process_takes_up_a_run_of_two(pair):
     """Faults: rows that fill up four devices are taken for clients; the seal misses what another process wrote."""
     given = {"rounds": 4, "eval_every": 2}

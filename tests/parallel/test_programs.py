@@ -33,6 +33,7 @@ def test_programs_are_let_go_when_there_are_too_many(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_what_runs_once_compiles_quickly_to_the_same_bits():
     info = DatasetInfo("noise", (5,), 3)
     # The fast tests' programs are not optimised at all.

@@ -41,6 +41,7 @@ def test_rows_come_back(shape, dtype, in_tiles):
         chex.assert_trees_all_equal(untiled(client)["x"], rows[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "shape"), [(767, (767,)), (768, (8, 128)), (1024, (8, 128)), (1025, (1025,))])
 def test_what_is_kept_of_a_client_comes_back(count, shape):
     """Types in turns, a scalar, nothing at all; tiles where at most a quarter of them is padding."""
@@ -62,6 +63,7 @@ def test_what_is_kept_of_a_client_comes_back(count, shape):
     assert unpacked(packed(()), ()) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fedper, pytest.param(fedrep, marks=pytest.mark.slow)])
 def test_a_method_whose_clients_rows_lie_in_tiles_is_the_same(method, monkeypatch):
     """Half of the clients take part, some leave and come back, and of every one predictions are made."""

@@ -63,6 +63,7 @@ def mapped(population, selection, rows):
     return found.reduced, parallel.scatter_rows(cohort, empty, whole), wide, cohort
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "chunk"), STRATEGIES)
 @pytest.mark.parametrize("chosen", [None, (5, 0, 2, 6, 1)])
 def test_clients_dealt_by_work_change_nothing_but_the_order_of_sums(strategy, chunk, chosen):
@@ -133,6 +134,7 @@ def test_work_is_the_steps_of_a_round():
     assert local.sgd(0.1, batch_size=None, epochs=3).work(data).tolist() == [3] * 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(fedavg, marks=pytest.mark.slow), local_only])
 def test_a_round_of_a_dealt_population_equals_that_of_one_device(kind):
     method, data = kind(nn.linear(), local=local.sgd(0.1, batch_size=5, epochs=1)), clients((20, 18, 3, 2))

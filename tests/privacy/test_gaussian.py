@@ -82,6 +82,7 @@ def test_each_client_is_clipped_by_itself_and_counts_once(strategy, devices):
     assert weight.tolist() == [5, 4, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sends", [ONE, CHOSEN, ALL])
 def test_replacing_a_client_moves_all_sums_together_by_twice_the_clip_at_most(sends):
     """Also where it goes from one cluster to another, and where it adds to all of them."""
@@ -101,6 +102,7 @@ def test_replacing_a_client_moves_all_sums_together_by_twice_the_clip_at_most(se
     assert farthest > 1.9 * PLAIN.clip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_round_moves_the_models_by_no_more_than_the_clip(name):
     """From one state, and with one client's rows replaced by others: of every method whose sensitivity is stated."""
@@ -179,6 +181,7 @@ def test_noise_is_drawn_anew_for_every_round_cluster_and_layer():
     assert np.abs(close).max() < 5 / math.sqrt(SIZE)
 
 
+@pytest.mark.slow
 def test_counts_are_noised_only_where_clients_choose():
     for sends, expected in ((SHOWN, 0.0), (CHOSEN, 2 * 1.5)):
         weight = many(NOISY, sends, [[1.0]] * SLOTS, draws=3000, count=(90.0, 50.0, 70.0), size=1)[1]
@@ -210,6 +213,7 @@ def test_the_parts_of_a_round_together_have_the_multiplier_that_is_counted():
     assert max(same, apart) == pytest.approx(1 / z**2, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_clip_follows_a_quantile_of_the_norms():
     """Andrew et al. 2021, Algorithm 1: with little noise it ends where a third of the norms are below it."""
     mechanism = privacy.gaussian(clip=50.0, noise_multiplier=1e-4, delta=1e-5, quantile=1 / 3)
@@ -222,6 +226,7 @@ def test_the_clip_follows_a_quantile_of_the_norms():
     assert (np.asarray(clip[1:]) == 50).all()  # clusters that nobody is in
 
 
+@pytest.mark.slow
 def test_a_method_keeps_the_clip_beside_its_optimisers_state():
     mechanism = dataclasses.replace(NOISY, quantile=0.5, clipping="layers")
     method, population, state = started("fedavg", mechanism)
@@ -234,6 +239,7 @@ def test_a_method_keeps_the_clip_beside_its_optimisers_state():
 # --------------------------------------------------------------------------------------- what a clustering sees
 
 
+@pytest.mark.slow
 def test_what_a_client_shows_is_clipped_and_noised_by_itself():
     mechanism = privacy.gaussian(
         clip=1, noise_multiplier=1, delta=1e-5, clustering_clip=3.0, clustering_noise_multiplier=0.5
@@ -252,6 +258,7 @@ def test_what_a_client_shows_is_clipped_and_noised_by_itself():
     assert abs(float(jnp.mean(spoilt[1]))) < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cfl", "pacfl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cfl_gp", "fedgwc"))]
 )
@@ -284,6 +291,7 @@ def test_cfl_gp_counts_the_rounds_in_which_it_clusters(every, until):
     assert [method.times_shown(done) for done in range(13)] == [sum(rounds[:done]) for done in range(13)]
 
 
+@pytest.mark.slow
 def test_personal_layers_that_nobody_sends_get_no_noise():
     method, population, state = started("fedper", NOISY)
     new, _ = one_step(method, population, state)

@@ -21,6 +21,7 @@ from tests.private_methods import NOISY, ONE_DEVICE, PLAIN, build
 SETTLED = [name for name, method in REGISTRY.items() if vars(method).get("sends") is not None]
 
 
+@pytest.mark.slow
 def test_chunks_devices_segments_and_resumption_change_no_noise(tmp_path):
     pytest.importorskip("dp_accounting")
     method, federation = build("ifca", NOISY, participation=0.6), blobs(clients=7)

@@ -22,6 +22,7 @@ def test_every_method_fault_and_rule_is_gone_through_and_attackers_of_every_shar
             assert sorted(share for of, by, share in cases if (of, by) == (name, rule)) == [0.1, 0.2, 0.3, 0.4]
 
 
+@pytest.mark.slow
 def test_figures_are_of_the_honest_and_a_median_withstands_what_a_mean_does_not():
     none, mean, median = (
         attacks.found_by("fedavg", case, 0, rounds=4)

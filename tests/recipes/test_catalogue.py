@@ -40,6 +40,7 @@ def test_quick_recipe_leaves_table_and_figure(capsys):
     assert np.isfinite(ours["IFCA"])
 
 
+@pytest.mark.slow
 def test_fuller_recipes_have_all_cells_and_more_work(capsys):
     for recipe in RECIPES.values():
         if getattr(recipe, "full", ()):

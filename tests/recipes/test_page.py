@@ -73,6 +73,7 @@ def reproduced(directory, table, **ran):
     return directory
 
 
+@pytest.mark.slow
 def test_the_committed_page_is_what_the_command_writes(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     kept, text = results.RESULTS.read_text(encoding="utf-8"), (page.BENCHMARKS / "reproduction.md").read_text("utf-8")

@@ -95,6 +95,7 @@ def test_a_sweep_shows_the_papers_values_where_there_are_any(cells, outcomes):
     assert [line.get_label() for line in drawn.lines].count("_paper") == 1
 
 
+@pytest.mark.slow
 def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
     made = table(
         "tiny", "Tiny", "4 clients.", BASE, {"Global": {}}, {"C=4": {}}, {"Global": printed(accuracy="50")},
@@ -161,6 +162,7 @@ def test_panels_are_the_columns_and_lines_the_rows(cells, outcomes):
     np.testing.assert_allclose(lines["Global"].get_ydata(), [10, 50])
 
 
+@pytest.mark.slow
 def test_two_clients_agree_or_pull_apart():
     """CFL, Eqs. 11 to 13: the mean vanishes in both cases; opposite updates of equal norm where the clients differ."""
     path, apart = cfl_toys._two_clients(cfl_toys.TOYS["Incongruent"], seed=0)

@@ -59,6 +59,7 @@ def test_equal_shares_look_equal():
     assert client_labels(np.eye(10)).axes[1].images[0].get_clim() == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "classes", "groups"), [(1, 1, 1), (3, 2, 0), (17, 10, 2), (20, 62, 20), (1500, 62, 0), (400, 10, 5)]
 )

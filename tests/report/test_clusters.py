@@ -24,6 +24,7 @@ def drawn(axes):
     return points, len(shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "axis_labels"),
     [
@@ -100,6 +101,7 @@ def test_without_groups_colour_and_marker_are_the_cluster(check_layout):
     check_layout(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{}°", "Fashion-MNIST rotated by {}"])
 @pytest.mark.parametrize("rank", [2, 4])
 def test_eight_groups_and_eight_clusters_keep_a_readable_legend(name, rank, check_layout):
@@ -153,6 +155,7 @@ def test_table_counts_clients_of_each_group_in_each_cluster(check_layout):
     check_layout(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "clusters"), [(1, 1), (8, 8), (20, 11)])
 def test_counts_fit_their_cells_and_stand_out(groups, clusters, check_layout):
     names = [f"Fashion-MNIST rotated by {n}" for n in range(groups)]

@@ -69,6 +69,7 @@ def split_run():
     return finished(rotated(digits(), clients=12), epsilon_1=9.0, epsilon_2=0.01, gamma_max=0.0, first_round=3)
 
 
+@pytest.mark.slow
 def test_the_tree_names_every_node(check_layout):
     run = split_run()
     figure = pictures.parameter_tree(parameter_tree(run), run.federation.info.group_names, run.federation.group)
@@ -90,6 +91,7 @@ def test_the_tree_names_groups_by_index_without_names():
     assert any(text.endswith("groups 0, 1, 2, 3") for text in texts)
 
 
+@pytest.mark.slow
 def test_a_run_has_its_splits_the_last_similarities_and_the_tree(check_layout, tmp_path):
     run = split_run()
     splits = [event for event in run.events if len(event.content["child"])]
@@ -107,10 +109,12 @@ def test_a_run_has_its_splits_the_last_similarities_and_the_tree(check_layout, t
     assert names == {f"{name}.png" for name in (*drawn, *ALWAYS)}
 
 
+@pytest.mark.slow
 def test_a_run_without_a_split_has_its_curve():
     assert set(pictures.figures(finished(blobs(clients=6), rounds=2))) == {"split_history"}
 
 
+@pytest.mark.slow
 def test_regression_is_drawn_by_its_loss():
     data = linear_regression(clients=6, examples_per_client=20)
     run = finished(data, rounds=4, epsilon_1=9.0, epsilon_2=0.0, gamma_max=0.0, first_round=1)

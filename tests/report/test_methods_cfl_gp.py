@@ -5,6 +5,7 @@ from fedjax_cluster.clustering import largest_gaps
 from fedjax_cluster.report.methods import cfl_gp
 
 
+@pytest.mark.slow
 def test_largest_gap_is_marked_where_the_clustering_finds_it(check_layout):
     values = np.asarray([9.0, 8.5, 8.0, 7.8, 3.0, 2.9, 2.0], np.float32)
     figure = cfl_gp.singular_values(values)

@@ -21,6 +21,7 @@ def distances(seed=0):
     return np.linalg.norm(points[:, None] - points[None], axis=-1)
 
 
+@pytest.mark.slow
 def test_matrices_are_ordered_by_true_group():
     matrices = [distances(seed) for seed in range(3)]
     figure = flag.dissimilarity_matrices(*matrices, GROUP, NAMES)

@@ -36,6 +36,7 @@ def given(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
     written = pages.write_plots(tmp_path, make_result())
     assert sorted(path.name for path in written) == ALL
@@ -69,6 +70,7 @@ def test_the_number_of_clusters_is_drawn_in_steps_where_it_changed(make_result):
     assert line.get_drawstyle() == "steps-post"
 
 
+@pytest.mark.slow
 def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given):
     result = make_result()
     pages.write_plots(tmp_path, result)
@@ -78,6 +80,7 @@ def test_singular_values_are_those_of_the_profiles(make_result, tmp_path, given)
     assert options == {"chosen": CLUSTERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -103,6 +106,7 @@ def test_of_one_model_for_all_no_agreement_with_groups_is_drawn(make_result):
     assert "group_by_cluster" not in drawn
 
 
+@pytest.mark.slow
 def test_a_regression_has_no_labels(make_result, tmp_path):
     result = make_result("ifca")
     info = result.federation.info._replace(task="regression", num_classes=0)
@@ -118,6 +122,7 @@ def test_curves_are_drawn_from_a_history_alone(make_history, tmp_path, given):
     assert histories == {"ifca": history}
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, tmp_path, caplog):
     result = make_result()
     lost = jnp.full_like(result.state.server.grams, jnp.nan)

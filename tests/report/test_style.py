@@ -133,6 +133,7 @@ def test_saved_picture_is_one_column_at_300_dpi(make_history, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["curves.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_other_formats(make_history, tmp_path, ending, start):
     path = style.save(curves.learning_curves({"ifca": make_history()}), str(tmp_path / f"curves.{ending}"))

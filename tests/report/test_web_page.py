@@ -53,6 +53,7 @@ def test_a_page_tells_the_run(page_of, tmp_path):
     assert page.texts[page.texts.index("models sent to clients") :][1:3] == ["120", "20.0"]
 
 
+@pytest.mark.slow
 def test_moves_are_listed_and_counted(page_of):
     page = page_of(told())
     assert "2 moves of 2 clients, the last in round 4." in page.text
@@ -62,6 +63,7 @@ def test_moves_are_listed_and_counted(page_of):
     assert rows[18:24] == ["3", "right", "0", "1", "3", "3"]
 
 
+@pytest.mark.slow
 def test_clients_that_stand_out_are_named_with_the_reasons(page_of):
     page = page_of(told(outliers={3: ["moved 5 times", "its update is <not> finite"], 4: ["copies"]}))
     row = page.texts.index("why") + 1
@@ -70,6 +72,7 @@ def test_clients_that_stand_out_are_named_with_the_reasons(page_of):
     assert "stand out" not in page_of(told()).text, "not looked at"
 
 
+@pytest.mark.slow
 def test_labels_of_clusters_are_shares_of_examples(page_of, make_result):
     run = make_result("ifca")
     run.federation = run.federation._replace(
@@ -82,6 +85,7 @@ def test_labels_of_clusters_are_shares_of_examples(page_of, make_result):
     assert texts[start + 7 :][:5] == ["1", "3", "9", "67", "33"]
 
 
+@pytest.mark.slow
 def test_what_a_user_gave_is_text(page_of, make_result):
     run = make_result("ifca")
     info = run.federation.info._replace(name=EVIL, group_names=(EVIL, "right"))
@@ -108,6 +112,7 @@ def test_a_history_alone_makes_a_page(make_history, tmp_path):
     assert page.anchors == {"rounds"}
 
 
+@pytest.mark.slow
 def test_a_diverged_run_says_so_first(page_of):
     nothing = {"accuracy": None, "test_loss": None, "train_loss": float("nan"), "num_rejected": 9}
     page = page_of(told({**SUMMARY, **nothing, "first_round_not_finite": 6}))
@@ -128,6 +133,7 @@ def test_the_lead_tells_what_there_is(summary, expected):
     assert headlines.lead({**SUMMARY, **summary}, None).endswith(expected)
 
 
+@pytest.mark.slow
 def test_one_cluster_has_no_moves(page_of, make_result):
     run = make_result("ifca")
     run.assignments = (np.asarray([1, 20]), np.zeros((2, 6), int))
@@ -155,6 +161,7 @@ def test_moves_are_changes_between_kept_rounds():
     assert [tuple(move) for move in found] == [(3, 1, 1, 2), (3, 2, -1, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 6, 60, 300])
 @pytest.mark.parametrize("rounds", [[1], [1, 2, 100], [1, 2000, 4000]])
 def test_a_timeline_fits(clients, rounds, check_layout):

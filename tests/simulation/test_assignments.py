@@ -20,6 +20,7 @@ def result():
     return run(6)
 
 
+@pytest.mark.slow
 def test_the_rounds_are_those_in_which_somebody_moved(result):
     rounds, cluster = result.assignments
     moved = 1 + np.flatnonzero(result.history["num_changed"])
@@ -58,6 +59,7 @@ def test_very_many_are_thinned_and_the_last_stays(monkeypatch):
     assert all((kept[at] == at - 11).all() for at in kept)
 
 
+@pytest.mark.slow
 def test_of_too_many_clients_only_the_end_is_kept(monkeypatch):
     monkeypatch.setattr(segment, "MOST_FOLLOWED", 3)
     method = ifca(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, steps=2))
@@ -65,6 +67,7 @@ def test_of_too_many_clients_only_the_end_is_kept(monkeypatch):
     assert result.assignments.rounds.tolist() == [2]
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_file_may_be_damaged(tmp_path):
     """Compression, an archive's headers and a flag for a password raise errors of many kinds."""
     path = tmp_path / "assignments.npz"

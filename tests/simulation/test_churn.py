@@ -27,6 +27,7 @@ def whole():
     return simulate(method(), blobs(), rounds=8, eval_every=8, churn=CHANGES)
 
 
+@pytest.mark.slow
 def test_the_cohorts_follow_the_schedule():
     """Clients 6 and 7 start absent; 6 joins, leaves and comes back."""
     result = whole()
@@ -36,6 +37,7 @@ def test_the_cohorts_follow_the_schedule():
     assert (result.labels[[6, 7]] >= 0).all()
 
 
+@pytest.mark.slow
 def test_those_who_are_there_are_evaluated():
     federation = blobs(ragged=False)
     test = federation.test
@@ -64,6 +66,7 @@ def test_another_schedule_is_another_experiment(tmp_path):
             simulate(method(), blobs(), rounds=2, eval_every=8, churn=other, run_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_led_down_the_parameter_tree():
     """It joins after the splits, takes part in the next round, and its updates count from then on."""
     algorithm = cfl(
@@ -110,6 +113,7 @@ def test_a_method_that_admits_nobody_takes_no_joins():
         simulate(own, blobs(), rounds=4, churn=[Churn(2, join=(1,))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [local_only, fedsoft])
 def test_who_comes_back_goes_on_with_its_own_model(build):
     options = {"clusters": 2} if build is fedsoft else {}

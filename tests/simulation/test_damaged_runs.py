@@ -84,6 +84,7 @@ def damage(kind, file, more):
         file.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_damaged_directory_gives_the_same_result_or_one_line(tmp_path, count):
     algorithm, whole = run_of_two_checkpoints(tmp_path / "run")
@@ -99,6 +100,7 @@ def test_a_damaged_directory_gives_the_same_result_or_one_line(tmp_path, count):
     assert taken_up >= count / 3
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, caplog):
     algorithm, whole = run_of_two_checkpoints(tmp_path)
     for file in (tmp_path / "checkpoints" / "4" / "state").rglob("*"):
@@ -111,6 +113,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(tmp_path, caplog):
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["state", "history", "seal.json", "."])
 def test_an_older_state_or_history_in_the_newest_ones_place_is_noticed(tmp_path, part):
     algorithm, whole = run_of_two_checkpoints(tmp_path)
@@ -132,6 +135,7 @@ def test_without_a_whole_checkpoint_the_run_is_refused(tmp_path):
         simulate(algorithm, blobs(), rounds=5, eval_every=2, run_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_of_another_size_is_no_damage_that_is_passed_over(tmp_path, monkeypatch):
     simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
     monkeypatch.setattr(run_directory, "_different", lambda *arguments: [])

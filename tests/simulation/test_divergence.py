@@ -56,6 +56,7 @@ def said(caplog):
     return [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "decay", "first"), [(1.0, 1000.0, range(3, 9)), (1e30, 0.0, [0])])
 def test_a_diverged_run_warns_once_and_has_no_figures_of_before(caplog, rate, decay, first):
     own = local.sgd(rate, batch_size=8, steps=1, weight_decay=decay)
@@ -76,6 +77,7 @@ def test_a_diverged_run_warns_once_and_has_no_figures_of_before(caplog, rate, de
     assert "test loss" not in table
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_that_has_diverged_since_its_last_evaluation_has_no_figures():
     result = simulate(fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)), blobs(), rounds=2)
     history = {name: np.append(column, np.nan) for name, column in result.history.items()}
@@ -86,6 +88,7 @@ def test_an_interrupted_run_that_has_diverged_since_its_last_evaluation_has_no_f
     assert summary["first_round_not_finite"] == 2
 
 
+@pytest.mark.slow
 def test_predictions_that_are_not_finite_are_counted_and_have_no_figures(caplog):
     """Of NaN the largest is the first: the model would have the share of the first class for its accuracy."""
     federation = blobs()

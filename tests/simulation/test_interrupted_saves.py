@@ -101,6 +101,7 @@ def test_no_more_than_two_are_kept(tmp_path):
     assert len(steps(tmp_path)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["events", "summary.json"])
 def test_a_disk_that_fills_elsewhere_does_not_end_the_run(tmp_path, monkeypatch, caplog, of):
     algorithm, whole = run_of_two_checkpoints(tmp_path / "whole")
@@ -145,6 +146,7 @@ def test_a_configuration_without_its_seal_is_refused(tmp_path):
         run(tmp_path, 4)
 
 
+@pytest.mark.slow
 def test_constants_of_jitted_functions_tell_programs_apart(tmp_path):
     def digest(factor):
         inner = jax.jit(lambda x: x * jnp.asarray(np.arange(3.0) * factor))

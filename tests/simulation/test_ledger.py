@@ -68,6 +68,7 @@ def test_cfl_clusters_once_for_each_cluster_that_meets_the_criteria():
     assert counts(always, federation, rounds=5) == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_fedgwc_clusters_where_a_cluster_has_come_to_rest():
     """A tolerance that all averages are below: after `patience` rounds, again and again, as one test restarts it."""
     options = {"tolerance": 10.0, "patience": 2, "max_children": 2, "participation": 0.5, "smallest": 4}
@@ -76,6 +77,7 @@ def test_fedgwc_clusters_where_a_cluster_has_come_to_rest():
     assert counts(fedgwc(nn.linear(), clusters=2, local=FULL, participation=1.0, tolerance=10.0)) == [0] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["random", "clients"])
 def test_fesem_clusters_in_every_round_and_at_a_start_from_clients(start):
     algorithm = fesem(nn.linear(), clusters=2, local=BATCHES, start=start, participation=0.5)
@@ -110,6 +112,7 @@ def test_a_server_that_never_clusters_has_no_time_for_it():
 # ------------------------------------------------------------------------------------------ what is timed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_cfl_gp_is_timed_at_what_its_round_did(rounds, devices):
@@ -183,6 +186,7 @@ def test_fesem_is_timed_on_one_cohort():
 # --------------------------------------------------------------------------------------------- the ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -209,6 +213,7 @@ def test_without_being_asked_nothing_is_timed_and_the_summary_says_so():
     assert result.summary["clustering_seconds"] is None
 
 
+@pytest.mark.slow
 def test_a_resumed_run_times_again_and_takes_up_older_ones(tmp_path):
     """Extended with and without timing."""
     simulate(gradient_profiles(), blobs(), rounds=4, eval_every=4, run_dir=tmp_path / "run", time_clustering=True)

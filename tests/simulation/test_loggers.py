@@ -21,6 +21,7 @@ def evaluation():
     return Evaluation(7, None, FIGURES)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_json_lines_are_the_history_of_a_run(tmp_path):
     path = tmp_path / "logs" / "run.jsonl"
     method = fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1))

@@ -93,6 +93,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "side_by_side"), CASES)
 def test_runs_are_those_of_simulate_from_one_trace(name, side_by_side, traces):
     """Faults: an option that stays the first run's, a state or a draw of another run, a round counted twice, an event
@@ -233,6 +234,7 @@ def test_bad_input_is_one_line_before_anything_is_computed(given, line, monkeypa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side_by_side", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_number_that_decides_a_branch_is_refused_by_name(side_by_side):
     method = algorithms.gradient_loss(LINEAR, local=SGD, clusters=2, start="random")
@@ -286,6 +288,7 @@ def test_eight_seeds_and_four_rates_are_32_single_runs(name, side_by_side, trace
         assert_same(result, alone(method, federation, values, place % 8, **options))
 
 
+@pytest.mark.slow
 def test_a_method_has_the_numbers_that_it_is_given():
     method = algorithms.fedavgm(LINEAR, local=SGD)
     numbers = lifting.numbers_of(method)

@@ -34,10 +34,12 @@ def of(**more):
     return Outliers(**{**nobody, "twin": np.full(10, -1), **more})
 
 
+@pytest.mark.slow
 def test_without_a_fault_nobody_is_named():
     assert run().outliers.reasons() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
@@ -57,6 +59,7 @@ def test_the_faulty_are_named_and_nobody_else(fault, why):
     assert all(why in "; ".join(told) for told in reasons.values())
 
 
+@pytest.mark.slow
 def test_updates_of_a_few_clients_are_not_compared():
     few = fc.data.scenarios.rotated(fc.data.digits(), clients=7, angles=(0,), seed=0)
     method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)
@@ -65,6 +68,7 @@ def test_updates_of_a_few_clients_are_not_compared():
     assert found.reasons() == {}
 
 
+@pytest.mark.slow
 def test_who_holds_copies_is_named_with_whom():
     found = run(faults.colluders(0.2, group=1), angles=(0, 180))
     outliers, train = found.outliers, found.federation.train
@@ -85,6 +89,7 @@ def test_rows_that_are_only_shown_are_looked_at():
     assert all("rows that it shows" in told[0] for told in reasons.values())
 
 
+@pytest.mark.slow
 def test_devices_change_nothing():
     method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)
     one, two = (

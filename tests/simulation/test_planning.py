@@ -33,6 +33,7 @@ def build(name):
     return REGISTRY[name](fc.nn.linear(), local=SGD, **({"clusters": 3} if "clusters" in taken else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_shapes_are_those_of_the_run(name):
     rng = np.random.default_rng(0)
@@ -57,6 +58,7 @@ def test_shapes_are_those_of_the_run(name):
     assert all(jax.tree.leaves(places))
 
 
+@pytest.mark.slow
 def test_a_population_that_no_machine_holds_does_not_fit():
     found = plan(LINEAR, fc.PopulationShape(10**6, 10**6, INFO, "float32"))
     assert not found.fits
@@ -64,6 +66,7 @@ def test_a_population_that_no_machine_holds_does_not_fit():
     assert "no" in dict(found.table().rows)["fits"]
 
 
+@pytest.mark.slow
 def test_parts_and_chunks():
     """The population's bytes to the byte; the loop over clients counted as often as it turns."""
     shape = fc.PopulationShape(64, 10, INFO, "float32")
@@ -242,6 +245,7 @@ def failing_compiler(monkeypatch):
 FAULT = "INTERNAL: Couldn't find output tile sizes"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() != 2, reason="a device's share is that of two")
 @pytest.mark.parametrize(("clients", "chunk"), [(100, 50), (400, 128)])
 def test_what_compiled_before_a_fault_of_the_compiler_is_the_plan(failing_compiler, clients, chunk):

@@ -107,6 +107,7 @@ def training(optimizer):
     return local.sgd(optimizer, batch_size=5, steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "named_difference"),
     [
@@ -149,6 +150,7 @@ def run_directory_of(path, algorithm, config=None, **options):
     return run_directory.RunDirectory(path, identity_of(algorithm, blobs(), **options), config, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -292,6 +294,7 @@ def test_the_last_checkpoint_holds_the_last_evaluation(tmp_path):
     assert np.isfinite(result.history["accuracy"][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY) if name != "fedavg")]
 )

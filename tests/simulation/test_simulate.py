@@ -62,6 +62,7 @@ def test_padding_of_the_test_rows_is_not_evaluated():
     assert figures[0]["accuracy"] == figures[1]["accuracy"]
 
 
+@pytest.mark.slow
 def test_costs_of_cfl_gp_follow_the_ledger():
     """Every client trains its own model; in every second round those of other clusters query one more."""
     result = simulate(method(), blobs(clients=8), rounds=4, eval_every=4)
@@ -79,6 +80,7 @@ def test_costs_of_cfl_gp_follow_the_ledger():
     assert compressed.summary["models_up"] == pytest.approx(up)
 
 
+@pytest.mark.slow
 def test_clustering_stops_for_good_and_a_run_can_be_extended_without_changing_its_past(tmp_path):
     result = simulate(method(stop_after=4), blobs(), rounds=20)
     clustered = result.history["models_down"] > 8
@@ -92,6 +94,7 @@ def test_clustering_stops_for_good_and_a_run_can_be_extended_without_changing_it
     np.testing.assert_array_equal(longer.history["loss"], result.history["loss"])
 
 
+@pytest.mark.slow
 def test_no_clustering_from_t_cl_on():
     result = simulate(method(cluster_until=3), blobs(), rounds=8, eval_every=8)
     assert (result.history["models_down"][3:] == 8).all()
@@ -157,6 +160,7 @@ class eventful(cfl_gp, abstract=True):
         return {"membership": state.clients.membership}
 
 
+@pytest.mark.slow
 def test_snapshots_are_taken_at_events_and_read_again(tmp_path):
     own = eventful(nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=5, steps=2))
     whole = simulate(own, blobs(), rounds=10, eval_every=4)
@@ -169,6 +173,7 @@ def test_snapshots_are_taken_at_events_and_read_again(tmp_path):
         np.testing.assert_array_equal(one.content["membership"], other.content["membership"])
 
 
+@pytest.mark.slow
 def test_a_round_whose_updates_are_all_rejected_has_no_loss():
     diverging = fedavg(nn.mlp(), local=local.sgd(1e30, batch_size=8, steps=3))
     result = simulate(diverging, blobs(), rounds=1)
@@ -245,6 +250,7 @@ class without_round(fedavg, abstract=True):
         return after._replace(round=state.round), info
 
 
+@pytest.mark.slow
 def test_a_step_that_forgets_the_round_does_not_run_for_ever():
     update = local.sgd(0.1, batch_size=4, steps=1)
     result = simulate(without_round(nn.linear(), local=update), blobs(clients=4), rounds=3)

@@ -103,6 +103,7 @@ def test_each_method_streams_as_in_memory(population, name):
     assert_same(simulate(method(name), population, **options), simulate(method(name), in_memory(population), **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landmarks", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_cohorts_drawn_ahead_follow_clusters_that_split_in_between(tmp_path, monkeypatch, landmarks):
     """Who is seldom seen is drawn first, three rounds ahead; a split makes the rest of what was drawn another draw."""
@@ -130,12 +131,14 @@ class draws_of_its_own(fedgwc, abstract=True):
         return cohorts.uniform(rng_key, state.clients.present, self.participation)
 
 
+@pytest.mark.slow
 def test_a_subclass_that_draws_otherwise_is_asked_itself(population):
     ours = draws_of_its_own(nn.linear(), local=SGD, clusters=2, participation=0.4)
     options = {"rounds": 4, "eval_every": 4, "progress": False}
     assert_same(simulate(ours, population, **options), simulate(ours, in_memory(population), **options))
 
 
+@pytest.mark.slow
 def test_the_clients_of_each_cluster_are_counted_anew_when_some_leave_and_join():
     churn = [Churn(1, leave=(2, 7)), Churn(3, join=(7,))]
     ours = hard_apart(landmarks=4, sampling="uniform")
@@ -154,6 +157,7 @@ def larger(tmp_path_factory):
 MANY = {"fedavg": {}, "ifca": {"start_rounds": 2}, "cfl_gp": {"landmarks": 3, "every": 1}, "fedgwc": {"landmarks": 3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("cfl_gp", "fedgwc"))) for name in MANY]
 )
@@ -173,6 +177,7 @@ def test_many_clients_stream_as_in_memory(larger, monkeypatch, name):
     assert streamed.history["num_clients"].max() <= 6
 
 
+@pytest.mark.slow
 def test_many_clients_are_compared_at_evaluations_and_events_alone(monkeypatch):
     """The same figures as of few clients, where there are any; also in a run that was left in between."""
     federation, options = blobs(clients=31), {"seed": 1, "eval_every": 4, "progress": False}
@@ -244,6 +249,7 @@ def test_a_configuration_names_a_population(population, tmp_path):
             RunConfig.from_json({"population": folder, **further})
 
 
+@pytest.mark.slow
 def test_the_cheapest_wrong_way_is_not_taken(population, monkeypatch):
     """Rows of the whole population never reach the devices in one array."""
     largest = []
