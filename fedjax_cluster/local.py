@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -67,7 +68,7 @@ def _mix(bits: Array) -> Array:
 
 
 def mini_batch(
-    rng_key: Array, data: ClientData, batch_size: int | None, step: Array | int = 0
+    rng_key: Array, data: ClientData, batch_size: int | None, step: Array | int = 0, fill: bool = False
 ) -> tuple[Array, Array, Array]:
     """The mini-batch of a local step: batches follow one another through epochs, each in a new random order.
 
@@ -76,14 +77,18 @@ def mini_batch(
       data: one client: x [N, ...], y [N, ...], num_examples i32[].
       batch_size: b; None takes all rows.
       step: i32[], counted over all epochs.
+      fill: of all rows, whether a client's own stand again and again in the place of padding, as in a batch that is
+        short: batch norm goes by every row that it sees.
 
     Returns:
       (x [b, ...], y [b, ...], mask bool[b]); the last batch of an epoch may be short.
     """
     rows = data.x.shape[0]
-    if batch_size is None or batch_size >= rows:
-        return data.x, data.y, jnp.arange(rows) < data.num_examples
     num_examples = jnp.maximum(data.num_examples, 1)
+    if batch_size is None or batch_size >= rows:
+        place = jnp.arange(rows, dtype=jnp.int32)
+        x, y = (data.x[place % num_examples], data.y[place % num_examples]) if fill else (data.x, data.y)
+        return x, y, place < data.num_examples
     steps_per_epoch = (num_examples + batch_size - 1) // batch_size
     step = jnp.asarray(step, jnp.int32)
     start = (step % steps_per_epoch) * batch_size
@@ -124,6 +129,30 @@ class StepGradient(Protocol):
     ) -> BatchGradient:
         """What step `number` follows, made of any calls of `batch_gradient`."""
         ...
+
+
+def following(update: LocalUpdate, purpose: str, term: Callable[[PyTree], PyTree]) -> LocalUpdate:
+    """The local update whose steps follow their gradient plus `term` of the parameters.
+
+    Raises:
+      ValueError: one that cannot; `purpose` completes "the local update cannot be".
+    """
+    plain = getattr(update, "step_gradient", None)
+
+    def follow(
+        batch_gradient: BatchGradientOf,
+        keys: Array,
+        model: Model,
+        variables: Variables,
+        data: ClientData,
+        number: Array | int,
+        /,
+    ) -> BatchGradient:
+        assert plain is not None  # by `changed`
+        found = plain(keys, model, variables, data, number)
+        return found._replace(gradient=jax.tree.map(jnp.add, found.gradient, term(variables.params)))
+
+    return changed(update, purpose, gradient=follow)
 
 
 class sgd(Options):
@@ -240,7 +269,10 @@ class sgd(Options):
     ) -> BatchGradient:
         """∇f on mini-batch `number`."""
         trained = mixed_precision(model, self.precision)
-        batch, key = mini_batch(keys[0], data, self.batch_size, number), jax.random.fold_in(keys[1], number)
+        # NOTE: statistics of a batch that is short of b rows count some of the client's rows once more than others.
+        fill = bool(jax.tree.leaves(variables.stats))
+        batch = mini_batch(keys[0], data, self.batch_size, number, fill)
+        key = jax.random.fold_in(keys[1], number)
 
         def loss(params: PyTree) -> tuple[Array, PyTree]:
             return mean_loss(trained, Variables(params, variables.stats), batch, train=True, rng_key=key)

@@ -199,7 +199,8 @@ def step_clusters(
         jax.tree.map(jnp.negative, mean["delta"]), clusters.optimizer, clusters.params
     )
     old = (clusters.params, clusters.stats, clusters.optimizer)
-    new = (optax.apply_updates(clusters.params, updates), mean["stats"], state)
+    # Means of narrow numbers are float32.
+    new = tree.of_types((optax.apply_updates(clusters.params, updates), mean["stats"], state), old)
     occupied, finite = sent.weight > 0, _still_finite(new, old)
     params, stats, state = tree.where(occupied & finite, new, old)
     if sent.clip is not None:

@@ -59,6 +59,15 @@ def where(condition: Array, tree: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(choose, tree, other)
 
 
+def of_types(tree: PyTree, like: PyTree) -> PyTree:
+    """The leaves in the types of those of `like`."""
+
+    def one(leaf, other):
+        return leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype)
+
+    return jax.tree.map(one, tree, like)
+
+
 def scale_rows(tree: PyTree, factor: Array) -> PyTree:
     """Multiplies row k of every leaf [K, ...] by `factor[k]`."""
     return jax.tree.map(lambda leaf: leaf * factor.reshape((-1,) + (1,) * (leaf.ndim - 1)), tree)

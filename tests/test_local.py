@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -118,6 +119,27 @@ def test_padding_rows_change_nothing():
     one, other = (own.run(KEY, nn.linear(), start, rows) for rows in (data, noise))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class Normed(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.0, name="norm")(x)
+        return linen.Dense(3, name="output")(x)
+
+
+@pytest.mark.parametrize("batch_size", [None, 20, 64])
+def test_statistics_of_a_whole_batch_are_of_the_clients_rows_and_not_of_padding(batch_size):
+    """Padding of zeros made them a fraction of what they are."""
+    model, data = nn.from_flax(Normed()), client(valid=5)
+    padded = data._replace(x=data.x.at[5:].set(0.0))
+    own = local.sgd(0.1, batch_size=batch_size, steps=1)
+    result = own.run(KEY, model, model.init(KEY, INFO), padded)
+    # Five rows go four times into twenty.
+    np.testing.assert_allclose(result.stats["norm"]["mean"], np.asarray(data.x[:5]).mean(0), rtol=1e-5, atol=1e-6)
+    short = jax.tree.map(lambda leaf: leaf[:5] if leaf.ndim else leaf, padded)
+    alone = own.run(KEY, model, model.init(KEY, INFO), short)
+    np.testing.assert_allclose(result.losses, alone.losses, rtol=1e-5)
 
 
 def test_proximal_term_and_weight_decay_enter_the_gradient():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.local import client_key, num_batches, server_key
+from fedjax_cluster.local import client_key, following, num_batches, server_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
@@ -37,7 +37,6 @@ from fedjax_cluster.types import (
     Clusters,
     Cohort,
     LocalUpdate,
-    Model,
     Population,
     PyTree,
     RoundInfo,
@@ -55,6 +54,9 @@ class SoftClients(NamedTuple):
     num_examples: Array  # i32[M]
     trained: Array  # bool[M], whether the client's own model has been trained
     own: Variables  # leaves [M, ...], the clients' own models, which never leave them but in a mean
+
+
+PULLED = "pulled towards several models"
 
 
 class fedsoft(Method):
@@ -97,6 +99,10 @@ class fedsoft(Method):
         f"{AGGREGATION}. Of changes from the centre; other rules count a client once for each cluster that draws it",
         default=None,
     )
+
+    def check(self) -> None:
+        # Refused here rather than in the first round.
+        _ = following(self.local, PULLED, lambda params: params)
 
     def importance(self, shares: Array) -> Array:
         """u_ik of shares [..., K]."""
@@ -179,11 +185,12 @@ class fedsoft(Method):
             assert client.weights is not None
             pull = self.importance(shares)
             centre = jax.tree.map(
-                lambda leaf: jnp.tensordot(pull / pull.sum(), leaf, 1, precision="highest"), state.clusters.params
+                lambda leaf: jnp.tensordot((pull / pull.sum()).astype(leaf.dtype), leaf, 1, precision="highest"),
+                state.clusters.params,
             )
-            pulled = pull_towards(self.model, centre, self.proximal * pull.sum())
+            pulled = pulled_towards(self.local, centre, self.proximal * pull.sum())
             key = client_key(rng_key, client.index)
-            result = self.local.run(key, pulled, own, client.data, round=state.round)
+            result = pulled.run(key, self.model, own, client.data, round=state.round)
             moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
             return client.weights, moved, report(result)
 
@@ -207,6 +214,7 @@ class fedsoft(Method):
         mean = sent.value
         if self.aggregation is not None:
             mean = Variables(jax.tree.map(jnp.add, state.clusters.params, mean["delta"]), mean["stats"])
+        mean = tree.of_types(mean, Variables(state.clusters.params, state.clusters.stats))
         drawn_for = sent.weight > 0
         centres = state.clusters._replace(
             params=tree.where(drawn_for, mean.params, state.clusters.params),
@@ -274,19 +282,13 @@ def draw_clients(rng_key: Array, odds: Array, most: int, wanted: Array) -> Array
     return jax.vmap(of_cluster, out_axes=1)(jnp.arange(num_clusters), odds.T)
 
 
-def pull_towards(model: Model, centre: PyTree, strength: Array) -> Model:
-    """The model with the gradient of strength/2 · ‖θ − centre‖² added to its loss's, whose value stays the data's.
+def pulled_towards(update: LocalUpdate, centre: PyTree, strength: Array) -> LocalUpdate:
+    """The local update whose steps follow the gradient of strength/2 · ‖θ − centre‖² too.
 
     λ/2 Σ_k u_k ‖w − c_k‖² has the gradient of λ·U/2 · ‖w − c̄‖² with U = Σ u_k and c̄ = Σ u_k c_k / U.
     """
 
-    def apply(variables: Variables, x: Array, *, train: bool, rng_key: Array | None = None):
-        outputs, stats = model.apply(variables, x, train=train, rng_key=rng_key)
-        squares = jax.tree.map(lambda leaf, other: jnp.sum((leaf - other) ** 2), variables.params, centre)
-        penalty = 0.5 * strength * sum(jax.tree.leaves(squares))
-        return (outputs, penalty - jax.lax.stop_gradient(penalty)), stats
+    def pull(params: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf, other: strength.astype(leaf.dtype) * (leaf - other), params, centre)
 
-    def loss(outputs: tuple[Any, Array], y: Array) -> Array:
-        return model.loss(outputs[0], y) + outputs[1]
-
-    return model._replace(apply=apply, loss=loss)
+    return following(update, PULLED, pull)

@@ -140,8 +140,9 @@ class fesem(AveragingMethod):
         ).reduced
         mean = weighted_mean(reduced)
         # A client whose training diverged is no centre.
-        drawn_models = Variables(mean["params"], mean["stats"])
-        kept = tree.where(reduced.weight > 0, drawn_models, Variables(models.params, models.stats))
+        before = Variables(models.params, models.stats)
+        drawn_models = tree.of_types(Variables(mean["params"], mean["stats"]), before)
+        kept = tree.where(reduced.weight > 0, drawn_models, before)
         centres = models._replace(params=kept.params, stats=kept.stats)
         slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
         return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32))

@@ -21,24 +21,24 @@ from fedjax_cluster.algorithms.personal import (
 )
 from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
 from fedjax_cluster.inference import full_gradient
-from fedjax_cluster.local import BatchGradientOf, client_key, sgd
-from fedjax_cluster.options import changed, option
+from fedjax_cluster.local import client_key, following, sgd
+from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import Weighting, combine
 from fedjax_cluster.types import (
-    BatchGradient,
     ClientData,
     ClientMapping,
     Cohort,
     LocalResult,
     LocalUpdate,
-    Model,
     Population,
     PyTree,
     RoundInfo,
     State,
     Variables,
 )
+
+CORRECTED = "given control variates"
 
 
 class scaffold(fedavg):
@@ -81,8 +81,9 @@ class scaffold(fedavg):
     )
 
     def check(self) -> None:
-        if not isinstance(self.local, sgd):
-            raise ValueError("the local update cannot be given control variates; use local.sgd")
+        # Refused here rather than in the first round.
+        _ = following(self.local, CORRECTED, lambda params: params)
+        assert isinstance(self.local, sgd)
         if self.control == "steps" and isinstance(self.local.learning_rate, optax.GradientTransformation):
             raise ValueError(
                 "control is 'steps', which divides the change by the rate of plain steps, but learning_rate of local "
@@ -98,7 +99,8 @@ class scaffold(fedavg):
         start, common = global_model(state.clusters), state.server
 
         def train(client: Client, own: PyTree) -> Trained:
-            update = self.corrected(jax.tree.map(jnp.subtract, common, own))
+            correction = jax.tree.map(jnp.subtract, common, own)
+            update = following(self.local, CORRECTED, lambda params: correction)
             key = client_key(rng_key, client.index)
             result = update.run(key, self.model, start, client.data, round=state.round)
             renewed, more = self.renewed(start, common, own, result, client.data, state.round)
@@ -119,7 +121,7 @@ class scaffold(fedavg):
         difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
         count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
         total = self.total(difference, done.accepted, cohort.mapping)
-        server = jax.tree.map(lambda leaf, change: leaf + change / count, common, total)
+        server = jax.tree.map(lambda leaf, change: leaf + change / count.astype(leaf.dtype), common, total)
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         costs = all_costs(done, moved, cohort.mask)
         # Of the model and of the control variate.
@@ -133,26 +135,7 @@ class scaffold(fedavg):
             return jax.tree.map(lambda change: change.sum(0), limited)
         rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
         one = combine(self.aggregation, rows, accepted, 1, mapping).value
-        return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(jnp.float32)), one)
-
-    def corrected(self, correction: PyTree) -> LocalUpdate:
-        """The local update whose steps follow the gradient plus c − c_i."""
-        assert isinstance(self.local, sgd)  # by `check`
-        plain = self.local.step_gradient
-
-        def follow(
-            batch_gradient: BatchGradientOf,
-            keys: Array,
-            model: Model,
-            variables: Variables,
-            data: ClientData,
-            number: Array | int,
-            /,
-        ) -> BatchGradient:
-            found = plain(keys, model, variables, data, number)
-            return found._replace(gradient=jax.tree.map(jnp.add, found.gradient, correction))
-
-        return changed(self.local, "given control variates", gradient=follow)
+        return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(change.dtype)), one)
 
     def renewed(
         self, start: Variables, common: PyTree, own: PyTree, result: LocalResult, data: ClientData, round: Array
@@ -164,8 +147,9 @@ class scaffold(fedavg):
             return full_gradient(self.model, start, data), (data.num_examples + rows - 1) // rows
         way = jnp.asarray(result.num_steps, jnp.float32) * self.local.rate_at(round)
         # A round of rate 0 tells nothing of the gradient.
+        length = jnp.where(way > 0, way, 1.0)
         new = jax.tree.map(
-            lambda mine, theirs, delta: jnp.where(way > 0, mine - theirs - delta / jnp.where(way > 0, way, 1.0), mine),
+            lambda mine, theirs, delta: jnp.where(way > 0, mine - theirs - delta / length.astype(delta.dtype), mine),
             own,
             common,
             result.delta,
@@ -182,5 +166,7 @@ class scaffold(fedavg):
             return state
         there = jnp.asarray(state.clients.present, jnp.float32)
         share = there / jnp.maximum(there.sum(), 1.0)
-        mean = jax.tree.map(lambda own: jnp.tensordot(share, own, 1, precision="highest"), state.clients.own)
+        mean = jax.tree.map(
+            lambda own: jnp.tensordot(share.astype(own.dtype), own, 1, precision="highest"), state.clients.own
+        )
         return state._replace(server=mean)
