@@ -89,13 +89,14 @@ def _walked(rng_key: Array, present: Array, wanted: Array, size: int) -> Selecti
     return Selection(jnp.where(mask, index, capacity), mask)
 
 
-def with_these_first(selection: Selection, these: Array, capacity: int, when: Array) -> Selection:
+def with_these_first(selection: Selection, these: Array, there: Array, capacity: int, when: Array) -> Selection:
     """A selection of as many clients out of `capacity`; `when` bool[] holds, `these` i32[m], ascending, come first.
 
-    One that is in place has everybody already.
+    Those of them who are `there`, bool[m], that is. One that is in place has everybody already.
 
     >>> drawn = Selection(jnp.asarray([5, 2, 7, 9]), jnp.asarray([True, True, True, False]))
-    >>> with_these_first(drawn, jnp.asarray([2, 3]), 9, jnp.asarray(True)).index.tolist()
+    >>> these, there = jnp.asarray([2, 3, 8]), jnp.asarray([True, True, False])
+    >>> with_these_first(drawn, these, there, 9, jnp.asarray(True)).index.tolist()
     [2, 3, 5, 9]
     """
     index, mask = selection.index, selection.mask
@@ -104,7 +105,7 @@ def with_these_first(selection: Selection, these: Array, capacity: int, when: Ar
     place = jnp.minimum(jnp.searchsorted(these, index), len(these) - 1)
     kept = mask & (these[place] != index)
     joined = jnp.concatenate([these.astype(jnp.int32), index])
-    order = jnp.argsort(jnp.concatenate([jnp.zeros(len(these), bool), ~kept]), stable=True)[: len(index)]
+    order = jnp.argsort(jnp.concatenate([~there, ~kept]), stable=True)[: len(index)]
     return Selection(jnp.where(when, jnp.where(mask, joined[order], capacity), index), mask)
 
 

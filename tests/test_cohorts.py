@@ -79,18 +79,18 @@ def test_a_draw_side_by_side_is_that_of_each_alone():
 @pytest.mark.parametrize("valid", [5, 3, 2])
 def test_these_come_before_all_others(valid):
     drawn = Selection(jnp.asarray([7, 3, 9, 1, 4]), jnp.arange(5) < valid)
-    these = jnp.asarray([3, 8])
-    found = cohorts.with_these_first(drawn, these, 20, jnp.asarray(True))
+    these, there = jnp.asarray([3, 5, 8]), jnp.asarray([True, False, True])
+    found = cohorts.with_these_first(drawn, these, there, 20, jnp.asarray(True))
     assert found.mask.tolist() == drawn.mask.tolist()
     assert np.asarray(found.index)[:valid].tolist() == [3, 8, 7, 9, 1][:valid]
     assert (np.asarray(found.index)[valid:] == 20).all()
-    same = cohorts.with_these_first(drawn, these, 20, jnp.asarray(False))
+    same = cohorts.with_these_first(drawn, these, there, 20, jnp.asarray(False))
     np.testing.assert_array_equal(same.index, drawn.index)
 
 
 def test_a_cohort_of_everybody_stays_in_place():
     everybody = cohorts.in_place(jnp.ones(6, bool))
-    found = cohorts.with_these_first(everybody, jnp.asarray([4, 5]), 6, jnp.asarray(True))
+    found = cohorts.with_these_first(everybody, jnp.asarray([4, 5]), jnp.ones(2, bool), 6, jnp.asarray(True))
     assert found.index.tolist() == list(range(6))
 
 

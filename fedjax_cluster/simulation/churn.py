@@ -56,6 +56,22 @@ class Schedule:
             raise ValueError(f"{algorithm.name} admits no client during a run; leave the joins out of churn")
         self._algorithm = algorithm
 
+    def check_landmarks(self, state: State) -> None:
+        """Raises a ValueError where so many landmarks leave that the method cannot go by them any more."""
+        least = getattr(self._algorithm, "fewest_landmarks", 0)
+        landmarks = getattr(state.server, "landmarks", None)
+        if landmarks is None or not self.changes:
+            return
+        theirs = set(np.asarray(parallel.fetched(landmarks)).tolist())
+        there = theirs.copy()
+        for change in self.changes:
+            there = (there - set(change.leave)) | (theirs & set(change.join))
+            if len(there) < least:
+                raise ValueError(
+                    f"before round {change.round} {len(there)} of the landmarks {sorted(theirs)} are there, but "
+                    f"{self._algorithm.name} needs {least}; give more landmarks, or keep them from leaving"
+                )
+
     def _first_joins(self) -> set[int]:
         left: set[int] = set()
         joined: set[int] = set()

@@ -146,6 +146,7 @@ def simulate(
     )
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
+        schedule.check_landmarks(run.state)
         run.config, run.pause = config, checkpoint_every
         if run.done > rounds:
             raise ValueError(
@@ -243,8 +244,7 @@ class Run:
         """
         start, started = self.done, time.perf_counter()
         reports = self.segment(int(stop), due)
-        reached = self.done
-        elapsed = time.perf_counter() - started
+        reached, elapsed = self.done, time.perf_counter() - started
         return elapsed, self.add_rounds(reports, start, reached, elapsed) / max(elapsed, 1e-9)
 
     def add_rounds(self, reports: Mapping[str, Any], start: int, reached: int, elapsed: float) -> float:

@@ -14,8 +14,8 @@ from fedjax_cluster.algorithms.cfl_gp import landmarks as cfl_gp_landmarks
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.report.methods import cfl_gp as cfl_gp_pictures
-from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Cohort
+from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.types import Churn, Cohort
 from tests.federations import blobs
 from tests.reference import federated
 from tests.turns import drawn_batches, linear_models, turns, uneven
@@ -154,3 +154,42 @@ def test_cfl_gp_that_keeps_the_profiles_of_landmarks_who_are_everybody_is_the_sa
     assert one.labels.tolist() == other.labels.tolist()
     np.testing.assert_allclose(other.state.server.kept.profile, one.state.clients.profile, rtol=1e-5, atol=1e-6)
     assert {"client_features", "singular_values"} <= set(cfl_gp_pictures.figures(other))
+
+
+@pytest.mark.parametrize("profiles_of", ["everybody", pytest.param("landmarks", marks=pytest.mark.slow)])
+def test_the_landmarks_that_are_there_are_in_every_clustering_round_whoever_leaves_and_joins(profiles_of):
+    """Drawn anew among those present, others came in their place; and of the absent, some trained."""
+    algorithm = sole(landmarks=4, profiles_of=profiles_of)
+    federation = blobs(clients=12, groups=3, rows=24, ragged=False)
+    chosen = simulate(algorithm, federation, rounds=1, mapping=ONE, progress=False).state.server.landmarks.tolist()
+    others = [client for client in range(12) if client not in chosen]
+    churn = [
+        Churn(1, leave=(chosen[0], *others[:4])), Churn(3, join=(others[0],)), Churn(4, join=(chosen[0],)),
+        Churn(5, leave=tuple(others[:1] + others[5:])),
+    ]  # fmt: skip
+    there, select, sizes = set(range(12)), jax.jit(algorithm.select), []
+    for number in range(7):
+        options = {"rounds": number + 1, "mapping": ONE, "progress": False, "churn": churn}
+        state = simulate(algorithm, federation, **options).state
+        for change in churn:
+            if change.round == number:
+                there = (there - set(change.leave)) | set(change.join)
+        selected = select(jax.random.fold_in(run_keys(0).cohorts, number), state._replace(round=jnp.asarray(number)))
+        drawn = set(np.asarray(selected.index)[np.asarray(selected.mask)].tolist())
+        assert drawn <= there
+        assert len(drawn & set(chosen)) == min(len(drawn), len(there & set(chosen)))
+        assert state.server.landmarks.tolist() == chosen
+        sizes.append(len(drawn))
+    assert max(sizes) > len(chosen) > min(sizes)
+
+
+def test_landmarks_who_leave_are_told_before_the_first_round():
+    """Without them nobody would be in a cluster, nor train one, ever after."""
+    algorithm, federation = sole(landmarks=4), blobs(clients=12, groups=3)
+    chosen = simulate(algorithm, federation, rounds=1, mapping=ONE, progress=False).state.server.landmarks.tolist()
+    few = rf"before round 2 2 of the landmarks \[{', '.join(map(str, chosen))}\] are there, but cfl_gp needs 3"
+    churn = [Churn(1, leave=chosen[:1]), Churn(2, leave=chosen[1:2])]
+    with pytest.raises(ValueError, match=few):
+        simulate(algorithm, federation, rounds=3, mapping=ONE, churn=churn, progress=False)
+    back = [Churn(1, leave=chosen[:1]), Churn(2, join=chosen[:1]), Churn(2, leave=chosen[1:2])]
+    simulate(algorithm, federation, rounds=3, mapping=ONE, churn=back, progress=False)

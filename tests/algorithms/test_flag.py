@@ -1,18 +1,20 @@
 """FLAG and PACFL against plain NumPy, and what they must tell apart."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import clustering, local, nn
+from fedjax_cluster import clustering, local, nn, parallel
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.data import digits, scenarios
 from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.types import Churn
 from tests.directions import EPOCHS, FULL, ROUNDS, SCAN, at_threshold, lines, model_of, pacfl_started, place
 from tests.federations import as_lists, blobs
 from tests.reference import federated, linkage
@@ -223,3 +225,19 @@ def test_examples_without_classes_are_refused():
     for method in (flag, pacfl):
         with pytest.raises(ValueError, match="class by class"):
             method(nn.linear(), clusters=2, local=FULL).init(jax.random.key(0), regression)
+
+
+@pytest.mark.slow
+def test_rows_that_fill_up_devices_are_in_no_cluster_of_a_run_that_is_resumed(tmp_path):
+    """A cluster that everybody has left was counted for the row that nobody has."""
+    algorithm, federation = at_threshold()[0], lines()
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    first = np.flatnonzero(simulate(algorithm, federation, rounds=1, mapping=two, progress=False).labels == 0)
+    run = functools.partial(
+        simulate, algorithm, federation, mapping=two, progress=False, churn=[Churn(1, leave=tuple(first.tolist()))]
+    )
+    whole = run(rounds=3)
+    run(rounds=2, run_dir=tmp_path / "run")
+    resumed = run(rounds=3, run_dir=tmp_path / "run")
+    np.testing.assert_array_equal(resumed.history["num_clusters"], whole.history["num_clusters"])
+    assert resumed.summary["num_clusters"] == whole.summary["num_clusters"] == 2

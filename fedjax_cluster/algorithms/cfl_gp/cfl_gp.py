@@ -208,6 +208,11 @@ class cfl_gp(AveragingMethod):
         assert self.landmarks is not None
         return landmarks_among(present, self.landmarks)
 
+    @property
+    def fewest_landmarks(self) -> int:
+        """Of whom there are always to be so many."""
+        return 2 if self.clusters == "auto" else self.clusters
+
     def profile_leaves(self, params: PyTree) -> list[Array]:
         chosen = tree.match(params, self.profile_layers)
         return [leaf for leaf, pick in zip(jax.tree.leaves(params), jax.tree.leaves(chosen), strict=True) if pick]
@@ -255,8 +260,8 @@ class cfl_gp(AveragingMethod):
         present = state.clients.present
         part = cohorts.uniform(rng_key, present, self.participation)
         if self.joined_late:
-            due = self.clustering_due(state.round)
-            part = cohorts.with_these_first(part, self.landmarks_of(present), len(present), due)
+            landmarks, due = state.server.landmarks, self.clustering_due(state.round)
+            part = cohorts.with_these_first(part, landmarks, present[landmarks], len(present), due)
         if self.participation == 1 or self.cluster_cohort:
             return part
         mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")

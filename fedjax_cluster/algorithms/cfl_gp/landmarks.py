@@ -20,8 +20,7 @@ from fedjax_cluster.algorithms.round import labels, one_hot
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.types import ClientMapping, Cohort, State
 
-# Who the landmarks are depends on who is there alone, so that cohorts with them can be drawn ahead of their rounds.
-SEED = 0
+SEED = 0  # the landmarks are the same in all runs
 
 
 class LandmarkServer(NamedTuple):
@@ -42,7 +41,7 @@ class Groups(NamedTuple):
 
 
 def landmarks_among(present: Array, number: int) -> Array:
-    """i32[m]: the landmarks of the clients that are present, bool[M]; the same in all runs."""
+    """i32[m]: the landmarks of the clients that are present at the start, bool[M]."""
     return clustering.draw_landmarks(jax.random.key(SEED), number, present)
 
 
@@ -114,7 +113,7 @@ def group_rows(
     group = functools.partial(group_landmarks, num_clusters=own.membership.shape[1])
     label, groups = parallel.on_each_device(group, mapping)(rng_key, own)
     # Before every model was queried, the groups are those of the random start.
-    complete = (own.updates > 0).any(0).all()
+    complete = ((own.updates > 0) & own.present[:, None]).any(0).all()
     new = jnp.where((old < 0) & ~complete, old, nearest(groups))
     itself = index[:, None] == landmarks[None]
     return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)

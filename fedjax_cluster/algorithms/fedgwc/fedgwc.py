@@ -75,6 +75,7 @@ class fedgwc(AveragingMethod):
 
     sends = SHOWN
     clusters_by = "shown"
+    fewest_landmarks = 2
     defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
     clusters: int = option(

@@ -338,14 +338,14 @@ class flag(SearchingMethod):
         mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
         measured, known = zeros.collected, zeros.accepted
-        size = known.shape[0]
-        many = size if self.landmarks is None else self.landmarks
+        many = len(known) if self.landmarks is None else self.landmarks
         matrices = Matrices(*[jnp.zeros((many, many))] * 3)
         tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
         floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
         search = Search(floats, floats, whole, np.int32(0), np.int32(0))
         models, present = start_models(self.model, rng_key, population, self.clusters)
-        label, landmarks = np.zeros(size, np.int32), None if self.landmarks is None else jnp.arange(many)
+        label = np.where(np.asarray(present), 0, -1)  # rows that fill up devices stay as they are here
+        landmarks = None if self.landmarks is None else jnp.arange(many)
         sent = Sent(measured.vectors, measured.counts, measured.update, known)
         state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
         return state, initial_info(self.clusters)
