@@ -3,6 +3,7 @@
 A population is a folder of ArrayRecord files, shard by shard, with one index:
 
     population.json             sealed: format, version, the data's description, clients and sizes of each shard
+    users.npy                   the users' ids, where clients have any
     clients.npy                 one record a client: training and test rows (int32), true group, checksum of its rows
     train-00000.arrayrecord     a record a client, in the clients' order: the bytes of its x, then those of its y
     test-00000.arrayrecord      its test rows likewise
@@ -14,43 +15,33 @@ from __future__ import annotations
 
 import itertools
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from fedjax_cluster.data.sources import narrow
+from fedjax_cluster.data.encoded_clients import ClientRows, Encoded, Encoder
 from fedjax_cluster.data.stored import CLIENT, PARTS, Layout, Rows, Store, client_data, shard_file
-from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
-from fedjax_cluster.files import atomic_file, digest, plain, read_json, remove_strays, sealed, taken, write_json
+from fedjax_cluster.files import (
+    atomic_file,
+    digest,
+    is_sealed,
+    plain,
+    read_json,
+    remove_strays,
+    sealed,
+    taken,
+    write_json,
+)
 from fedjax_cluster.options import BELOW_ONE, POSITIVE, SEED, as_path, shown, with_checks
-from fedjax_cluster.types import ClientData, DatasetInfo, Federation
+from fedjax_cluster.types import ClientData, DatasetInfo, Federation, UserFederation
 
 FORMAT, VERSION = "fedjax_cluster population", 1
-MANIFEST, INDEX, WRITING = "population.json", "clients.npy", ".writing"
+MANIFEST, INDEX, USERS, WRITING = "population.json", "clients.npy", "users.npy", ".writing"
 OPTIONS = "group_size:1,uncompressed"  # a client is read alone
-
-
-class ClientRows(NamedTuple):
-    """What a client has; a tuple of the first two, four or five is taken too."""
-
-    x: Any  # [n, ...]
-    y: Any  # [n, ...]
-    test_x: Any = None  # [m, ...]; None: some of the rows above are for testing
-    test_y: Any = None
-    group: int = -1  # the client's true distribution; −1: unknown
-
-
-class _Encoded(NamedTuple):
-    """A client as it goes into the files."""
-
-    entry: tuple[int, int, int, int]  # as CLIENT has it
-    train: bytes
-    test: bytes
 
 
 @with_checks(test_fraction=BELOW_ONE, seed=SEED, shard_megabytes=POSITIVE)
@@ -72,8 +63,8 @@ def write_population(
       folder: where; must not exist.
       clients: a Federation, or an iterable of (x, y), (x, y, test_x, test_y) or `ClientRows`: arrays as `from_arrays`
         takes them, with as many rows as each client has.
-      info: the data's description. Default: named after the folder and what it holds; a regression where y has
-        fractions, else a classification whose classes are counted.
+      info: the data's description. Default: named after the folder and what it holds; a regression where y is
+        of floating-point numbers, else a classification whose classes are counted.
       test_fraction: share of the rows of a client given as (x, y) that it is tested on, drawn at random; 0 is
         none. A client with a single row keeps it for training.
       seed: decides which.
@@ -96,8 +87,10 @@ def write_population(
     folder = as_path("folder", folder).expanduser()
     if folder.exists():
         raise ValueError(f"{folder} exists already: give another folder, or read what it holds with open_population")
+    users = None
     if isinstance(clients, Federation):
         info = clients.info if info is None else info
+        users = getattr(clients, "user_ids", None)
         clients = _of_federation(clients)
     if not isinstance(clients, Iterable):
         raise ValueError(f"clients is {shown(clients)}; it must be a Federation, or an iterable of clients' arrays")
@@ -106,12 +99,12 @@ def write_population(
     with taken(beside):
         remove_strays(beside)
         known = _pieces(beside)
-        encoder = _Encoder(beside, info, test_fraction, seed)
+        encoder = Encoder(beside, info, test_fraction, seed)
         new, done = encoder.encoded(clients, np.concatenate([np.zeros(0, CLIENT), *known])), len(known)
         while (first := next(new, None)) is not None:
             _write_shard(beside, done, itertools.chain([first], new), shard_megabytes * 1e6)
             done += 1
-        _finish(beside, folder.name, encoder)
+        _finish(beside, folder.name, encoder, None if users is None else np.asarray(users))
     os.replace(beside, folder)
     for piece in folder.glob("clients-*.npy"):
         piece.unlink()
@@ -147,10 +140,14 @@ def open_population(folder: str | os.PathLike) -> Federation:
         with (folder / INDEX).open("rb") as file:
             index = np.load(file, allow_pickle=False)
         whole = index.dtype == CLIENT and digest(index) == manifest["index"] and len(index) == sum(shards)
+        users = np.load(folder / USERS, allow_pickle=False) if "users" in manifest else None
     except (KeyError, TypeError, OSError, ValueError, EOFError) as error:
         raise ValueError(f"the population in {folder} is damaged ({error}): write it anew, or put it back") from error
-    if not whole:
-        raise ValueError(f"{folder / INDEX} is not what was written there: write the population anew, or put it back")
+    for file, as_written in ((INDEX, whole), (USERS, users is None or digest(users) == manifest["users"])):
+        if not as_written:
+            raise ValueError(
+                f"{folder / file} is not what was written there: write the population anew, or put it back"
+            )
     for number, shard in enumerate(sizes):
         for part in PARTS:
             file = folder / shard_file(part, number)
@@ -161,7 +158,8 @@ def open_population(folder: str | os.PathLike) -> Federation:
     store = Store(folder, layout, index, shards, manifest["index"])
     group = np.ascontiguousarray(index["group"])
     known = group if (group >= 0).any() else None
-    return Federation(client_data(store, "train"), client_data(store, "test"), None, known, info)
+    found = Federation(client_data(store, "train"), client_data(store, "test"), None, known, info)
+    return found if users is None else UserFederation.of(found, users)
 
 
 def in_memory(federation: Federation, clients: Any = None) -> Federation:
@@ -174,13 +172,24 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
     Returns:
       A Federation in memory, of the clients in the order given, with as many rows of padding.
 
+    Raises:
+      ValueError: a client there is not.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     many = [(np.full((5, 4), client, np.float32), np.arange(5) % 2) for client in range(6)]
     ...     in_memory(write_population(f"{folder}/mine", many), [4, 2]).train.x[:, 0, 0]
     array([4., 2.], dtype=float32)
     """
-    index = np.arange(len(federation.train.num_examples)) if clients is None else np.asarray(clients, np.int64)
+    everybody = np.arange(len(federation.train.num_examples))
+    try:
+        index = everybody if clients is None else everybody[np.asarray(clients)]
+    except IndexError as error:
+        raise ValueError(
+            f"clients is {shown(clients)}, but the federation has {len(everybody)} clients ({error})"
+        ) from error
+    if index.ndim != 1:
+        raise ValueError(f"clients is {shown(clients)}; give a list of clients")
 
     def taken_of(data: ClientData) -> ClientData:
         if isinstance(data.x, Rows):
@@ -189,7 +198,9 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
 
     validation = None if federation.validation is None else taken_of(federation.validation)
     group = None if federation.group is None else np.asarray(federation.group)[index]
-    return Federation(taken_of(federation.train), taken_of(federation.test), validation, group, federation.info)
+    found = Federation(taken_of(federation.train), taken_of(federation.test), validation, group, federation.info)
+    users = getattr(federation, "user_ids", None)
+    return found if users is None else UserFederation.of(found, np.asarray(users)[index])
 
 
 def on_devices(federation: Federation) -> Federation:
@@ -219,94 +230,6 @@ def is_population(folder: str | os.PathLike) -> bool:
     return (Path(folder).expanduser() / MANIFEST).is_file()
 
 
-class _Encoder:
-    """Clients checked and brought to bytes, each as the first one; counts their classes."""
-
-    def __init__(self, beside: Path, info: DatasetInfo | None, test_fraction: float, seed: int):
-        self.beside, self.info, self.test_fraction, self.seed = beside, info, test_fraction, seed
-        self.layout: Layout | None = None
-        self.classes = 0
-
-    def encoded(self, clients: Iterable[Any], known: np.ndarray) -> Iterator[_Encoded]:
-        """The clients beyond those in `known` CLIENT[], which must be the same as before."""
-        number = -1
-        for number, client in enumerate(clients):
-            try:
-                found = self.encode(number, client)
-            except ValueError as error:
-                raise ValueError(f"client {number} of the population: {error}") from error
-            if number >= len(known):
-                yield found
-            elif found.entry != known[number].item():
-                raise ValueError(self._another(known, f"client {number} is another one now"))
-        if number + 1 < len(known):
-            raise ValueError(self._another(known, f"there are only {number + 1} clients now"))
-        if number < 0:
-            raise ValueError("there are no clients at all: give at least one")
-
-    def _another(self, known: np.ndarray, what: str) -> str:
-        return (
-            f"{self.beside} holds {len(known)} clients of a write that was stopped, but {what}: give the same clients "
-            "to go on, or remove that folder"
-        )
-
-    def encode(self, number: int, client: Any) -> _Encoded:
-        if not isinstance(client, tuple) or len(client) not in (2, 4, 5):
-            raise ValueError(f"it is {shown(client)}: give (x, y), (x, y, test_x, test_y) or ClientRows")
-        rows = ClientRows(*client)
-        x, y = narrow("x", rows.x), narrow("y", rows.y)
-        if rows.test_x is None:
-            test_x, test_y = x[:0], y[:0]
-            tests = round(self.test_fraction * len(x)) if x.ndim and self.test_fraction else 0
-            if self.test_fraction and x.ndim and len(x) == len(y) > 1:
-                order = np.random.default_rng([self.seed, number]).permutation(len(x))
-                cut = min(max(1, tests), len(x) - 1)
-                x, y, test_x, test_y = x[order[cut:]], y[order[cut:]], x[order[:cut]], y[order[:cut]]
-        else:
-            test_x, test_y = narrow("test_x", rows.test_x), narrow("test_y", rows.test_y)
-        self._check(x, y, test_x, test_y)
-        train, test = x.tobytes() + y.tobytes(), test_x.tobytes() + test_y.tobytes()
-        group = -1 if rows.group is None else int(rows.group)
-        return _Encoded((len(x), len(test_x), group, zlib.crc32(test, zlib.crc32(train))), train, test)
-
-    def _check(self, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
-        check_lengths(x, y)
-        own = Layout(x.dtype, x.shape[1:], y.dtype, y.shape[1:])
-        if self.layout is None:
-            if self.info is not None and tuple(self.info.input_shape) != own.x_shape:
-                raise ValueError(
-                    f"inputs of shape {list(own.x_shape)}, but info.input_shape is {list(self.info.input_shape)}"
-                )
-            self.layout = own
-        others = Layout(test_x.dtype, test_x.shape[1:], test_y.dtype, test_y.shape[1:])
-        for found in (own, others):
-            if found != self.layout or len(test_x) != len(test_y):
-                raise ValueError(
-                    f"rows of {_kind(found)} where the first client's are of {_kind(self.layout)}: give all alike"
-                )
-        task = self.task
-        for inputs, targets in ((x, y), (test_x, test_y)) if len(test_x) else ((x, y),):
-            check_finite("x", inputs)
-            check_pixels("x", inputs, inputs.ndim - 1, task)
-            if task == "classification":
-                self.classes = max(self.classes, int(targets.max(initial=-1)) + 1)
-                check_labels(targets, self.classes if self.info is None else self.info.num_classes)
-            else:
-                check_finite("y", targets)
-
-    @property
-    def task(self) -> str:
-        assert self.layout is not None
-        if self.info is not None:
-            return self.info.task
-        return "regression" if self.layout.y_dtype.kind == "f" else "classification"
-
-
-def _kind(layout: Layout) -> str:
-    x, y = (f"{dtype} {list(shape)}" for dtype, shape in (layout[:2], layout[2:]))
-    return f"x {x} and y {y}"
-
-
 def _of_federation(federation: Federation) -> Iterator[ClientRows]:
     if federation.validation is not None:
         raise ValueError("a population has no validation rows: write federation._replace(validation=None)")
@@ -333,7 +256,7 @@ def _pieces(beside: Path) -> list[np.ndarray]:
     return pieces
 
 
-def _write_shard(beside: Path, number: int, clients: Iterator[_Encoded], most_bytes: float) -> None:
+def _write_shard(beside: Path, number: int, clients: Iterator[Encoded], most_bytes: float) -> None:
     """Clients into the next shard until it is full."""
     entries, size = [], 0
     with ExitStack() as stack:
@@ -357,7 +280,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         np.save(opened, array)
 
 
-def _finish(beside: Path, name: str, encoder: _Encoder) -> None:
+def _finish(beside: Path, name: str, encoder: Encoder, users: np.ndarray | None) -> None:
     """The index of all clients, and what says that they are all."""
     pieces, layout = _pieces(beside), encoder.layout
     assert layout is not None
@@ -378,6 +301,9 @@ def _finish(beside: Path, name: str, encoder: _Encoder) -> None:
         "shards": [{"clients": len(piece), **of} for piece, of in zip(pieces, sizes, strict=True)],
         "index": digest(index),
     }
+    if users is not None:
+        _save(beside / USERS, users)
+        content["users"] = digest(users)
     write_json(beside / MANIFEST, sealed(content))
 
 
@@ -396,6 +322,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(foreign) from None
     if manifest.get("format") != FORMAT:
         raise ValueError(foreign)
+    if not is_sealed(folder / MANIFEST):
+        raise ValueError(
+            f"{folder / MANIFEST} is not what was written there: put it back, or write the population anew"
+        )
     if manifest.get("version") != VERSION:
         raise ValueError(
             f"the population in {folder} has format {shown(manifest.get('version'))}, and this version of "

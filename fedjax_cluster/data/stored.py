@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,11 +48,13 @@ class Store:
     def __init__(self, folder: Path, layout: Layout, index: np.ndarray, shards: Sequence[int], digest: str):
         """Of a folder with `shards` clients in each shard; `index` CLIENT[M] says what each client has."""
         self.folder, self.layout, self.digest = folder, layout, digest
+        self.index = index
         self.counts = {part: np.ascontiguousarray(index[part], np.int32) for part in PARTS}
         # A client without test rows has a row of padding, so that there is always something to compute with.
         self.longest = {part: max(1, int(counts.max())) for part, counts in self.counts.items()}
         self._first = np.concatenate([[0], np.cumsum(shards)])
         self._readers: collections.OrderedDict[tuple[str, int], Any] = collections.OrderedDict()
+        self._known: set[int] = set()  # shards whose files are those that were written
         self._lock = threading.Lock()
 
     def read(self, part: str, clients: Any) -> ClientData:
@@ -107,6 +110,16 @@ class Store:
         return self.layout.x_dtype if which == "x" else self.layout.y_dtype
 
     def _records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:
+        if number not in self._known:
+            # ArrayRecord would read a file of another shard or population as well.
+            first = np.zeros(1, np.int64)
+            train, test = (self._read_records(part, number, first)[0] for part in PARTS)
+            if zlib.crc32(test, zlib.crc32(train)) != self.index["crc"][self._first[number]]:
+                raise ValueError(_damaged(self.folder / shard_file(part, number), "not the rows that were written"))
+            self._known.add(number)
+        return self._read_records(part, number, positions)
+
+    def _read_records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:
         file = self.folder / shard_file(part, number)
         with self._lock:
             try:
@@ -153,9 +166,12 @@ class Rows:
         return self.shape[0]
 
     def __getitem__(self, clients: Any) -> np.ndarray:
-        """One client's rows [N, ...], or those of clients i[C] as [C, N, ...]; a tuple goes on to take of them."""
+        """One client's rows [N, ...], or those of clients i[C] as [C, N, ...]; a tuple goes on to take of them.
+
+        Clients are chosen as NumPy does: from the end where negative, by bool[M], and with an IndexError beyond them.
+        """
         first, *rest = clients if isinstance(clients, tuple) else (clients,)
-        several = np.arange(len(self))[first] if isinstance(first, slice) else np.asarray(first)
+        several = np.asarray(np.arange(len(self))[first])
         found = self.store.rows(self.part, self.which, several.reshape(-1))
         found = found if several.ndim else found[0]
         return found[(slice(None), *rest) if several.ndim else tuple(rest)] if rest else found

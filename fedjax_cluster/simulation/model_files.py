@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,19 @@ import numpy as np
 
 from fedjax_cluster.files import atomic_file
 from fedjax_cluster.types import State, Variables
+
+OURS = re.compile(r"(cluster|client)\d+\.safetensors")
+
+
+def check_folder(folder: pathlib.Path, clusters: Iterable[int], clients: int) -> None:
+    """Raises a ValueError where models cannot be written, or those of other clusters and clients would stay by them."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; give a folder for the models")
+    own = {f"cluster{slot}.safetensors" for slot in map(int, clusters)}
+    own |= {f"client{client}.safetensors" for client in range(clients)}
+    there = (file.name for file in folder.glob("*.safetensors") if OURS.fullmatch(file.name))
+    if others := sorted(set(there) - own):
+        raise ValueError(f"{folder} holds {others[0]}, which would stay by them: give another folder, or empty it")
 
 
 def save_clusters(

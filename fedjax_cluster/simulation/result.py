@@ -21,12 +21,12 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.options import as_path
+from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.privacy.budget import Budget
 from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
-from fedjax_cluster.simulation.model_files import save_client, save_clusters
+from fedjax_cluster.simulation.model_files import check_folder, save_client, save_clusters
 from fedjax_cluster.simulation.outliers import Outliers, outliers
 from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
@@ -198,9 +198,11 @@ class SimulationResult:
 
         Raises:
           ImportError: there is no safetensors.
+          ValueError: the folder is a file, or holds models of clusters or clients that this result has not.
         """
-        folder = pathlib.Path(folder)
+        folder = as_path("folder", folder)
         clusters = np.flatnonzero(np.asarray(self.state.clusters.active))
+        check_folder(folder, clusters, len(self.federation.train.num_examples) if clients else 0)
         files = save_clusters(folder, self.state, clusters, self._told())
         if clients:
             for client in range(len(self.federation.train.num_examples)):
@@ -245,11 +247,14 @@ class SimulationResult:
         Raises:
           ValueError: no such client, no rows, or rows of another shape than the client's.
         """
+        client = checked("client", client, int)
         train = self.federation.train
         count = len(train.num_examples)
         if not 0 <= client < count:
             raise ValueError(f"client is {client}; the federation has clients 0 to {count - 1}")
         x = np.asarray(x)
+        if x.dtype.kind not in "biuf" and x.dtype != jnp.bfloat16:
+            raise ValueError(f"x holds {x.dtype}; give rows of numbers")
         if x.shape[1:] != np.shape(train.x)[2:]:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_cluster.data import ClientRows, check_federation, in_memory, open_population, write_population
 from fedjax_cluster.files import sealed
+from fedjax_cluster.types import UserFederation
 from tests.federations import blobs
 
 SMALL = 3e-4  # megabytes: a few clients a shard
@@ -145,7 +146,15 @@ def edited_manifest(folder):
     (folder / "population.json").write_text(text.replace('"num_classes": 3', '"num_classes": 2'))
 
 
+def unsealed_manifest(folder):
+    content = json.loads((folder / "population.json").read_text())
+    content.pop("seal")
+    content["info"]["num_classes"] = 2
+    (folder / "population.json").write_text(json.dumps(content))
+
+
 DAMAGE = {
+    "without its seal": (unsealed_manifest, "population.json is not what was written"),
     "cut": (cut, "has .* bytes of"),
     "a file gone": (lambda folder: (folder / "train-00000.arrayrecord").unlink(), "is missing"),
     "no index": (lambda folder: (folder / "clients.npy").unlink(), "is damaged"),
@@ -178,6 +187,62 @@ def test_damaged_rows_are_found_when_they_are_read(folder):
     assert "\n" not in str(error.value)
 
 
+def test_files_of_other_shards_are_not_read_as_these(tmp_path):
+    alike = [(np.full((2, 4), client, np.float32), np.arange(2)) for client in range(4)]
+    folder = tmp_path / "p"
+    write_population(folder, alike, shard_megabytes=1e-5)
+    one, other = (folder / f"train-0000{number}.arrayrecord" for number in (0, 1))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    with pytest.raises(ValueError, match=r"train-00000.* is damaged or gone \(not the rows that were written\)"):
+        in_memory(open_population(folder))
+
+
+def test_clients_are_chosen_as_numpy_does(folder):
+    rows = open_population(folder).train.x
+    everybody = in_memory(open_population(folder)).train.x
+    assert len(list(rows)) == len(rows) == 11
+    for which in (-1, 3, slice(2, 9, 3), [4, -2], np.arange(11) % 3 == 0, (np.array([1, 2]), 0)):
+        np.testing.assert_array_equal(rows[which], everybody[which])
+    with pytest.raises(IndexError):
+        rows[11]
+    with pytest.raises(IndexError):
+        rows[[0, -12]]
+
+
+@pytest.mark.parametrize("clients", [[-1], np.arange(11) % 3 == 0, [3, 3]])
+def test_some_clients_are_read_with_their_groups(folder, clients):
+    population = open_population(folder)
+    found, whole = in_memory(population, clients), in_memory(population)
+    np.testing.assert_array_equal(found.train.x, whole.train.x[clients])
+    np.testing.assert_array_equal(found.group, whole.group[clients])
+
+
+@pytest.mark.parametrize("clients", [[11], [[0, 1]], 3, ["a"], np.ones(4, bool)])
+def test_clients_there_are_not_are_refused(folder, clients):
+    with pytest.raises(ValueError, match="clients is") as error:
+        in_memory(open_population(folder), clients)
+    assert "\n" not in str(error.value)
+
+
+def test_users_keep_their_ids(tmp_path):
+    federation = UserFederation.of(blobs(clients=5), np.array(["ann", "bo", "cy", "di", "ed"]))
+    population = write_population(tmp_path / "p", federation)
+    assert population.user_ids.tolist() == ["ann", "bo", "cy", "di", "ed"]
+    assert in_memory(population, [3, 1]).user_ids.tolist() == ["di", "bo"]
+    np.save(tmp_path / "p" / "users.npy", np.array(["x"] * 5))
+    with pytest.raises(ValueError, match=r"users\.npy is not what was written"):
+        open_population(tmp_path / "p")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_labels_of_any_whole_numbers_are_classes(tmp_path, dtype):
+    population = write_population(tmp_path / "p", [(ONE[0], ONE[1].astype(dtype))], test_fraction=0)
+    assert population.info.num_classes == 2
+    assert population.info.task == "classification"
+
+
 ONE = np.zeros((2, 4), np.float32), np.arange(2)
 MISTAKES = {
     "no clients": ([], "no clients at all"),
@@ -187,6 +252,10 @@ MISTAKES = {
     "not finite": ([ONE, (np.full((2, 4), np.nan), ONE[1])], "client 1 .* NaN or infinity"),
     "x and y": ([(ONE[0], ONE[1][:1])], "client 0 .* differ in examples"),
     "negative": ([(ONE[0], -ONE[1])], "client 0 .* lie between -1"),
+    "text": ([(ONE[0], np.array(["a", "b"]))], "client 0 .*number"),
+    "a number": ([(np.float32(3), ONE[1])], "client 0 .* x is .*3.0.*: give an array"),
+    "group": ([ClientRows(*ONE, group=1.7)], "client 0 .* group is 1.7: number groups from 0"),
+    "large group": ([ClientRows(*ONE, group=2**40)], "client 0 .* group is 1099511627776: number groups"),
     "no tuple": ([ONE[0]], "client 0 .* give \\(x, y\\)"),
     "no iterable": (7, "clients is 7"),
 }

@@ -71,6 +71,37 @@ def test_saved_models_are_read_without_the_package(result, tmp_path):
     assert own["params"].keys() == read["params"].keys()
 
 
+def test_models_are_not_mixed_with_others(result, tmp_path):
+    pytest.importorskip("safetensors.numpy")
+    result.save_models(tmp_path)
+    assert result.save_models(tmp_path) == [tmp_path / "cluster0.safetensors"]
+    (tmp_path / "mine.safetensors").touch()
+    result.save_models(tmp_path)
+    (tmp_path / "cluster2.safetensors").touch()
+    with pytest.raises(ValueError, match=r"holds cluster2\.safetensors, which would stay by them"):
+        result.save_models(tmp_path)
+    with pytest.raises(ValueError, match="is a file; give a folder"):
+        result.save_models(tmp_path / "mine.safetensors")
+    with pytest.raises(ValueError, match="folder is None"):
+        result.save_models(None)
+
+
+@pytest.mark.parametrize(
+    ("client", "x", "said"),
+    [
+        (1.5, np.ones((1, 6)), "client is 1.5; it must be"),
+        ("a", np.ones((1, 6)), "client is 'a'; it must be"),
+        (True, np.ones((1, 6)), "client is True; it must be"),
+        (99, np.ones((1, 6)), "client is 99; the federation has"),
+        (0, np.full((1, 6), "a"), "x holds <U1; give rows of numbers"),
+        (0, np.ones((1, 5)), "x has rows of shape"),
+    ],
+)
+def test_predictions_that_cannot_be_are_refused_in_a_line(result, client, x, said):
+    with pytest.raises(ValueError, match=said):
+        result.predict(x, client)
+
+
 def test_without_safetensors_it_says_what_to_install(result, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     with pytest.raises(ImportError, match=r"fedjax_cluster\[safetensors\]"):
