@@ -1,6 +1,7 @@
 """Clients of very different work: dealt to the devices by it, which wait for one another as long as that takes."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -209,8 +210,9 @@ def test_the_flags_decide_how_long_devices_wait_for_one_another():
     assert ours.returncode == 0, said[-1000:]
     assert printed.split() == ["[2.]"]
     assert "waiting" not in said
-    assert ended.returncode not in (0, None)
-    assert "Termination timeout" in reason
+    # Of two threads that end the process at once, one may do so before the other has said why.
+    assert ended.returncode == -signal.SIGABRT
+    assert "Termination timeout" in reason or not reason
 
 
 @pytest.mark.slow
