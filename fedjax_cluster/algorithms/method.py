@@ -199,7 +199,7 @@ class Method(Options):
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether `select` depends on nothing but the key, the round and who is present: rows can be read ahead."""
+        """Whether `select` goes by the key, the round, who is present and a landmark alone: rows can be read ahead."""
         return type(self).select is Method.select and self.standing is None
 
     @property

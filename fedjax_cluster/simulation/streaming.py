@@ -24,8 +24,8 @@ MOST_ROUNDS = 32  # in one lot
 class Stream:
     """The cohorts of a run, some rounds at a time.
 
-    A draw that depends on nothing but the key, the round and who is present (`draws_ahead`) is made ahead, in a thread
-    that reads the rows while the devices compute. So is one that depends on clusters, which change at events alone, and
+    A draw that depends on nothing but the key, the round, who is present and who is a landmark (`draws_ahead`) is made
+    ahead, in a thread that reads the rows while the devices compute. So is one that depends on clusters, which change at events alone, and
     on what draws themselves change, such as how often clients were seen (`standing`); after an event it is made anew.
     Where it depends on all that rounds do, a cohort is drawn when its round comes, and the devices wait for its rows.
     """
@@ -101,8 +101,8 @@ class Stream:
         if self._standing is None and self._follows:
             self._standing = parallel.fetched(_counted(state, algorithm=self._algorithm))
         elif self._standing is None:
-            only = {**dict.fromkeys(state.clients._fields), "present": parallel.fetched(state.clients.present)}
-            self._standing = State(None, type(state.clients)(**only), None, np.int32(0))  # pyright: ignore
+            server = _alone(state.server, "landmarks") if hasattr(state.server, "landmarks") else None
+            self._standing = State(None, _alone(state.clients, "present"), server, np.int32(0))  # pyright: ignore
         return self._standing
 
     @in_32_bits
@@ -119,6 +119,11 @@ class Stream:
         # Beyond the last round nothing need be read.
         mask = drawn.mask & (number + np.arange(self._lot) < self._rounds)[:, None]
         return read_cohorts(self._population, number, drawn.index, mask, drawn.weights), standing
+
+
+def _alone(value: Any, name: str) -> Any:
+    """A NamedTuple with None for all but one of its arrays, which is fetched."""
+    return type(value)(**{**dict.fromkeys(value._fields), name: parallel.fetched(getattr(value, name))})
 
 
 @parallel.kept_program(static_argnames="algorithm")
