@@ -25,9 +25,10 @@ class Stream:
     """The cohorts of a run, some rounds at a time.
 
     A draw that depends on nothing but the key, the round, who is present and who is a landmark (`draws_ahead`) is made
-    ahead, in a thread that reads the rows while the devices compute. So is one that depends on clusters, which change at events alone, and
-    on what draws themselves change, such as how often clients were seen (`standing`); after an event it is made anew.
-    Where it depends on all that rounds do, a cohort is drawn when its round comes, and the devices wait for its rows.
+    ahead, in a thread that reads the rows while the devices compute. So is one that depends on clusters, which change
+    at events alone, and on what draws themselves change, such as how often clients were seen (`standing`); after an
+    event it is made anew. Where it depends on all that rounds do, a cohort is drawn when its round comes, and the
+    devices wait for its rows.
     """
 
     def __init__(
