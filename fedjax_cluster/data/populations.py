@@ -91,6 +91,8 @@ def write_population(
     if isinstance(clients, Federation):
         info = clients.info if info is None else info
         users = getattr(clients, "user_ids", None)
+        if users is not None and (users := np.asarray(users)).dtype == object:
+            users = users.astype(str)
         clients = _of_federation(clients)
     if not isinstance(clients, Iterable):
         raise ValueError(f"clients is {shown(clients)}; it must be a Federation, or an iterable of clients' arrays")
@@ -104,7 +106,7 @@ def write_population(
         while (first := next(new, None)) is not None:
             _write_shard(beside, done, itertools.chain([first], new), shard_megabytes * 1e6)
             done += 1
-        _finish(beside, folder.name, encoder, None if users is None else np.asarray(users))
+        _finish(beside, folder.name, encoder, users)
     os.replace(beside, folder)
     for piece in folder.glob("clients-*.npy"):
         piece.unlink()

@@ -226,8 +226,9 @@ def test_clients_there_are_not_are_refused(folder, clients):
     assert "\n" not in str(error.value)
 
 
-def test_users_keep_their_ids(tmp_path):
-    federation = UserFederation.of(blobs(clients=5), np.array(["ann", "bo", "cy", "di", "ed"]))
+@pytest.mark.parametrize("dtype", [None, object])
+def test_users_keep_their_ids(tmp_path, dtype):
+    federation = UserFederation.of(blobs(clients=5), np.array(["ann", "bo", "cy", "di", "ed"], dtype))
     population = write_population(tmp_path / "p", federation)
     assert population.user_ids.tolist() == ["ann", "bo", "cy", "di", "ed"]
     assert in_memory(population, [3, 1]).user_ids.tolist() == ["di", "bo"]
