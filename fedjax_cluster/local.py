@@ -131,7 +131,7 @@ class StepGradient(Protocol):
         ...
 
 
-def following(update: LocalUpdate, purpose: str, term: Callable[[PyTree], PyTree]) -> LocalUpdate:
+def with_gradient_term(update: LocalUpdate, purpose: str, term: Callable[[PyTree], PyTree]) -> LocalUpdate:
     """The local update whose steps follow their gradient plus `term` of the parameters.
 
     Raises:
@@ -139,20 +139,12 @@ def following(update: LocalUpdate, purpose: str, term: Callable[[PyTree], PyTree
     """
     plain = getattr(update, "step_gradient", None)
 
-    def follow(
-        batch_gradient: BatchGradientOf,
-        keys: Array,
-        model: Model,
-        variables: Variables,
-        data: ClientData,
-        number: Array | int,
-        /,
-    ) -> BatchGradient:
+    def step_gradient(batch_gradient: BatchGradientOf, *given: Any) -> BatchGradient:
         assert plain is not None  # by `changed`
-        found = plain(keys, model, variables, data, number)
+        found, (_, _, variables, *_) = plain(*given), given
         return found._replace(gradient=jax.tree.map(jnp.add, found.gradient, term(variables.params)))
 
-    return changed(update, purpose, gradient=follow)
+    return changed(update, purpose, gradient=step_gradient)
 
 
 class sgd(Options):

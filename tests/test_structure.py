@@ -92,7 +92,6 @@ def floor(module):
     return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
 
 
-@pytest.mark.slow
 def test_every_room_has_a_floor():
     known = set().union(*FLOORS)
     assert {room(module) for module in sources() if "(stub)" not in module} <= known

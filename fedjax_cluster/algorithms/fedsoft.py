@@ -27,7 +27,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.local import client_key, following, num_batches, server_key
+from fedjax_cluster.local import client_key, num_batches, server_key, with_gradient_term
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
@@ -102,7 +102,7 @@ class fedsoft(Method):
 
     def check(self) -> None:
         # Refused here rather than in the first round.
-        _ = following(self.local, PULLED, lambda params: params)
+        _ = with_gradient_term(self.local, PULLED, lambda params: params)
 
     def importance(self, shares: Array) -> Array:
         """u_ik of shares [..., K]."""
@@ -291,4 +291,4 @@ def pulled_towards(update: LocalUpdate, centre: PyTree, strength: Array) -> Loca
     def pull(params: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf, other: strength.astype(leaf.dtype) * (leaf - other), params, centre)
 
-    return following(update, PULLED, pull)
+    return with_gradient_term(update, PULLED, pull)

@@ -21,7 +21,7 @@ from fedjax_cluster.algorithms.personal import (
 )
 from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
 from fedjax_cluster.inference import full_gradient
-from fedjax_cluster.local import client_key, following, sgd
+from fedjax_cluster.local import client_key, sgd, with_gradient_term
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import Weighting, combine
@@ -82,7 +82,7 @@ class scaffold(fedavg):
 
     def check(self) -> None:
         # Refused here rather than in the first round.
-        _ = following(self.local, CORRECTED, lambda params: params)
+        _ = with_gradient_term(self.local, CORRECTED, lambda params: params)
         assert isinstance(self.local, sgd)
         if self.control == "steps" and isinstance(self.local.learning_rate, optax.GradientTransformation):
             raise ValueError(
@@ -100,7 +100,7 @@ class scaffold(fedavg):
 
         def train(client: Client, own: PyTree) -> Trained:
             correction = jax.tree.map(jnp.subtract, common, own)
-            update = following(self.local, CORRECTED, lambda params: correction)
+            update = with_gradient_term(self.local, CORRECTED, lambda params: correction)
             key = client_key(rng_key, client.index)
             result = update.run(key, self.model, start, client.data, round=state.round)
             renewed, more = self.renewed(start, common, own, result, client.data, state.round)

@@ -48,13 +48,12 @@ class Store:
     def __init__(self, folder: Path, layout: Layout, index: np.ndarray, shards: Sequence[int], digest: str):
         """Of a folder with `shards` clients in each shard; `index` CLIENT[M] says what each client has."""
         self.folder, self.layout, self.digest = folder, layout, digest
-        self.index = index
         self.counts = {part: np.ascontiguousarray(index[part], np.int32) for part in PARTS}
         # A client without test rows has a row of padding, so that there is always something to compute with.
         self.longest = {part: max(1, int(counts.max())) for part, counts in self.counts.items()}
         self._first = np.concatenate([[0], np.cumsum(shards)])
         self._readers: collections.OrderedDict[tuple[str, int], Any] = collections.OrderedDict()
-        self._known: set[int] = set()  # shards whose files are those that were written
+        self._unread = dict(enumerate(index["crc"][self._first[:-1]].tolist()))  # shards; checksums of first clients
         self._lock = threading.Lock()
 
     def read(self, part: str, clients: Any) -> ClientData:
@@ -110,13 +109,13 @@ class Store:
         return self.layout.x_dtype if which == "x" else self.layout.y_dtype
 
     def _records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:
-        if number not in self._known:
+        if (checksum := self._unread.get(number)) is not None:
             # ArrayRecord would read a file of another shard or population as well.
             first = np.zeros(1, np.int64)
-            train, test = (self._read_records(part, number, first)[0] for part in PARTS)
-            if zlib.crc32(test, zlib.crc32(train)) != self.index["crc"][self._first[number]]:
+            train, test = (self._read_records(each, number, first)[0] for each in PARTS)
+            if zlib.crc32(test, zlib.crc32(train)) != checksum:
                 raise ValueError(_damaged(self.folder / shard_file(part, number), "not the rows that were written"))
-            self._known.add(number)
+            self._unread.pop(number, None)
         return self._read_records(part, number, positions)
 
     def _read_records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:

@@ -89,3 +89,12 @@ def test_fedsofts_pull_is_of_the_parameters_as_they_are():
     )
     for a, b in zip(*map(jax.tree.leaves, (free, pulled)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["fedsoft", "scaffold"])
+def test_a_local_update_that_takes_no_further_term_is_refused_at_once(name):
+    class Own:
+        run = first_loss = first_gradient = init_optimizer = batch_rows = to_json = lambda self, *given: None
+
+    with pytest.raises(ValueError, match=r"the local update cannot be .*; use local\.sgd"):
+        build(name, nn.linear(), Own())
