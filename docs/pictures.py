@@ -104,6 +104,10 @@ def of_scenario(name: str) -> Figure:
     """Who has what: images of each group, or labels of each client."""
     if name in ("linear_regression", "xor"):
         return _points(name)
+    if name == "channels":
+        return _channels()
+    if name == "topics":
+        return _topics()
     digits = fc.data.digits()
     if name in SHOWN_AS_IMAGES:
         return _images(SCENARIOS[name](digits, clients=CLIENTS, **SHOWN_AS_IMAGES[name]))
@@ -162,3 +166,43 @@ def _corner_points(axes, x, y, color: str, name: str) -> None:
     for label, marker in ((0, "o"), (1, "x")):
         axes.plot(*x[y == label].T, marker, color=color, markersize=3, label=f"{name}, label {label}")
     axes.set(xlabel="first input", ylabel="second input")
+
+
+def _channels() -> Figure:
+    """Two matrices of each environment: how much arrives from where, and when."""
+    federation, each = SCENARIOS["channels"](clients=10, seed=1), 2
+    with style.drawing(style.DOUBLE, 2.9) as figure:
+        grid = figure.subplots(each, 5, squeeze=False, sharex=True, sharey=True)
+        for column, name in enumerate(federation.info.group_names):
+            for row in range(each):
+                axes, (real, imaginary) = grid[row][column], federation.train.x[2 * column + row, 0]
+                decibel = 20 * np.log10(np.hypot(real, imaginary) + 1e-9)
+                shown = axes.imshow(decibel - decibel.max(), cmap="cividis", vmin=-40, vmax=0, aspect="auto")
+                axes.grid(False)
+                if row == 0:
+                    axes.set_title(name)
+                if row == each - 1:
+                    axes.set_xlabel("Delay (tap)")
+                if column == 0:
+                    axes.set_ylabel("Angle (index)")
+        figure.colorbar(shown, ax=grid.ravel().tolist(), label="Power (dB, of the largest)")
+    return figure
+
+
+def _topics() -> Figure:
+    """Which word follows which, counted over the clients of each topic."""
+    federation = SCENARIOS["topics"](clients=8, vocabulary=40, examples_per_client=1000)
+    words, names = federation.info.num_classes, federation.info.group_names
+    with style.drawing(style.DOUBLE, 1.95) as figure:
+        panels = figure.subplots(1, len(names), sharey=True)
+        for group, (axes, name) in enumerate(zip(panels, names, strict=True)):
+            own = federation.group == group
+            counts = np.zeros((words, words))
+            np.add.at(counts, (federation.train.x[own].ravel(), federation.train.y[own].ravel()), 1)
+            share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+            shown = axes.imshow(share, cmap="cividis", vmin=0, vmax=0.4)
+            axes.grid(False)
+            axes.set(title=name, xlabel="Next word")
+        panels[0].set_ylabel("Word")
+        figure.colorbar(shown, ax=panels.tolist(), label="Share")
+    return figure

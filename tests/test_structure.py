@@ -57,7 +57,7 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 600 for means of ranks without sorting, and clients that stand out; 100 for saves that are interrupted;
 # 350 for neighbours in blocks, draws that follow clusters, and what a review of personal methods found;
 # 400 for programs that are kept whole; 100 for clients that choose when they are first heard.
-MOST_LINES = 43_600
+MOST_LINES = 44_000
 
 
 @functools.cache

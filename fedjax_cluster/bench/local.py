@@ -33,8 +33,7 @@ class Case(NamedTuple):
 
     @property
     def flops(self) -> float:
-        sequence = self.info.task == "language"
-        return self.clients * self.steps * gradient_flops(self.model, self.info, self.batch, sequence=sequence)
+        return self.clients * self.steps * gradient_flops(self.model, self.info, self.batch)
 
 
 LENET_BATCHES = (10, 16, 20, 32, 64, 100)

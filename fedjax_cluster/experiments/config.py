@@ -15,7 +15,7 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.partition import count_groups
-from fedjax_cluster.data.scenarios.registry import SCENARIOS
+from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.on_disk import check_data, opened
 from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
@@ -38,7 +38,8 @@ from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
-    make.__name__: make for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm)
+    make.__name__: make
+    for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm, nn.csi_autoencoder)
 }
 
 LOG = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class RunConfig(Robustness):
     input_shape: Sequence[int] | None = option(
         "of a table's rows that are images; height and width for a folder's images", default=None, bound=COUNT
     )
-    model: str = option("mlp, cnn, lenet5, linear, resnet18, mobilenet_v2, lstm for texts, or your own", default="mlp")
+    model: str = option(f"{', '.join(MODELS)}, or your own", default="mlp")
     clients: int | None = option(
         "M, number of clients; if not given the method's usual one, fewer where the data set is small, and in the "
         "scenario users all of them",
@@ -361,7 +362,7 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
 
     For the other scenarios several data sets are one, in which each has classes of its own.
     """
-    if inspect.signature(SCENARIOS[config.scenario]).parameters["examples"].default is None:
+    if draws_examples(config.scenario):
         return None
     # A path may have a plus in it.
     names = [config.dataset] if os.path.exists(os.path.expanduser(config.dataset)) else config.dataset.split("+")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
+from fedjax_cluster.data.scenarios.registry import draws_examples
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
 from fedjax_cluster.experiments.comparison import Outcome
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_model
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_model
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
 from fedjax_cluster.simulation.loop import Evaluation
@@ -154,9 +155,7 @@ def run_flops(config: RunConfig) -> float:
     four; CFL on full gradients passes over all examples once more; FLAG's and PACFL's clustering is left out.
     """
     shape, classes, total = IMAGES.get(config.dataset.split("+")[0], ((1,), 1, 0))
-    info = DatasetInfo("", shape, classes)
-    if config.scenario == "linear_regression":
-        info = DatasetInfo("", (1,), 0, "regression")
+    info = _drawn_info(config) or DatasetInfo("", shape, classes)
     batch = _gradient_flops(build_model(config), info, config.batch_size)
     clients = config.clients or 1  # every recipe says how many
     rows = (1 - config.test_fraction) * (config.examples_per_client or total / clients)
@@ -179,6 +178,13 @@ def run_flops(config: RunConfig) -> float:
     return training
 
 
+def _drawn_info(config: RunConfig) -> DatasetInfo | None:
+    """What a scenario that draws its examples makes; None where it divides a data set."""
+    if not draws_examples(config.scenario):
+        return None
+    return build_federation(dataclasses.replace(config, examples_per_client=2)).info
+
+
 def file_name(cell: Cell) -> str:
     """What the files of a cell are called, before the seed."""
     return f"{cell.row} {cell.column}".strip().replace(" ", "-").replace("/", "-")
@@ -194,7 +200,7 @@ def measured(
     rows = []
     for cell in cells:
         outcome = outcomes[cell.row, cell.column]
-        dataset = "synthetic" if cell.config.scenario == "linear_regression" else cell.config.dataset
+        dataset = "synthetic" if draws_examples(cell.config.scenario) else cell.config.dataset
         for name, (heading, factor) in metrics.items():
             ours = factor * outcome.mean(name), factor * outcome.std(name)
             paper = cell.paper.get(name, (NAN, NAN))

@@ -13,20 +13,21 @@ from fedjax_cluster.nn.trilinear import ROLES
 from fedjax_cluster.types import DatasetInfo, Model
 
 
-def gradient_flops(model: Model, info: DatasetInfo, batch: int, sequence: bool = False) -> float:
+def gradient_flops(model: Model, info: DatasetInfo, batch: int) -> float:
     """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
 
     A multiplication and its addition count as two, convolutions and their gradients as in the direct algorithm.
-    `sequence`: the inputs are integers (tokens), with one integer target for each.
+    The task decides what a target is: a token for each of the inputs, the inputs themselves, or one number.
 
     >>> from fedjax_cluster import nn
     >>> info = DatasetInfo("digits", (8, 8), 10, "classification")
     >>> gradient_flops(nn.linear(), info, 1) == 2 * 2 * 64 * 10
     True
     """
-    x = jax.ShapeDtypeStruct((batch, *info.input_shape), jnp.int32 if sequence else jnp.float32)
-    target = jnp.float32 if info.task == "regression" else jnp.int32
-    y = jax.ShapeDtypeStruct((batch, *(info.input_shape if sequence else ())), target)
+    x = jax.ShapeDtypeStruct((batch, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
+    target = jnp.int32 if info.task in ("classification", "language") else jnp.float32
+    shape = info.input_shape if info.task in ("language", "reconstruction") else ()
+    y = jax.ShapeDtypeStruct((batch, *shape), target)
     variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))
 
     def loss(params: Any, stats: Any, x: Any, y: Any) -> Any:

@@ -27,9 +27,7 @@ def test_flops_of_a_gradient_are_those_of_the_direct_algorithms():
 
 def test_flops_of_a_recurrence_are_counted_for_every_step():
     def flops(tokens):
-        return gradient_flops(
-            nn.lstm((8,), embedding=4), DatasetInfo("text", (tokens,), 20, "language"), 2, sequence=True
-        )
+        return gradient_flops(nn.lstm((8,), embedding=4), DatasetInfo("text", (tokens,), 20, "language"), 2)
 
     assert flops(10) == 2 * flops(5)
 

@@ -8,7 +8,7 @@ from fedjax_cluster.data import check_federation
 from fedjax_cluster.data.scenarios import SCENARIOS
 from fedjax_cluster.types import Examples, Federation
 
-DRAWN = {"linear_regression", "xor"}  # need no examples
+DRAWN = {"linear_regression", "xor", "channels", "topics"}  # need no examples
 RENAMING = {"label_swap", "label_permutation", "label_shift"}  # change what a label means
 COUNT = 251
 
@@ -59,10 +59,13 @@ def test_federations_are_valid_and_of_fixed_types(name, numbered):
         check_federation(federation, 12)
     assert isinstance(federation.train.x, np.ndarray)
     for part in (federation.train, federation.test):
-        sizes = chex.Dimensions(M=12, N=part.x.shape[1])
-        chex.assert_shape(list(part), [(*sizes["MN"], *federation.info.input_shape), sizes["MN"], sizes["M"]])
-        x = np.float32 if name in DRAWN else np.uint16 if name == "mixed_datasets" else np.uint8
-        assert [array.dtype for array in part] == [x, np.float32 if name == "linear_regression" else np.int32, np.int32]
+        sizes, one = chex.Dimensions(M=12, N=part.x.shape[1]), federation.info.input_shape
+        target = one if name in ("channels", "topics") else ()
+        chex.assert_shape(list(part), [(*sizes["MN"], *one), (*sizes["MN"], *target), sizes["M"]])
+        usual = np.float32 if name in DRAWN else np.uint8
+        x = {"mixed_datasets": np.uint16, "topics": np.int32}.get(name, usual)
+        y = np.float32 if name in ("linear_regression", "channels") else np.int32
+        assert [array.dtype for array in part] == [x, y, np.int32]
     if federation.group is not None:
         chex.assert_shape(federation.group, (12,))
         assert federation.group.dtype == np.int32

@@ -8,4 +8,6 @@ from fedjax_cluster.data.scenarios.overlap import class_overlap
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.data.scenarios.skews import shards, size_skew
 from fedjax_cluster.data.scenarios.synthetic import linear_regression, xor
+from fedjax_cluster.data.scenarios.texts import topics
 from fedjax_cluster.data.scenarios.visual import domains
+from fedjax_cluster.data.scenarios.wireless import channels

@@ -26,6 +26,9 @@ _BOUNDS = {
     "shards_per_client": COUNT,
     "examples_per_client": at_least(2),
     "min_examples": at_least(2),
+    **dict.fromkeys(("vocabulary", "size"), at_least(2)),
+    **dict.fromkeys(("length", "followers"), COUNT),
+    "common": UNIT,
     "test_fraction": INSIDE_UNIT,
     "kappa": UNIT,
     "sigma": Bound(lambda value: 0 <= value <= 100, "0 to 100"),
@@ -53,3 +56,8 @@ def scenario(build: Scenario) -> Scenario:
     # Every scenario has more to say of its examples than their type.
     SCENARIOS[build.__name__] = checked = with_checks(but=("examples",), **_BOUNDS)(build)
     return checked
+
+
+def draws_examples(name: str) -> bool:
+    """Whether a scenario makes its own data."""
+    return inspect.signature(SCENARIOS[name]).parameters["examples"].default is None

@@ -46,12 +46,12 @@ def linear_regression(
     >>> federation.train.x.shape, federation.info.group_names
     ((12, 700, 1), ('-10', '0', '10'))
     """
-    _check_drawn("linear_regression", examples)
+    check_drawn("linear_regression", examples)
     slopes = np.asarray((-phi, 0.0, phi) if angles is None else angles, float)
     if slopes.ndim != 1 or not len(slopes) or not (np.abs(slopes) < 90).all():
         raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees: correct them.")
     group = partition.assign_groups(clients, len(slopes))
-    sizes = _sizes(clients, 1000 if examples_per_client is None else examples_per_client)
+    sizes = sizes_of_drawn(clients, 1000 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)
     radians = np.repeat(np.deg2rad(slopes[group]), sizes)
     x = draw.random(len(radians)) * np.cos(radians)
@@ -93,9 +93,9 @@ def xor(
     >>> xor(clients=4).info.group_names
     ('upper', 'lower')
     """
-    _check_drawn("xor", examples)
+    check_drawn("xor", examples)
     group = partition.assign_groups(clients, 2)
-    sizes = _sizes(clients, 200 if examples_per_client is None else examples_per_client)
+    sizes = sizes_of_drawn(clients, 200 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)
     up = np.repeat(np.where(group == 0, 1, -1), sizes)
     right = draw.choice([-1, 1], len(up))
@@ -105,10 +105,12 @@ def xor(
     return partition.federate(drawn, rows, part, test_fraction, group, ("upper", "lower"))
 
 
-def _sizes(clients: int, count: int) -> np.ndarray:
+def sizes_of_drawn(clients: int, count: int) -> np.ndarray:
+    """How many examples each client gets, where as many are drawn as are wanted."""
     return partition.client_sizes(clients * max(count, 2), clients, count)
 
 
-def _check_drawn(name: str, examples: object) -> None:
+def check_drawn(name: str, examples: object) -> None:
+    """Raises ValueError where a scenario that draws its examples was given some."""
     if examples is not None:
         raise ValueError(f"{name} draws its examples, but some were given: leave them out.")
