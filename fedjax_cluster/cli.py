@@ -218,7 +218,7 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
     if own["dry_run"]:
-        for table in fc.experiments.plans.comparison_tables(configs, seeds, directory):
+        for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, **cells):
             table.print()
         return 0
     if tune:

@@ -6,18 +6,17 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_cluster.data import cache
-from fedjax_cluster.experiments.comparison import run_name
+from fedjax_cluster.experiments.comparison import run_name, shared_federation
 from fedjax_cluster.experiments.config import (
     OF_METHOD,
     RunConfig,
     build_algorithm,
-    build_federation,
     settled,
     training_text,
     usual_clients,
@@ -96,51 +95,80 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
 
 def run_table(planned: Plan, directory: pathlib.Path) -> Table:
     """The configuration of a run, and what it would do."""
-    lines = {**_settings(planned.config), **_size(planned), "would do": planned.task(), "directory": str(directory)}
+    lines = {**_settings(planned.config.to_json()), **_size(planned)}
+    lines |= {"would do": planned.task(), "directory": str(directory)}
     return Table(TITLE, (Column(""), Column("")), tuple(lines.items()))
 
 
 def comparison_tables(
-    configs: Mapping[str, RunConfig], seeds: Sequence[int], directory: pathlib.Path
+    configs: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    directory: pathlib.Path,
+    cells: Mapping[str, Mapping[str, Any]] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> tuple[Table, Table]:
-    """What the runs of a comparison share, and a row a method of what each would do; a refusal is told in its row.
+    """What the runs of a comparison share, and a row a method or cell of what each would do; refusals are told there.
+
+    Args:
+      configs, seeds, directory, cells, refused: as of `comparison.compare`.
 
     Raises:
       ValueError: every method is refused, for the first's reason.
     """
-    with cache.reading_only():
-        first = next(iter(configs.values()))
-        federation = build_federation(dataclasses.replace(first, seed=seeds[0]), usual_clients(configs.values()))
-    rows, refused, sizes = [], [], {}
+    usual, known, plans, rows, errors = usual_clients(configs.values()), {}, [], {}, []
     for label, config in configs.items():
+        seeded = dataclasses.replace(config, seed=seeds[0])
         try:
-            plans = [
-                plan(dataclasses.replace(config, seed=seeds[0]), directory / run_name(label, seeds[0]), federation)
-            ]
-            sizes = sizes or _size(plans[0])
+            with cache.reading_only():
+                federation = shared_federation(seeded, known, usual)
+            planned = plan(seeded, directory / run_name(label, seeds[0]), federation)
             left = sum(
                 rounds_done(path) < config.rounds if (path := directory / run_name(label, seed)).exists() else True
                 for seed in seeds
             )
+            plans.append(planned)
             task = counted(left, "run") + (f" of {len(seeds)}" if left < len(seeds) else "")
             options = " ".join(f"{name} {as_json(value)}" for name, value in config.method_options.items())
-            rows.append((method_name(label), Number(plans[0].parameters), task, training_text(config), options))
+            rows[label] = (method_name(label), Number(planned.parameters), task, training_text(config), options)
         except ValueError as error:
-            refused.append(error)
-            rows.append((method_name(label), None, f"refused: {error}", "", ""))
-    if len(refused) == len(configs):
-        raise refused[0]
-    own = {name.replace("_", " ") for name in ("method", "method_options", "seed", *OF_METHOD)}
-    shared = {name: text for name, text in _settings(first).items() if name not in own}
-    lines = {**shared, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
-    columns = (Column("method"), Column("parameters"), Column("would do"), Column("training"), Column("options"))
-    return Table(TITLE, (Column(""), Column("")), tuple(lines.items())), Table("", columns, tuple(rows))
+            errors.append(error)
+            rows[label] = _refusal(label, error)
+    if not plans:
+        raise errors[0]
+    rows |= {label: _refusal(label, why) for label, why in (refused or {}).items()}
+    # What is swept is in the cells' names, whatever values were drawn.
+    own = {"method", "method_options", "seed", *OF_METHOD, *(option for of in (cells or {}).values() for option in of)}
+    shared = _common([config.to_json() for config in configs.values()])
+    settings = _settings({name: value for name, value in shared.items() if name not in own})
+    sizes = _common([_size(each) for each in plans])
+    lines = {**settings, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
+    columns = (
+        *(Column("cell" if cells else "method"), Column("parameters")),
+        *(Column("would do"), Column("training"), Column("options")),
+    )
+    in_order = tuple(rows[label] for label in cells or configs)
+    return Table(TITLE, (Column(""), Column("")), tuple(lines.items())), Table("", columns, in_order)
 
 
-def _settings(config: RunConfig) -> dict[str, str]:
+def _refusal(label: str, why: object) -> tuple[str, None, str, str, str]:
+    return method_name(label), None, f"refused: {why}", "", ""
+
+
+def _common(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all have, also of mappings within them."""
+    first, found = contents[0], {}
+    for name, value in first.items():
+        others = [content.get(name) for content in contents]
+        if isinstance(value, Mapping):
+            found[name] = _common([other if isinstance(other, Mapping) else {} for other in others])
+        elif all(other == value for other in others):
+            found[name] = value
+    return found
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, str]:
     """The settings that have a value, by name."""
-    content = {name.replace("_", " "): value for name, value in config.to_json().items()}
-    return {name: _text(value) for name, value in content.items() if value not in (None, (), {}, [])}
+    return {name.replace("_", " "): _text(of) for name, of in content.items() if of not in (None, (), {}, [])}
 
 
 def _text(value: object) -> str:

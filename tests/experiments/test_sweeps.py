@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import cli
-from fedjax_cluster.experiments import comparison, flags, saved_runs, sweeps
+from fedjax_cluster.experiments import comparison, flags, plans, saved_runs, sweeps
 
 pytestmark = pytest.mark.usefixtures("here")
 LINE = "sweep fedavg --batch-size 8 64 --clients 4 8 --rounds 2 --model linear --seeds 2 --run-dir own"
@@ -153,6 +153,24 @@ def test_a_dry_sweep_tells_its_cells_and_writes_nothing(capsys):
     shown = capsys.readouterr().out
     assert shown.count("2 runs") == 4
     assert not pathlib.Path("runs").exists()
+
+
+def test_a_dry_sweep_plans_each_cell_on_its_own_data_and_lists_what_cannot_be(monkeypatch, capsys):
+    real, planned = plans.plan, []
+
+    def plan(config, directory, federation):
+        planned.append((config.clients, len(federation.train.num_examples)))
+        return real(config, directory, federation)
+
+    monkeypatch.setattr(plans, "plan", plan)
+    line = "sweep ifca --clusters 2 6 --clients 4 8 --model linear --dry-run"
+    assert cli.main(line.split()) == 0
+    assert planned == [(4, 4), (8, 8), (8, 8)]
+    head, _, rows = capsys.readouterr().out.partition("would do")
+    assert "test fraction" in head
+    assert not any(line.startswith(("clients", "clusters", "examples")) for line in head.splitlines())
+    assert rows.count("\nclusters") == 4
+    assert "refused: clusters is 6 but there are only 4 clients" in " ".join(rows.split())
 
 
 def test_help_is_short_and_says_that_flags_take_several_values(capsys, monkeypatch):
