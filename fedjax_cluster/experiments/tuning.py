@@ -18,9 +18,12 @@ import numpy as np
 from fedjax_cluster.algorithms.threshold_search import hold_out
 from fedjax_cluster.experiments.comparison import shared_federation
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled, usual_clients
+from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
+from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
 from fedjax_cluster.files import check_writable, digest, read_json, sealed, taken, write_json
 from fedjax_cluster.local import client_key
+from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
@@ -30,6 +33,7 @@ LOG = logging.getLogger(__name__)
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
 SHARE = 0.2  # of each client's training rows
+FIGURES = {"accuracy": "accuracy", "accuracy_honest": "honest clients' accuracy", "test_loss": "loss"}
 PART_OF_ROUNDS, FEWEST_ROUNDS = 5, 10
 
 
@@ -44,8 +48,9 @@ def tuned(
 
     The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten,
     trains on four fifths of each client's training rows and is evaluated on the last fifth; clients with a single row,
-    and clients who join or leave, are left out of it. The highest accuracy is taken, or the lowest loss where there is
-    no accuracy; of equals the rate nearest to the configuration's.
+    and clients who join or leave, are left out of it; faulty clients are the same as in the run, and do the same. The
+    highest accuracy is taken, of the honest clients where there are others, or the lowest loss where there is no
+    accuracy; of equals the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 
@@ -62,7 +67,11 @@ def tuned(
       ValueError: no client has two training rows, the configuration cannot be run, or no rate has a finite figure.
     """
     full, federation = settled(config, federation)
-    data, rates = held_out(federation, config.seed), grid(config.learning_rate)
+    fault, rates = build_fault(config), grid(config.learning_rate)
+    # The faulty are drawn among all clients, as in the run, and not among those who are left here.
+    data = held_out(federation if fault is None else afflicted(federation, fault, config.seed), config.seed)
+    faulty = faulty_clients(data)
+    arriving = () if fault is None else fault.arrivals(faulty)
     rounds = min(config.rounds, max(FEWEST_ROUNDS, math.ceil(config.rounds / PART_OF_ROUNDS)))
     figures, keep = _known(None if directory is None else pathlib.Path(directory), full)
     name = method_name(config.method)
@@ -70,7 +79,8 @@ def tuned(
         f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, on training rows of "
         "which a fifth is held out"
     )
-    metric = "accuracy" if federation.info.task == "classification" else "test_loss"
+    accurate = federation.info.task == "classification"
+    metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
     rated = {f"{rate:g}": dataclasses.replace(full, learning_rate=rate) for rate in rates}
     numbers = shared_numbers(rated)
     with contextlib.nullcontext() if directory is None else _opened(pathlib.Path(directory)):
@@ -78,14 +88,16 @@ def tuned(
             if (key := f"{rate:g}") in figures:
                 continue
             options = {"rounds": rounds, "seed": config.seed, "eval_every": rounds, "progress": progress}
-            run = functools.partial(simulate, build_algorithm(rated[key]), data, **options)
+            algorithm = build_algorithm(rated[key])
+            algorithm = algorithm if fault is None else with_fault(algorithm, fault)
+            run = functools.partial(simulate, algorithm, data, churn=arriving, **options)
             value = sharing(numbers[key], run).summary.get(metric)
             figures[key] = float(value) if value is not None and math.isfinite(value) else None
             keep(figures)
-    chosen = _best(rates, [figures[f"{rate:g}"] for rate in rates], largest=metric == "accuracy")
+    chosen = _best(rates, [figures[f"{rate:g}"] for rate in rates], largest=accurate)
     _say(name, metric, figures, chosen, rates)
     tuning = {
-        **{"figures": figures, "figure": f"{'accuracy' if metric == 'accuracy' else 'loss'} on held-out training rows"},
+        **{"figures": figures, "figure": f"{FIGURES[metric]} on held-out training rows"},
         **{"rounds": rounds, "held_out": SHARE, "seed": config.seed},
     }
     return dataclasses.replace(config, learning_rate=chosen, tuning=tuning)
@@ -131,7 +143,8 @@ def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federat
       share: of each client's training rows, at least one.
 
     Returns:
-      Of the clients with two training rows and more: `train` without the rows held out, these as `test`.
+      Of the clients with two training rows and more: `train` without the rows held out, these as `test`. Marks of
+      faulty clients stay, and what these show to clusterings is divided as their own rows are.
 
     Raises:
       ValueError: no client has two training rows.
@@ -140,11 +153,19 @@ def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federat
     index = np.flatnonzero(count > 1)
     if not len(index):
         raise ValueError("no client has two training rows, of which one could be held out; give the learning rate")
-    x, y, number = (np.asarray(part)[index] for part in federation.train)
     divide = jax.vmap(lambda key, x, y, n: hold_out(key, ClientData(x, y, n), share))
     keys = jax.vmap(functools.partial(client_key, jax.random.key(seed)))(jnp.asarray(index, jnp.int32))
-    kept, held = jax.device_get(divide(keys, x, y, number.astype(np.int32)))
-    return Federation(_without_padding(kept), _without_padding(held), None, None, federation.info)
+
+    def divided(data: ClientData) -> tuple[ClientData, ClientData]:
+        x, y, number = (np.asarray(part)[index] for part in data)
+        kept, held = jax.device_get(divide(keys, x, y, number.astype(np.int32)))
+        return _without_padding(kept), _without_padding(held)
+
+    kept, held = divided(federation.train)
+    if isinstance(federation.train, MarkedData):
+        shown = None if federation.train.shown is None else divided(federation.train.shown)[0]
+        kept = MarkedData.of(kept, np.asarray(federation.train.faulty)[index], shown)
+    return Federation(kept, held, None, None, federation.info)
 
 
 def _without_padding(data: ClientData) -> ClientData:
@@ -171,13 +192,12 @@ def _best(rates: list[float], figures: list[float | None], *, largest: bool) -> 
 
 def _say(name: str, metric: str, figures: dict[str, float | None], chosen: float, rates: list[float]) -> None:
     texts = {
-        key: "not finite" if value is None else f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+        key: "not finite" if value is None else f"{value:.4g}" if metric == "test_loss" else f"{100 * value:.1f} %"
         for key, value in figures.items()
     }
     listed = ", ".join(f"{key}: {texts[key]}" for key in (f"{rate:g}" for rate in rates))
-    what = "accuracy" if metric == "accuracy" else "loss"
     end = " (the end of what was tried: others may be better)" if chosen in (rates[0], rates[-1]) else ""
-    LOG.info(f"{name}: learning rate {chosen:g}{end}; {what} on held-out training rows: {listed}")
+    LOG.info(f"{name}: learning rate {chosen:g}{end}; {FIGURES[metric]} on held-out training rows: {listed}")
 
 
 def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:

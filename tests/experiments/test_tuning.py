@@ -1,5 +1,6 @@
 """The learning rate is chosen on training rows that were held out, and on nothing else."""
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -8,9 +9,10 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_cluster import RunConfig, cli
+from fedjax_cluster import RunConfig, cli, faults
 from fedjax_cluster.experiments import comparison, config_files, runs, tuning
 from fedjax_cluster.experiments.config import build_federation
+from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.types import ClientData, Federation
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -24,6 +26,7 @@ def tried(monkeypatch):
 
     class Tried:
         figures: dict = GOOD
+        honest: dict = dict.fromkeys(GOOD)
         rates: tuple = ()
         given: dict
 
@@ -31,8 +34,9 @@ def tried(monkeypatch):
             rate = algorithm.local.learning_rate
             if isinstance(self.figures[rate], BaseException):
                 raise self.figures[rate]
-            self.rates, self.given = (*self.rates, rate), {**given, "federation": federation}
-            return types.SimpleNamespace(summary={"accuracy": self.figures[rate], "test_loss": self.figures[rate]})
+            self.rates, self.given = (*self.rates, rate), {**given, "federation": federation, "algorithm": algorithm}
+            figures = {"accuracy": self.figures[rate], "test_loss": self.figures[rate]}
+            return types.SimpleNamespace(summary={**figures, "accuracy_honest": self.honest[rate]})
 
     monkeypatch.setattr(tuning, "simulate", replacement := Tried())
     return replacement
@@ -101,6 +105,29 @@ def test_of_losses_the_lowest_is_taken(tried):
     regression = federation([10, 10, 10, 10])
     regression = regression._replace(info=regression.info._replace(task="regression"))
     assert tuning.tuned(CONFIG, federation=regression).learning_rate == 0.0111
+
+
+@pytest.mark.slow
+def test_the_same_clients_are_faulty_and_the_honest_choose(tried):
+    tried.honest = {**GOOD, 0.0333: 0.9}
+    config = dataclasses.replace(CONFIG, fault="disguise", fault_share=0.4, fault_group=1)
+    given = federation([10, 1, 8, 10, 9, 10])._replace(group=np.asarray([0, 0, 1, 1, 0, 1]))
+    found = tuning.tuned(config, federation=given)
+    assert found.learning_rate == 0.0333
+    assert found.tuning["figure"] == "honest clients' accuracy on held-out training rows"
+    fault, data = build_fault(config), tried.given["federation"]
+    drawn = fault.drawn(given, config.seed)
+    assert drawn.sum() == 2
+    np.testing.assert_array_equal(faults.faulty_clients(data), drawn[[0, 2, 3, 4, 5]])
+    assert tried.given["algorithm"].local.fault == fault.in_training
+    # What they show is of others; the honest show what they have kept, and not what was held out.
+    shown, own, faulty = data.train.shown, data.train, faults.faulty_clients(data)
+    np.testing.assert_array_equal(shown.x[~faulty], own.x[~faulty])
+    assert not set(np.unique(shown.x[faulty])[1:]) & set(np.unique(own.x[faulty]))
+    # Of those who join, also who comes when.
+    tuning.tuned(dataclasses.replace(config, fault="infiltrators", fault_joins=3), federation=given)
+    assert [change.round for change in tried.given["churn"]] == [3]
+    assert set(tried.given["churn"][0].join) <= set(range(5))
 
 
 def test_killed_while_it_tunes_it_goes_on_with_the_rest_and_then_runs(tried, monkeypatch):
