@@ -25,6 +25,7 @@ from fedjax_cluster.files import check_writable, digest, read_json, sealed, take
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.simulation.identity import fingerprint
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
 from fedjax_cluster.types import ClientData, Federation
@@ -73,7 +74,7 @@ def tuned(
     faulty = faulty_clients(data)
     arriving = () if fault is None else fault.arrivals(faulty)
     rounds = min(config.rounds, max(FEWEST_ROUNDS, math.ceil(config.rounds / PART_OF_ROUNDS)))
-    figures, keep = _known(None if directory is None else pathlib.Path(directory), full)
+    figures, keep = _known(None if directory is None else pathlib.Path(directory), full, federation)
     name = method_name(config.method)
     LOG.info(
         f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, on training rows of "
@@ -207,12 +208,13 @@ def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _known(
-    directory: pathlib.Path | None, config: RunConfig
+    directory: pathlib.Path | None, config: RunConfig, federation: Federation
 ) -> tuple[dict[str, float | None], Callable[[dict[str, float | None]], Any]]:
-    """What a directory knows of a configuration's rates, and the function that keeps more of them."""
+    """What a directory knows of a configuration's rates on its data, and the function that keeps more of them."""
     if directory is None:
         return {}, lambda figures: None
-    path, settings = directory / TUNING, digest(config.to_json())
+    # A file of one's own may hold other rows than it did.
+    path, settings = directory / TUNING, digest({**config.to_json(), "data": fingerprint(federation)})
     content: dict[str, Any] = read_json(path) if path.is_file() else {}
 
     def keep(figures: dict[str, float | None]) -> None:

@@ -101,6 +101,13 @@ def test_equals_go_to_the_nearest_and_what_is_not_finite_is_not_taken(tried, cap
         tuning.tuned(CONFIG)
 
 
+def test_what_is_known_of_rates_is_known_of_their_data(tried):
+    given = federation([10, 10, 10, 10])
+    for rows, count in ((given, 5), (given, 5), (given._replace(train=given.train._replace(x=-given.train.x)), 10)):
+        tuning.tuned(CONFIG, federation=rows, directory="own")
+        assert len(tried.rates) == count
+
+
 def test_of_losses_the_lowest_is_taken(tried):
     regression = federation([10, 10, 10, 10])
     regression = regression._replace(info=regression.info._replace(task="regression"))
