@@ -248,11 +248,12 @@ def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         outcomes = go_on(done=done, failed=failed, time_clustering=True)
         _say_all(waiting)
         cells = fc.experiments.comparison.read(directory).cells
-        table = fc.report.tables.comparison_table(outcomes, cells)
+        everything = fc.experiments.saved_runs.with_others(outcomes, directory)
+        table = fc.report.tables.comparison_table(everything, cells)
         try:
             with keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
-                if any(outcome.histories for outcome in outcomes):
-                    fc.experiments.saved_runs.leave_comparison(outcomes, table, directory)
+                if any(outcome.histories for outcome in everything):
+                    fc.experiments.saved_runs.leave_comparison(everything, table, directory)
         finally:
             table.print()
     print(f"left in {directory}")

@@ -8,7 +8,7 @@ import functools
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +94,7 @@ def compare(
       configs: label -> configuration; they may differ in anything.
       seeds: one run each.
       run_dir: keeps every run's directory below it, and comparison.json, from which `resume` goes on; takes up what is
-        there.
+        there. What it has of other methods, cells and seeds stays part of the comparison.
       progress, time_clustering, checkpoint_every: see `simulate`.
       done: called after each run.
       failed: called with label, seed and reason after each run that fails; the others go on. None raises its error.
@@ -123,8 +123,10 @@ def compare(
     if labels and len(refusals) == len(labels):
         raise next(iter(refusals.values()))
     directory = None if run_dir is None else as_path("run_dir", run_dir)
+    before = read(directory) if directory is not None and is_comparison(directory) else None
     known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
-    comparison = Comparison(configs, tuple(seeds), known, {label: dict(of) for label, of in (cells or {}).items()})
+    asked = Comparison(configs, tuple(seeds), known, {label: dict(of) for label, of in (cells or {}).items()})
+    comparison = asked if before is None else _united(before, asked)
     errors: list[Exception] = []
     outcomes = []
     federations: dict[Any, Federation] = {}
@@ -139,7 +141,7 @@ def compare(
     options = {"progress": progress, "time_clustering": time_clustering, "checkpoint_every": checkpoint_every}
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
-    with contextlib.nullcontext() if directory is None else _opened(directory, comparison):
+    with contextlib.nullcontext() if directory is None else _opened(directory, before, asked, comparison):
         ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
             ended: list[SimulationResult] = []
@@ -166,9 +168,12 @@ def compare(
                         done(label, seed, result)
             summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
             outcomes.append(Outcome(label, summaries, histories, reasons))
-            comparison.failed.update({label: reasons} if reasons else {})
+            if reasons:
+                comparison.failed[label] = {**comparison.failed.get(label, {}), **reasons}
         everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
         if everywhere and isinstance(errors[0], ValueError):
+            if directory is not None and before is not None:
+                _write(directory, before)
             raise errors[0]
         if directory is not None:
             _write(directory, comparison)
@@ -247,12 +252,11 @@ def run_name(label: str, seed: int) -> str:
 
 
 @contextlib.contextmanager
-def _opened(directory: pathlib.Path, comparison: Comparison):
+def _opened(directory: pathlib.Path, before: Comparison | None, asked: Comparison, comparison: Comparison):
     """The directory of a comparison, kept from other processes; nothing is left where nothing could be run."""
     check_writable(directory)
-    before = read(directory) if is_comparison(directory) else None
     if before is not None:
-        _refuse_another(directory, before, comparison)
+        _refuse_another(directory, before, asked)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with taken(directory):
@@ -264,6 +268,29 @@ def _opened(directory: pathlib.Path, comparison: Comparison):
             with contextlib.suppress(OSError):
                 directory.rmdir()
         raise
+
+
+def _united(before: Comparison, now: Comparison) -> Comparison:
+    """What a directory is for, and what it is to be for as well; what failed and is tried again counts no more."""
+
+    def both(old: Iterable[Any], new: Iterable[Any]) -> list[Any]:
+        # Who names all that there is gives its order, too.
+        return list(new if set(old) <= set(new) else dict.fromkeys((*old, *new)))
+
+    labels = both(before.cells or before.configs, now.cells or now.configs)
+    configs, cells = ({**getattr(before, name), **getattr(now, name)} for name in ("configs", "cells"))
+    failed: dict[str, dict[int, str]] = {}
+    for label in labels:
+        again = now.seeds if label in (now.cells or now.configs) else ()
+        old = {seed: why for seed, why in before.failed.get(label, {}).items() if seed not in again}
+        if found := {**old, **now.failed.get(label, {})}:
+            failed[label] = found
+    return Comparison(
+        {label: configs[label] for label in labels if label in configs},
+        tuple(both(before.seeds, now.seeds)),
+        failed,
+        {label: cells[label] for label in labels if label in cells},
+    )
 
 
 def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:

@@ -272,9 +272,15 @@ def leave_comparison(
         figures["learning_curves"] = report.option_curves.option_curves(drawn, known.cells)
     if not known.cells and 1 < len(drawn) <= report.small_multiples.MOST_IN_ONE:
         figures["small_multiples"] = report.small_multiples.small_multiples(drawn)
-    plots = [
-        report.style.save(figure, directory / f"{name}.{kind}") for name, figure in figures.items() for kind in formats
-    ]
+    plots = []
+    for name in report.comparison_page.PICTURES:
+        # What was drawn of fewer runs, or in another format, is drawn anew or goes.
+        there = [kind for kind in ("png", "pdf", "svg") if (directory / f"{name}.{kind}").is_file()]
+        for kind in dict.fromkeys((*formats, *there)):
+            if (figure := figures.get(name)) is not None:
+                plots.append(report.style.save(figure, directory / f"{name}.{kind}"))
+            elif kind in there:
+                (directory / f"{name}.{kind}").unlink()
     page = report.comparison_page.write_comparison_page(directory, outcomes, table, plots, known)
     return [*written, *plots, page]
 
@@ -298,25 +304,40 @@ def read_comparison(path: pathlib.Path) -> list[Outcome]:
     Raises:
       ValueError: not such a directory, or no run of it has ended.
     """
-    configs, seeds, known, cells = comparison.read(path)
-    outcomes = []
-    for label in cells or configs:
-        if (config := configs.get(label)) is None:
-            outcomes.append(Outcome(label, (), (), known[label]))
-            continue
-        ended, failed = [], {}
-        for seed in seeds:
-            with contextlib.suppress(ValueError):
-                run = read_run(path / comparison.run_name(label, seed))
-                if run.rounds >= config.rounds:
-                    ended.append(run)
-                    continue
-            failed[seed] = known.get(label, {}).get(seed, "has not ended; continue the comparison with resume")
-        summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
-        outcomes.append(Outcome(label, summaries, histories, failed))
+    found = comparison.read(path)
+    outcomes = [_outcome_of(path, found, label) for label in found.cells or found.configs]
     if not any(outcome.summaries for outcome in outcomes):
         raise ValueError(f"no run of the comparison {path} has ended; continue it with resume")
     return outcomes
+
+
+def with_others(outcomes: Sequence[Outcome], path: pathlib.Path) -> list[Outcome]:
+    """The outcomes of a comparison, and what its directory has of other methods, cells and seeds.
+
+    Raises:
+      ValueError: not the directory of a comparison.
+    """
+    found, given = comparison.read(path), {outcome.label: outcome for outcome in outcomes}
+    whole = {label for label, each in given.items() if len(each.summaries) + len(each.failed) == len(found.seeds)}
+    labels = found.cells or found.configs
+    return [given[label] if label in whole else _outcome_of(path, found, label) for label in labels]
+
+
+def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) -> Outcome:
+    """What the runs of a method or cell have left."""
+    why = found.failed.get(label, {})
+    if (config := found.configs.get(label)) is None:
+        return Outcome(label, (), (), {seed: next(iter(why.values())) for seed in found.seeds})
+    ended, failed = [], {}
+    for seed in found.seeds:
+        with contextlib.suppress(ValueError):
+            run = read_run(path / comparison.run_name(label, seed))
+            if run.rounds >= config.rounds:
+                ended.append(run)
+                continue
+        failed[seed] = why.get(seed, "has not ended; continue the comparison with resume")
+    summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
+    return Outcome(label, summaries, histories, failed)
 
 
 def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarray]]:

@@ -100,6 +100,62 @@ def test_a_comparison_gets_more_seeds_methods_and_rounds_but_no_other_settings(p
         assert said.count("\n") == 1
 
 
+def rows_of(path):
+    with open(path, newline="") as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.slow
+def test_a_comparison_keeps_the_methods_and_seeds_that_are_not_asked_for_again(pretend):
+    words = [*WORDS.split(), "--run-dir", "own"]
+    pretend.failing = {("local_only", 2): RuntimeError("out of memory")}
+    assert cli.main(words) == 0
+    own = pathlib.Path("own")
+    table = rows_of(own / "comparison.csv")
+    pretend.done.clear()
+    fewer = [*words[:2], *words[4:]]
+    fewer[fewer.index("3")] = "2"
+    assert cli.main(fewer) == 0
+    again = json.loads((own / "comparison.json").read_text())
+    assert (again["seeds"], again["failed"]) == ([0, 1, 2], {"local-only": {"2": "RuntimeError: out of memory"}})
+    assert list(again["configs"]) == ["fedavg", "ifca", "local-only"]
+    assert rows_of(own / "comparison.csv") == table
+    assert not pretend.done, "what was not asked for is not run"
+    # Another method, another seed: what is missing is told, and `resume` does it.
+    more = [*words[:1], "cfl-gp", *words[4:]]
+    more[more.index("3")] = "4"
+    assert cli.main(more) == 0
+    assert pretend.done == [("cfl_gp", seed) for seed in range(4)]
+    found = rows_of(own / "comparison.csv")
+    assert list(found) == ["FedAvg", "IFCA", "Local only", "CFL-GP"]
+    assert found["IFCA"]["failed"] == "seed 3: has not ended; continue the comparison with resume"
+    # What cannot be run at all leaves the comparison as it was.
+    before = (own / "comparison.json").read_text()
+    pretend.failing = {("pacfl", seed): MISTAKE for seed in range(3)}
+    assert cli.main([*words[:1], "pacfl", *words[4:]]) == 2
+    assert (own / "comparison.json").read_text() == before
+
+
+@pytest.mark.slow
+def test_pictures_of_an_older_comparison_are_drawn_anew_or_go(pretend, monkeypatch):
+    def drawn():
+        return {
+            path.name: path.read_bytes() for path in pathlib.Path("own").iterdir() if path.suffix in (".png", ".pdf")
+        }
+
+    monkeypatch.setattr(fc.report.small_multiples, "MOST_IN_ONE", 3)
+    words = [*WORDS.split(), "--run-dir", "own"]
+    assert cli.main(words) == 0
+    assert cli.main(["report", "own", "--format", "pdf"]) == 0
+    pictures = drawn()
+    both = ("pdf", "png")
+    assert sorted(pictures) == [f"{name}.{kind}" for name in ("learning_curves", "small_multiples") for kind in both]
+    assert cli.main([*words[:1], "cfl-gp", *words[4:]]) == 0
+    found = drawn()
+    assert sorted(found) == ["learning_curves.pdf", "learning_curves.png"]
+    assert all(found[name] != pictures[name] for name in found)
+
+
 def test_two_processes_do_not_work_in_one_comparison(pretend):
     (path := pathlib.Path("own")).mkdir()
     with fc.files.taken(path), pytest.raises(ValueError, match="own is in use by process"):

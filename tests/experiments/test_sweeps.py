@@ -68,6 +68,8 @@ def test_killed_at_any_run_it_finishes_the_rest_only(pretend, undrawn, capsys):
     # More values and seeds are more runs; other options, or a comparison, want another directory.
     assert cli.main([*WORDS[:4], "32", *WORDS[4:]]) == 0
     assert len(pretend.directories) == 12
+    assert cli.main([*WORDS[:3], "16", "24", *WORDS[5:]]) == 0
+    assert len(comparison.read(pathlib.Path("own")).cells) == 10
     capsys.readouterr()
     for words in (WORDS[:5] + WORDS[8:], ["compare", "fedavg", "--run-dir", "own"]):
         assert cli.main(words) == 2
