@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ LABELS = {
 COLORS = "cividis"  # even in lightness, and the same to colour-blind eyes
 LEAST_RATIO = 4  # of values on a logarithmic axis
 MOST_IN_LINE, MOST_SPREAD, MOST_NUMBERED = 3, 7, 20  # columns with room for mean ± std, both in two lines, the mean
+CHARACTER = 0.56 * style.FONT_POINTS / 72  # inches, on average
+LONGEST, LINE = 24, 12  # characters of a name on an axis, and of one of its lines at the side
+UPRIGHT = 12  # columns, beyond which their names stand upright
 LEGIBLE = 0.45  # lightness above which a cell's number is black
 FAILED: dict[str, Any] = {"facecolor": "#EEEEEE", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
 
@@ -106,7 +110,10 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=style.STEPS))
             if metric == ARI:
                 axes.set_ylim(min(0.0, float(np.nanmin(mean - deviation))) - 0.06, 1.06)
-        _mark(panels[-1], at, levels, texts, logarithmic)
+        if _numeric(levels):
+            _mark(panels[-1], at, levels, texts, logarithmic)
+        else:
+            _name_columns(figure, panels[-1], texts, style.SINGLE - 0.6)
         panels[-1].set_xlabel(_label(option))
         handles, labels = panels[0].get_legend_handles_labels()
         style.legend_above(figure, [*handles, *legend.values()], [*labels, *legend])
@@ -120,7 +127,9 @@ def _heat_maps(
     along = int(len(levels_of(places[1])) > len(levels_of(places[0])))
     columns, rows = levels_of(places[along]), levels_of(places[1 - along])
     texts = [[value_text(level) for level in levels] for levels in (columns, rows)]
-    height = min(max(0.3 * len(rows), 1.15), 6.0)
+    names = _at_the_side(texts[1])
+    lines = 1 + max(name.count("\n") for name in names)
+    height = min(max(max(0.3, 0.1 + 0.1 * lines) * len(rows), 1.15), 6.0)
     with style.drawing(style.SINGLE, 0.5 + (height + 0.15) * len(values)) as figure:
         panels = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0]
         lost = False
@@ -140,8 +149,7 @@ def _heat_maps(
                     lost = True
                 elif len(columns) <= MOST_NUMBERED:
                     _number(axes, column, row, spreads[row, column], metric, scale, len(columns))
-            axes.set_xticks(range(len(columns)), texts[0])
-            axes.set_yticks(range(len(rows)), texts[1])
+            axes.set_yticks(range(len(rows)), names)
             axes.tick_params(which="both", length=0)
             axes.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
             axes.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
@@ -150,9 +158,9 @@ def _heat_maps(
             axes.set_axisbelow(False)
             axes.spines[:].set_visible(False)
         panels[-1].set_xlabel(_label(options[along]))
-        figure.supylabel(_label(options[1 - along]), fontsize=7.5)
-        if sum(map(len, texts[0])) > 40:
-            panels[-1].tick_params(axis="x", rotation=60)
+        figure.supylabel(style.wrapped(_label(options[1 - along]), 24), fontsize=7.5)
+        widest = max(len(line) for name in names for line in name.split("\n"))
+        _name_columns(figure, panels[-1], texts[0], style.SINGLE - 0.8 - CHARACTER * widest)
         several = over_seeds([_most(values)]) if len(columns) <= MOST_SPREAD else ""
         handles: dict[str, Any] = {}
         if several:
@@ -184,8 +192,11 @@ def _dots(
                 if axis == "y" or axes is panels[-1]:
                     axes.set(**{f"{axis}label": _label(name)})
                 if not _numeric(place):
-                    levels = levels_of(place)
-                    axes.set(**{f"{axis}ticks": range(len(levels)), f"{axis}ticklabels": map(value_text, levels)})
+                    texts = [value_text(level) for level in levels_of(place)]
+                    if axis == "y":
+                        axes.set_yticks(range(len(texts)), _at_the_side(texts))
+                    elif axes is panels[-1]:
+                        _name_columns(figure, axes, texts, 0.6 * style.SINGLE)
                 elif not logarithmic:
                     whole = all(isinstance(value, int) for value in place)
                     getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(5, steps=style.STEPS, integer=whole))
@@ -247,10 +258,7 @@ def _positions(place: Sequence[Any], levels: Sequence[Any]) -> tuple[np.ndarray,
 
 
 def _mark(axes: Axes, at: np.ndarray, levels: Sequence[Any], texts: Sequence[str], logarithmic: bool) -> None:
-    """Ticks at the values, as far as their texts have room."""
-    if not _numeric(levels):
-        axes.set_xticks(range(len(levels)), texts, rotation=60 if sum(map(len, texts)) > 40 else 0)
-        return
+    """Ticks at the values, which are numbers, as far as their texts have room."""
     places = np.unique(at)
     scaled = np.log(places) if logarithmic else places
     if len(places) == 1 or np.diff(scaled).min() / (scaled[-1] - scaled[0]) >= 0.018 * max(map(len, texts)) + 0.02:
@@ -258,6 +266,26 @@ def _mark(axes: Axes, at: np.ndarray, levels: Sequence[Any], texts: Sequence[str
     elif not logarithmic:
         whole = all(isinstance(level, int) for level in levels)
         axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=whole))
+
+
+def _name_columns(figure: Figure, axes: Axes, texts: Sequence[str], room: float) -> None:
+    """Names beneath columns, turned where the longest is wider than a column of `room` inches' axis.
+
+    They end at their ticks then, and the figure gets as much higher as they need.
+    """
+    names = [style.shortened(text, LONGEST) for text in texts]
+    axes.set_xticks(range(len(names)), names)
+    width = CHARACTER * max(map(len, names))
+    if len(names) * (width + CHARACTER) > room:
+        angle = 60 if len(names) <= UPRIGHT else 90
+        for label in axes.get_xticklabels():
+            label.set(rotation=angle, rotation_mode="anchor", ha="right", va="center")
+        figure.set_figheight(figure.get_figheight() + width * math.sin(math.radians(angle)))
+
+
+def _at_the_side(texts: Sequence[str]) -> list[str]:
+    """Names beside rows, in lines."""
+    return [style.wrapped(style.shortened(text, LONGEST), LINE, within=True) for text in texts]
 
 
 def _dot() -> dict[str, Any]:

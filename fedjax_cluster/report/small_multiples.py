@@ -26,9 +26,9 @@ from fedjax_cluster.report.histories import (
 from fedjax_cluster.report.names import method_name, over_seeds
 
 MOST_IN_ONE = 6  # methods in one panel
-COLUMNS, PANEL_INCHES = 4, 0.72
+COLUMNS, PANEL_INCHES, TITLE_INCHES = 4, 0.72, 0.1
 GREY = "#C4C4C4"
-SMALL, TITLE_WIDTH = 6.0, 16  # points; characters
+SMALL, TITLE_WIDTH, LONGEST_TITLE = 6.0, 13, 48  # points; characters
 ROOM = 0.05  # of the axis, beyond the values
 
 
@@ -66,7 +66,13 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
         rounds, values = evaluated([finite_part(run) for run in runs], metric, method)
         lines[method] = rounds + 1, factor * values
     rows, columns = -(-len(seeds) // COLUMNS), min(COLUMNS, len(seeds))
-    with style.drawing(style.SINGLE, 0.35 + PANEL_INCHES * rows) as figure:
+    names = (style.shortened(method_name(method), LONGEST_TITLE) for method in seeds)
+    titles = [style.wrapped(name, TITLE_WIDTH, within=True) for name in names]
+    # Titles of several lines take nothing from the panels.
+    more_lines = sum(
+        max(title.count("\n") for title in titles[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(rows)
+    )
+    with style.drawing(style.SINGLE, 0.35 + PANEL_INCHES * rows + TITLE_INCHES * more_lines) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for index, axes in enumerate(grid.flat):
             if index >= len(seeds):
@@ -74,8 +80,8 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
                 continue
             method = list(seeds)[index]
             _draw_panel(axes, lines, method, method in ended)
-            axes.set_title(style.wrapped(method_name(method), TITLE_WIDTH), fontsize=SMALL, loc="left", pad=2)
-            axes.tick_params(labelbottom=index + columns >= len(seeds))
+            axes.set_title(titles[index], fontsize=SMALL, loc="left", pad=2)
+            axes.tick_params(labelsize=SMALL, labelbottom=index + columns >= len(seeds))
         _set_limits(grid[0, 0], lines, last)
         figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.03, hspace=0.03)
         figure.supxlabel("Communication round", fontsize=7.5)
@@ -94,18 +100,20 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
 def _draw_panel(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], method: str, ended: bool) -> None:
     for other, (rounds, values) in lines.items():
         if other != method:
-            axes.plot(rounds, values.mean(axis=0), color=GREY, linewidth=0.5, zorder=1)
+            axes.plot(rounds, values.mean(axis=0), color=GREY, linewidth=0.5, zorder=1, **_marker(rounds, 2))
     rounds, values = lines[method]
     if not len(rounds):
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center", fontsize=SMALL)
         return
     mean, color = values.mean(axis=0), style.COLORS[0]
-    axes.plot(rounds, mean, color=color, linewidth=1.2, zorder=3)
+    axes.plot(rounds, mean, color=color, linewidth=1.2, zorder=3, **_marker(rounds, 3))
     if len(values) > 1:
         deviation = values.std(axis=0, ddof=1)
-        axes.fill_between(
-            rounds, mean - deviation, mean + deviation, color=color, alpha=2 * BAND, linewidth=0, zorder=2
-        )
+        look: dict[str, Any] = {"color": color, "alpha": 2 * BAND, "zorder": 2}
+        if len(rounds) > 1:
+            axes.fill_between(rounds, mean - deviation, mean + deviation, linewidth=0, **look)
+        else:
+            axes.vlines(rounds, mean - deviation, mean + deviation, linewidth=3, **look)
     if ended:
         axes.plot(rounds[-1], mean[-1], label="not finite afterwards", **{**ENDED, "markersize": 4})
     # In the corner at the right that the curve leaves free.
@@ -115,6 +123,11 @@ def _draw_panel(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], 
     place: dict[str, Any] = {"x": 0.97, "y": 0.95 if above else 0.06, "va": "top" if above else "bottom", "ha": "right"}
     number = f"{mean[-1]:#.3g}".rstrip(".")
     axes.text(s=number, transform=axes.transAxes, fontsize=SMALL, zorder=6, bbox=box, **place)
+
+
+def _marker(rounds: np.ndarray, size: float) -> dict[str, Any]:
+    """Of one evaluation there is no line to be seen."""
+    return {"marker": "o", "markersize": size} if len(rounds) == 1 else {}
 
 
 def _set_limits(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], last: float) -> None:
@@ -127,4 +140,3 @@ def _set_limits(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], 
     axes.set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
     axes.xaxis.set_major_locator(MaxNLocator(2, steps=style.STEPS, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=style.STEPS))
-    axes.tick_params(labelsize=SMALL)

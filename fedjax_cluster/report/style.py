@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -154,9 +155,35 @@ def ticks_at(axis: Axis, places: Sequence[float]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def wrapped(text: str, width: int) -> str:
-    """Breaks a label into lines of at most `width` characters where it has spaces."""
-    return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
+class _WithinWords(textwrap.TextWrapper):
+    """Breaks words that are too long, after a slash or underline where there is one."""
+
+    def _split(self, text: str) -> list[str]:
+        pieces = (
+            [word] if len(word) <= self.width else re.findall(r"[^/_]+[/_]*|[/_]+", word)
+            for word in super()._split(text)
+        )
+        return [piece for of in pieces for piece in of]
+
+
+def wrapped(text: str, width: int, *, within: bool = False) -> str:
+    """Breaks a label into lines of at most `width` characters where it has spaces; if asked for, also long words.
+
+    >>> wrapped("runs/rotated_digits", 12, within=True)
+    'runs/\\nrotated_\\ndigits'
+    """
+    kind = _WithinWords if within else textwrap.TextWrapper
+    return "\n".join(kind(width, break_long_words=within).wrap(text)) or text
+
+
+def shortened(text: str, longest: int) -> str:
+    """A label of at most so many characters: its middle goes, as long names are often told apart by their ends.
+
+    >>> shortened("runs/rotated/fedavg-3", 12)
+    'runs/…davg-3'
+    """
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[: longest - half - 1].rstrip()}…{text[-half:].lstrip()}"
 
 
 def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, lines: bool = True) -> None:

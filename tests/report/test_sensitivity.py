@@ -1,5 +1,6 @@
 """The picture of a sweep shows what the runs ended with."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,3 +67,36 @@ def test_draws_of_two_options_are_dots_and_three_have_no_picture():
     np.testing.assert_allclose(dots.get_array(), [10, 20, 30, 40])
     assert drawn([{"a": 1, "b": 1, "c": 1}], [[0.5]]) is None
     assert drawn([{"a": 1}], [[]]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "angle"),
+    [((0.1, 0.3, 1.0), 0), ((0.0001, 0.00033, 0.001, 0.0033, 0.01, 0.1, 1.0, 3.0), 60), (range(10000, 10020), 90)],
+)
+def test_names_of_columns_are_turned_where_they_have_no_room(values, angle):
+    cells = [{"learning_rate": value, "optimizer": name} for value in values for name in ("sgd", "adam")]
+    figure = drawn(cells, [[0.5]] * len(cells), ari=False)
+    figure.canvas.draw()
+    labels = figure.axes[0].get_xticklabels()
+    assert {label.get_rotation() for label in labels} == {angle}
+    boxes = [label.get_window_extent() for label in labels]
+    if angle in (0, 90):
+        assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+    # They end where their columns are.
+    places = figure.axes[0].transData.transform([(at, 0) for at in range(len(values))])[:, 0]
+    ends = [box.x1 for box in boxes] if angle else [(box.x0 + box.x1) / 2 for box in boxes]
+    np.testing.assert_allclose(ends, places, atol=0.06 * figure.dpi)
+
+
+def test_long_names_leave_the_panels_their_room(check_layout):
+    names = ("fashion_mnist", "emnist/balanced", "cifar10", "a/very/long/path/to/some/data.npz", "digits")
+    one = drawn([{"dataset": name} for name in names], [[0.5, 0.6]] * 5)
+    two = drawn([{"optimizer": of, "dataset": n} for n in names for of in ("sgd", f"{names[3]}/other")], [[0.5]] * 10)
+    for figure in (one, two):
+        check_layout(figure)
+        upper, lower = (
+            axes.yaxis.label.get_window_extent() for axes in (figure.axes[:2] if figure is one else figure.axes[2:])
+        )
+        assert not upper.overlaps(lower)
+        assert figure.axes[0].get_position().width > 0.5
+    assert [label.get_text() for label in one.axes[1].get_xticklabels()][3] == "a/very/long…ome/data.npz"

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,31 @@ def test_a_method_without_a_value_says_so():
 def test_few_methods_share_a_panel():
     few = dict(list(HISTORIES.items())[: small_multiples.MOST_IN_ONE])
     assert len(small_multiples.comparison_figure(few).axes) == 1
+
+
+def test_one_evaluation_is_a_point_with_its_deviation():
+    once = {name: [{key: of[-1:] for key, of in run.items()} for run in runs] for name, runs in HISTORIES.items()}
+    for axes in small_multiples.comparison_figure(once).axes:
+        assert {line.get_marker() for line in axes.lines} == {"o"}
+        ((low, high),) = axes.collections[0].get_segments()
+        assert high[1] - low[1] == pytest.approx(2.0)
+
+
+def test_all_panels_have_the_small_numbers():
+    figure = small_multiples.comparison_figure(HISTORIES)
+    sizes = {tick.label1.get_fontsize() for axes in figure.axes for tick in axes.yaxis.get_major_ticks()}
+    assert sizes == {small_multiples.SMALL}
+
+
+def test_long_names_are_cut_and_broken_and_take_nothing_from_the_panels():
+    names = [f"FedAvg (runs/rotated_digits/group/{'of_many/' * 5}fedavg_rotated_{n})" for n in range(8)]
+    figure = small_multiples.comparison_figure({name: [history(0.5)] for name in names})
+    figure.canvas.draw()
+    titles = [axes._left_title for axes in figure.axes]
+    assert len({title.get_text() for title in titles}) == 8, "the end of a name tells it from others"
+    boxes = [title.get_window_extent() for title in titles]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes[:4]))
+    short = small_multiples.comparison_figure({f"method-{n}": [history(0.5)] for n in range(8)})
+    short.canvas.draw()
+    heights = [of.axes[0].get_position().height * of.get_figheight() for of in (figure, short)]
+    assert heights[0] > 0.9 * heights[1]
