@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -28,7 +29,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     train_client,
 )
-from fedjax_cluster.local import client_key
+from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
@@ -95,19 +96,45 @@ class fesem(AveragingMethod):
         if self.start == "random":
             slot = equal_groups(draw_key, present, self.clusters)
         else:
-            drawn = _draw_distinct(draw_key, present, self.clusters)
-            found = self.centres_from_clients(train_key, centres, drawn, population)
-            centres, slot, num_steps = jax.tree.map(jnp.asarray, parallel.fetched(found))
-            participants = present.sum().astype(jnp.float32)
-            costs = Costs(participants, participants, num_steps, clusterings=1.0)
+            centres, slot, costs = self.start_at_clients(draw_key, train_key, centres, present, population)
         clients = HardClients(one_hot(slot, self.clusters), present)
         return first_state(centres, clients, self.optimizer, costs=costs)
+
+    def start_at_clients(
+        self, draw_key: Array, train_key: Array, models: Clusters, present: Array, population: Population
+    ) -> tuple[Clusters, Array, Costs]:
+        """Centres that are models of K clients drawn, every client's cluster i32[M] (−1: absent), and the costs.
+
+        Clients who sent nothing finite are no centres, and are where their loss is least. Where fewer than K clients
+        sent something, the other centres stay as in `models`.
+        """
+
+        def start(among: Array) -> tuple[Clusters, Array, Array, Array]:
+            drawn = _draw_distinct(draw_key, among, self.clusters)
+            found = self.centres_from_clients(train_key, models, drawn, population)
+            return jax.tree.map(jnp.asarray, parallel.fetched(found))
+
+        centres, slot, num_steps, sent = start(present)
+        participants = present.sum().astype(jnp.float32)
+        costs = Costs(participants, participants, num_steps, clusterings=1.0)
+        lost = present & ~sent
+        if jnp.any(lost):
+            # Who sends is known now: the same draw, among those alone.
+            centres, slot, _, _ = start(sent)
+            least = jax.tree.map(jnp.asarray, parallel.fetched(self.least_losses(centres, lost, population)))
+            slot = jnp.where(lost, least, slot)
+            tested = self.clusters * lost.astype(jnp.float32)
+            batches = jnp.asarray(parallel.fetched(num_batches(self.local, population.data)))
+            costs = costs._replace(models_down=participants + tested.sum(), loss_evaluations=tested @ batches)
+        return centres, slot, costs
 
     @parallel.kept_program(static_argnames="self")
     def centres_from_clients(
         self, rng_key: Array, models: Clusters, drawn: Array, population: Population
-    ) -> tuple[Clusters, Array, Array]:
-        """The models of the clients drawn[k] after training from the first model; every client's nearest; all steps."""
+    ) -> tuple[Clusters, Array, Array, Array]:
+        """The models of the clients drawn[k] after training from the first model; every client's nearest, i32[M]; all
+        steps; who sent something finite, bool[M].
+        """
         first = cluster_variables(models, jnp.asarray(0))
         cohort = parallel.whole_population(population)
 
@@ -131,21 +158,33 @@ class fesem(AveragingMethod):
             result = train(client)
             return nearest_centre(centres, from_first(result), self.layers), result.num_steps
 
-        reduced = parallel.for_each_client(
+        mapped = parallel.for_each_client(
             as_centre,
             cohort,
             num_slots=self.clusters,
             reduce=lambda output: output[0],
             collect=lambda output: output[1],
-        ).reduced
+        )
+        reduced = mapped.reduced
         mean = weighted_mean(reduced)
-        # A client whose training diverged is no centre.
+        # A client that sent nothing finite is no centre.
         before = Variables(models.params, models.stats)
         drawn_models = tree.of_types(Variables(mean["params"], mean["stats"]), before)
         kept = tree.where(reduced.weight > 0, drawn_models, before)
         centres = models._replace(params=kept.params, stats=kept.stats)
         slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
-        return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32))
+        return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32)), mapped.accepted
+
+    @parallel.kept_program(static_argnames="self")
+    def least_losses(self, centres: Clusters, lost: Array, population: Population) -> Array:
+        """The cluster i32[M] of least loss of those who are lost, bool[M]."""
+        cohort = parallel.whole_population(population)
+        cohort = dataclasses.replace(cohort, mask=cohort.mask & lost)
+
+        def nearest(client: Client) -> Array:
+            return nearest_by_loss(self.model, centres, client.data)
+
+        return parallel.for_each_client(nearest, cohort, collect=lambda slot: slot).collected
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         centres = state.clusters

@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import faults, local, nn, parallel
 from fedjax_cluster.algorithms import fairavg, fedavg, fedavgm, fedprox, fesem, local_only
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation.loop import simulate
-from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
+from tests.algorithms.test_oracles import assert_models_equal, least_losses, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import baselines
 
@@ -117,6 +117,34 @@ def test_fesem_may_start_from_models_of_clients():
     assert distances.argmin(1).tolist() == chosen[clients].tolist()
     state, _ = play(algorithm, federation, 2, seed=1)
     assert float(adjusted_rand_index(labels(state.clients.membership)[clients], federation.group)) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.34, 0.8])
+def test_fesem_starts_at_clients_that_send_something_and_places_the_others_by_loss(share):
+    """Faults: a centre drawn of who sends NaN stays untrained; such clients are all in cluster 0; another draw."""
+    federation = blobs(clients=9, groups=3, ragged=False, seed=3)
+    algorithm = fesem(MODEL, clusters=3, local=OWN, start="clients")
+    honest = start_of(algorithm, federation)
+    untrained = models_of(start_of(fesem(MODEL, clusters=3, local=OWN, start="random"), federation))
+    method, spoilt = faults.afflict(algorithm, federation, faults.nan_updates(share), seed=1)
+    lost = faults.faulty_clients(spoilt)
+    begun = start_of(method, spoilt)
+    slot = np.asarray(labels(begun.clients.membership))[:9]
+    common = models_of(start_of(fedavg(MODEL, local=OWN), federation))[0]
+    trained = baselines.local_only(common, as_lists(federation), rate=0.3, steps=4, rounds=1)
+    first = [np.argmin([baselines.distance(m, c, slice(None)) for m in trained]) for c in models_of(honest)]
+    assert lost[first].any()
+    centres = models_of(begun)
+    source = [np.argmin([baselines.distance(m, c, slice(None)) for m in trained]) for c in centres]
+    count = min(3, int((~lost).sum()))
+    assert_models_equal(centres[:count], [trained[i] for i in source[:count]])
+    assert_models_equal(centres[count:], untrained[count:])
+    assert not lost[source[:count]].any()
+    # Of those drawn at first, whoever sent something still is one.
+    assert {i for i in first if not lost[i]} <= set(source[:count])
+    near = [np.argmin([baselines.distance(model, c, slice(None)) for c in centres]) for model in trained]
+    assert slot.tolist() == np.where(lost, least_losses(centres, federation), near).tolist()
 
 
 def test_fesem_starts_with_clusters_of_equal_size():
