@@ -210,10 +210,12 @@ def division(label, slots):
     return Division(jnp.asarray(label), active, jnp.full((len(label), rows), -1, jnp.int32), splits, unused, unused)
 
 
-def divided(before, similarity, counted=None):
+def divided(before, similarity, counted=None, known=None):
+    similarity = jnp.asarray(similarity, jnp.float32)
     counted = jnp.ones(len(similarity), bool) if counted is None else jnp.asarray(counted)
     qualified = jnp.arange(len(before.active)) == 0
-    return divide(before, jnp.asarray(similarity, jnp.float32), counted, qualified, 0.0, jnp.asarray(7, jnp.int32))
+    known = counted if known is None else known
+    return divide(before, similarity, counted, known, qualified, 0.0, jnp.asarray(7, jnp.int32))
 
 
 def test_the_split_is_the_optimum_where_complete_linkage_is_not():
@@ -248,9 +250,12 @@ def test_the_run_splits_twice_along_the_true_groups():
     assert result.history["num_changed"].sum() == 8
 
 
-def test_uncounted_clients_stay_with_the_parent():
+@pytest.mark.parametrize(("known", "label"), [(False, [0, 1, 0, 0]), (True, [0, 1, 0, 1])])
+def test_uncounted_clients_stay_with_the_parent_unless_an_update_of_theirs_is_known(known, label):
     similarity = np.where(np.arange(4)[:, None] % 2 == np.arange(4) % 2, 1.0, -1.0)
-    assert divided(division([0] * 4, 3), similarity, [True, True, True, False]).label.tolist() == [0, 1, 0, 0]
+    after = divided(division([0] * 4, 3), similarity, [True, True, True, False], jnp.full(4, known))
+    assert after.label.tolist() == label
+    assert after.side[:, 0].tolist() == [0, 1, 0, 1 if known else -1]
 
 
 # ------------------------------------------------------------------------------------------- events

@@ -18,6 +18,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     Division,
     Sent,
     Server,
+    admitted,
     divide,
     empty_splits,
     fall_back,
@@ -329,10 +330,10 @@ class cfl(AveragingMethod):
         clients, server = state.clients, state.server
         norms = jnp.linalg.norm(clients.update, axis=1, keepdims=True)
         similarity = parallel.gram(clients.update / jnp.maximum(norms, 1e-30), mapping)
-        rows = labels(clients.membership), clients.valid & clients.present, clients.side
-        label, counted, side = parallel.replicate(mapping, rows)
+        rows = labels(clients.membership), clients.valid & clients.present, clients.share > 0, clients.side
+        label, counted, known, side = parallel.replicate(mapping, rows)
         before = Division(label, state.clusters.active, side, server.splits, server.origin, server.refused)
-        return divide(before, similarity, counted, qualified, self.gamma_max, state.round), similarity
+        return divide(before, similarity, counted, known, qualified, self.gamma_max, state.round), similarity
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """One test, of the largest cluster. Tests in the same round share the cosines, which is most of the work."""
@@ -406,15 +407,8 @@ class cfl(AveragingMethod):
             return vector[server.coordinates] if len(server.coordinates) else vector
 
         slot = lead_to_leaf(server.splits, clients.side, clients.edges, change)
-        new = {
-            "membership": one_hot(slot, self.clusters),
-            "present": jnp.asarray(True),
-            "seen": jnp.asarray(False),
-            "valid": jnp.asarray(False),
-            "optimizer": self.start_optimizer(cluster_variables(state.clusters, slot).params),
-        }
-        changed = tree.scatter({name: getattr(clients, name) for name in new}, index, new)
-        return state._replace(clients=clients._replace(**changed))
+        optimizer = self.start_optimizer(cluster_variables(state.clusters, slot).params)
+        return state._replace(clients=admitted(clients, index, one_hot(slot, self.clusters), optimizer))
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
         return snapshot_of_splits(state)

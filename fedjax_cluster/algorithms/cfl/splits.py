@@ -52,10 +52,10 @@ class Clients(NamedTuple):
 
     membership: Array  # f32[M, K], one-hot; zero for the absent
     present: Array  # bool[M]
-    update: Array  # f32[M, D], the latest update (or gradient) whose cosines count
-    share: Array  # f32[M], the client's weight in its cluster's mean
+    update: Array  # f32[M, D], the latest finite update (or gradient) whose cosines count
+    share: Array  # f32[M], the client's weight in its cluster's mean; 0 before its first finite update
     seen: Array  # bool[M], took part since its cluster was last split
-    valid: Array  # bool[M], its latest update was finite
+    valid: Array  # bool[M], what it sent when it last took part was finite
     side: Array  # i32[M, S], where each split put it; −1 where it was not among those split
     edges: Array  # f32[M, S, r], coordinates of its update before the split
     optimizer: PyTree  # leaves [M, ...], its optimiser's state; empty where that starts afresh every round
@@ -158,19 +158,31 @@ def norms_of_updates(state: State) -> Norms:
 
 
 def divide(
-    division: Division, similarity: Array, counted: Array, qualified: Array, gamma_max: float, round_number: Array
+    division: Division,
+    similarity: Array,
+    counted: Array,
+    known: Array,
+    qualified: Array,
+    gamma_max: float,
+    round_number: Array,
 ) -> Division:
     """Splits the clusters that qualify (bool[K]), one after the other, for as long as there are slots.
 
-    Of a cluster's clients those that are not counted (bool[M]) stay with its slot, as does the first client that is. A
-    split whose similarity across does not bear γ_max is left undone (Eq. 39).
+    A cluster's clients that are counted (bool[M]) decide the split. The others join the side of the most similar
+    update where they sent one before (`known`, bool[M]); else they stay with its slot, as does the first client
+    that counts. A split whose similarity across does not bear γ_max is left undone (Eq. 39).
     """
     slots, rows = len(division.active), len(division.splits.parent)
+
+    def parts(slot: Array, division: Division) -> clustering.Bipartition:
+        members = division.label == slot
+        found = clustering.optimal_bipartition(similarity, members & counted)
+        return found._replace(labels=_beside_the_like(found.labels, similarity, members & known & ~counted))
 
     def one(slot: Array, division: Division) -> Division:
         part, max_cross = lax.cond(
             qualified[slot],
-            lambda: clustering.optimal_bipartition(similarity, (division.label == slot) & counted),
+            lambda: parts(slot, division),
             lambda: clustering.Bipartition(jnp.full_like(division.label, -1), jnp.zeros(())),
         )
         wanted = qualified[slot] & (gamma_max < clustering.largest_safe_noise(max_cross))
@@ -197,6 +209,12 @@ def divide(
         )
 
     return lax.fori_loop(0, slots, one, division)
+
+
+def _beside_the_like(part: Array, similarity: Array, others: Array) -> Array:
+    """Sides i32[M] in which the others, bool[M], are where the most similar update is, as Algorithm 4 has newcomers."""
+    most = [jnp.max(jnp.where(part == side, similarity, -jnp.inf), axis=1) for side in (0, 1)]
+    return jnp.where(others, (most[0] <= most[1]).astype(part.dtype), part)
 
 
 def empty_splits(models: Variables, count: int) -> Splits:
@@ -229,14 +247,28 @@ def inherit(stacked: PyTree, division: Division, round_number: Array) -> PyTree:
 
 
 def remember(state: State, cohort: Cohort, sent: Sent, accepted: Array) -> State:
-    """Each participant's latest update; one that was not finite counts as seen, so that it holds up nobody."""
+    """Each participant's latest finite update; who sends none counts as seen, so that it holds up nobody."""
     old = state.clients
     vector = sent.delta if sent.gradient is None else sent.gradient
-    rows = (vector, sent.weight, jnp.ones_like(accepted), accepted)
-    kept = parallel.scatter_rows(cohort, (old.update, old.share, old.seen, old.valid), rows)
-    optimizer = parallel.scatter_rows(cohort, old.optimizer, sent.optimizer, cohort.mask & accepted)
-    names = ("update", "share", "seen", "valid")
-    return state._replace(clients=old._replace(optimizer=optimizer, **dict(zip(names, kept, strict=True))))
+    seen, valid = parallel.scatter_rows(cohort, (old.seen, old.valid), (jnp.ones_like(accepted), accepted))
+    kept, rows = (old.update, old.share, old.optimizer), (vector, sent.weight, sent.optimizer)
+    update, share, optimizer = parallel.scatter_rows(cohort, kept, rows, cohort.mask & accepted)
+    clients = old._replace(update=update, share=share, seen=seen, valid=valid, optimizer=optimizer)
+    return state._replace(clients=clients)
+
+
+def admitted(clients: Clients, index: Array, membership: Array, optimizer: PyTree) -> Clients:
+    """With a client that joins, of whom nothing has been heard, or nothing since it left."""
+    new = {
+        "membership": membership,
+        "present": jnp.asarray(True),
+        "share": jnp.zeros(()),
+        "seen": jnp.asarray(False),
+        "valid": jnp.asarray(False),
+        "optimizer": optimizer,
+    }
+    changed = tree.scatter({name: getattr(clients, name) for name in new}, index, new)
+    return clients._replace(**changed)
 
 
 def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Array) -> tuple[State, Array]:
