@@ -115,7 +115,12 @@ def _limited(private: Release, contribution: Contribution) -> Contribution:
     if jax.tree.leaves(contribution.value["stats"]):
         raise ValueError(NO_STATISTICS)
     value = private.limit(contribution.slot, contribution.value["delta"])
-    return Contribution(contribution.slot, jnp.ones_like(contribution.weight), value)
+    return Contribution(contribution.slot, _alike(contribution), value)
+
+
+def _alike(sent: Contribution) -> Array:
+    """Weights by which all clients count alike, but those of no cluster (−1), whom sums would add to the last one."""
+    return (sent.slot >= 0).astype(sent.weight.dtype)
 
 
 def _private_means(
@@ -135,7 +140,7 @@ def private_rows(private: Release, sent: Contribution, mask: Array, accepted: Ar
     """`reduce_rows` with a private mean: as sums, of which each is a mean with the weight 1."""
     if jax.tree.leaves(sent.value["stats"]):
         raise ValueError(NO_STATISTICS)
-    kept = sent._replace(weight=jnp.ones_like(sent.weight))
+    kept = sent._replace(weight=_alike(sent))
     value = jax.vmap(private.limit)(sent.slot, sent.value["delta"])
     sums = reduce_rows(None, kept._replace(value=value), accepted, len(private.clip))
     found = _private_means(private, sums, sent.slot, mask)

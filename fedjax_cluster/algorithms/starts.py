@@ -46,8 +46,10 @@ def models_of_clients(
 
     Client i₁ is drawn at random; i_{k+1} = argmax_i min_{j≤k} F_i(θ_j), where θ_j is the first of `models` after
     `rounds` rounds on client i_j alone. A client whose data are hard for all models is far from them as well; so 2K are
-    drawn, and those left out one by one without which Σ_i min_j F_i(θ_j) rises least. A model that diverges gives way
-    to that of its number, modulo K, in `models`. Of more than `MOST_ASKED` clients so many random ones are asked.
+    drawn, and those left out one by one without which Σ_i min_j F_i(θ_j) rises least. A round whose change or model is
+    not finite is left out: the training goes on from the model before, and where it diverges for good that one stays.
+    Without a single round that was finite, the model of its number, modulo K, in `models` takes its place. Of more than
+    `MOST_ASKED` clients so many random ones are asked.
 
     Args:
       rng_key: decides the first client, who is asked, and the mini-batches.
@@ -76,8 +78,8 @@ def models_of_clients(
         place = int(np.argmax(np.where(there, distance, -1.0)))
         there[place], drawn = False, int(asked[place])
         data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
-        own, num_steps = _train_alone(train_key, first, index, data, model, told_apart, server, rounds, numbers)
-        own = tree.where(tree.all_finite(own), own, cluster_variables(models, jnp.asarray(number % num_clusters)))
+        own, done, num_steps = _train_alone(train_key, first, index, data, model, told_apart, server, rounds, numbers)
+        own = tree.where(done > 0, own, cluster_variables(models, jnp.asarray(number % num_clusters)))
         found.append(own)
         steps += float(num_steps)
         suits = [
@@ -125,22 +127,26 @@ def _train_alone(
     optimizer: optax.GradientTransformation,
     rounds: int,
     numbers: tuple[Numbers, Numbers],
-) -> tuple[Variables, Array]:
-    """The model after so many rounds of one client alone, and its mini-batch steps."""
+) -> tuple[Variables, Array, Array]:
+    """The model after so many rounds of one client alone, how many were finite, and its mini-batch steps."""
     local, optimizer = with_numbers(local, numbers[0]), with_numbers(optimizer, numbers[1])
 
-    def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array]):
-        variables, server, steps = carry
+    def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array, Array]):
+        variables, server, done, steps = carry
         key = client_key(jax.random.fold_in(rng_key, number), index)
         result = local.run(key, model, variables, data, round=number)
         minus = jax.tree.map(jnp.negative, result.delta)
-        updates, server = optimizer.update(minus, server, variables.params)
-        params = optax.apply_updates(variables.params, updates)
-        return Variables(params, result.stats), server, steps + result.num_steps
+        updates, after = optimizer.update(minus, server, variables.params)
+        trained = Variables(optax.apply_updates(variables.params, updates), result.stats)
+        # A round in which nothing comes, as under drop-out, is one without a step.
+        sent = tree.all_finite((result.delta, trained))
+        variables, server = tree.where(sent, (trained, after), (variables, server))
+        return variables, server, done + sent.astype(jnp.int32), steps + result.num_steps
 
-    start = (first, optimizer.init(first.params), jnp.zeros((), jnp.int32))
-    variables, _, steps = jax.lax.fori_loop(0, rounds, one_round, start)
-    return variables, steps
+    nothing = jnp.zeros((), jnp.int32)
+    start = (first, optimizer.init(first.params), nothing, nothing)
+    variables, _, done, steps = jax.lax.fori_loop(0, rounds, one_round, start)
+    return variables, done, steps
 
 
 @parallel.kept_program(static_argnames="model")

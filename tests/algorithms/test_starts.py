@@ -1,12 +1,14 @@
 """First models that are trained on clients far apart: the traversal, its costs, and what it is for."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import faults, local, nn, parallel
 from fedjax_cluster.algorithms import gradient_loss, ifca
 from fedjax_cluster.algorithms.round import labels, start_models
 from fedjax_cluster.algorithms.starts import models_of_clients
@@ -30,10 +32,10 @@ def loss(model, x, y):
     return -np.log(softmax(x, *model)[np.arange(len(y)), y]).mean()
 
 
-def descended(model, x, y, momentum=0.0):
+def descended(model, x, y, momentum=0.0, rounds=ROUNDS):
     """Gradient descent on one client, with heavy-ball momentum."""
     model, velocity = [np.array(part, float) for part in model], [0.0, 0.0]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         error = softmax(x, *model)
         error[np.arange(len(y)), y] -= 1
         gradient = [x.T @ error / len(y), error.mean(0)]
@@ -103,6 +105,34 @@ def test_groups_seldom_go_without_a_model(method):
             found.append(float(adjusted_rand_index(labels(result.state.clients.membership), federation.group)))
     assert np.mean(agreement["clients"]) > 0.85
     assert np.mean(agreement["clients"]) > np.mean(agreement["random"]) + 0.1
+
+
+@pytest.mark.parametrize("fault", [faults.drop_out(0.4), faults.nan_updates(1.0)])
+def test_a_round_in_which_a_client_sends_nothing_is_one_without_a_step(fault):
+    """Faults: one lost round spoils the whole training; a lost round moves the server's momentum."""
+    federation = blobs(clients=6, groups=2)
+    afflicted = faults.afflicted(federation, fault, seed=0)
+    population = parallel.place_population(afflicted.train, federation.info, ONE)
+    models, present = start_models(MODEL, jax.random.key(0), population, 2)
+    spoilt = dataclasses.replace(WHOLE, fault=fault.in_training)
+    server = optax.sgd(RATE, momentum=0.5)
+    found, _ = models_of_clients(jax.random.key(1), MODEL, spoilt, server, models, population, present, ROUNDS)
+    if fault == faults.nan_updates(1.0):
+        jax.tree.map(np.testing.assert_array_equal, found.params, models.params)
+        return
+    first = [np.asarray(models.params["output"][part][0], float) for part in ("kernel", "bias")]
+    lost = []
+    for k in range(2):
+        ours = [np.asarray(found.params["output"][part][k]) for part in ("kernel", "bias")]
+        error = {
+            rounds: min(
+                np.abs(ours[0] - descended(first, *rows, 0.5, rounds)[0]).max() for rows in as_lists(federation)
+            )
+            for rounds in range(1, ROUNDS + 1)
+        }
+        assert min(error.values()) < 1e-4
+        lost.append(ROUNDS - min(error, key=error.__getitem__))
+    assert max(lost) > 0
 
 
 def test_a_client_whose_training_diverges_is_no_start():
