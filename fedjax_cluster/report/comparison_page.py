@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import Any, NamedTuple, Protocol
 from fedjax_cluster.report import web_page as web
 from fedjax_cluster.report.names import counted, method_name, option_name
 from fedjax_cluster.report.run_page import PAGE, as_text, flat
-from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Table, spread
+from fedjax_cluster.report.significance import EQUAL_DECIMALS
+from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Spread, Table, spread
 from fedjax_cluster.report.tables import diverged, quality
 from fedjax_cluster.report.web_page import Html, Section
 
-MOST_TITLED = 4  # methods in the title
+MOST_TITLED = 4  # methods in the title, or in one place
 PICTURES = {
     "sensitivity": (
         "What the options do.",
@@ -105,21 +107,53 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
     every = [summary for each in compared for summary in each.summaries]
     accurate = any(quality(summary, "accuracy") is not None for summary in every)
     name, factor, decimals, unit = ("accuracy", 100, 1, " %") if accurate else ("test_loss", 1, 4, "")
-    found = [(each.label, spread([quality(summary, name, factor) for summary in each.summaries])) for each in compared]
+    figures = [[quality(summary, name, factor) for summary in each.summaries] for each in compared]
+    ended = [sum(value is not None for value in of) for of in figures]
+    found = [spread(of) for of in figures]
+    # By the table's rule: a mean over fewer seeds than others have comes after these.
     known = sorted(
-        ((label, value) for label, value in found if value is not None),
-        key=lambda pair: -pair[1].mean if accurate else pair[1].mean,
+        (row for row, value in enumerate(found) if value is not None),
+        key=lambda row: (-ended[row], _mean(found, row, -factor if accurate else factor)),
     )
     if not known:
         return f"{begin}: none has a result."
-    texts = [
-        f"{method_name(label)} with {Number(*value, decimals=decimals).text()}{unit}" for label, value in known[:2]
-    ]
+
+    def text(rows: Sequence[int]) -> str:
+        row = rows[0]
+        total = len(compared[row].summaries) + len(compared[row].failed)
+        share = f" ({ended[row]} of {total})" if ended[row] < total else ""
+        number = "" if (value := found[row]) is None else Number(*value, decimals=decimals).text()
+        names = [method_name(compared[each].label) for each in rows]
+        if len(names) > MOST_TITLED:
+            names = [names[0], f"{len(names) - 1} more"]
+        return f"{' and '.join(names)} with {number}{unit}{share}"
+
+    def alike(rows: Sequence[int]) -> list[int]:
+        return [
+            row
+            for row in rows
+            if ended[row] == ended[rows[0]] and _mean(found, row, factor) == _mean(found, rows[0], factor)
+        ]
+
+    first = alike(known)
     what = "highest mean test accuracy" if accurate else "lowest mean test loss"
-    alone = len(known) == 1
-    return f"{begin}: {texts[0]} {'alone has a result' if alone else f'has the {what}'}" + (
-        "." if alone else f"; {texts[1]} follows."
-    )
+    if len(known) == 1:
+        return f"{begin}: {text(first)} alone has a result."
+    better = -1 if accurate else 1
+    if any(_mean(found, row, better) < _mean(found, first[0], better) for row in known):
+        what += " of those with the most seeds"
+    rest = [row for row in known if row not in first]
+    begin += f": {text(first)} {'has' if len(first) == 1 else 'share'} the {what}"
+    if not rest:
+        return f"{begin}."
+    second = alike(rest)
+    return f"{begin}; {text(second)} {'follows' if len(second) == 1 else 'follow'}."
+
+
+def _mean(found: Sequence[Spread | None], row: int, factor: float) -> float:
+    """A mean in units of 1 / factor, of which digits that are rounding's do not count."""
+    value = found[row]
+    return math.nan if value is None else round(value.mean / factor, EQUAL_DECIMALS)
 
 
 def _title(compared: Sequence[Compared], background: Background) -> str:

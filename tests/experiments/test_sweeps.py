@@ -45,7 +45,7 @@ def test_a_sweep_runs_every_cell_over_seeds_and_leaves_table_picture_and_page(pr
     }
     page = pathlib.Path("own/report.html").read_text()
     assert "FedAvg over batch size and clients" in page
-    assert "4 cells over 2 seeds: batch size 8, clients 4 with 56.1 ± 0.7 %" in page
+    assert "4 cells over 2 seeds: batch size 8, clients 4 and batch size 8, clients 8 with 56.1 ± 0.7 % share" in page
     # What failed is tried again, and nothing else; the same by either command.
     pretend.failing, pretend.directories = {}, []
     monkeypatch.setattr(saved_runs, "leave_comparison", lambda *given, **options: [])

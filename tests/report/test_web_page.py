@@ -192,3 +192,22 @@ def test_a_timeline_shows_each_round_in_its_place():
 def test_a_timeline_of_other_shapes_is_refused(rounds, cluster, group):
     with pytest.raises(ValueError, match=r"give \[E\]|ascend|clients"):
         timeline.cluster_timeline(rounds, cluster, group)
+
+
+def test_the_lead_of_a_comparison_takes_the_tables_best_and_equals_share_it():
+    def method(label, *accuracies):
+        ended = tuple({"seed": seed, "accuracy": of} for seed, of in enumerate(accuracies) if of is not None)
+        return SimpleNamespace(
+            label=label, summaries=ended, failed={seed: "lost" for seed, of in enumerate(accuracies) if of is None}
+        )
+
+    few, best, other = method("few", 0.99, None), method("best", 0.5, 0.7), method("other", 0.7, 0.5)
+    lead = comparison_page.lead
+    assert lead([few, best]) == (
+        "2 methods over 2 seeds: best with 60.0 ± 14.1 % has the highest mean test accuracy of those with the most "
+        "seeds; few with 99.0 % (1 of 2) follows."
+    )
+    assert "best and other with 60.0 ± 14.1 % share the highest mean test accuracy of" in lead([best, few, other])
+    assert lead([best, other]).endswith("share the highest mean test accuracy.")
+    third, fourth = method("third", 0.4, 0.4), method("fourth", 0.4, 0.4)
+    assert lead([third, best, fourth]).endswith("accuracy; third and fourth with 40.0 ± 0.0 % follow.")
