@@ -24,6 +24,8 @@ OF_A_RUN = {"version", "versions", "machine", "identity", "seal"}
 OPTIONS = tuple(f"{kind}_options" for kind in KINDS)
 # Of these a file's gives way where another is given.
 ALTERNATIVES = ("local_steps", "local_epochs")
+# With others of these a learning rate is as well chosen as before.
+UNTUNED = ("rounds", "seed", "eval_every", "eval_clients", "tuning")
 
 
 class Several(tuple):
@@ -102,15 +104,20 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         old, new = merged.get(kind, default), changes.get(kind, merged.get(kind, default))
         if known_name(kind, old, registry) != known_name(kind, new, registry):
             merged.pop(f"{kind}_options", None)
-    if not {"learning_rate", "method", *ALTERNATIVES, "averaging"}.isdisjoint(
-        name for name, value in changes.items() if value != settings.get(name)
-    ):
-        merged.pop("tuning", None)  # which was for another rate
+    if any(_differs(settings, name, value) for name, value in changes.items() if name not in UNTUNED):
+        merged.pop("tuning", None)  # which was of another run
     if not {*ALTERNATIVES, "averaging"}.isdisjoint(changes):
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
     for name, value in changes.items():
         merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
     return merged
+
+
+def _differs(settings: Mapping[str, Any], name: str, value: Any) -> bool:
+    old = settings.get(name)
+    return as_json({**(old or {}), **value} if name in OPTIONS else value) != as_json(
+        (old or {}) if name in OPTIONS else old
+    )
 
 
 def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str, dict[str, Any]]:

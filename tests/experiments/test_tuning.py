@@ -85,7 +85,14 @@ def test_the_best_rate_is_taken_and_told(tried, caplog):
     assert RunConfig.from_json(json.loads(json.dumps(found.to_json()))) == found
     # Taken over with the rest of a run's settings, but not to another rate.
     assert config_files.overridden(found.to_json(), {"rounds": 9})["tuning"]
-    assert "tuning" not in config_files.overridden(found.to_json(), {"learning_rate": 0.2})
+    for other in (
+        {"learning_rate": 0.2},
+        {"scenario": "label_swap"},
+        {"model_options": {"bias": False}},
+        {"clients": 9},
+    ):
+        assert "tuning" not in config_files.overridden(found.to_json(), other)
+    assert config_files.overridden(found.to_json(), {"scenario": "rotated", "method_options": {}})["tuning"]
 
 
 def test_equals_go_to_the_nearest_and_what_is_not_finite_is_not_taken(tried, caplog):
