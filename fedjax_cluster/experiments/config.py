@@ -146,7 +146,7 @@ class RunConfig(Robustness):
         "format in which clients compute their gradients; parameters and evaluation stay float32", default="float32"
     )
     server_learning_rate: float = option(
-        "scale of the mean change under model averaging; FedSoft's server takes the mean unscaled",
+        "scale of the mean change under model averaging; FedSoft's server takes the mean unscaled, FedProto's none",
         default=1.0,
         bound=POSITIVE,
     )

@@ -68,7 +68,7 @@ RANDOM: Field = (
     "random",
     noted(
         int | None,
-        "so many draws in place of the grid: two positive numbers with a point are the ends of a log-uniform "
+        "so many draws in place of the grid: two positive values of a decimal number are the ends of a log-uniform "
         "distribution, other two numbers those of a uniform one, and of anything else each is equally likely",
         "the grid",
     ),
