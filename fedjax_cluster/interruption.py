@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -133,4 +134,6 @@ class Interrupt(contextlib.AbstractContextManager):
         if not self._ended.is_set():
             with contextlib.suppress(OSError):
                 os.write(2, (SHOW_CURSOR if sys.stderr.isatty() else "").encode() + b"stopped at once\n")
+            for worker in multiprocessing.active_children():  # which would go on alone
+                worker.kill()
             os._exit(128 + number)

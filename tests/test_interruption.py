@@ -1,5 +1,6 @@
 """Signals: noted, obeyed where nothing is lost, and within the time that others give."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -130,6 +131,31 @@ class WhileImporting:
 sys.meta_path.insert(0, WhileImporting())
 runpy.run_module("fedjax_cluster", run_name="__main__")
 """
+
+
+def test_workers_end_with_the_process_that_is_stopped_at_once():
+    """The recipe of attacks has one on each core."""
+    program = """
+        import multiprocessing, sys, time
+        from fedjax_cluster.interruption import Interrupt
+        with Interrupt(command=True) as interrupt, interrupt.patiently():
+            worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            worker.start()
+            print(worker.pid, flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout
+        worker = int(process.stdout.readline())
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        try:
+            process.communicate(timeout=20)  # to the end of the output, which the worker has open, too
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
