@@ -115,12 +115,8 @@ def _limited(private: Release, contribution: Contribution) -> Contribution:
     if jax.tree.leaves(contribution.value["stats"]):
         raise ValueError(NO_STATISTICS)
     value = private.limit(contribution.slot, contribution.value["delta"])
-    return Contribution(contribution.slot, _alike(contribution), value)
-
-
-def _alike(sent: Contribution) -> Array:
-    """Weights by which all clients count alike, but those of no cluster (−1), whom sums would add to the last one."""
-    return (sent.slot >= 0).astype(sent.weight.dtype)
+    # Of no cluster (−1): sums would add it to the last one.
+    return Contribution(contribution.slot, (contribution.slot >= 0).astype(jnp.float32), value)
 
 
 def _private_means(
@@ -140,7 +136,7 @@ def private_rows(private: Release, sent: Contribution, mask: Array, accepted: Ar
     """`reduce_rows` with a private mean: as sums, of which each is a mean with the weight 1."""
     if jax.tree.leaves(sent.value["stats"]):
         raise ValueError(NO_STATISTICS)
-    kept = sent._replace(weight=_alike(sent))
+    kept = sent._replace(weight=(sent.slot >= 0).astype(jnp.float32))
     value = jax.vmap(private.limit)(sent.slot, sent.value["delta"])
     sums = reduce_rows(None, kept._replace(value=value), accepted, len(private.clip))
     found = _private_means(private, sums, sent.slot, mask)

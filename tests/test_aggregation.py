@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedjax_cluster import aggregation, neighbours, parallel, server, tree
 from fedjax_cluster.parallel import Contribution
 from fedjax_cluster.simulation import arguments, identity
-from fedjax_cluster.types import ONE_DEVICE
+from fedjax_cluster.types import ONE_DEVICE, Churn
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs, one_step
 from tests.reference import aggregation as oracle
@@ -244,6 +244,31 @@ def test_a_round_with_too_few_clients_is_refused_before_it(rule, least):
     arguments.check_arguments(algorithm, blobs(clients=least), rounds=1)
     with pytest.raises(ValueError, match=rf"{rule} with byzantine 1 needs {least} clients in a round"):
         arguments.check_arguments(algorithm, blobs(clients=least - 1), rounds=1)
+    fewer = [Churn(3, leave=(0,))]
+    arguments.check_arguments(algorithm, blobs(clients=least), rounds=3, churn=fewer)
+    with pytest.raises(ValueError, match=rf"but {least - 1} take part"):
+        arguments.check_arguments(algorithm, blobs(clients=least), rounds=4, churn=fewer)
     few = dataclasses.replace(algorithm, participation=0.5)
     with pytest.raises(ValueError, match=rf"but {least - 1} take part"):
         arguments.check_arguments(few, blobs(clients=2 * least - 2), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "clients"),
+    [
+        ("fedgwc", {"participation": 0.1}, 3),
+        ("fedgwc", {"participation": 0.1, "variant": "released"}, 1),
+        ("fedsoft", {"participation": 0.5, "clusters": 4}, 2),
+        ("fedavg", {"participation": 0.1}, 1),
+    ],
+)
+def test_rules_are_checked_against_the_clients_that_a_method_draws(name, options, clients):
+    """FedGWC's cohorts are never smaller than three; FedSoft draws for each of its clusters apart."""
+    method = dataclasses.replace(protocol.build(name), **options)
+    assert method.clients_in_round(10) == clients
+    made = dataclasses.replace(method, aggregation=aggregation.krum(byzantine=0))
+    if clients >= 3:
+        arguments.check_arguments(made, blobs(clients=10), rounds=1)
+    else:
+        with pytest.raises(ValueError, match=rf"but {clients} take part"):
+            arguments.check_arguments(made, blobs(clients=10), rounds=1)

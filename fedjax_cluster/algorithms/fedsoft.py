@@ -126,6 +126,9 @@ class fedsoft(Method):
         wanted = jnp.ceil(self.participation * jnp.sum(clients.present.astype(jnp.float32)) / self.clusters - 1e-4)
         return draw_clients(rng_key, odds, most, wanted.astype(jnp.int32))
 
+    def clients_in_round(self, present: int) -> int:
+        return math.ceil(self.participation * present / self.clusters - 1e-9)
+
     def estimating(self, state: State) -> Array:
         """bool[]: whether the shares are estimated anew in the coming round."""
         return state.round % self.every == 0

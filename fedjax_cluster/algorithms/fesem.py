@@ -105,8 +105,7 @@ class fesem(AveragingMethod):
     ) -> tuple[Clusters, Array, Costs]:
         """Centres that are models of K clients drawn, every client's cluster i32[M] (−1: absent), and the costs.
 
-        Clients who sent nothing finite are no centres, and are where their loss is least. Where fewer than K clients
-        sent something, the other centres stay as in `models`.
+        Who sends nothing finite is no centre, and is where its loss is least; centres for want of a client stay.
         """
 
         def start(among: Array) -> tuple[Clusters, Array, Array, Array]:
@@ -180,11 +179,9 @@ class fesem(AveragingMethod):
         """The cluster i32[M] of least loss of those who are lost, bool[M]."""
         cohort = parallel.whole_population(population)
         cohort = dataclasses.replace(cohort, mask=cohort.mask & lost)
-
-        def nearest(client: Client) -> Array:
-            return nearest_by_loss(self.model, centres, client.data)
-
-        return parallel.for_each_client(nearest, cohort, collect=lambda slot: slot).collected
+        return parallel.for_each_client(
+            lambda client: nearest_by_loss(self.model, centres, client.data), cohort, collect=lambda slot: slot
+        ).collected
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         centres = state.clusters

@@ -114,6 +114,7 @@ class Method(Options):
     draw = None
     recounted = None  # a state in which clients have left, with what the method keeps counted of them
 
+    fewest_in_cohort: ClassVar[Any] = 1  # clients, however small the participation, where so many are there
     keep_optimizer = False  # whether clients keep their optimiser's state from round to round
 
     def __init_subclass__(cls, abstract: bool = False, **keywords: Any):
@@ -206,6 +207,10 @@ class Method(Options):
     def draws_follow(self) -> bool:
         """Whether `select` is `draw` from `standing`, which a subclass with a `select` of its own has given up."""
         return type(self).select is Method.select and self.standing is not None
+
+    def clients_in_round(self, present: int) -> int:
+        """How many of so many clients the server's rule, such as Krum, has of a cluster while all are in one."""
+        return min(present, max(cohorts.cohort_size(self.participation, present), self.fewest_in_cohort))
 
     @property
     def update(self) -> LocalUpdate:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.faults import Fault, arrivals
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
+from fedjax_cluster.simulation.churn import fewest_present
 from fedjax_cluster.simulation.history import OF_HONEST, REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
 from fedjax_cluster.simulation.private_runs import check_private
@@ -54,11 +54,12 @@ def check_arguments(
         as_path("run_dir", run_dir)
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
+    found = (*checked_churn(churn), *arrivals(federation, fault, seed))
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
-        present = int(np.sum(np.asarray(federation.train.num_examples) > 0))
-        aggregation.check_clients(cohort_size(getattr(algorithm, "participation", 1.0), present))
-    found = (*checked_churn(churn), *arrivals(federation, fault, seed))
+        present = fewest_present(found, federation.train.num_examples, rounds)
+        usual = functools.partial(cohort_size, getattr(algorithm, "participation", 1.0))
+        aggregation.check_clients(getattr(algorithm, "clients_in_round", usual)(present))
     check_private(algorithm, federation, found)
     return found
 

@@ -32,7 +32,7 @@ class Schedule:
             for round_number, join, leave in sorted(changes, key=lambda change: change.round)
         )
         count, have_data = len(num_examples), np.asarray(num_examples) > 0
-        first = dict.fromkeys(self._first_joins(), "join")
+        first = first_joins(self.changes)
         self.absent = np.asarray([client in first for client in range(count)])
         present = have_data & ~self.absent
         for change in self.changes:
@@ -71,14 +71,6 @@ class Schedule:
                     f"before round {change.round} {len(there)} of the landmarks {sorted(theirs)} are there, but "
                     f"{self._algorithm.name} needs {least}; give more landmarks, or keep them from leaving"
                 )
-
-    def _first_joins(self) -> set[int]:
-        left: set[int] = set()
-        joined: set[int] = set()
-        for change in self.changes:
-            left |= set(change.leave) - joined
-            joined |= set(change.join) - left
-        return joined
 
     def start(self, population: Population) -> Population:
         """The population as `init` sees it: those who join later have no examples yet."""
@@ -122,6 +114,32 @@ class Schedule:
                 index = jnp.asarray(client, jnp.int32)
                 state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))
         return state
+
+
+def first_joins(changes: Sequence[Churn]) -> set[int]:
+    """The clients whose first entry, of changes in the order of their rounds, is a join."""
+    left: set[int] = set()
+    joined: set[int] = set()
+    for change in changes:
+        left |= set(change.leave) - joined
+        joined |= set(change.join) - left
+    return joined
+
+
+def fewest_present(changes: Sequence[Churn], num_examples: Any, rounds: int) -> int:
+    """The fewest clients with examples that are there in any of the rounds.
+
+    >>> fewest_present([Churn(2, join=(0,)), Churn(1, leave=(1,)), Churn(9, leave=(2,))], [5, 5, 5, 0], rounds=4)
+    1
+    """
+    changes = sorted(changes, key=lambda change: change.round)
+    there = set(np.flatnonzero(np.asarray(num_examples) > 0).tolist()) - first_joins(changes)
+    numbers = {0: len(there)}
+    for change in changes:
+        if change.round < rounds:
+            there = (there - set(change.leave)) | set(change.join)
+            numbers[max(change.round, 0)] = len(there)
+    return min(numbers.values())
 
 
 @parallel.kept_program(static_argnames="algorithm")

@@ -6,6 +6,7 @@ compared with the medians of the clusters that the run found, coordinate by coor
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.round import init_clusters
 from fedjax_cluster.clustering import robust_deviations
 from fedjax_cluster.data.stored import stored
+from fedjax_cluster.faults import spoilt
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Client
@@ -181,7 +183,7 @@ def outliers(
     changed &= (cluster[1:] >= 0) & (cluster[:-1] >= 0)
     last = np.max(np.where(changed, rounds[1:, None], -1), axis=0, initial=-1)
     of_moves = (changed.sum(0).astype(np.int32), last.astype(np.int32), int(rounds[-1]))
-    update, shown = getattr(algorithm, "local", None), shown_rows(train)
+    update, shown = _without_chance(getattr(algorithm, "local", None)), shown_rows(train)
     if stored(train):
         return Outliers(*of_moves, None, None)
     copies = shared_rows(shown) if np.asarray(train.x).nbytes <= MOST_BYTES else (None, None)
@@ -216,6 +218,14 @@ def outliers(
         return found
     seen = parallel.fetched(train_all(width=width, of_shown=True)[0])[:count]
     return found._replace(shown=np.max(seen @ centre.T, axis=1))
+
+
+def _without_chance(update: Any) -> Any:
+    """The local update in which a faulty client's change is lost always or never: a chance tells of no client."""
+    fault = getattr(update, "fault", None)
+    if isinstance(fault, spoilt) and fault.lost < 1:
+        update = dataclasses.replace(update, fault=dataclasses.replace(fault, lost=0.0))
+    return update
 
 
 class Buckets(NamedTuple):

@@ -60,6 +60,11 @@ def test_the_faulty_are_named_and_nobody_else(fault, why):
 
 
 @pytest.mark.slow
+def test_nobody_is_named_for_a_round_that_chance_lost():
+    assert run(faults.drop_out(0.3)).outliers.reasons() == {}
+
+
+@pytest.mark.slow
 def test_updates_of_a_few_clients_are_not_compared():
     few = fc.data.scenarios.rotated(fc.data.digits(), clients=7, angles=(0,), seed=0)
     method = fc.algorithms.fedavg(fc.nn.linear(), local=LOCAL)

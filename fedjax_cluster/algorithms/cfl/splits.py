@@ -174,15 +174,14 @@ def divide(
     """
     slots, rows = len(division.active), len(division.splits.parent)
 
-    def parts(slot: Array, division: Division) -> clustering.Bipartition:
-        members = division.label == slot
+    def parts(members: Array) -> clustering.Bipartition:
         found = clustering.optimal_bipartition(similarity, members & counted)
         return found._replace(labels=_beside_the_like(found.labels, similarity, members & known & ~counted))
 
     def one(slot: Array, division: Division) -> Division:
         part, max_cross = lax.cond(
             qualified[slot],
-            lambda: parts(slot, division),
+            lambda: parts(division.label == slot),
             lambda: clustering.Bipartition(jnp.full_like(division.label, -1), jnp.zeros(())),
         )
         wanted = qualified[slot] & (gamma_max < clustering.largest_safe_noise(max_cross))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,7 @@ class fedgwc(AveragingMethod):
     sends = SHOWN
     clusters_by = "shown"
     fewest_landmarks = 2
+    fewest_in_cohort: ClassVar[Any] = property(lambda self: 1 if self.released else 3)
     defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
     clusters: int = option(
