@@ -168,8 +168,8 @@ def _num_outputs(info: DatasetInfo, loss: LossName, given: int | None) -> int:
     outputs = 1 if info.task == "regression" else math.prod(info.input_shape)
     if outputs > 1 and loss == "auto":
         raise ValueError(
-            f"{info.name} is a {info.task} task with {outputs} outputs, which loss='auto' would take for classes;"
-            " pass loss='mse'"
+            f"{info.name} is a {info.task} task with {outputs} outputs, which loss='auto' would take for classes; give"
+            " a model that returns its inputs, such as csi_autoencoder for channels, or pass loss='mse'"
         )
     return outputs
 

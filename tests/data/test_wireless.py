@@ -90,6 +90,7 @@ def test_files_become_groups(tmp_path):
         ({"size": 1}, "size is 1"),
         ({"examples": digits()}, "draws its examples"),
         ({"files": ("nowhere.npy",)}, "nowhere.npy of channels is not there"),
+        ({"files": ("nowhere.mat",)}, "nowhere.mat of channels is not there"),
     ],
 )
 def test_channels_refuses(arguments, message):

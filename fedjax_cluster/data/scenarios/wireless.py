@@ -200,7 +200,7 @@ def _read(path: pathlib.Path) -> np.ndarray:
     try:
         values = _stored(path)
     except (OSError, ValueError, NotImplementedError) as error:
-        why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        why = f"cannot be read ({error})" if path.exists() else "is not there"
         raise ValueError(f"the file {path} of channels {why}: give a .npy file, or a .mat file of version 7.") from None
     size = round((values[0].size / 2) ** 0.5) if values.ndim in (2, 4) and len(values) else 0
     if values.dtype.kind not in "fiu" or size == 0 or values[0].size != 2 * size * size:
