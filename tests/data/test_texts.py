@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fedjax_cluster as fc
 from fedjax_cluster.data import digits, partition, scenarios
 from fedjax_cluster.data.scenarios import texts
 
@@ -70,3 +71,13 @@ def test_with_everything_common_the_topics_are_the_same():
 def test_topics_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         scenarios.topics(**arguments)
+
+
+@pytest.mark.slow
+def test_gradients_tell_the_topics_and_the_perplexity_falls():
+    federation = scenarios.topics(clients=8, vocabulary=12, followers=2, length=10, common=0.2, examples_per_client=60)
+    local = fc.local.sgd(4.0, batch_size=21, epochs=1)
+    method = fc.algorithms.cfl_gp(fc.nn.lstm((8,), embedding=4), clusters=4, local=local, every=1)
+    result = fc.simulate(method, federation, rounds=15, progress=False, eval_every=5)
+    assert result.summary["adjusted_rand_index"] == 1
+    assert 12 > result.history["perplexity"][4] > 1.1 * result.summary["perplexity"] > 2

@@ -1,9 +1,11 @@
 """The matrices of wireless channels: their physics, and those of files."""
 
+import flax.linen as linen
 import numpy as np
 import pytest
 from scipy.io import savemat
 
+import fedjax_cluster as fc
 from fedjax_cluster.data import digits, scenarios
 from fedjax_cluster.data.scenarios import wireless
 
@@ -124,3 +126,22 @@ def test_files_that_do_not_agree_or_cannot_be_read_are_refused(tmp_path):
     savemat(tmp_path / "two.mat", {"HT": np.zeros((4, 32)), "HF": np.zeros(3)})
     with pytest.raises(ValueError, match="2 variables, HT, HF"):
         scenarios.channels(files=[str(tmp_path / "two.mat")], clients=2)
+
+
+class Narrow(linen.Module):
+    """A linear autoencoder of eight numbers."""
+
+    @linen.compact
+    def __call__(self, x):
+        code = linen.Dense(8)(x.reshape(len(x), -1))
+        return linen.Dense(x[0].size, name="output")(code).reshape(x.shape)
+
+
+@pytest.mark.slow
+def test_gradients_tell_a_line_of_sight_from_scattering():
+    federation = scenarios.channels(clients=6, profiles=("B", "D"), size=8, examples_per_client=100)
+    local = fc.local.sgd(0.05, batch_size=20, epochs=1)
+    method = fc.algorithms.cfl_gp(fc.nn.from_flax(Narrow(), loss="mse"), clusters=2, local=local, every=1)
+    result = fc.simulate(method, federation, rounds=6, progress=False, eval_every=3)
+    assert result.summary["adjusted_rand_index"] == 1
+    assert result.history["test_loss"][-1] < result.history["test_loss"][2]
