@@ -17,6 +17,7 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "balanced_accuracy": ("Balanced accuracy (%)", 100),
     "loss": ("Training loss", 1),
     "nmse": ("Normalized MSE (ratio)", 1),
+    "perplexity": ("Test perplexity", 1),
     ARI: ("Adjusted Rand index", 1),
     "num_clients": ("Participating clients", 1),
     "num_clusters": ("Clusters in use", 1),

@@ -240,6 +240,8 @@ def summary_table(
         "test accuracy": None if lost else accuracy and "; ".join(filter(None, (accuracy, clients))),
         "balanced accuracy": None if lost else line("{:.1f} %", "balanced_accuracy", factor=100),
         "test loss": None if lost else line("{:.4g}", "test_loss"),
+        "test perplexity": None if lost else line("{:.4g}", "perplexity"),
+        "normalized MSE": None if lost else line("{:.4g}", "nmse"),
         "adjusted Rand index": agreement,
         "clusters": line("{:.0f}", "num_clusters"),
         "final clustering": line("after round {:.0f}", "first_round_of_final_clustering"),

@@ -305,6 +305,14 @@ def test_summary_is_short_and_complete():
     ]
 
 
+def test_summary_has_the_figures_of_texts_and_of_autoencoders():
+    found = SUMMARY | {"perplexity": 19.71, "nmse": 0.0125}
+    lines = [" ".join(line.split()) for line in printed(tables.summary_table(found)).splitlines()]
+    assert lines[4:6] == ["test perplexity 19.71", "normalized MSE 0.0125"]
+    lost = found | {"train_loss": np.nan, "num_rejected": 30}
+    assert "19.71" not in printed(tables.summary_table(lost))
+
+
 def test_summary_leaves_out_what_there_is_not():
     missing = dict.fromkeys(
         ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "first_round_of_ideal_agreement")
