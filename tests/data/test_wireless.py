@@ -128,6 +128,21 @@ def test_files_that_do_not_agree_or_cannot_be_read_are_refused(tmp_path):
         scenarios.channels(files=[str(tmp_path / "two.mat")], clients=2)
 
 
+@pytest.mark.parametrize("name", ["damaged.mat", "damaged.npy"])
+@pytest.mark.parametrize("content", [b"", b"x" * 20, b"nothing" * 100])
+def test_damaged_files_are_refused(name, content, tmp_path):
+    """Their readers raise errors of many kinds."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match="of channels cannot be read"):
+        scenarios.channels(files=[str(tmp_path / name)], clients=2)
+
+
+def test_an_archive_is_refused(tmp_path):
+    np.savez(tmp_path / "all.npz", x=np.zeros((4, 32)))
+    with pytest.raises(ValueError, match="an archive of several arrays"):
+        scenarios.channels(files=[str(tmp_path / "all.npz")], clients=2)
+
+
 class Narrow(linen.Module):
     """A linear autoencoder of eight numbers."""
 

@@ -199,7 +199,7 @@ def _read(path: pathlib.Path) -> np.ndarray:
     """The matrices of a file, f32[N, 2, size, size]."""
     try:
         values = _stored(path)
-    except (OSError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # of readers, which raise whatever a damaged file makes of them
         why = f"cannot be read ({error})" if path.exists() else "is not there"
         raise ValueError(f"the file {path} of channels {why}: give a .npy file, or a .mat file of version 7.") from None
     size = round((values[0].size / 2) ** 0.5) if values.ndim in (2, 4) and len(values) else 0
@@ -214,7 +214,10 @@ def _read(path: pathlib.Path) -> np.ndarray:
 
 def _stored(path: pathlib.Path) -> np.ndarray:
     if path.suffix.lower() != ".mat":
-        return np.load(path, allow_pickle=False)
+        values = np.load(path, allow_pickle=False)
+        if not isinstance(values, np.ndarray):
+            raise ValueError("it is an archive of several arrays")
+        return values
     content: dict[str, Any] = scipy.io.loadmat(path)
     variables = {name: value for name, value in content.items() if not name.startswith("__")}
     if len(variables) != 1:
