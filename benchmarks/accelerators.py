@@ -6,18 +6,22 @@
     python benchmarks/accelerators.py scaling [METHOD ...]        # a thousand clients a chip, on 1 to 256 chips
     python benchmarks/accelerators.py chunks [METHOD ...]         # 100 000 clients on one chip, 32 at a time
     python benchmarks/accelerators.py gates [METHOD ...]          # compiles the toy sizes whose table the tests hold
+    python benchmarks/accelerators.py measured [METHOD ...]       # plans for the device that is here, and runs
 
 What is on record already is left out, but for `gates`.
 
-Needs `pip install "fedjax_cluster[tpu]"`, or `[cuda12]` for h100. Compiled, not timed: no such device was there.
+Needs `pip install "fedjax_cluster[tpu]"`, or `[cuda12]` for h100. Compiled, not timed, but for `measured`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+import math
 import pathlib
+import statistics
 import sys
 import time
 from typing import Any
@@ -25,8 +29,10 @@ from typing import Any
 import jax
 
 import fedjax_cluster as fc
+from fedjax_cluster import cli
+from fedjax_cluster.bench.workloads import noise_clients
 from fedjax_cluster.simulation.devices import target
-from fedjax_cluster.types import DatasetInfo, Model
+from fedjax_cluster.types import DatasetInfo, Federation, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
 RECORD = PAGE.parent / "results" / "accelerators.json"
@@ -44,6 +50,8 @@ TOYS: dict[str, Model] = {
     "cnn": fc.nn.cnn((4, 20), kernel_size=3, dense=(16,)),
     "resnet18": fc.nn.resnet18(width=4, blocks=(1, 1)),
 }
+MODELS: dict[str, Model] = {"mlp": fc.nn.mlp(), "cnn": fc.nn.cnn()}
+ROUNDS = 5  # of what is measured, after as many
 TEXT = """# Compiled for accelerators
 
 Written by `python benchmarks/accelerators.py` from `results/accelerators.json`: change these and not this page.
@@ -149,17 +157,19 @@ def record(device: str, methods: list[str], models: list[str], sizes: list[int],
                 kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
                 if any(all(each.get(key) == row.get(key) for key in {*row, "chunk_size"}) for each in kept):
                     continue
-                row |= compiled(name, fc.nn.mlp() if model == "mlp" else fc.nn.cnn(), clients, device, chunk_size)
+                row |= compiled(name, MODELS[model], clients, device, chunk_size)
                 kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
                 RECORD.write_text(json.dumps([*kept, row], indent=1) + "\n")
                 print(line(row), flush=True)
         jax.clear_caches()
 
 
-def compiled(name: str, model: Model, clients: int, device: str, chunk_size: int | None) -> dict[str, Any]:
+def compiled(
+    name: str, model: Model, clients: int, device: str, chunk_size: int | None, data: Any = None
+) -> dict[str, Any]:
     """The figures of one method, model and number of clients; `refused` where the method takes no such number."""
     try:
-        shape = fc.PopulationShape(clients, 64, DIGITS)
+        shape = fc.PopulationShape(clients, 64, DIGITS) if data is None else data
         found = fc.plan(build(name, model, 32), shape, device=device, chunk_size=chunk_size)
     except ValueError as error:
         return {"refused": str(error)}
@@ -173,6 +183,46 @@ def compiled(name: str, model: Model, clients: int, device: str, chunk_size: int
     return row
 
 
+def measure(methods: list[str], models: list[str], sizes: list[int]) -> None:
+    """Plans runs for the device that is here, then runs them, the smallest first: a device tells its highest peak."""
+    planned, here = [], f"measured: {jax.devices()[0].device_kind}"
+    data = {}
+    for each in sizes:
+        train, test = noise_clients(DIGITS, each, 64), noise_clients(DIGITS, each, 1)
+        data[each] = Federation(train, test, None, None, DIGITS)
+    for name, model, clients in itertools.product(methods, models, sizes):
+        row = {"device": here, "method": name, "model": model, "clients": clients}
+        network, federation = MODELS[model], data[clients]
+        found = compiled(name, network, clients, "local", None, federation)
+        planned.append((found.get("peak", math.inf), row | found, build(name, network, 32), federation))
+        print(line(planned[-1][1]), flush=True)
+    for _, row, method, federation in sorted(planned, key=lambda each: each[0]):
+        if not row.get("fits"):
+            continue
+        before = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        mapping = fc.parallel.client_mapping("auto", row["chunk"] if jax.default_backend() != "cpu" else None)
+        result = fc.simulate(method, federation, rounds=2 * ROUNDS, eval_every=ROUNDS, progress=False, mapping=mapping)
+        peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        row |= {"seconds": statistics.median(result.history["seconds"][ROUNDS:])}
+        row |= {"measured_peak": peak if peak > before else None}  # else an earlier run's
+        kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
+        names = ("device", "method", "model", "clients")
+        kept = [each for each in kept if any(each[name] != row[name] for name in names)]
+        RECORD.write_text(json.dumps([*kept, row], indent=1) + "\n")
+        print(measured_line(row), flush=True)
+        del result
+
+
+def measured_line(row: dict[str, Any]) -> str:
+    """A row of the table of what was planned and measured."""
+    peak = f"{row['measured_peak'] / 1e9:.2f} GB" if row["measured_peak"] else ""
+    cells = [row["device"].removeprefix("measured: "), row["method"].replace("_", "-"), row["model"]]
+    cells += [f"{row['clients']:,}", f"{row['peak'] / 1e9:.2f} GB", peak]
+    least = row["roofline"]
+    cells += ["" if least is None else f"{1e3 * least:,.1f} ms", f"{1e3 * row['seconds']:,.1f} ms"]
+    return "| " + " | ".join(cells) + " |"
+
+
 def line(row: dict[str, Any]) -> str:
     """A row of the page's table."""
     front = [row["device"], row["method"].replace("_", "-"), row["model"], f"{row['clients']:,}"]
@@ -182,7 +232,8 @@ def line(row: dict[str, Any]) -> str:
     peak = f"{row['peak'] / 1e9:.2f} GB" + ("" if row["fits"] else ", does not fit")
     messages = f"{row['messages']}, {row['message_bytes'] / 1e6:,.1f} MB"
     temporaries = f"{row['temporaries'] / 1e9:.2f} GB"
-    cells = [*front, peak, temporaries, str(row["chunk"]), messages, f"{1e3 * row['roofline']:,.1f} ms"]
+    least = "" if row["roofline"] is None else f"{1e3 * row['roofline']:,.1f} ms"
+    cells = [*front, peak, temporaries, str(row["chunk"]), messages, least]
     return "| " + " | ".join([*cells, f"{row['compile_seconds']} s"]) + " |"
 
 
@@ -273,7 +324,6 @@ def gate_line(method: str, table: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    jax.config.update("jax_platforms", "cpu")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("device", nargs="?", help='such as v5e:2x4, or "scaling", "chunks", "gates"')
     parser.add_argument("methods", nargs="*", help="default: all")
@@ -281,6 +331,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--clients", nargs="*", type=int, default=SIZES)
     given = parser.parse_args(arguments)
     methods = given.methods or sorted(fc.algorithms.REGISTRY)
+    if given.device == "measured":
+        cli._prepare_jax()
+        measure(methods, given.models, given.clients)
+    else:
+        jax.config.update("jax_platforms", "cpu")
     if given.device == "gates":
         return compile_gates(methods)
     if given.device == "scaling":
@@ -288,7 +343,7 @@ def main(arguments: list[str]) -> None:
             record(device, methods, ["mlp"], [A_CHIP * chips], AT_A_TIME)
     elif given.device == "chunks":
         record(ONE_CHIP, methods, given.models, [OF_ONE], AT_A_TIME)
-    elif given.device is not None:
+    elif given.device not in (None, "measured"):
         record(given.device, methods, given.models, given.clients)
     PAGE.write_text(page(json.loads(RECORD.read_text()), json.loads(GATES.read_text())), encoding="utf-8")
 

@@ -12,6 +12,7 @@ SUITES = {
     "pytorch": "local training and rounds: a PyTorch loop, torch.func.vmap, the published code of CFL-GP",
     "frameworks": "a FedAvg round: pfl and Flower's simulation engine",
     "populations": "a FedAvg round and memory at 1 000 to 100 000 clients, a hundred a round: pfl and Flower",
+    "published": "the benchmarks that pfl and FLUTE publish, on one device: pfl",
     "whole": "a whole process of CFL-GP: PyTorch and NumPy",
 }
 

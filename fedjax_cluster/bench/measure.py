@@ -24,6 +24,7 @@ from fedjax_cluster import parallel, provenance
 FEWEST_REPETITIONS = 5
 # PyTorch's two threads took 41 to 47 ms for the first round after one of XLA's, and 34 for those that followed.
 SHORTEST_TURN = 0.3  # seconds
+SHORT_TURN = 0.03  # seconds, of an accelerator, which no threads have to come back to
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -101,7 +102,7 @@ class Bench:
         product, product_flops = self._product
         peers, hopeless = _worth_timing(peers or {})
         runs = {"": run, **peers}
-        shortest = 0.0 if self.smoke else SHORTEST_TURN
+        shortest = 0.0 if self.smoke else SHORTEST_TURN if jax.default_backend() == "cpu" else SHORT_TURN
         seconds = in_turns({**runs, "product": product} if flops else runs, count, shortest=shortest)
         ours = Timing(seconds[""].wall / rounds, seconds[""].processor / rounds)
         fraction = math.nan

@@ -78,8 +78,9 @@ def avg_pool(
 
 def _max_pool(x: Array, shape: Pair, window: Window) -> Array:
     # A step of `cnn` compiled for a TPU v5e takes half the cycles with XLA's own pooling, one of `lenet5` a third.
-    cpu, other = (partial(form, shape=shape, window=window) for form in (_own_max_pool, _xla_max_pool))
-    return lax.platform_dependent(x, cpu=cpu, default=other)
+    # On an H200 a step of 128 clients × b = 32 takes 9.6 ms with it and 10.0 without, one of `lenet5` 17.7 and 13.7.
+    own, other = (partial(form, shape=shape, window=window) for form in (_own_max_pool, _xla_max_pool))
+    return lax.platform_dependent(x, cpu=own, cuda=own, rocm=own, default=other)
 
 
 def _xla_max_pool(x: Array, shape: Pair, window: Window) -> Array:

@@ -65,21 +65,21 @@ def _patches(x: Array, size: tuple[int, int]) -> Array:
     return taps.reshape(taps.shape[0], -1)
 
 
-def _piece(x: Array, height: int, width: int) -> int:
-    """Output rows whose patches stay in the caches: a divisor of all `height`, of output `width`."""
+def _piece(x: Array, height: int, width: int, whole: bool) -> int:
+    """Output rows whose patches stay in the caches: a divisor of all `height`, of output `width`; all where `whole`."""
     channels, rows = x.shape[0], x.shape[3]
     kh, kw = x.shape[1] - height + 1, x.shape[2] - width + 1
     bytes_of_row = kh * kw * channels * width * rows * x.dtype.itemsize
-    if height * bytes_of_row <= MOST_AT_ONCE:
+    if whole or height * bytes_of_row <= MOST_AT_ONCE:
         return height
     fitting = [count for count in range(1, height + 1) if height % count == 0 and count * bytes_of_row <= PIECE]
     return max(fitting, default=1)
 
 
-def _of_y(x: Array, kernel: Array) -> Array:
+def _of_y(x: Array, kernel: Array, *, whole: bool = False) -> Array:
     kh, kw, _, features = kernel.shape
     height, width, rows = x.shape[1] - kh + 1, x.shape[2] - kw + 1, x.shape[3]
-    weights, count = kernel.reshape(-1, features).T, _piece(x, height, width)
+    weights, count = kernel.reshape(-1, features).T, _piece(x, height, width, whole)
 
     def piece(number: Array | int) -> Array:
         met = lax.dynamic_slice_in_dim(x, number * count, count + kh - 1, 1)
@@ -90,9 +90,9 @@ def _of_y(x: Array, kernel: Array) -> Array:
     return jnp.moveaxis(lax.map(piece, jnp.arange(height // count)), 0, 1).reshape(features, height, width, rows)
 
 
-def _of_kernel(x: Array, y: Array) -> Array:
+def _of_kernel(x: Array, y: Array, *, whole: bool = False) -> Array:
     features, height, width, _ = y.shape
-    kh, kw, count = x.shape[1] - height + 1, x.shape[2] - width + 1, _piece(x, height, width)
+    kh, kw, count = x.shape[1] - height + 1, x.shape[2] - width + 1, _piece(x, height, width, whole)
 
     def piece(number: Array | int) -> Array:
         met = lax.dynamic_slice_in_dim(x, number * count, count + kh - 1, 1)
@@ -134,13 +134,20 @@ def _xla_kernel(x: Array, y: Array) -> Array:
 
 
 FORMS = {"x": _of_x, "kernel": _of_kernel, "y": _of_y}
-# An accelerator's compiler chooses the layouts itself.
+# Training steps of 128 clients of a LeNet-5 × b = 32 took 1.8 ms on an H200 so, and 13.7 ms with XLA's convolutions.
+GPU_FORMS = FORMS | {name: partial(FORMS[name], whole=True) for name in ("kernel", "y")}
+# A TPU's compiler chooses the layouts itself.
 XLA_FORMS = {"x": _xla_x, "kernel": _xla_kernel, "y": _xla_y}
 
 
 @at_precision
 def _evaluate(first: Array, second: Array, *, wanted: str) -> Array:
     return FORMS[wanted](first, second)
+
+
+@at_precision
+def _on_gpu(first: Array, second: Array, *, wanted: str) -> Array:
+    return GPU_FORMS[wanted](first, second)
 
 
 @at_precision
@@ -171,8 +178,8 @@ def _batch(operands, axes, *, wanted: str, precision: Any) -> tuple[Array, int]:
     def one_by_one(first: Array, second: Array) -> Array:
         return lax.map(lambda pair: contraction_p.bind(*pair, wanted=wanted, precision=precision), (first, second))
 
-    at_once = jax.vmap(partial(_on_accelerator, wanted=wanted, precision=precision))
-    return lax.platform_dependent(first, second, cpu=one_by_one, default=at_once), 0
+    gpu, other = (jax.vmap(partial(form, wanted=wanted, precision=precision)) for form in (_on_gpu, _on_accelerator))
+    return lax.platform_dependent(first, second, cpu=one_by_one, cuda=gpu, rocm=gpu, default=other), 0
 
 
 contraction_p.def_impl(jax.jit(_evaluate, static_argnames=("wanted", "precision")))

@@ -2,7 +2,7 @@
 
 from fedjax_cluster.parallel import processes
 from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
-from fedjax_cluster.parallel.chunks import bytes_per_client
+from fedjax_cluster.parallel.chunks import MOST_AT_A_TIME, bytes_per_client
 from fedjax_cluster.parallel.kept_programs import kept_program
 from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if
 from fedjax_cluster.parallel.mapping import (

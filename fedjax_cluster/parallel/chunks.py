@@ -15,6 +15,9 @@ from jax.sharding import AbstractMesh, SingleDeviceSharding, use_abstract_mesh
 from fedjax_cluster.parallel import processes
 from fedjax_cluster.types import ClientMapping, PyTree
 
+# Clients, by platform: matrix units of a TPU are 128 wide; on an H200 ten steps of 512 clients' MLPs took 6.6 ms at
+# once, 8.8 in chunks of 128 and 15 of 32; more were not tried.
+MOST_AT_A_TIME = {"tpu": 128, "gpu": 512}
 SHARE = 0.25  # of the free memory, for the clients that are computed together
 UNKNOWN_MEMORY = 2**32  # bytes, of a device that does not tell
 PROBES = (4, 8)  # clients: the compiler's figures for both tell what one more takes
@@ -39,6 +42,7 @@ def chunk_size(fn: Callable[..., Any], one: tuple, mapping: ClientMapping, count
         device = jax.local_devices()[0]
     else:  # one of this process, but where there is none, as it is only compiled for
         device = mapping.mesh.local_devices[0] if processes.several() else mapping.mesh.devices.flat[0]
+    count = min(count, MOST_AT_A_TIME.get(device.platform, count))
     room, bound = SHARE * free_memory(device) / mapping.runs, max(1, bytes_per_client(fn, one))
     # The bound is up to six times too large, but nothing is compiled where it settles the matter.
     if count * bound <= room:

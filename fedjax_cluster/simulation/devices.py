@@ -33,9 +33,12 @@ KINDS = {
     "v6e": DeviceKind(32 * GIB, 918e12, 1640e9, 448e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
     "v5p": DeviceKind(95 * GIB, 459e12, 2765e9, 600e9, 1.75e9, "cloud.google.com/tpu/docs/v5p"),
     "h100": DeviceKind(80 * GIB, 494e12, 3352e9, 450e9, 0.0, "NVIDIA H100 data sheet, SXM5: TF32 without sparsity"),
+    "h200": DeviceKind(141 * 10**9, 494e12, 4800e9, 450e9, 0.0, "NVIDIA H200 data sheet, SXM5: TF32 without sparsity"),
 }
+# What devices that are there call themselves; the first that is found in the name.
+OWN_NAMES = {"H100": "h100", "H200": "h200", "v5 lite": "v5e", "v6 lite": "v6e", "v5": "v5p"}
 KNOWN = "v5e:2x4, v6e:2x4, v5p:2x2x1 and other shapes, h100, local"
-PACKAGES = {"tpu": ("libtpu", "tpu"), "cuda": ("jax_cuda12_plugin", "cuda12")}
+PACKAGES = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "cuda12")}
 # What libtpu would otherwise ask a machine of the cloud for; several processes may compile at once.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -85,10 +88,10 @@ def target(name: str) -> Target:
         raise ValueError(f"device is {name!r}; known: {KNOWN}")
     kind, shape = found[1] or found[3], found[2]
     platform = "cuda" if kind == "h100" else "tpu"
-    package, extra = PACKAGES[platform]
-    if importlib.util.find_spec(package) is None:
+    packages, extra = PACKAGES[platform]
+    if not any(importlib.util.find_spec(package) for package in packages):
         raise ValueError(
-            f"to compile for {name} takes the package {package}, which is not installed; "
+            f"to compile for {name} takes the package {packages[-1]}, which is not installed; "
             f'pip install "fedjax_cluster[{extra}]"'
         )
     with _environment():
@@ -121,7 +124,9 @@ def _local() -> Target:
     memory = free_memory(devices[0])
     if memory is None:
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
-    return Target("local", platform, devices, memory, None, {})
+    own = str(devices[0].device_kind)
+    kind = next((KINDS[kind] for name, kind in OWN_NAMES.items() if name in own), None)
+    return Target("local", platform, devices, memory, kind, {})
 
 
 @contextlib.contextmanager

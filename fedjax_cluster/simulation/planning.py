@@ -23,7 +23,7 @@ from fedjax_cluster.simulation.segment import MOST_COMPARED, run_segment
 from fedjax_cluster.simulation.together import run_together
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation
 
-FIRST_CHUNK = 128  # clients: matrix units are 128 wide, and hundreds of clients keep any device busy
+WHY = {"tpu": "matrix units are 128 wide, and it fits"}
 MOST_COMPILATIONS = 3
 LONGEST_MESSAGE = 200
 
@@ -111,9 +111,10 @@ def plan(
     arguments = abstract_arguments(without_training(algorithm), shape, mapping)
     cohort = _cohort_size(algorithm, arguments[1], devices)
     share = -(-cohort // devices)
+    first = parallel.MOST_AT_A_TIME.get(parallel.platform(mapping), share)
     chunk, why, compiled, seconds, tried = 1, "a CPU device takes one after the other", None, 0.0, 0
     if mapping.strategy != "scan":
-        chunk, why = min(chunk_size or FIRST_CHUNK, share), "as asked for" if chunk_size else "all of a device's share"
+        chunk, why = min(chunk_size or first, share), "as asked for" if chunk_size else "all of a device's share"
     test = 0 if isinstance(federation, PopulationShape) else bytes_of(federation.test, devices)
     memory, failure, fallback = None, "", (chunk, why)
     while tried < MOST_COMPILATIONS:
@@ -141,8 +142,8 @@ def plan(
         fallback = chunk, f"the compiler fails with {smaller} at a time"
         why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
-    if not chunk_size and chunk == FIRST_CHUNK < share and memory is not None and memory.peak <= aim.memory * USABLE:
-        why = "matrix units are 128 wide, and it fits"
+    if not chunk_size and chunk == first < share and memory is not None and memory.peak <= aim.memory * USABLE:
+        why = WHY.get(parallel.platform(mapping), "more at a time gain nothing, and it fits")
     costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
     found = Plan(
         algorithm.name,

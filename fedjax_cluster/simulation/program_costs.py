@@ -27,6 +27,7 @@ CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_comput
 CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
 CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
 OVER_CLIENTS = re.compile(rf'op_name="[^"]*/{CLIENTS}/while"')  # that loop itself, and none inside it
+LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)\$([\w$]+)"')
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # What no kernel writes.
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota"}
@@ -195,6 +196,8 @@ def _behind(name: str, lines: Mapping[str, _Line]) -> str:
 
 def _flops(line: _Line, shapes: dict[str, str]) -> float:
     """Of a matrix product or a convolution: two for each multiplication and addition."""
+    if line.kind == "custom-call":
+        return _library_flops(line, shapes)
     if line.kind not in ("dot", "convolution"):
         return 0.0
     operands = _operands(line, shapes)
@@ -213,6 +216,27 @@ def _flops(line: _Line, shapes: dict[str, str]) -> float:
     sizes, spread = (_window(line.text, name) for name in ("size", "lhs_dilate"))
     taps = math.prod(-(-size // gap) for size, gap in zip(sizes, spread or [1] * len(sizes), strict=True))
     return 2.0 * out * kernel[labels[1].index("i")] * taps
+
+
+def _library_flops(line: _Line, shapes: dict[str, str]) -> float:
+    """Of what a GPU's program leaves to cuDNN and cuBLAS."""
+    found = LIBRARY.search(line.text)
+    operands = [_dimensions(shapes[name]) for name in _operands(line, shapes)[:2]]
+    if found is None or len(operands) < 2:
+        return 0.0
+    (first, second), result, name = operands, _dimensions(line.shape), found[1]
+    if not name.startswith("conv"):
+        axes = re.search(r'lhs_contracting_dimensions":\[([^\]]*)\]', line.text)
+        return (
+            2.0
+            * math.prod(result)
+            * math.prod(first[int(axis)] for axis in re.findall(r"\d+", axes[1] if axes else ""))
+        )
+    # The labels are the convolution's, in whose gradients the result stands in an operand's place.
+    places = {"convBackwardInput": (first, second), "convBackwardFilter": (second, result)}
+    out, kernel = places.get(name, (result, second))
+    labels = re.search(r"dim_labels=\w+_(\w+)->", line.text)
+    return 2.0 * math.prod(out) * math.prod(kernel) / kernel[labels[1].index("o")] if labels else 0.0
 
 
 def _window(text: str, name: str) -> list[int]:

@@ -102,8 +102,8 @@ def test_vmap(axes, backend, monkeypatch):
     lowered = run.trace(x, kernel).lower(lowering_platforms=(backend,)).as_text()
     assert ("while" in lowered) == (backend == "cpu")
     if backend != "cpu":  # its form, on this machine
-        monkeypatch.setattr(lax, "platform_dependent", lambda *given, cpu, default: default(*given))
-        monkeypatch.setattr(rows_last, "FORMS", rows_last.XLA_FORMS)
+        monkeypatch.setattr(lax, "platform_dependent", lambda *given, default, **own: own.get(backend, default)(*given))
+        monkeypatch.setattr(rows_last, "FORMS", rows_last.GPU_FORMS if backend == "cuda" else rows_last.XLA_FORMS)
         run = jax.jit(jax.vmap(with_gradients(lambda *given: convolve(*given)), axes))
     assert_close(run(x, kernel), expected)
 
@@ -115,7 +115,7 @@ def test_vmap(axes, backend, monkeypatch):
 def test_own_weights_on_a_mesh(forms, together, monkeypatch):
     monkeypatch.setattr(rows_last, "FORMS", getattr(rows_last, forms))
     if forms == "XLA_FORMS":
-        monkeypatch.setattr(lax, "platform_dependent", lambda *given, cpu, default: default(*given))
+        monkeypatch.setattr(lax, "platform_dependent", lambda *given, default, **own: default(*given))
     x, kernel = normal(4, 2, 6, 5, 3), normal(4, 3, 3, 2, len(forms), seed=1)  # JAX remembers batched programs
     mesh = jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
 

@@ -385,6 +385,16 @@ def test_the_compiler_says_how_many_clients_fit(devices, monkeypatch):
     assert 2_000 <= asked[0] <= 40_000 < 80_000  # the bound
 
 
+def test_no_more_clients_at_a_time_than_keep_a_device_busy(monkeypatch):
+    """On an accelerator; a run then takes as many as its plan says."""
+    one = (jax.ShapeDtypeStruct((3,), jnp.float32),)
+    mapping = mapping_of("chunked", None, 1)
+    assert chunks.chunk_size(jnp.sin, one, mapping, 32) == 32
+    monkeypatch.setattr(chunks, "MOST_AT_A_TIME", {"cpu": 6})
+    assert chunks.chunk_size(jnp.sin, one, mapping, 32) == 6
+    assert chunks.chunk_size(jnp.sin, one, mapping._replace(chunk_size=9), 32) == 9
+
+
 def test_lapack_keeps_to_one_thread_and_numpy_to_its_own():
     found = threadpoolctl.threadpool_info()
     lapack = [library["num_threads"] for library in found if "scipy.libs" in library["filepath"]]

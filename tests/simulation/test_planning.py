@@ -126,6 +126,45 @@ def test_bytes_are_those_that_reach_the_devices_memory(line, numbers):
     assert found.bytes == 2 * 4 * numbers
 
 
+OF_A_GPU = """\
+ENTRY %main (x: f32[8,14,14,192], k: f32[384,5,5,32], y: f32[8,14,14,384], a: f32[6,8,20], b: f32[6,20,10]) -> f32[1] {
+  %x = f32[8,14,14,192]{3,2,1,0} parameter(0)
+  %k = f32[384,5,5,32]{3,2,1,0} parameter(1)
+  %y = f32[8,14,14,384]{3,2,1,0} parameter(2)
+  %a = f32[6,8,20]{2,1,0} parameter(3)
+  %b = f32[6,20,10]{2,1,0} parameter(4)
+  LINE
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "result", "operands"),
+    [
+        ("convForward", "f32[8,14,14,384]{3,2,1,0}", "%x, %k"),
+        ("convBiasActivationForward", "f32[8,14,14,384]{3,2,1,0}", "%x, %k"),
+        ("convBackwardInput", "f32[8,14,14,192]{3,2,1,0}", "%y, %k"),
+        ("convBackwardFilter", "f32[384,5,5,32]{3,2,1,0}", "%x, %y"),
+    ],
+)
+def test_convolutions_that_are_left_to_cudnn_count(target, result, operands):
+    """Of six clients, 32 channels and 64 features each: no figure of them, and a ResNet's was a hundredth."""
+    line = (
+        f"ROOT %c = ({result}, u8[0]{{0}}) custom-call({operands}), window={{size=5x5 pad=2_2x2_2}}, "
+        f'dim_labels=b01f_o01i->b01f, feature_group_count=6, custom_call_target="__cudnn${target}"'
+    )
+    assert program_costs(OF_A_GPU.replace("LINE", line)).flops == 2 * 8 * 14 * 14 * 384 * 32 * 25
+
+
+def test_products_that_are_left_to_cublas_count():
+    line = (
+        'ROOT %c = (f32[6,8,10]{2,1,0}, s8[9]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", '
+        'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],'
+        '"rhs_contracting_dimensions":["1"]}}}'
+    )
+    assert program_costs(OF_A_GPU.replace("LINE", line)).flops == 2 * 6 * 8 * 10 * 20
+
+
 MEASURED = """
 import ctypes, gc, re, jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 1)
@@ -248,8 +287,9 @@ FAULT = "INTERNAL: Couldn't find output tile sizes"
 @pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() != 2, reason="a device's share is that of two")
 @pytest.mark.parametrize(("clients", "chunk"), [(100, 50), (400, 128)])
-def test_what_compiled_before_a_fault_of_the_compiler_is_the_plan(failing_compiler, clients, chunk):
+def test_what_compiled_before_a_fault_of_the_compiler_is_the_plan(failing_compiler, clients, chunk, monkeypatch):
     """For an H100 chunks of two clients end so, where 128 compile and do not fit."""
+    monkeypatch.setattr(parallel, "MOST_AT_A_TIME", {"cpu": 128})
     failing_compiler(2, FAULT)
     found = plan(LINEAR, fc.PopulationShape(clients, 3, INFO))
     assert not found.fits
