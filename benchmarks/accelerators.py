@@ -24,6 +24,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ from fedjax_cluster.types import DatasetInfo, Federation, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
 RECORD = PAGE.parent / "results" / "accelerators.json"
+THERE = PAGE.parent / "results" / "h200.json"
 GATES = PAGE.parents[1] / "tests" / "simulation" / "compiled_for_v5e.json"
 SIZES = (1_000, 100_000, 1_000_000)
 CHIPS = {"v5e:1x1": 1, "v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
@@ -57,13 +59,52 @@ TEXT = """# Compiled for accelerators
 Written by `python benchmarks/accelerators.py` from `results/accelerators.json`: change these and not this page.
 
 Figures of `fc.plan`: the whole program of a run's rounds, compiled by the device's own compiler for devices that were
-not there. They are compiled, not timed. Every client has 64 rows of 28×28 bytes and takes one step of 32 of them; all
-take part; four clusters where a method needs their number. Memory is that of one device, at the round's peak;
-temporaries are its part beside the arguments; a round takes at least what its products, its memory's traffic or its
-messages take at the rates of the data sheets, and likely several times that.
+not there. They are compiled, not timed, but for those of an H200. Every client has 64 rows of 28×28 bytes and takes
+one step of 32 of them; all take part; four clusters where a method needs their number. Memory is that of one device,
+at the round's peak; temporaries are its part beside the arguments; a round takes at least what its products, its
+memory's traffic or its messages take at the rates of the data sheets, and likely several times that.
 
 | device | method | model | clients | peak | temporaries | at a time | messages a round | at least | compilation |
 |---|---|---|---|---|---|---|---|---|---|
+"""
+
+OF_H200 = """
+## Measured on one H200
+
+The only accelerator that has been there, for a quarter of an hour: {device}, JAX {jax}, float32 (products in
+TF32, {rate} TFLOP/s of one of 8192³). Medians of five to seven runs; programs were compiled beside other work, which
+XLA's choice of kernels may have suffered from. On no GPU yet: the benchmarks of pfl and FLUTE
+(`python -m benchmarks.peers published`), the whole test suite, several devices.
+
+| training | time | rate |
+|---|---|---|
+{training}
+
+An MLP's weights are each client's own and are read and written in every step, some 4 MB: at 4.8 TB/s the ten steps
+of 512 clients take 4.3 ms at least.
+
+A step of all clients at once, forward, backward and update, with XLA's grouped convolutions and pooling everywhere, and
+as it is since: kernels' gradients and convolutions of at most four channels as matrix products, 128 clients in a
+group, LeNet-5's in products over rows. Where a number is missing it was not measured; those of pfl's network and of
+ResNet-18 are from before the last of these changes.
+
+| one step | XLA's forms | now |
+|---|---|---|
+{steps}
+
+Forward and both gradients of single layers, 128 clients × b=32, ms:
+
+| layer | XLA's | products | kernel's gradient alone as a product |
+|---|---|---|---|
+{layers}
+
+What was planned and what was: rounds of a thousand clients as below, all at once. The least time is that of the
+memory's traffic at 4.8 TB/s. `fc.plan` knows the rounds' program; the highest peak of FeSEM and of gradient-and-loss
+CFL is likely another's, such as that of their start, which it does not know.
+
+| method | peak, planned | measured | a round, at least | measured |
+|---|---|---|---|---|
+{rounds}
 """
 
 OF_DEVICE = """
@@ -270,6 +311,39 @@ def device_lines(rows: list[dict[str, Any]], device: str) -> list[str]:
     return [heading + "\n".join(lines)] if lines else []
 
 
+def there_lines(found: dict[str, Any]) -> str:
+    """The section of the device that was there."""
+
+    def table(name: str, cells: Callable[[dict[str, Any]], list[str]]) -> str:
+        return "\n".join("| " + " | ".join(cells(row)) + " |" for row in found[name])
+
+    def milliseconds(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f} ms"
+
+    def training_cells(row: dict[str, Any]) -> list[str]:
+        return [row["what"], milliseconds(1e3 * row["seconds"]), f"{row['gflops'] / 1e3:.1f} TFLOP/s"]
+
+    def round_cells(row: dict[str, Any]) -> list[str]:
+        peaks = [f"{row[name] / 1e9:.2f} GB" for name in ("planned_peak", "measured_peak")]
+        return [
+            row["method"].replace("_", "-"),
+            *peaks,
+            *(f"{1e3 * s:.1f} ms" for s in (row["bytes"] / 4.8e12, row["seconds"])),
+        ]
+
+    return OF_H200.format(
+        device=found["device"],
+        jax=found["versions"]["jax"],
+        rate=found["products"]["rate_tflops"],
+        training=table("training", training_cells),
+        steps=table("steps", lambda row: [row["what"], milliseconds(row["before"]), milliseconds(row["after"])]),
+        layers=table(
+            "layers", lambda row: [row["what"], *(f"{row[name]:.1f}" for name in ("xla", "product", "kernel_product"))]
+        ),
+        rounds=table("rounds", round_cells),
+    )
+
+
 def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
     """For each method its messages, and megabytes of them, on a growing number of chips."""
     found = {}
@@ -358,6 +432,7 @@ def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
     of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
     parts = [
         (TEXT, own),
+        (there_lines(json.loads(THERE.read_text())), [""]),
         ("", of_devices),
         (OF_SCALING, scaling_lines(rows)),
         (OF_CHUNKS, chunk_lines(rows)),
