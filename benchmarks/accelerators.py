@@ -85,8 +85,8 @@ of 512 clients take 4.3 ms at least.
 
 A step of all clients at once, forward, backward and update, with XLA's grouped convolutions and pooling everywhere, and
 as it is since: kernels' gradients and convolutions of at most four channels as matrix products, 128 clients in a
-group, LeNet-5's in products over rows. Where a number is missing it was not measured; those of pfl's network and of
-ResNet-18 are from before the last of these changes.
+group, LeNet-5's in products over rows. Where a number is missing it was not measured; ResNet-18's first
+layer was not a product yet.
 
 | one step | XLA's forms | now |
 |---|---|---|

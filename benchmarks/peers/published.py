@@ -41,7 +41,7 @@ class DropoutCnn(linen.Module):
         x = x if x.ndim == 4 else x[..., None]
         for i, features in enumerate((32, 64)):
             x = linen.relu(nn.Conv(features, 3, padding="VALID", name=f"conv_{i}")(x))
-        x = linen.Dropout(0.25, deterministic=not train)(nn.max_pool(x, 2))
+        x = linen.Dropout(0.25, deterministic=not train)(nn.max_pool(x, 2, 2))
         x = linen.relu(linen.Dense(128, name="hidden")(x.reshape(x.shape[0], -1)))
         return linen.Dense(self.num_outputs, name="output")(linen.Dropout(0.5, deterministic=not train)(x))
 

@@ -4,12 +4,14 @@ import importlib.util
 import json
 import pathlib
 
+import jax
 import pytest
 
 from benchmarks import readme_tables
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers import published
 from fedjax_cluster import bench, cli, nn
-from fedjax_cluster.bench import measure, tables
+from fedjax_cluster.bench import measure, tables, workloads
 from fedjax_cluster.bench.measure import Row, in_turns
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo
@@ -106,6 +108,12 @@ def test_the_readmes_hold_the_tables_of_the_results():
 def test_every_suite_that_is_named_is_a_module():
     for package, suites in (("fedjax_cluster.bench", bench.SUITES), ("benchmarks.peers", peers.SUITES)):
         assert all(importlib.util.find_spec(f"{package}.{name}") for name in suites)
+
+
+def test_the_network_of_pfls_benchmark_has_its_parameters():
+    """Which pfl prints; with pooling at stride 1, Flax's, there were four times as many."""
+    params = jax.eval_shape(lambda key: published.network().init(key, workloads.CIFAR), jax.random.key(0)).params
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 1_626_442
 
 
 def test_an_unknown_suite_is_refused():
