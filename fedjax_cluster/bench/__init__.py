@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -102,8 +103,16 @@ def _check(path: pathlib.Path, reports: list[dict[str, Any]], again: Callable[[s
 
 def _run_suite(name: str, smoke: bool, output: str | pathlib.Path | None, package: str) -> dict[str, Any]:
     bench = Bench(smoke=smoke)
-    # Imported here: processes whose memory and start are measured must not load the libraries of other suites.
-    importlib.import_module(f"{package}.{name}").run(bench)
+    try:
+        # Imported here: processes whose memory and start are measured must not load the libraries of other suites.
+        importlib.import_module(f"{package}.{name}").run(bench)
+    except BaseException:
+        if output is not None and bench.rows:
+            report = bench.report(name)
+            path = pathlib.Path(output) / f"{name}-{report['backend']}-unfinished.json"
+            write_json(path, report)
+            print(f"the rows so far are in {path}", file=sys.stderr)
+        raise
     report = bench.report(name)
     print(tables.as_text(report))
     if output is not None:

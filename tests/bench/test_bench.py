@@ -121,6 +121,22 @@ def test_an_unknown_suite_is_refused():
         bench.run_suites(["local", "velocity"])
 
 
+def test_a_suite_that_ends_early_leaves_its_rows(tmp_path, monkeypatch, capsys):
+    """Beside the results of before; a limit of time on a machine that was lent took all."""
+
+    def cut_off(bench):
+        bench.add(Row("first", "", 1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_cluster.bench.local.run", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run_suites(["local"], output=tmp_path)
+    (left,) = tmp_path.iterdir()
+    assert left.name == "local-cpu-unfinished.json"
+    assert [row["what"] for row in json.loads(left.read_text())["rows"]] == ["first"]
+    assert f"the rows so far are in {left}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)

@@ -113,6 +113,7 @@ def test_each_process_holds_its_own_clients(pair):
         assert 0 < len(found["clients"]) < CLIENTS
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_processes_that_were_given_different_runs_say_so_together(pair):
     said = [json.loads((pair / f"refusals-{number}.json").read_text()) for number in (0, 1)]
     assert said[0]["one alone"] == "process 1 cannot go on, for a reason that it tells itself; this one ends with it"
