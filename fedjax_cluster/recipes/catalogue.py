@@ -19,6 +19,7 @@ from fedjax_cluster.recipes import (
     cfl_cifar10,
     cfl_gp,
     cfl_gp_pictures,
+    cfl_gp_sweeps,
     cfl_toys,
     fedgwc,
     fedgwc_pictures,
@@ -30,7 +31,7 @@ from fedjax_cluster.recipes import (
 )
 
 PAPERS = (
-    *(cfl_gp, cfl_gp_pictures, cfl_toys, cfl, cfl_cifar10),
+    *(cfl_gp, cfl_gp_pictures, cfl_gp_sweeps, cfl_toys, cfl, cfl_cifar10),
     *(fedgwc, fedgwc_pictures, flag, flag_cifar10, gradient_loss),
     privacy_costs,
     attacks,

@@ -136,13 +136,14 @@ TABLE_9 = _table(
     quick=_small("C=20"),
     figure=ACCURACY_BY_CLIENTS,
 )
+MIXED = changed(MNIST, scenario="mixed_datasets", dataset="mnist+fashion_mnist", clusters=5, batch_size=256)
 TABLE_11 = _table(
     "cfl-gp-table11",
     "CFL-GP, Table 11: MNIST under eight rotations and Fashion-MNIST, b = 256",
     "The paper gives neither K nor the shares. Read as half of the clients MNIST, whose neighbouring angles count as "
     "one group, half Fashion-MNIST upright: five groups, K = 5; both data sets share ten outputs. "
     f"All 140 000 images are divided among the clients. {PROTOCOL} {MADMO}",
-    changed(MNIST, scenario="mixed_datasets", dataset="mnist+fashion_mnist", clusters=5, batch_size=256),
+    MIXED,
     HARD_AND_MADMO,
     varied("C", "clients", (32, 64)),
     {
@@ -180,32 +181,39 @@ MIXTURE = _table(
     quick=shortened(columns=("κ=0.5",), rounds=40),
     figure=figures.sweep("adjusted_rand_index", "Mixture ratio κ", "Adjusted Rand index"),
 )
+LINEAR = RunConfig(
+    scenario="linear_regression",
+    model="linear",
+    clients=12,
+    clusters=3,
+    rounds=ROUNDS,
+    batch_size=10,
+    averaging="gradients",
+    learning_rate=0.1,
+    eval_every=20,
+    examples_per_client=500,
+)
+LINEAR_METHODS = {**HARD_AND_MADMO, "MADMO": _madmo(0.02, 0.6)}
+LINEAR_READING = (
+    "The slope starts from U(±0.8) (i) or U(±1.6) (ii), the intercept from 0. How many examples a client has is not "
+    "given: 500. MADMO is CFL with ε₁ 0.02, ε₂ 0.6, split after five rounds at the earliest, up to 8 clusters. The "
+    "paper shows curves; ours are compared with the values that its text states."
+)
+STARTS: dict[str, Changes] = {
+    f"start ({name})": {"model_options": {"init_scale": scale, "zero_bias": True}}
+    for name, scale in (("i", 0.8), ("ii", 1.6))
+}
+LINEAR_LOSS = {"test_loss": Tolerance(0.005, "lower")}
 LINEAR_REGRESSION = _table(
     "cfl-gp-linear-regression",
     "CFL-GP, Fig. 1 and F.4: three straight lines at 20°, M = 12, b = 10",
-    "The slope starts from U(±0.8) (i) or U(±1.6) (ii), the intercept from 0. How many examples a client has is not "
-    "given: 500. MADMO is CFL with ε₁ 0.02, ε₂ 0.6, split after five rounds at the earliest, up to 8 clusters. The "
-    "paper shows curves; ours are compared with the values that its text states.",
-    RunConfig(
-        scenario="linear_regression",
-        model="linear",
-        clients=12,
-        clusters=3,
-        rounds=ROUNDS,
-        batch_size=10,
-        averaging="gradients",
-        learning_rate=0.1,
-        eval_every=20,
-        examples_per_client=500,
-    ),
-    {**HARD_AND_MADMO, "MADMO": _madmo(0.02, 0.6)},
-    {
-        "start (i)": {"model_options": {"init_scale": 0.8, "zero_bias": True}},
-        "start (ii)": {"model_options": {"init_scale": 1.6, "zero_bias": True}},
-    },
+    LINEAR_READING,
+    LINEAR,
+    LINEAR_METHODS,
+    STARTS,
     {"CFL-GP": printed(test_loss="0.04 0.04", adjusted_rand_index="1 1")},
     metrics=headings(adjusted_rand_index="ARI", test_loss="test loss"),
-    tolerances={"test_loss": Tolerance(0.005, "lower")},
+    tolerances=LINEAR_LOSS,
     seeds=20,
     quick=shortened(columns=("start (i)",)),
     figure=figures.bars("adjusted_rand_index", "ARI"),
