@@ -33,13 +33,8 @@ def run(bench: Bench) -> None:
     if jax.default_backend() == "cpu" and not bench.smoke:
         bench.add(Row("accelerator suite", "", note="no accelerator here: the suite is for a GPU or TPU"))
         return
-    many_clients(bench)
-    product_share(bench)
-    clients, batch = (jax.device_count(), 2) if bench.smoke else (128, 32)
-    layer_forms(bench, clients, batch)
-    network_forms(bench, clients, batch)
-    cifar_rounds(bench, "CNN", nn.cnn((8,), dense=(8,)) if bench.smoke else nn.cnn())
-    cifar_rounds(bench, "ResNet-18", nn.resnet18(4, blocks=(1, 1)) if bench.smoke else nn.resnet18())
+    for part in PARTS.values():
+        part(bench)
 
 
 def many_clients(bench: Bench) -> None:
@@ -53,27 +48,23 @@ def many_clients(bench: Bench) -> None:
     bench.rows[-1] = row.against("one second", SECONDS_FOR_ALL / row.seconds, 1.0)
 
 
-def product_share(bench: Bench) -> None:
+def product_share(bench: Bench, name: str, case: Case) -> None:
     """The share of the product rate by mapping: a client at a time, chunks under `vmap`, all under `vmap`; bfloat16."""
-    cases = {
-        "MLP 784-200-10": Case(nn.mlp(), DIGITS, 512, 10, 64),
-        "CNN 5×5 (32, 64)": Case(nn.cnn(), DIGITS, 256, 10, 32),
-    }
     if bench.smoke:
-        cases = {"CNN": Case(nn.cnn((4,), dense=(8,)), DIGITS, 4, 2, 2)}
-    for name, case in cases.items():
-        ways = {"a client at a time": parallel.client_mapping("scan"), "vmap": parallel.client_mapping("vmap")}
-        for chunk in (2,) if bench.smoke else (8, 32, 128):
-            ways[f"chunks of {chunk}"] = parallel.client_mapping("chunked", chunk)
-        ways["chunks by memory"] = parallel.client_mapping("chunked")
-        for way, mapping in ways.items():
-            run = training(case, mapping=mapping)
-            bench.row(f"{name}, {way}", case.size, run, flops=case.flops, repetitions=REPETITIONS)
-        in_bfloat16(bench, name, case, ways["chunks by memory"])
+        case = Case(nn.cnn((4,), dense=(8,)) if "CNN" in name else nn.mlp((8,)), DIGITS, 4, 2, 2)
+    ways = {"a client at a time": parallel.client_mapping("scan"), "vmap": parallel.client_mapping("vmap")}
+    for chunk in (2,) if bench.smoke else (8, 32, 128):
+        ways[f"chunks of {chunk}"] = parallel.client_mapping("chunked", chunk)
+    ways["chunks by memory"] = parallel.client_mapping("chunked")
+    for way, mapping in ways.items():
+        run = training(case, mapping=mapping)
+        bench.row(f"{name}, {way}", case.size, run, flops=case.flops, repetitions=REPETITIONS)
+    in_bfloat16(bench, name, case, ways["chunks by memory"])
 
 
-def layer_forms(bench: Bench, clients: int, batch: int) -> None:
+def layer_forms(bench: Bench) -> None:
     """Forward and backward: this package's patches under `vmap`, XLA's grouped convolution, a client at a time."""
+    clients, batch = _size_of_forms(bench)
     for layer in LAYERS[2:3] if bench.smoke else LAYERS:
         operands = layer.operands(clients, batch)
 
@@ -101,8 +92,9 @@ def in_forms(ours: Form, xla: Form, operands: tuple[Any, ...], xla_name: str) ->
     return partial(all_at_once(ours), *operands), {name: partial(form, *operands) for name, form in peers.items()}
 
 
-def network_forms(bench: Bench, clients: int, batch: int) -> None:
+def network_forms(bench: Bench) -> None:
     """The same of a whole network, and in chunks."""
+    clients, batch = _size_of_forms(bench)
     channels, dense = ((4,), 8) if bench.smoke else ((32, 64), 512)
     ours, xla = nn.cnn(channels, dense=(dense,)), nn.from_flax(XlaCnn(10, channels, dense))
     data = network_data(ours, clients, batch)
@@ -114,8 +106,9 @@ def network_forms(bench: Bench, clients: int, batch: int) -> None:
     bench.row(what, size, run, flops=flops, peers=peers, repetitions=REPETITIONS)
 
 
-def cifar_rounds(bench: Bench, name: str, model: Model) -> None:
+def cifar_rounds(bench: Bench, name: str, model: Model, small: Model) -> None:
     """FedGWC rounds on CIFAR-size images."""
+    model = small if bench.smoke else model
     clients, rows, rounds = (8, 4, 2) if bench.smoke else (100, 500, 30)
     cohort, batch = (4, 4) if bench.smoke else (10, 64)
     fedgwc: Any = REGISTRY["fedgwc"]
@@ -126,3 +119,21 @@ def cifar_rounds(bench: Bench, name: str, model: Model) -> None:
     seconds = statistics.median(result.history["seconds"][1:])
     size = f"{clients} clients, {cohort} in a round, 7 steps, 32×32×3"
     bench.add(Row(f"FedGWC round, {name}", size, seconds, rounds - 1, note=f"{1 / seconds:.3g} rounds per second"))
+
+
+def _size_of_forms(bench: Bench) -> tuple[int, int]:
+    """Clients and rows of a mini-batch."""
+    return (jax.device_count(), 2) if bench.smoke else (128, 32)
+
+
+MLP, CNN = "MLP 784-200-10", "CNN 5×5 (32, 64)"
+# Each can be compiled by itself, beside the others.
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "many": many_clients,
+    "mlp": partial(product_share, name=MLP, case=Case(nn.mlp(), DIGITS, 512, 10, 64)),
+    "cnn": partial(product_share, name=CNN, case=Case(nn.cnn(), DIGITS, 256, 10, 32)),
+    "layers": layer_forms,
+    "network": network_forms,
+    "cifar": partial(cifar_rounds, name="CNN", model=nn.cnn(), small=nn.cnn((8,), dense=(8,))),
+    "resnet": partial(cifar_rounds, name="ResNet-18", model=nn.resnet18(), small=nn.resnet18(4, blocks=(1, 1))),
+}
