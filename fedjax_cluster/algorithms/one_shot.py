@@ -16,11 +16,12 @@ import numpy as np
 from jax import Array
 from rich.console import Console
 
-from fedjax_cluster import nn, tree
+from fedjax_cluster import nn, parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import cluster_round, cohort_labels, initial_info, train_in_cluster
 from fedjax_cluster.algorithms.threshold_search import Axis, Effort, Search, search_threshold
 from fedjax_cluster.options import Bound, at_least, changed, option
+from fedjax_cluster.parallel import Mapped
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     ClientData,
@@ -36,6 +37,7 @@ from fedjax_cluster.types import (
 
 LOG = logging.getLogger(__name__)
 
+MOST_ASKED = 6  # times
 Linkage = Literal["average", "single", "complete"]
 STEP = Bound(
     lambda value: 1e-4 <= value <= 1 and math.isclose(1 / value, round(1 / value), rel_tol=1e-6),
@@ -138,6 +140,28 @@ class SearchingMethod(OneShotMethod, abstract=True):
                 wanted,
             )
         return found, effort
+
+
+def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *given: Any) -> Mapped:
+    """What the clients sent; who was silent, or sent infinities, is asked again, until nobody answers twice in a row.
+
+    Whoever a clustering that happens once does not hear of is in a cluster by chance for good.
+
+    Args:
+      ask: for a key and what is given, what all clients send.
+      present: bool[M].
+    """
+    found, without_news = parallel.fetched(ask(rng_key, *given)), 0
+    for turn in range(1, MOST_ASKED):
+        missing = present & ~np.asarray(found.accepted)
+        if not missing.any() or without_news == 2:
+            break
+        again = parallel.fetched(ask(jax.random.fold_in(rng_key, turn), *given))
+        new = jnp.asarray(missing & np.asarray(again.accepted))
+        without_news = 0 if new.any() else without_news + 1
+        collected = tree.where(new, again.collected, found.collected)
+        found = found._replace(collected=collected, accepted=found.accepted | new)
+    return found
 
 
 def model_size(model: Model, population: Population) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import clustering, local, nn, parallel
+from fedjax_cluster import clustering, faults, local, nn, parallel
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.round import labels as labels_of
@@ -118,6 +118,20 @@ def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
     assert int(info.num_rejected) == 1
     assert found[4] in (0, 2)  # the largest: the other groups' three members
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server.matrices, state.clients)))
+
+
+@pytest.mark.parametrize("landmarks", [None, 8])
+def test_who_was_silent_is_asked_again_before_the_clustering(landmarks):
+    """It was in the largest cluster for good."""
+    arguments = {"clusters": 5, "local": FULL, "gradient_epochs": EPOCHS, "max_vectors": 2, "threshold": 0.6}
+    method = flag(nn.linear(), landmarks=landmarks, **arguments)
+    silent, federation = faults.afflict(method, lines(), faults.drop_out(0.3), seed=0)
+    key, population = run_keys(0).initialization, place(federation)
+    start = method.model.init(key, population.info)
+    assert 0 < silent.measure_all(key, population, start).accepted.sum() < 9
+    state, info = silent.init(key, population)
+    assert int(info.num_rejected) == 0
+    assert clustering.scores.adjusted_rand_index(labels_of(state.clients.membership), lines().group) == 1.0
 
 
 @pytest.mark.slow

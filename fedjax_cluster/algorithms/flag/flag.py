@@ -19,6 +19,7 @@ from fedjax_cluster.algorithms.one_shot import (
     check_found,
     clocked,
     clustering_info,
+    heard,
     largest_cluster,
     model_size,
     nearest_cluster,
@@ -228,7 +229,7 @@ class flag(SearchingMethod):
         start = jax.device_get(self.model.init(start_key, population.info))
 
         with progress_note("FLAG: principal vectors and local training of every client") as note:
-            mapped = parallel.fetched(self.measure_all(measure_key, population, start))
+            mapped = heard(self.measure_all, measure_key, present, population, start)
             known = mapped.accepted
             measured: Measured = tree.where(
                 jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)
@@ -238,10 +239,8 @@ class flag(SearchingMethod):
             landmarks = self.draw_landmarks(rng_key, there)
             sent = everybody if landmarks is None else jax.tree.map(lambda leaf: leaf[landmarks], everybody)
             matrices, comparing = clocked(compare, *sent, **self.comparison)
-            dendrogram, merging = clocked(
-                lambda *arrays: clustering.dendrogram(arrays[0], self.linkage, arrays[1]),
-                *(matrices.proximity, sent.known),
-            )
+            grow = functools.partial(clustering.dendrogram, linkage=self.linkage)
+            dendrogram, merging = clocked(grow, matrices.proximity, mask=sent.known)
             search, effort = self.find_threshold(search_key, population, dendrogram, note, landmarks)
         alpha = search.thresholds[int(search.chosen)]
         label, joining = cuts(dendrogram, alpha[None])[0], 0.0
@@ -254,7 +253,7 @@ class flag(SearchingMethod):
         state = self.assemble(models, label, present, everybody, start, matrices, search, landmarks)
         costs = self.initial_costs(population, measured, effort, float(present.sum()))
         costs = costs._replace(clustering_seconds=comparing + merging + joining)
-        return state, clustering_info(self.clusters, costs, present, known)
+        return state, clustering_info(self.clusters, costs, present, np.asarray(known))
 
     def check_pairs(self, population: Population, there: int) -> None:
         """Raises a ValueError where what is compared does not fit into memory, or landmarks are more than clients."""
