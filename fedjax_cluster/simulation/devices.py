@@ -37,7 +37,7 @@ KINDS = {
 }
 # What devices that are there call themselves; the first that is found in the name.
 OWN_NAMES = {"H100": "h100", "H200": "h200", "v5 lite": "v5e", "v6 lite": "v6e", "v5": "v5p"}
-KNOWN = "v5e:2x4, v6e:2x4, v5p:2x2x1 and other shapes, h100, local"
+KNOWN = "v5e:2x4, v6e:2x4, v5p:2x2x1 and other shapes, h100, h200, local"
 PACKAGES = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "cuda12")}
 # What libtpu would otherwise ask a machine of the cloud for; several processes may compile at once.
 ENVIRONMENT = {
@@ -59,6 +59,12 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
+# The same processor with more and faster memory.
+H200 = (
+    H100.replace("device_memory_size: 84929347584", "device_memory_size: 150754820096")
+    .replace("memory_bandwidth: 3352320000000", "memory_bandwidth: 4800000000000")
+    .replace("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+)
 
 
 class Target(NamedTuple):
@@ -73,7 +79,7 @@ class Target(NamedTuple):
 
 
 def target(name: str) -> Target:
-    """The devices of a name such as "v5e:2x4", "h100" or "local", which need not be there but for the last.
+    """The devices of a name such as "v5e:2x4", "h200" or "local", which need not be there but for the last.
 
     Raises:
       ValueError: an unknown name, a shape that does not exist, or a compiler that is not installed.
@@ -83,11 +89,11 @@ def target(name: str) -> Target:
     """
     if name == "local":
         return _local()
-    found = re.fullmatch(r"(v5e|v6e|v5p)(?::(\d+(?:x\d+)+))?|(h100)", str(name).lower())
+    found = re.fullmatch(r"(v5e|v6e|v5p)(?::(\d+(?:x\d+)+))?|(h100|h200)", str(name).lower())
     if found is None:
         raise ValueError(f"device is {name!r}; known: {KNOWN}")
     kind, shape = found[1] or found[3], found[2]
-    platform = "cuda" if kind == "h100" else "tpu"
+    platform = "cuda" if found[3] else "tpu"
     packages, extra = PACKAGES[platform]
     if not any(importlib.util.find_spec(package) for package in packages):
         raise ValueError(
@@ -97,7 +103,7 @@ def target(name: str) -> Target:
     with _environment():
         try:
             if platform == "cuda":
-                given = {"target_config": H100, "topology": "1x1x1"}
+                given = {"target_config": H200 if kind == "h200" else H100, "topology": "1x1x1"}
                 found = topologies.get_topology_desc(platform="cuda", **given)
             else:
                 shape = shape or ("1x1x1" if kind == "v5p" else "1x1")

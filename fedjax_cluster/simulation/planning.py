@@ -87,7 +87,7 @@ def plan(
     Args:
       algorithm: from `fedjax_cluster.algorithms`.
       federation: the data, or a `PopulationShape` of any size, of which nothing is made.
-      device: "v5e:2x4", "v6e:4x4", "v5p:2x2x1" and other shapes of TPUs, "h100", or "local".
+      device: "v5e:2x4", "v6e:4x4", "v5p:2x2x1" and other shapes of TPUs, "h100", "h200", or "local".
       chunk_size: clients at a time on each device, of each run; None lets the compiler's memory figures decide.
       runs: of several side by side on the same clients, as `simulate_many` has them; the plan is that of all.
 
@@ -143,7 +143,7 @@ def plan(
         why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
     if not chunk_size and chunk == first < share and memory is not None and memory.peak <= aim.memory * USABLE:
-        why = WHY.get(parallel.platform(mapping), "more at a time gain nothing, and it fits")
+        why = WHY.get(parallel.platform(mapping), "hundreds keep it busy, and it fits")
     costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
     found = Plan(
         algorithm.name,
