@@ -6,11 +6,14 @@ import contextlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+
+from fedjax_cluster import parallel
 
 GIB = 2**30
 
@@ -129,7 +132,7 @@ def _local() -> Target:
     platform = "cuda" if devices[0].platform == "gpu" else devices[0].platform
     memory = free_memory(devices[0])
     if memory is None:
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+        memory = int(min(parallel.memory_left(), sys.maxsize)) // len(devices)
     own = str(devices[0].device_kind)
     kind = next((KINDS[kind] for name, kind in OWN_NAMES.items() if name in own), None)
     return Target("local", platform, devices, memory, kind, {})

@@ -106,6 +106,8 @@ def plan(
     """
     shape, aim = shape_of(federation), target(device)
     runs = checked("runs", runs, int, COUNT)
+    if runs > 1 and aim.platform == "cpu":  # see `requests.without_mesh_of_cores`
+        aim = aim._replace(devices=aim.devices[:1], memory=len(aim.devices) * aim.memory)
     mapping = parallel.client_mapping("auto", chunk_size, aim.devices)
     devices = parallel.num_devices(mapping)
     arguments = abstract_arguments(without_training(algorithm), shape, mapping)

@@ -315,6 +315,22 @@ def test_what_never_fitted_is_said_to_need_more(failing_compiler):
     assert "RESOURCE_EXHAUSTED" in found.advice[0]
 
 
+def test_memory_that_keeps_files_is_free(monkeypatch):
+    """Where the system had filled it with files that were read, nothing fitted."""
+    monkeypatch.setattr(parallel, "memory_left", lambda: 2.0**40)
+    assert target("local").memory == 2**40 // jax.device_count()
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_have_one_device_of_a_cpu(monkeypatch):
+    """As `simulate_many` has them, and all memory with it; each of two devices was said to hold half of the clients."""
+    monkeypatch.setattr(parallel, "memory_left", lambda: 2.0**40)
+    found = plan(LINEAR, fc.PopulationShape(16, 10, INFO, "float32"), runs=2)
+    assert found.devices == 1
+    assert found.memory.population == 16 * 10 * (3 * 4 + 4)
+    assert found.available == int(2**40 * 0.9)
+
+
 @pytest.mark.parametrize(
     ("mistake", "complaint"),
     [
