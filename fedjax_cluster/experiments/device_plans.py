@@ -11,6 +11,7 @@ import tyro
 from fedjax_cluster.experiments.config import FEW_CLUSTERS, RunConfig, build_algorithm, settled, takes_clusters
 from fedjax_cluster.experiments.flag_groups import Field, noted, parse_fields, wants_help
 from fedjax_cluster.experiments.flags import parse_run
+from fedjax_cluster.options import shown
 from fedjax_cluster.simulation.abstract import PopulationShape
 from fedjax_cluster.simulation.devices import KNOWN
 from fedjax_cluster.simulation.planning import Plan, plan
@@ -25,6 +26,7 @@ FLAGS: tuple[Field, ...] = (
     ("chunk_size", noted(int | None, "clients at a time on each device; the compiler's memory figures decide"), None),
     ("runs", noted(int, "so many runs of the method side by side on the same clients, as of a sweep"), 1),
 )
+OF_SHAPES = ("input", "classes", "dtype")  # of a population without data
 DESCRIPTION = (
     "Compiles a run's rounds for a device that need not be there, and prints memory, work and messages. With --rows it "
     "takes no data. METHOD and all flags of `run` that decide the program, such as --clients, --model and --batch-size."
@@ -55,6 +57,9 @@ def planned(config: RunConfig, given: object) -> Plan:
     rows = getattr(given, "rows", None)
     federation: Federation | PopulationShape
     if rows is None:
+        for name, _, default in FLAGS:
+            if name in OF_SHAPES and (value := getattr(given, name, default)) != default:
+                raise ValueError(f"{name} is {shown(value)}, but describes a population without data; give rows too")
         config, federation = settled(config)
     else:
         federation = shape = _shape(config, given)
@@ -73,6 +78,11 @@ def planned(config: RunConfig, given: object) -> Plan:
 
 def _shape(config: RunConfig, given: object) -> PopulationShape:
     values = {name: getattr(given, name) for name, _, _ in FLAGS}
+    if config.population is not None:
+        raise ValueError(
+            f"rows is {values['rows']}, but the clients are those of the population {config.population}; give one of "
+            "the two"
+        )
     if config.clients is None:
         raise ValueError("--rows gives a population without data, of which --clients must say how many there are")
     info = DatasetInfo("shapes", tuple(values["input"]), values["classes"])

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.options import COUNT, changed, checked, shown
+from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys
 from fedjax_cluster.types import (
@@ -22,13 +23,16 @@ from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
     ClusteredAlgorithm,
+    Cohort,
     DatasetInfo,
     Federation,
     Placement,
     Population,
     PyTree,
+    Selection,
 )
 
+NUMBERS = (jnp.floating, jnp.integer, jnp.bool_)
 FEWEST = 8  # clients of the federations of which states are made, beyond the number of clusters
 
 
@@ -75,6 +79,11 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
             except TypeError:
                 given = shown(getattr(federation, name))
                 raise ValueError(f"{name} is {given}; give a type of NumPy, such as uint8 or float32") from None
+            if not any(jnp.issubdtype(np.dtype(getattr(federation, name)), kind) for kind in NUMBERS):
+                given = shown(getattr(federation, name))
+                raise ValueError(f"{name} is {given}; give a type of real numbers, such as uint8 or float32")
+        for side in federation.info.input_shape:
+            checked("input_shape", side, int, COUNT)
         return federation
     x, y, count = federation.train
     uneven = bool(np.ptp(np.asarray(count)))
@@ -125,6 +134,21 @@ def abstract_population(shape: PopulationShape, mapping: ClientMapping) -> Popul
     return Population(ClientData(x, y, each), shape.info, mapping, work, placement)
 
 
+def abstract_cohorts(drawn: Selection, lot: int, shape: PopulationShape, mapping: ClientMapping) -> CohortsAhead:
+    """The cohorts of so many rounds as `read_cohorts` puts them on the devices, of clients whose rows are on disk."""
+    placed, devices = _Placed(mapping), parallel.num_devices(mapping)
+    lead = lot, -(-len(drawn.index) // devices) * devices
+    x = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.info.input_shape), np.dtype(shape.dtype))
+    y = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.y_shape), np.dtype(shape.y_dtype))
+    number: Any = jax.ShapeDtypeStruct(lead, jnp.int32)
+    mask: Any = jax.ShapeDtypeStruct(lead, jnp.bool_)
+    weights: Any = drawn.weights
+    if weights is not None:
+        weights = jax.ShapeDtypeStruct((*lead, *weights.shape[1:]), weights.dtype)
+    cohorts = Cohort(number, mask, ClientData(x, y, number), weights, mapping)
+    return CohortsAhead(placed.everywhere(jax.ShapeDtypeStruct((), jnp.int32)), placed.cohorts(cohorts))
+
+
 class _Placed:
     """Shapes with the shardings of `place_rows` and `replicate`."""
 
@@ -133,9 +157,13 @@ class _Placed:
         here = SingleDeviceSharding(jax.devices()[0])
         self._rows = here if mesh is None else NamedSharding(mesh, P(parallel.AXIS))
         self._everywhere = here if mesh is None else NamedSharding(mesh, P())
+        self._cohorts = here if mesh is None else NamedSharding(mesh, P(None, parallel.AXIS))
 
     def rows(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._rows), tree)
+
+    def cohorts(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._cohorts), tree)
 
     def everywhere(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), tree)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_cluster.data.stored import Rows
+from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.simulation.devices import GIB
 
 USABLE = 0.9  # of a device's memory; the rest is the runtime's
@@ -16,7 +18,7 @@ USABLE = 0.9  # of a device's memory; the rest is the runtime's
 class Memory(NamedTuple):
     """Bytes on each device."""
 
-    population: int  # the training rows, with padding
+    population: int  # the training rows, with padding; of clients on disk, those of the cohorts that are read
     state: int  # models, personal models, what the server keeps
     temporaries: int
     rest: int  # other arguments, and what of the results has no place among the arguments
@@ -32,7 +34,8 @@ def memory_of(compiled: Any, arguments: tuple, devices: int, test: int, platform
     """What a program takes of each device, with `test` bytes of test rows, by the compiler's figures."""
     found = compiled.memory_analysis()
     _, state, train, *_ = arguments
-    population = bytes_of((train.data.x, train.data.y), devices)
+    held = train.cohorts.data if isinstance(train, CohortsAhead) else train.data
+    population = bytes_of((held.x, held.y), devices)
     clients = bytes_of(state.clients, devices)
     others = bytes_of(state._replace(clients=None), 1)
     results = found.output_size_in_bytes - found.alias_size_in_bytes
@@ -45,7 +48,8 @@ def memory_of(compiled: Any, arguments: tuple, devices: int, test: int, platform
 
 def bytes_of(tree: Any, devices: int) -> int:
     """Bytes on each device of leaves that are divided among so many."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf is not None]
+    # Rows on disk are no leaves of a pytree.
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Rows))
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves) // devices
 
 

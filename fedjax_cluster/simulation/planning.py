@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any, NamedTuple
@@ -11,17 +12,26 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_cluster import parallel
+from fedjax_cluster.data.stored import stored, streamed
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import COUNT, checked
+from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import Column, Table
-from fedjax_cluster.simulation.abstract import PopulationShape, abstract_arguments, shape_of, without_training
+from fedjax_cluster.simulation.abstract import (
+    PopulationShape,
+    abstract_arguments,
+    abstract_cohorts,
+    shape_of,
+    without_training,
+)
 from fedjax_cluster.simulation.devices import Target, target
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_segment
+from fedjax_cluster.simulation.streaming import draws_ahead, lot_of
 from fedjax_cluster.simulation.together import run_together
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Selection
 
 WHY = {"tpu": "matrix units are 128 wide, and it fits"}
 MOST_COMPILATIONS = 3
@@ -111,13 +121,22 @@ def plan(
     mapping = parallel.client_mapping("auto", chunk_size, aim.devices)
     devices = parallel.num_devices(mapping)
     arguments = abstract_arguments(without_training(algorithm), shape, mapping)
-    cohort = _cohort_size(algorithm, arguments[1], devices)
+    drawn, lots = _drawn(algorithm, arguments[1]), 1
+    if runs > 1 and isinstance(federation, Federation) and stored(federation):
+        raise ValueError(f"runs is {runs}, but runs on a population on disk go one after the other; leave it out")
+    if isinstance(federation, Federation) and streamed(federation.train):
+        lot = lot_of(algorithm, federation.train.x, drawn, len(arguments[1].clients.present))
+        train = abstract_cohorts(drawn, lot, shape, mapping)
+        arguments, lots = (*arguments[:2], train, *arguments[3:]), 1 + draws_ahead(algorithm)
+    cohort = -(-len(drawn.index) // devices) * devices
     share = -(-cohort // devices)
     first = parallel.MOST_AT_A_TIME.get(parallel.platform(mapping), share)
     chunk, why, compiled, seconds, tried = 1, "a CPU device takes one after the other", None, 0.0, 0
     if mapping.strategy != "scan":
         chunk, why = min(chunk_size or first, share), "as asked for" if chunk_size else "all of a device's share"
-    test = 0 if isinstance(federation, PopulationShape) else bytes_of(federation.test, devices)
+    test = 0  # those on disk are read some at a time
+    if isinstance(federation, Federation) and not streamed(federation.test):
+        test = bytes_of(federation.test, devices)
     memory, failure, fallback = None, "", (chunk, why)
     while tried < MOST_COMPILATIONS:
         chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
@@ -126,6 +145,9 @@ def plan(
             given = _with_mapping(arguments, chosen._replace(runs=runs))
             compiled = _compile(algorithm, given, aim, runs)
             memory = memory_of(compiled, side_by_side(given, runs), devices, test, aim.platform)
+            # A lot of cohorts is brought to the devices while they compute with another.
+            waiting = (lots - 1) * memory.population
+            memory = memory._replace(population=memory.population + waiting, peak=memory.peak + waiting)
         except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
             failure = " ".join(str(error).split())
             if "RESOURCE_EXHAUSTED" not in failure:  # a fault of the compiler's own
@@ -203,13 +225,16 @@ def side_by_side(arguments: tuple, runs: int) -> tuple:
 
 def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
     keys, state, train, *others = arguments
-    return (keys, state, type(train)(train.data, train.info, mapping, train.work, train.placement), *others)
+    if isinstance(train, CohortsAhead):
+        train = dataclasses.replace(train, cohorts=dataclasses.replace(train.cohorts, mapping=mapping))
+    else:
+        train = dataclasses.replace(train, mapping=mapping)
+    return (keys, state, train, *others)
 
 
-def _cohort_size(algorithm: ClusteredAlgorithm, state: Any, devices: int) -> int:
-    """Clients of a round, as `gather_cohort` pads them."""
-    drawn = jax.eval_shape(lambda key, state: algorithm.select(key, state), jax.random.key(0), state).index.shape[0]
-    return -(-drawn // devices) * devices
+def _drawn(algorithm: ClusteredAlgorithm, state: Any) -> Selection:
+    """Shapes of who takes part in a round."""
+    return jax.eval_shape(lambda key, state: algorithm.select(key, state), jax.random.key(0), state)
 
 
 def _fitting(chunk: int, memory: Memory, room: float) -> int:

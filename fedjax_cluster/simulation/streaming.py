@@ -21,6 +21,26 @@ MOST_BYTES = 2**26  # of cohorts read at a time; as many again are under way, an
 MOST_ROUNDS = 32  # in one lot
 
 
+def draws_ahead(algorithm: ClusteredAlgorithm) -> bool:
+    """Whether a lot is drawn and read while the devices compute with the one before."""
+    return bool(getattr(algorithm, "draws_follow", False)) or bool(getattr(algorithm, "draws_ahead", False))
+
+
+def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients: int) -> int:
+    """Rounds in one lot of a long run, whose rounds each draw so many out of `clients`.
+
+    Raises:
+      ValueError: the method takes all clients in a round.
+    """
+    if len(drawn.index) >= clients:
+        raise ValueError(
+            f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
+            f"lets it do with a cohort; {too_large(rows)}"
+        )
+    each = len(drawn.index) * row_bytes(rows.store, "train")
+    return max(1, min(MOST_ROUNDS, MOST_BYTES // each)) if draws_ahead(algorithm) else 1
+
+
 class Stream:
     """The cohorts of a run, some rounds at a time.
 
@@ -43,16 +63,8 @@ class Stream:
         assert isinstance(rows, Rows)
         self._algorithm, self._population, self._key, self._rounds = algorithm, population, rng_key, rounds
         drawn = jax.eval_shape(lambda: algorithm.select(rng_key, state))
-        if len(drawn.index) >= len(population.data.num_examples):
-            raise ValueError(
-                f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
-                f"lets it do with a cohort; {too_large(rows)}"
-            )
-        self._follows = bool(getattr(algorithm, "draws_follow", False))
-        self.ahead = self._follows or bool(getattr(algorithm, "draws_ahead", False))
-        each = len(drawn.index) * row_bytes(rows.store, "train")
-        lot = int(min(MOST_ROUNDS, MOST_BYTES // each, rounds - int(state.round)))
-        self._lot = max(1, lot) if self.ahead else 1
+        self._follows, self.ahead = bool(getattr(algorithm, "draws_follow", False)), draws_ahead(algorithm)
+        self._lot = min(lot_of(algorithm, rows, drawn, len(population.data.num_examples)), rounds - int(state.round))
         self._work = None if population.work is None else np.asarray(population.work)
         self._standing: Any = None  # what the next lot's draw depends on
         self._current: CohortsAhead | None = None

@@ -35,3 +35,16 @@ def test_mistakes_are_one_line(words, complaint, capsys):
 def test_rows_need_clients(capsys):
     assert cli.main(["plan", "fedavg", "--rows", "4"]) == 2
     assert "--clients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--input", "3"], ["--classes", "3"], ["--dtype", "float32"]])
+def test_the_shape_of_a_population_without_data_needs_rows(words, capsys):
+    """The data set's own was planned, and the flag had no effect."""
+    assert cli.main(["plan", "fedavg", "--clients", "4", *words]) == 2
+    assert f"{words[0][2:]} is " in (said := capsys.readouterr().err)
+    assert "give rows too" in said
+
+
+def test_rows_and_a_population_are_two_kinds_of_clients(capsys):
+    assert cli.main(["plan", "fedavg", *SMALL, "--population", "somewhere"]) == 2
+    assert "the clients are those of the population somewhere" in capsys.readouterr().err

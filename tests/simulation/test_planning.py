@@ -14,11 +14,12 @@ import fedjax_cluster as fc
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.simulation import planning
-from fedjax_cluster.simulation.abstract import abstract_arguments, shape_of, without_training
+from fedjax_cluster.simulation.abstract import abstract_arguments, abstract_cohorts, shape_of, without_training
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.simulation.planning import plan
 from fedjax_cluster.simulation.program_costs import program_costs
 from fedjax_cluster.simulation.segment import run_keys
+from fedjax_cluster.simulation.streaming import MOST_ROUNDS, Stream
 from fedjax_cluster.types import DatasetInfo
 
 SGD = fc.local.sgd(0.1, batch_size=4, steps=1)
@@ -56,6 +57,35 @@ def test_shapes_are_those_of_the_run(name):
         (state, train.data),
     )
     assert all(jax.tree.leaves(places))
+
+
+@pytest.mark.slow
+def test_of_clients_on_disk_the_cohorts_that_are_read_are_held(tmp_path):
+    """No plan was made of them: it wanted the test rows of all."""
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=(5, 3)).astype(np.float32), np.arange(5, dtype=np.int32) % 2) for _ in range(40)]
+    population = fc.data.write_population(tmp_path / "population", rows, test_fraction=0.2)
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=SGD, participation=0.1)
+    found, whole = plan(method, population), plan(method, fc.data.on_devices(population))
+    row, devices = 3 * 4 + 4, jax.device_count()
+    assert found.memory.population == 2 * MOST_ROUNDS * found.cohort * found.rows * row // devices
+    assert whole.memory.population == 40 * 4 * row // devices
+    assert whole.memory.evaluation == 40 * (row + 4) // devices
+    with pytest.raises(ValueError, match="fedavg would take all clients in a round"):
+        plan(LINEAR, population)
+    with pytest.raises(ValueError, match="go one after the other"):
+        plan(method, population, runs=2)
+
+    mapping, keys = parallel.client_mapping(), run_keys(0)
+    train = parallel.place_population(population.train, population.info, mapping)
+    state = parallel.place_state(method.init(keys.initialization, train)[0], mapping)
+    stream = Stream(method, train, keys.cohorts, state, 100)
+    expected, _ = stream.cohorts(state)
+    stream.close()
+    cohorts = abstract_cohorts(method.select(keys.cohorts, state), MOST_ROUNDS, shape_of(population), mapping)
+    chex.assert_trees_all_equal_shapes_and_dtypes(cohorts, expected)
+    leaves = zip(jax.tree.leaves(cohorts), jax.tree.leaves(expected), strict=True)
+    assert all(leaf.sharding.is_equivalent_to(own.sharding, own.ndim) for leaf, own in leaves if own.ndim)
 
 
 @pytest.mark.slow
@@ -174,6 +204,7 @@ from fedjax_cluster.simulation import planning
 from fedjax_cluster.simulation.abstract import abstract_arguments, without_training
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.simulation.segment import run_keys
+from fedjax_cluster.simulation.streaming import MOST_ROUNDS, Stream
 
 def resident(name):
     return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
@@ -337,6 +368,8 @@ def test_runs_side_by_side_have_one_device_of_a_cpu(monkeypatch):
         (lambda: target("v5e-8"), "device is 'v5e-8'; known"),
         (lambda: plan(LINEAR, fc.PopulationShape(0, 3, INFO)), "clients"),
         (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO, "float31")), "dtype is 'float31'"),
+        (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO, "U5")), "dtype is 'U5'; give a type of real numbers"),
+        (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO._replace(input_shape=(0,)))), "input_shape is 0"),
     ],
 )
 def test_mistakes(mistake, complaint):
