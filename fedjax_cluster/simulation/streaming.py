@@ -64,7 +64,8 @@ class Stream:
         self._algorithm, self._population, self._key, self._rounds = algorithm, population, rng_key, rounds
         drawn = jax.eval_shape(lambda: algorithm.select(rng_key, state))
         self._follows, self.ahead = bool(getattr(algorithm, "draws_follow", False)), draws_ahead(algorithm)
-        self._lot = min(lot_of(algorithm, rows, drawn, len(population.data.num_examples)), rounds - int(state.round))
+        lot = lot_of(algorithm, rows, drawn, len(population.data.num_examples))
+        self._lot = max(1, min(lot, rounds - int(state.round)))
         self._work = None if population.work is None else np.asarray(population.work)
         self._standing: Any = None  # what the next lot's draw depends on
         self._current: CohortsAhead | None = None
