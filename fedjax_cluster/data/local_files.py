@@ -8,7 +8,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,8 @@ def table(
     """A table in a `.csv`, `.tsv` or `.parquet` file: a row an example, one column the labels, the others features.
 
     Args:
-      path: the file; the first line of a `.csv` or `.tsv` names the columns.
+      path: the file; the first line of a `.csv` or `.tsv` names the columns. A first column without a name, the row
+        names that pandas and R write, does not count.
       label: column of labels. Whole numbers from 0 on are kept, other whole numbers and text are numbered in their
         order; numbers with fractions make it a regression.
       user: column of users; default is `user` where there is one.
@@ -180,22 +181,43 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
-    except (OSError, ValueError, csv.Error) as error:
+            # Counted first, as taking lines apart costs half of what reading them does.
+            if names and any(line.count(delimiter) >= len(names) for line in lines):
+                lines.seek(0)
+                _check_widths(file, len(names), csv.reader(lines, delimiter=delimiter))
+    except (OSError, UnicodeError, csv.Error) as error:
         raise ValueError(_what_is_wrong(file, error)) from error
     places = _places(file, names, label, user, group)
     own = [place for place in places if place is not None]
+    others = [place for place, name in enumerate(names) if place not in own and (place or name)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file without rows, which is refused below
             texts = np.loadtxt(file, dtype=str, usecols=own, **options)
-            features = np.loadtxt(file, usecols=[place for place in range(len(names)) if place not in own], **options)
+            features = np.loadtxt(file, usecols=others, **options)
     except (OSError, ValueError) as error:
         raise ValueError(_what_is_wrong(file, error)) from error
     if not len(texts):
         raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
-    _, *others = places
-    rest = (None if place is None else texts[:, own.index(place)] for place in others)
-    return _Columns(features, texts[:, 0], *rest)
+    labels, users, groups = (None if place is None else texts[:, own.index(place)] for place in places)
+    for what, values in (("label", labels), ("user", users)):
+        # Text of no length would be one more class, or one more user.
+        missing = [] if values is None else np.flatnonzero(np.char.strip(values) == "")
+        if len(missing):
+            row = int(missing[0]) + 1
+            raise ValueError(f"{file} has no {what} in row {row} below the names: give one, or leave the row out.")
+    assert labels is not None
+    return _Columns(features, labels, users, groups)
+
+
+def _check_widths(file: Path, width: int, rows: Iterable[Sequence[str]]) -> None:
+    """Raises a ValueError for a row with more values than columns, of which `loadtxt` would take the first."""
+    for number, row in enumerate(row for row in rows if row):
+        if any(row[width:]):
+            raise ValueError(
+                f"{file} has {len(row)} values in row {number} below the names, but {width} columns: give one for each "
+                "column, and put text that holds the delimiter in quotes."
+            )
 
 
 def _what_is_wrong(file: Path, error: Exception) -> str:
@@ -225,7 +247,7 @@ def _places(
         first = next(other for other, its in named.items() if its == name)
         if first != what:
             raise ValueError(f"the column {name!r} of {file} cannot be both {first} and {what}: name another one")
-    if len(names) <= len(named):
+    if len(names) - (not names[0]) <= len(named):
         raise ValueError(f"{file} has no column of features besides {_listed(names)}: add one")
     if group is not None and user is None:
         raise ValueError(f"{file} has a column of groups, {group!r}, but none of users, who are in them: name one")
@@ -254,6 +276,8 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
                 f"the column {read.column_names[place]!r} of {file} holds no numbers: remove or convert it."
             )
     features = np.stack([arrays[place] for place in rest], axis=1)
+    # As of a `.csv`: models would scale bytes.
+    features = features if features.dtype.kind == "f" else features.astype(np.float32)
     of_label, *others = places
     return _Columns(features, arrays[of_label], *(None if place is None else arrays[place] for place in others))
 
@@ -265,8 +289,13 @@ def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarra
         try:
             with Image.open(file) as image:
                 looks.append((image.size, image.mode))
+                wide = image.mode[0] in "IF"
         except (OSError, UnidentifiedImageError) as error:
             raise ValueError(f"{file} is no image that can be read: remove or replace it.") from error
+        if wide:  # Pillow would cut all beyond 255 down to it.
+            raise ValueError(
+                f"{file} has more than 8 bits a pixel: convert the images to 8 bits, or give arrays in an .npz file."
+            )
     width, height = looks[0][0] if size is None else (size[1], size[0])
     other = next((index for index, (own, _) in enumerate(looks) if own != (width, height)), None)
     if size is None and other is not None:
@@ -317,7 +346,7 @@ def named_examples(
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
-    ids = None if users is None else numbers(users)
+    ids = None if users is None else _user_ids(users)
     of_group = None if users is None or groups is None else numbers(groups)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
     # Without groups the names that files had before there were any.
@@ -342,6 +371,15 @@ def class_numbers(labels: np.ndarray) -> np.ndarray:
     return values
 
 
+def _user_ids(users: np.ndarray) -> np.ndarray:
+    """Numbers where they are, unless two users would be one, as "7" and "007" or numbers too long for 64 bits."""
+    found = numbers(users)
+    if users.dtype.kind not in "UO" or found.dtype == users.dtype:
+        return found
+    texts = {str(user).strip() for user in users.tolist()}
+    return found if len(np.unique(found)) == len(texts) else users
+
+
 def numbers(values: np.ndarray) -> np.ndarray:
     """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is."""
     if values.dtype.kind == "b":
@@ -355,7 +393,7 @@ def numbers(values: np.ndarray) -> np.ndarray:
             except (ValueError, TypeError):
                 return values
     if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all() and values.size:
-        return values.astype(np.int64)
+        return values.astype(np.int64) if np.abs(values).max() < 2**63 else values
     return values
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedjax_cluster import cli
 from fedjax_cluster.data import from_arrays, image_folder, load, npz, scenarios, table
+from fedjax_cluster.data.local_files import numbers
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import UserExamples
 
@@ -115,6 +116,26 @@ def test_columns_have_the_names_that_are_given_and_pixels_their_shape(tmp_path):
     assert table(path, label="kind").x.shape == (6, 5)
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_row_names_of_pandas_are_no_feature_and_bytes_in_a_table_no_pixels(ending, tmp_path):
+    frame = pandas.DataFrame({"label": [0, 1], "a": np.array([3, 200], np.uint8)}, index=[5, 7])
+    getattr(frame, f"to_{ending}")(tmp_path / f"my.{ending}")
+    x = table(tmp_path / f"my.{ending}").x
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(x, [[3], [200]])
+
+
+@pytest.mark.parametrize("ids", [["7", "007"], ["1.1", "1.10"], [str(10**20), str(10**20 + 1)]])
+def test_users_of_different_names_stay_different(ids, tmp_path):
+    rows = "".join(f"0,{number},{user}\n" for number in range(2) for user in ids)
+    examples = table(write(tmp_path, "my.csv", "label,a,user\n" + rows))
+    assert scenarios.users(examples).user_ids.tolist() == sorted(ids)
+
+
+def test_whole_numbers_beyond_64_bits_are_not_cut():
+    np.testing.assert_array_equal(numbers(np.array([1e20, 2e20])), [1e20, 2e20])
+
+
 def test_folders_by_class(tmp_path):
     folder = images(tmp_path / "pets", ["cat/1.png", "cat/2.png", "dog/1.png", "eel/a.bmp"])
     (folder / "cat" / "notes.txt").write_text("no image")
@@ -145,6 +166,9 @@ def test_folders_by_user_and_class(tmp_path):
         ("a.csv", "label,a,b\nx,1,2\ny,,blue\n", r"nothing in row 2 below the names, column 2"),
         ("a.csv", "label,a\nx,1\ny,nan\n", "NaN or infinity, first in example 1"),
         ("a.csv", "label,a\nx,1\ny\n", "cannot be read as a table"),
+        ("a.csv", "label,a,b\nx,1,2\n\ny,1,5,2\n", "4 values in row 2 below the names, but 3 columns"),
+        ("a.csv", "a,label\n1,x\n2,\n", "no label in row 2 below the names"),
+        ("a.csv", "a,label,user\n1,x, \n2,y,v\n", "no user in row 1 below the names"),
         ("a.csv", "label,a\n", "no rows below"),
         ("a.csv", "label;a\n0;1\n", "no column 'label'"),
         ("a.csv", "", "no column 'label'"),
@@ -203,6 +227,9 @@ def test_images_that_differ_or_cannot_be_read_are_named(tmp_path):
     assert image_folder(tmp_path, size=(4, 4)).x.shape == (2, 4, 4, 1)
     (tmp_path / "dog" / "3.png").write_text("no image")
     with pytest.raises(ValueError, match=r"dog/3.png is no image"):
+        image_folder(tmp_path)
+    Image.fromarray(np.full((4, 6), 300, np.uint16)).save(tmp_path / "dog" / "3.png")
+    with pytest.raises(ValueError, match=r"dog/3.png has more than 8 bits a pixel"):
         image_folder(tmp_path)
 
 
