@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_cluster.local import mean_loss
+from fedjax_cluster.local import mean_loss, without_padding
 from fedjax_cluster.types import ClientData, Model, PyTree, Variables
 
 GRADIENT_ROWS = 256
@@ -76,7 +76,8 @@ def example_losses(model: Model, variables: Variables, data: ClientData, *, chun
 
     def write(losses: Array, piece: tuple[Array, Array], fresh: Array, start: Array) -> Array:
         outputs, _ = model.apply(variables, piece[0], train=False)
-        return lax.dynamic_update_slice_in_dim(losses, model.loss(outputs, piece[1]), start, 0)
+        found = model.loss(outputs, piece[1]).astype(losses.dtype)
+        return lax.dynamic_update_slice_in_dim(losses, found, start, 0)
 
     rows = data.x.shape[0]
     losses = walk_rows(write, jnp.zeros(rows), (data.x, data.y), data.num_examples, chunk=chunk)
@@ -87,8 +88,9 @@ def full_gradient(model: Model, variables: Variables, data: ClientData, *, chunk
     """Gradient of the mean loss over all of one client's rows, `chunk` at a time."""
 
     def loss(params: PyTree, piece: tuple[Array, Array], fresh: Array) -> Array:
-        outputs, _ = model.apply(Variables(params, variables.stats), piece[0], train=False)
-        return jnp.sum(jnp.where(fresh, model.loss(outputs, piece[1]), 0.0))
+        x, y = without_padding(piece, fresh)
+        outputs, _ = model.apply(Variables(params, variables.stats), x, train=False)
+        return jnp.sum(jnp.where(fresh, model.loss(outputs, y), 0.0))
 
     def add(total: PyTree, piece: tuple[Array, Array], fresh: Array, start: Array) -> PyTree:
         return jax.tree.map(jnp.add, total, jax.grad(loss)(variables.params, piece, fresh))

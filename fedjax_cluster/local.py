@@ -87,14 +87,28 @@ def mini_batch(
     num_examples = jnp.maximum(data.num_examples, 1)
     if batch_size is None or batch_size >= rows:
         place = jnp.arange(rows, dtype=jnp.int32)
-        x, y = (data.x[place % num_examples], data.y[place % num_examples]) if fill else (data.x, data.y)
-        return x, y, place < data.num_examples
+        mask = place < data.num_examples
+        if fill:
+            return data.x[place % num_examples], data.y[place % num_examples], mask
+        return *without_padding((data.x, data.y), mask), mask
     steps_per_epoch = (num_examples + batch_size - 1) // batch_size
     step = jnp.asarray(step, jnp.int32)
     start = (step % steps_per_epoch) * batch_size
     index = shuffled_rows(jax.random.fold_in(rng_key, step // steps_per_epoch), start, batch_size, num_examples)
     mask = start + jnp.arange(batch_size) < data.num_examples
     return data.x[index], data.y[index], mask
+
+
+def without_padding(rows: PyTree, mask: Array) -> PyTree:
+    """Rows, leaves [N, ...], with the first in the place of those outside of mask bool[N].
+
+    At the zeros of padding a gradient may be NaN, such as that of a norm, and is still when its weight is zero.
+    """
+
+    def filled(leaf: Array) -> Array:
+        return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])
+
+    return jax.tree.map(filled, rows)
 
 
 def mean_loss(

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from fedjax_cluster import inference, nn
 from fedjax_cluster.types import DatasetInfo
@@ -21,6 +22,16 @@ def test_dataset_loss_is_the_mean_over_all_rows(valid):
     own = tuple(np.asarray(start.params["output"][part], np.float64) for part in ("kernel", "bias"))
     expected = federated.gradient(*own, x[:valid], y[:valid])[2]
     assert float(inference.dataset_loss(model, start, data, chunk=6)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_of_a_module_that_computes_in_a_narrower_format_are_float32():
+    """FedEM and FedSoft ended in an error of types."""
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), blobs(clients=1, groups=1, ragged=False).train)
+    model = nn.from_flax(linen.Dense(3, dtype=jnp.bfloat16))
+    start = model.init(jax.random.key(0), INFO)
+    losses = inference.example_losses(model, start, data, chunk=6)
+    assert losses.dtype == jnp.float32
+    np.testing.assert_allclose(losses, model.loss(model.apply(start, data.x, train=False)[0], data.y), atol=0.1)
 
 
 @pytest.mark.slow

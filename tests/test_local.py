@@ -1,5 +1,6 @@
 """What one client does: batches, steps, proximal term, masks."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_cluster import local, nn, tree
+from fedjax_cluster import inference, local, nn, tree
 from fedjax_cluster.options import changed
 from fedjax_cluster.types import ClientData, Variables
 from tests.federations import INFO, blobs
@@ -119,6 +120,32 @@ def test_padding_rows_change_nothing():
     one, other = (own.run(KEY, nn.linear(), start, rows) for rows in (data, noise))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class OfUnitLength(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(4, use_bias=False)(x)
+        return linen.Dense(3, name="output")(x / jnp.linalg.norm(x, axis=1, keepdims=True))
+
+
+@pytest.mark.slow
+def test_gradients_are_finite_where_those_of_padding_would_not_be():
+    """All clients but the longest were rejected."""
+    model, data = nn.from_flax(OfUnitLength()), client(valid=9)
+    padded, own = data._replace(x=data.x.at[9:].set(0.0)), local.sgd(0.1, batch_size=None, steps=1)
+
+    @jax.jit
+    def gradients(start, x):
+        def loss(params):
+            return model.loss(model.apply(start._replace(params=params), x, train=False)[0], data.y[:9]).mean()
+
+        step = own.run(KEY, model, start, padded).delta
+        return jax.grad(loss)(start.params), inference.full_gradient(model, start, padded, chunk=6), step
+
+    expected, found, step = gradients(jax.jit(lambda: model.init(KEY, INFO))(), data.x[:9])
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(step, jax.tree.map(lambda leaf: -0.1 * leaf, expected), rtol=1e-4, atol=1e-6)
 
 
 class Normed(linen.Module):
