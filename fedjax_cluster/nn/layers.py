@@ -121,7 +121,7 @@ def images(x: Shaped[Array, "N H W *C"]) -> Float[Array, "N H W C"]:
 
 def flat(x: Shaped[Array, "N ..."]) -> Float[Array, "N features"]:
     """Rows of any shape as floats [N, features]."""
-    return floats(x.reshape(x.shape[0], -1))
+    return floats(x.reshape(x.shape[0], math.prod(x.shape[1:])))
 
 
 def floats(x: Array) -> Array:

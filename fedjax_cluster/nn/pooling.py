@@ -7,6 +7,7 @@ pass keeps the position of the maximum in each window (one byte per output), whi
 from __future__ import annotations
 
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,12 @@ def max_pool(
     Array([[ 5.,  7.],
            [13., 15.]], dtype=float32)
     """
-    return _max_pool(x, *_window(x, window_shape, strides, padding))
+    shape, window = _window(x, window_shape, strides, padding)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        # No integer is −∞, and none has a gradient.
+        lowest = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
+        return _xla_max_pool(x, shape, window, lowest)
+    return _max_pool(x, shape, window)
 
 
 def avg_pool(
@@ -70,6 +76,7 @@ def avg_pool(
     """
     shape, window = _window(x, window_shape, strides, padding)
     size = shape[0] * shape[1]
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
     if _tiles(shape, window):
         return _tiled(x, shape).sum(axis=(2, 4)) / size
     wide = x.astype(sums_in(x.dtype))
@@ -83,9 +90,9 @@ def _max_pool(x: Array, shape: Pair, window: Window) -> Array:
     return lax.platform_dependent(x, cpu=own, cuda=own, rocm=own, default=other)
 
 
-def _xla_max_pool(x: Array, shape: Pair, window: Window) -> Array:
+def _xla_max_pool(x: Array, shape: Pair, window: Window, lowest: Any = -jnp.inf) -> Array:
     pads = ((0, 0), *window.padding, (0, 0))
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *shape, 1), (1, *window.strides, 1), pads)
+    return lax.reduce_window(x, lowest, lax.max, (1, *shape, 1), (1, *window.strides, 1), pads)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))

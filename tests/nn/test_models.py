@@ -218,6 +218,13 @@ def test_normalising_by_channel():
     chex.assert_trees_all_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("model", [nn.linear(), nn.mlp((3,)), nn.cnn((2,), kernel_size=3, dense=())])
+def test_no_rows_give_no_outputs(model):
+    """They divided by zero."""
+    variables = model.init(KEY, DIGITS)
+    assert model.apply(variables, jnp.zeros((0, 8, 8)), train=False)[0].shape == (0, 10)
+
+
 def test_images_with_and_without_a_channel_axis():
     model = nn.cnn((2,), dense=())
     variables = model.init(KEY, DIGITS)

@@ -32,6 +32,17 @@ def flax_avg_pool(*arguments):
         return linen.avg_pool(*arguments)
 
 
+@pytest.mark.parametrize("window", [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME")])
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int32])
+def test_integers(window, dtype):
+    """Maxima under padding ended in an OverflowError; sums of bytes began anew at 256."""
+    x = jnp.arange(200, 250).reshape(1, 5, 5, 2).astype(dtype)
+    largest = max_pool(x, *window)
+    assert largest.dtype == dtype
+    np.testing.assert_array_equal(largest, linen.max_pool(x.astype(jnp.float32), *window))
+    np.testing.assert_allclose(avg_pool(x, *window), flax_avg_pool(x.astype(jnp.float32), *window), rtol=1e-6)
+
+
 @functools.cache
 def with_derivatives(pool, arguments):
     """Values, gradient, directional derivative, and the Hessian of a nonlinear function times a vector."""
