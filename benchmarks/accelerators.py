@@ -1,12 +1,12 @@
 """Writes accelerators.md, figures compiled for devices that are not there, from results/accelerators.json.
 
-    python benchmarks/accelerators.py                             # the page anew
-    python benchmarks/accelerators.py v5e:2x4 fedavg ifca         # first compiles these methods for a device
-    python benchmarks/accelerators.py v5e:2x4 --models mlp --clients 100000
-    python benchmarks/accelerators.py scaling [METHOD ...]        # a thousand clients a chip, on 1 to 256 chips
-    python benchmarks/accelerators.py chunks [METHOD ...]         # 100 000 clients on one chip, 32 at a time
-    python benchmarks/accelerators.py gates [METHOD ...]          # compiles the toy sizes whose table the tests hold
-    python benchmarks/accelerators.py measured [METHOD ...]       # plans for the device that is here, and runs
+    python -m benchmarks.accelerators                             # the page anew
+    python -m benchmarks.accelerators v5e:2x4 fedavg ifca         # first compiles these methods for a device
+    python -m benchmarks.accelerators v5e:2x4 --models mlp --clients 100000
+    python -m benchmarks.accelerators scaling [METHOD ...]        # a thousand clients a chip, on 1 to 256 chips
+    python -m benchmarks.accelerators chunks [METHOD ...]         # 100 000 clients on one chip, 32 at a time
+    python -m benchmarks.accelerators gates [METHOD ...]          # compiles the toy sizes whose table the tests hold
+    python -m benchmarks.accelerators measured [METHOD ...]       # plans for the device that is here, and runs
 
 What is on record already is left out, but for `gates`.
 
@@ -24,12 +24,12 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 import fedjax_cluster as fc
+from benchmarks import h200
 from fedjax_cluster import cli
 from fedjax_cluster.bench.workloads import noise_clients
 from fedjax_cluster.simulation.devices import target
@@ -37,7 +37,6 @@ from fedjax_cluster.types import DatasetInfo, Federation, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
 RECORD = PAGE.parent / "results" / "accelerators.json"
-THERE = PAGE.parent / "results" / "h200.json"
 GATES = PAGE.parents[1] / "tests" / "simulation" / "compiled_for_v5e.json"
 SIZES = (1_000, 100_000, 1_000_000)
 CHIPS = {"v5e:1x1": 1, "v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
@@ -56,7 +55,7 @@ MODELS: dict[str, Model] = {"mlp": fc.nn.mlp(), "cnn": fc.nn.cnn()}
 ROUNDS = 5  # of what is measured, after as many
 TEXT = """# Compiled for accelerators
 
-Written by `python benchmarks/accelerators.py` from `results/accelerators.json`: change these and not this page.
+Written by `python -m benchmarks.accelerators` from `results/accelerators.json`: change these and not this page.
 
 Figures of `fc.plan`: the whole program of a run's rounds, compiled by the device's own compiler for devices that were
 not there. They are compiled, not timed, but for those of an H200. Every client has 64 rows of 28×28 bytes and takes
@@ -66,45 +65,6 @@ memory's traffic or its messages take at the rates of the data sheets, and likel
 
 | device | method | model | clients | peak | temporaries | at a time | messages a round | at least | compilation |
 |---|---|---|---|---|---|---|---|---|---|
-"""
-
-OF_H200 = """
-## Measured on one H200
-
-The only accelerator that has been there, for a quarter of an hour: {device}, JAX {jax}, float32 (products in
-TF32, {rate} TFLOP/s of one of 8192³). Medians of five to seven runs; programs were compiled beside other work, which
-XLA's choice of kernels may have suffered from. On no GPU yet: the benchmarks of pfl and FLUTE
-(`python -m benchmarks.peers published`), the whole test suite, several devices.
-
-| training | time | rate |
-|---|---|---|
-{training}
-
-An MLP's weights are each client's own and are read and written in every step, some 4 MB: at 4.8 TB/s the ten steps
-of 512 clients take 4.3 ms at least.
-
-A step of all clients at once, forward, backward and update, with XLA's grouped convolutions and pooling everywhere, and
-as it is since: kernels' gradients and convolutions of at most four channels as matrix products, 128 clients in a
-group, LeNet-5's in products over rows. Where a number is missing it was not measured; ResNet-18's first
-layer was not a product yet.
-
-| one step | XLA's forms | now |
-|---|---|---|
-{steps}
-
-Forward and both gradients of single layers, 128 clients × b=32, ms:
-
-| layer | XLA's | products | kernel's gradient alone as a product |
-|---|---|---|---|
-{layers}
-
-What was planned and what was: rounds of a thousand clients as below, all at once. The least time is that of the
-memory's traffic at 4.8 TB/s. `fc.plan` knows the rounds' program; the highest peak of FeSEM and of gradient-and-loss
-CFL is likely another's, such as that of their start, which it does not know.
-
-| method | peak, planned | measured | a round, at least | measured |
-|---|---|---|---|---|
-{rounds}
 """
 
 OF_DEVICE = """
@@ -311,39 +271,6 @@ def device_lines(rows: list[dict[str, Any]], device: str) -> list[str]:
     return [heading + "\n".join(lines)] if lines else []
 
 
-def there_lines(found: dict[str, Any]) -> str:
-    """The section of the device that was there."""
-
-    def table(name: str, cells: Callable[[dict[str, Any]], list[str]]) -> str:
-        return "\n".join("| " + " | ".join(cells(row)) + " |" for row in found[name])
-
-    def milliseconds(value: float | None) -> str:
-        return "" if value is None else f"{value:.1f} ms"
-
-    def training_cells(row: dict[str, Any]) -> list[str]:
-        return [row["what"], milliseconds(1e3 * row["seconds"]), f"{row['gflops'] / 1e3:.1f} TFLOP/s"]
-
-    def round_cells(row: dict[str, Any]) -> list[str]:
-        peaks = [f"{row[name] / 1e9:.2f} GB" for name in ("planned_peak", "measured_peak")]
-        return [
-            row["method"].replace("_", "-"),
-            *peaks,
-            *(f"{1e3 * s:.1f} ms" for s in (row["bytes"] / 4.8e12, row["seconds"])),
-        ]
-
-    return OF_H200.format(
-        device=found["device"],
-        jax=found["versions"]["jax"],
-        rate=found["products"]["rate_tflops"],
-        training=table("training", training_cells),
-        steps=table("steps", lambda row: [row["what"], milliseconds(row["before"]), milliseconds(row["after"])]),
-        layers=table(
-            "layers", lambda row: [row["what"], *(f"{row[name]:.1f}" for name in ("xla", "product", "kernel_product"))]
-        ),
-        rounds=table("rounds", round_cells),
-    )
-
-
 def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
     """For each method its messages, and megabytes of them, on a growing number of chips."""
     found = {}
@@ -432,7 +359,7 @@ def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
     of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
     parts = [
         (TEXT, own),
-        (there_lines(json.loads(THERE.read_text())), [""]),
+        (h200.section(), [""]),
         ("", of_devices),
         (OF_SCALING, scaling_lines(rows)),
         (OF_CHUNKS, chunk_lines(rows)),

@@ -261,9 +261,9 @@ def _xla_at_once(x: Array, kernel: Array, *, window: Window) -> Array:
 def _on_gpu(x: Array, kernel: Array, *, window: Window) -> Array:
     """All clients' at once, x [M, N, H, W, C] and kernel [M, kh, kw, C, F], in the form that was fastest on an H200.
 
-    Training steps of 128 clients × b = 32 took, with XLA's grouped form everywhere / kernels' gradients as matrix
-    products / first layers too: the CNN 18.8 / – / 9.4 ms, ResNet-18 (16 clients) 66 / 24 / – ms. Grouped by 256
-    clients the CNN's took 266 ms, fourteen times as long as by 128.
+    Training steps of 128 clients × b = 32, with XLA's pooling, took with its grouped form everywhere / with kernels'
+    gradients as matrix products / with first layers too: the CNN 18.8 / – / 9.4 ms, ResNet-18 (16 clients) 66 / 24 / –
+    ms. Grouped by 256 clients the CNN's took 266 ms, fourteen times as long as by 128.
     """
     size = output_size(x.shape[2:4], kernel.shape[1:3], window)
     of_kernel = math.prod(kernel.shape[1:3]) > math.prod(size)

@@ -1,7 +1,6 @@
 """Convolution against XLA's: values, gradients of first and second order, under every map over clients."""
 
 import functools
-import sys
 
 import chex
 import flax.linen as linen
@@ -19,6 +18,7 @@ from jax.test_util import check_grads
 from fedjax_cluster.nn import Conv, convolution
 from fedjax_cluster.nn.convolution import _exchanged, _in_pieces, _matrix_product, _on_cpu, _sum_of_shifts, convolve
 from fedjax_cluster.nn.windows import Window
+from tests.devices import needs_two
 
 
 def normal(*shape, seed=0):
@@ -313,38 +313,11 @@ def test_gradient_of_a_vmapped_sum():
     assert_close(ours, reference)
 
 
-@pytest.mark.parametrize(("backend", "channels", "loops"), [("tpu", 3, False), ("cuda", 3, True), ("cuda", 5, True)])
-def test_vmap_on_an_accelerator(backend, channels, loops, monkeypatch):
-    """Weights per client as the platform takes them, on the CPU: grouped convolutions on a TPU; on a GPU products for
-    few channels and kernels' gradients, and no more than so many clients in a group."""
-    # Unlike above, and in each case: JAX remembers batched programs.
-    x, kernel = normal(3, 2, 7, 5, channels), normal(3, 3, 3, channels, 5 + len(backend), seed=1)
-    run = jax.jit(jax.vmap(value_and_gradients(convolution)))
-    lowered = {each: run.trace(x, kernel).lower(lowering_platforms=(each,)).as_text() for each in ("cpu", backend)}
-    assert {each: "while" in text for each, text in lowered.items()} == {"cpu": True, backend: False}
-    products = lowered[backend].count("dot_general")
-    assert products == {("tpu", 3): 0, ("cuda", 3): 2, ("cuda", 5): 1}[backend, channels]
-    monkeypatch.setattr(lax, "platform_dependent", lambda *given, default, **own: own.get(backend, default)(*given))
-    monkeypatch.setattr(sys.modules[convolve.__module__], "MOST_GROUPS", 2)
-    x = normal(3, 2, 7, 6, channels)
-    expected = jax.jit(jax.vmap(value_and_gradients(xla)))(x, kernel)
-    run = jax.jit(jax.vmap(value_and_gradients(convolution)))
-    assert ("while" in run.lower(x, kernel).as_text()) == loops
-    assert_close(run(x, kernel), expected)
-
-
-def test_a_strided_pointwise_convolution_keeps_slice_and_product_apart():
-    """Together they end the process on a GPU, in every ResNet."""
-    run = jax.vmap(jax.grad(lambda x, kernel: jnp.sum(convolution(x, kernel, strides=2) ** 2), (0, 1)))
-    lowered = jax.jit(run).trace(normal(3, 2, 8, 8, 4), normal(3, 1, 1, 4, 5)).lower(lowering_platforms=("cuda",))
-    assert "optimization_barrier" in lowered.as_text()
-
-
 def client_mesh():
     return jax.make_mesh((2,), ("clients",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_own_weights_on_a_mesh():
     x, kernel = normal(4, 2, 6, 6, 3), normal(4, 3, 3, 3, 4, seed=1)
 
@@ -355,7 +328,7 @@ def test_own_weights_on_a_mesh():
     assert_close(jax.jit(mapped)(x, kernel), jax.vmap(value_and_gradients(xla))(x, kernel))
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_a_shared_model_on_a_mesh():
     """The gradient of a kernel that every device has must be summed over the devices."""
     x, kernel = normal(4, 2, 6, 6, 3), normal(3, 3, 3, 4, seed=1)

@@ -15,6 +15,7 @@ from fedjax_cluster import nn
 from fedjax_cluster.nn import layers
 from fedjax_cluster.nn.recurrent import recurrence
 from fedjax_cluster.types import DatasetInfo
+from tests.devices import needs_two
 
 KEY = jax.random.key(0)
 SMALL = DatasetInfo("small", (16, 16, 3), 5)
@@ -180,7 +181,7 @@ def test_start_of_an_lstm(scheme):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_an_lstm_on_a_mesh():
     """A loop inside `shard_map` refuses a carry that varies over devices only after its first step."""
     model = nn.lstm((3,), embedding=2)

@@ -14,6 +14,7 @@ from fedjax_cluster import nn
 from fedjax_cluster.nn.dense_product import product
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo, Variables
+from tests.devices import needs_two
 
 SPREAD = 528  # features that 512 are laid out as
 
@@ -125,7 +126,7 @@ def test_vmap(axes, features):
     assert_close(ours, theirs)
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 @pytest.mark.parametrize("shared", [False, True])
 def test_on_a_mesh(shared):
     """Clients' own kernels, and one of all of them, whose gradient is summed over the devices."""

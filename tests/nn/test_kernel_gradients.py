@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster.nn.convolution import _in_pieces, _on_cpu, _xla, convolution
 from fedjax_cluster.nn.windows import Window
+from tests.devices import needs_two
 
 # The package's name for it is the function's.
 convolution_module = importlib.import_module("fedjax_cluster.nn.convolution")
@@ -81,7 +82,7 @@ def test_kernels_gradients_go_by_images_where_there_is_much_work():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_gradients_in_pieces_on_a_mesh(monkeypatch):
     monkeypatch.setattr(convolution_module, "WIDE", 1)
     monkeypatch.setattr(convolution_module, "ROWS", 1)

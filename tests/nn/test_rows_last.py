@@ -17,6 +17,7 @@ from fedjax_cluster.nn import models, rows_last
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.nn.rows_last import convolve
 from fedjax_cluster.types import DatasetInfo, Variables
+from tests.devices import needs_two
 
 
 def normal(*shape, seed=0):
@@ -109,7 +110,7 @@ def test_vmap(axes, backend, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("forms", ["FORMS", "XLA_FORMS"])
 def test_own_weights_on_a_mesh(forms, together, monkeypatch):

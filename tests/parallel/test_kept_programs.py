@@ -16,6 +16,7 @@ from fedjax_cluster import described, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.parallel import kept_programs
 from fedjax_cluster.simulation.loop import simulate
+from tests.devices import needs_two
 from tests.federations import blobs
 
 traced = []
@@ -231,7 +232,7 @@ def test_threads_that_compile_at_once_leave_jax_as_it_was(folder):
     assert not traced
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_devices_in_another_order_are_other_devices(folder):
     first, second = jax.devices()[:2]
     for number in range(2):

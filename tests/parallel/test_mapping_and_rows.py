@@ -17,6 +17,7 @@ from fedjax_cluster.parallel import chunks, messages
 from fedjax_cluster.parallel import rows as rows_module
 from fedjax_cluster.parallel.loop import Contribution
 from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
+from tests.devices import needs_two
 
 INFO = DatasetInfo("rows", (3,), 2)
 STRATEGIES = [
@@ -182,7 +183,7 @@ def bits(rows):
     return {name: np.asarray(leaf).tobytes() for name, leaf in rows.items()}
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
     mapping = mapping_of("scan", None, 2)
     index, mask = jnp.asarray([2, 1, 3, 4]), jnp.asarray([1, 1, 1, 0], bool)
@@ -200,7 +201,7 @@ def test_leaves_of_several_types_are_gathered_together_bit_for_bit():
     assert len(sums) == 1 + len(("odd", "half", "brain", "long"))
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 @pytest.mark.parametrize("index", [[2, 1, 3, 4, 4, 4], [4, 4, 4, 0, 4, 4], [3, 4, 1, 4, 4, 2], [4] * 6])
 def test_rows_gathered_in_turns_are_the_same_bit_for_bit(monkeypatch, index):
     monkeypatch.setattr(rows_module, "TURN_BYTES", 1)
@@ -240,7 +241,7 @@ def test_room_for_clients_to_come_is_not_gathered(valid, turns):
     np.testing.assert_array_equal(found[:valid], rows[:valid])
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_short_rows_reach_every_device_in_one_message():
     mapping = mapping_of("scan", None, 2)
     send = jax.jit(lambda rows: parallel.to_each_device(rows, mapping))
@@ -264,7 +265,7 @@ def test_rows_of_nothing_are_gathered_and_scattered(devices):
     assert scatter(cohort, {"stats": {}}, {"stats": {}}) == {"stats": {}}
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_a_smaller_cohort_is_dealt_out_evenly():
     mapping = mapping_of("scan", None, 2)
     _, all_clients = population(10, mapping)
@@ -314,7 +315,7 @@ def test_gram_of_rows_of_other_types_is_that_of_one_device():
             np.testing.assert_array_equal(*ours)
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_collectives_are_no_larger_than_the_cohort():
     """On two devices: a cohort is gathered by a reduce-scatter of its rows; training itself sums models only."""
     mapping = mapping_of("scan", None, 2)
@@ -339,7 +340,7 @@ def test_collectives_are_no_larger_than_the_cohort():
     assert max(sizes) <= 4 * 50 * 3
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="strategy is 'loop'"):
         parallel.client_mapping("loop")

@@ -18,6 +18,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import cli
 from fedjax_cluster.parallel import processes
+from tests.devices import needs_two
 from tests.parallel import in_processes
 from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
 
@@ -113,7 +114,7 @@ def test_each_process_holds_its_own_clients(pair):
         assert 0 < len(found["clients"]) < CLIENTS
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_processes_that_were_given_different_runs_say_so_together(pair):
     said = [json.loads((pair / f"refusals-{number}.json").read_text()) for number in (0, 1)]
     assert said[0]["one alone"] == "process 1 cannot go on, for a reason that it tells itself; this one ends with it"

@@ -20,6 +20,7 @@ from fedjax_cluster.parallel import rows as rows_module
 from fedjax_cluster.parallel.loop import Contribution
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import ClientData, Federation, Selection
+from tests.devices import needs_two
 from tests.federations import INFO, one_step, run_keys
 
 UNEVEN = (20, 18, 17, 15, 3, 2, 1)
@@ -87,7 +88,7 @@ def test_clients_dealt_by_work_change_nothing_but_the_order_of_sums(strategy, ch
         np.testing.assert_array_equal(cohort.index, selection.index)
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_devices_have_about_equal_work():
     mapping = on_devices(2)
     population = placed(clients(UNEVEN), mapping, dealt=True)
@@ -161,14 +162,14 @@ def flags(monkeypatch):
     return after
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_devices_wait_long_for_one_another_unless_the_user_says_otherwise(flags):
     assert flags("") == [f"--{name}={value}" for name, value in machine.FLAGS.items()]
     own = ["--xla_cpu_collective_call_terminate_timeout_seconds=7", "--xla_cpu_multi_thread_eigen=true"]
     assert flags(" ".join(own)) == [*own, "--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600"]
 
 
-@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@needs_two
 def test_a_flag_that_xla_does_not_know_is_not_set(flags, monkeypatch):
     """XLA would end the process."""
     monkeypatch.setattr(machine, "FLAGS", {"xla_cpu_collective_call": "1"})  # the beginning of one that there is

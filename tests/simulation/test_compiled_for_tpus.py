@@ -1,7 +1,7 @@
 """Every method and model compiled for eight v5e that are not there, against a committed table.
 
 `pytest -m tpu tests/simulation/test_compiled_for_tpus.py`; the table is written by
-`python benchmarks/accelerators.py gates`, after a look at what changed.
+`python -m benchmarks.accelerators gates`, after a look at what changed.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ MORE = 1.1  # of the table's temporaries
 def test_neither_messages_nor_temporaries_grow(name, model):
     known = TABLE.get(f"{name} {model}")
     if known is None:
-        pytest.skip("not in the table yet; python benchmarks/accelerators.py gates " + name)
+        pytest.skip("not in the table yet; python -m benchmarks.accelerators gates " + name)
     found = gate(name, model)
     assert found["collectives"] == known["collectives"]
     assert found["largest_message"] <= known["largest_message"]
