@@ -8,7 +8,8 @@ import flax.linen as linen
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster.nn.layers import Conv, batch_norm, flat
+from fedjax_cluster.nn.banded import BandedConv
+from fedjax_cluster.nn.layers import batch_norm, flat
 from fedjax_cluster.nn.losses import regression_metrics
 from fedjax_cluster.nn.wrapping import from_flax
 from fedjax_cluster.options import COUNT, with_checks
@@ -17,6 +18,8 @@ from fedjax_cluster.types import Model
 WIDTHS = (9, 7, 5)  # N_dc of the decoder's three residual blocks
 leaky_relu = partial(linen.leaky_relu, negative_slope=0.3)
 xavier = linen.initializers.xavier_uniform()
+WIDTH_FIRST = (3, 1, 2, 0)  # turns [N, C, H, W] into [W, C, H, N], and back
+CHANNELS_LAST, ROWS_LAST = (3, 2, 0, 1), (2, 3, 1, 0)  # [W, C, H, N] into [N, H, W, C], and back
 
 
 @with_checks(latent=COUNT)
@@ -61,43 +64,44 @@ class CsiAutoencoder(linen.Module):
     def __call__(self, x: Array, train: bool) -> Array:
         if x.ndim != 4:
             raise ValueError(f"inputs have shape {x.shape}; the autoencoder takes [N, 2, H, W]")
-        image = x.transpose(0, 2, 3, 1)
+        image = x.transpose(WIDTH_FIRST)
         code = Encoder(self.latent, name="encoder")(image, train)
-        return Decoder(image.shape[1:], name="decoder")(code, train).transpose(0, 3, 1, 2)
+        return Decoder(image.shape[:3], name="decoder")(code, train).transpose(WIDTH_FIRST)
 
 
 class Encoder(linen.Module):
-    """Three parallel paths over the same image; f32[N, H, W, 2] → f32[N, latent]."""
+    """Three parallel paths over the same image; f32[W, 2, H, N] → f32[N, latent]."""
 
     latent: int
 
     @linen.compact
     def __call__(self, x: Array, train: bool) -> Array:
-        channels = x.shape[-1]
+        channels = x.shape[1]
         first = _path(x, channels, ((3, 3), (1, 9), (9, 1)), train, "first")
         second = _normalized_conv(x, channels, (3, 3), train, "second_0")
         third = _path(x, channels, ((3, 3), (1, 3), (3, 1)), train, "third")
-        paths = jnp.concatenate([first, second, third], axis=-1)
+        paths = jnp.concatenate([first, second, third], axis=1)
         refined = _conv(paths, channels, (1, 1), "refinement")
-        return linen.Dense(self.latent, kernel_init=xavier, name="code")(flat(refined))
+        return linen.Dense(self.latent, kernel_init=xavier, name="code")(flat(refined.transpose(CHANNELS_LAST)))
 
 
 class Decoder(linen.Module):
-    """From a code back to the image; f32[N, latent] → f32[N, H, W, 2]."""
+    """From a code back to the image; f32[N, latent] → f32[W, 2, H, N]."""
 
     shape: tuple[int, ...]
 
     @linen.compact
     def __call__(self, code: Array, train: bool) -> Array:
-        height, width, channels = self.shape
-        x = linen.Dense(height * width * channels, kernel_init=xavier, name="expansion")(code).reshape(-1, *self.shape)
+        width, channels, height = self.shape
+        x = linen.Dense(height * width * channels, kernel_init=xavier, name="expansion")(code)
+        x = x.reshape(-1, height, width, channels).transpose(ROWS_LAST)
         x = leaky_relu(_normalized_conv(x, channels, (5, 5), train, "conv_0"))
         for i, features in enumerate(WIDTHS):
             # NOTE: the paper mentions no normalisation in these blocks; here it follows every convolution, as in the
             # encoder and in CRNet (Lu et al., 2020), whose blocks they are. The output is the last block's activation.
             tall = _path(x, features, ((3, 3), (1, 9), (9, 1)), train, f"block_{i}_tall")
             cross = _path(x, features, ((1, 5), (5, 1)), train, f"block_{i}_cross")
-            both = jnp.concatenate([tall, cross], axis=-1)
+            both = jnp.concatenate([tall, cross], axis=1)
             x = leaky_relu(x + _normalized_conv(both, channels, (1, 1), train, f"block_{i}_merge"))
         return x
 
@@ -109,8 +113,8 @@ def _path(x: Array, features: int, kernels: tuple[tuple[int, int], ...], train: 
 
 
 def _normalized_conv(x: Array, features: int, size: tuple[int, int], train: bool, name: str) -> Array:
-    return batch_norm(_conv(x, features, size, name), train, f"{name}_norm")
+    return batch_norm(_conv(x, features, size, name), train, f"{name}_norm", axis=1)
 
 
 def _conv(x: Array, features: int, size: tuple[int, int], name: str) -> Array:
-    return Conv(features, size, use_bias=False, kernel_init=xavier, name=name)(x)
+    return BandedConv(features, size, kernel_init=xavier, name=name)(x)

@@ -107,9 +107,9 @@ def dense(x: Array, features: int, scheme: Scheme, name: str) -> Array:
     return linen.Dense(features, kernel_init=start.kernel, bias_init=start.bias, dot_general=dot_general, name=name)(x)
 
 
-def batch_norm(x: Array, train: bool, name: str) -> Array:
-    """Batch normalisation called `name`, with PyTorch's momentum and epsilon; for use inside a compact module."""
-    return linen.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, name=name)(x)
+def batch_norm(x: Array, train: bool, name: str, axis: int = -1) -> Array:
+    """Batch normalisation of the channels along `axis`, with PyTorch's momentum and epsilon; for compact modules."""
+    return linen.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5, axis=axis, name=name)(x)
 
 
 def images(x: Shaped[Array, "N H W *C"]) -> Float[Array, "N H W C"]:
