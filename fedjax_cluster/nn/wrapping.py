@@ -27,8 +27,8 @@ def from_flax(
 ) -> Model:
     """Any Flax module as a `Model`; raw uint8 inputs are scaled to [0, 1].
 
-    `train`, or `deterministic = not train`, is passed on where the module's `__call__` takes it; `rng_key`
-    becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold variables.
+    `train` or `training`, or `deterministic = not train`, is passed on where the module's `__call__` takes it;
+    `rng_key` becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold variables.
 
     Models of equal arguments are equal, hash equally and share compiled programs. Flax modules are equal if their
     fields are, `Sized(Class, **fields)` if class and fields are, any other function only to itself.
@@ -41,8 +41,9 @@ def from_flax(
       num_outputs: number of outputs where the data set's description does not give it (several regression targets).
 
     Raises:
+      TypeError: a module of Flax nnx.
       ValueError: an unknown loss; in `init`, other collections of variables, an unknown number of outputs, or fewer
-        than classes.
+        than classes, several arrays in place of one, or a function that gives no module.
 
     >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
@@ -54,6 +55,7 @@ def from_flax(
     >>> model == from_flax(linen.Dense(3)), model == from_flax(linen.Dense(4))
     (True, False)
     """
+    _refuse_nnx(module)
     task, network = objective(loss), _hashable(module)
     for name, part, bound in zip(("mean", "deviation"), normalize or (), (FINITE, POSITIVE), strict=False):
         checked(f"the {name} of normalize", part, float | Sequence[float], bound)
@@ -111,7 +113,9 @@ class _Init:
                 f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
                 " 'batch_stats' only: make the others arguments or parameters"
             )
-        _check_outputs(type(module).__name__, getattr(outputs, "shape", ()), info, self.loss)
+        if not isinstance(outputs, Array):
+            raise ValueError(f"{type(module).__name__} gives a {type(outputs).__name__}; a model gives one array")
+        _check_outputs(type(module).__name__, outputs.shape, info, self.loss)
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
 
@@ -150,7 +154,25 @@ def _as_tuple(value: Any) -> Any:
 
 def _build(network: Network | _ByIdentity, num_outputs: Callable[[], int]) -> linen.Module:
     network = network.network if isinstance(network, _ByIdentity) else network
-    return network if isinstance(network, linen.Module) else network(num_outputs())
+    if isinstance(network, linen.Module):
+        return network
+    module = network(count := num_outputs())
+    if not isinstance(module, linen.Module):
+        raise ValueError(
+            f"{getattr(network, '__name__', network)}({count}) is a {type(module).__name__}; from_flax takes a Flax"
+            " module, or a function of the number of outputs that gives one"
+        )
+    return module
+
+
+def _refuse_nnx(module: Any) -> None:
+    bases = module.__mro__ if isinstance(module, type) else type(module).__mro__
+    if any(base.__module__.startswith("flax.nnx") for base in bases):
+        name = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise TypeError(
+            f"{name} is a module of Flax nnx; from_flax takes Flax linen's. Give a `types.Model` of pure functions,"
+            " `init` by nnx.split and `apply` by nnx.merge, as the notebook own_data_and_model does"
+        )
 
 
 def _num_outputs(info: DatasetInfo, loss: LossName, given: int | None) -> int:
@@ -199,7 +221,7 @@ def _output_size(params: Any) -> int:
 
 def _mode(module: linen.Module, *, train: bool) -> dict[str, Any]:
     accepted = inspect.signature(type(module).__call__).parameters
-    flags = {"train": train, "deterministic": not train}
+    flags = {"train": train, "training": train, "deterministic": not train}
     return {name: value for name, value in flags.items() if name in accepted}
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from fedjax_cluster import nn
 from fedjax_cluster.types import DatasetInfo, Variables
@@ -251,6 +252,23 @@ class ByDeterministic(linen.Module):
         return linen.Dense(3)(linen.Dropout(0.9)(x, deterministic=deterministic))
 
 
+class ByTraining(linen.Module):
+    @linen.compact
+    def __call__(self, x, *, training):
+        return linen.Dropout(0.5)(linen.Dense(3, use_bias=False)(x), deterministic=not training)
+
+
+class Twofold(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x), x
+
+
+class OfNnx(nnx.Module):
+    def __call__(self, x):
+        return x
+
+
 class Remembering(linen.Module):
     @linen.compact
     def __call__(self, x):
@@ -283,8 +301,9 @@ def test_batch_statistics_and_dropout():
     assert same is variables.stats
 
 
-def test_the_deterministic_flag():
-    model = nn.from_flax(ByDeterministic())
+@pytest.mark.parametrize("module", [ByDeterministic(), ByTraining()], ids=["deterministic", "training"])
+def test_other_names_of_the_flag(module):
+    model = nn.from_flax(module)
     variables = model.init(KEY, TABLE)
     x = jnp.ones((2, 4))
     kept = model.apply(variables, x, train=False)[0]
@@ -295,6 +314,20 @@ def test_the_deterministic_flag():
 def test_other_collections_are_refused():
     with pytest.raises(ValueError, match="memory"):
         nn.from_flax(Remembering()).init(KEY, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "complaint"),
+    [
+        (OfNnx(), TypeError, "OfNnx is a module of Flax nnx"),
+        (OfNnx, TypeError, "OfNnx is a module of Flax nnx"),
+        (Twofold(), ValueError, "Twofold gives a tuple; a model gives one array"),
+        (lambda outputs: jnp.zeros(outputs), ValueError, r"<lambda>\(3\) is a .*; from_flax takes a Flax module"),
+    ],
+)
+def test_what_is_no_linen_module_of_one_array_is_refused(module, error, complaint):
+    with pytest.raises(error, match=complaint):
+        nn.from_flax(module).init(KEY, TABLE)
 
 
 def test_a_sized_module_needs_an_output_layer():
