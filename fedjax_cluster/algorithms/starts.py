@@ -11,13 +11,12 @@ import optax
 from jax import Array
 
 from fedjax_cluster import parallel, tree
-from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Population
-from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, Variables
+from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, PyTree, Variables
 
 Start = Literal["clients", "random"]
 CANDIDATES = 2  # to each model wanted
@@ -64,7 +63,7 @@ def models_of_clients(
     """
     num_clusters = models.active.shape[0]
     draw_key, train_key = jax.random.split(rng_key)
-    first = cluster_variables(models, jnp.asarray(0))
+    begun = Variables(models.params, models.stats)
     distance = np.asarray(jax.random.uniform(draw_key, present.shape))
     asked = np.flatnonzero(np.asarray(present))
     if len(asked) > MOST_ASKED:
@@ -77,9 +76,9 @@ def models_of_clients(
     for number in range(candidates):
         place = int(np.argmax(np.where(there, distance, -1.0)))
         there[place], drawn = False, int(asked[place])
-        data, index = _of_client(population, drawn), jnp.asarray(drawn, jnp.int32)
-        own, done, num_steps = _train_alone(train_key, first, index, data, model, told_apart, server, rounds, numbers)
-        own = tree.where(done > 0, own, cluster_variables(models, jnp.asarray(number % num_clusters)))
+        data, index = _of_client(population, drawn), np.int32(drawn)
+        place = jnp.asarray(number % num_clusters, jnp.int32)
+        own, num_steps = _train_alone(train_key, begun, place, index, data, model, told_apart, server, rounds, numbers)
         found.append(own)
         steps += float(num_steps)
         suits = [
@@ -88,8 +87,7 @@ def models_of_clients(
         ]
         losses.append(np.nan_to_num(np.concatenate(suits).astype(float), nan=LARGEST, posinf=LARGEST))
         distance = np.min(losses, axis=0)
-    kept = [found[number] for number in _best_together(np.array(losses), num_clusters)]
-    params, stats = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in zip(*kept, strict=True))
+    params, stats = _stacked([found[number] for number in _best_together(np.array(losses), num_clusters)])
     costs = Costs(
         models_down=float(candidates * (rounds + len(asked))),
         models_up=float(rounds * candidates),
@@ -112,14 +110,30 @@ def _of_client(population: Population, index: int) -> ClientData:
     """One client's data, wherever they are."""
     x, y, _ = population.data
     row = index if population.placement is None else int(population.placement.place[index])
-    own = jax.tree.map(lambda leaf: leaf[index], population.data._replace(x=None, y=None))
-    return jax.tree.map(jnp.asarray, parallel.fetched(own._replace(x=x[row], y=y[row])))
+    own = _row(population.data._replace(x=None, y=None), np.int32(index))
+    if isinstance(x, Array) and isinstance(y, Array):
+        x, y = _row((x, y), np.int32(row))
+    else:
+        x, y = x[row], y[row]
+    return jax.tree.map(jnp.asarray, parallel.fetched(own._replace(x=x, y=y)))
+
+
+# These are no programs for each leaf, which would be lowered anew in every process.
+@parallel.kept_program()
+def _row(leaves: PyTree, index: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[index], leaves)
+
+
+@parallel.kept_program()
+def _stacked(variables: list[Variables]) -> Variables:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
 
 
 @parallel.kept_program(static_argnames=("model", "local", "optimizer", "rounds"))
 def _train_alone(
     rng_key: Array,
-    first: Variables,
+    begun: Variables,
+    fallback: Array,
     index: Array,
     data: ClientData,
     model: Model,
@@ -127,8 +141,12 @@ def _train_alone(
     optimizer: optax.GradientTransformation,
     rounds: int,
     numbers: tuple[Numbers, Numbers],
-) -> tuple[Variables, Array, Array]:
-    """The model after so many rounds of one client alone, how many were finite, and its mini-batch steps."""
+) -> tuple[Variables, Array]:
+    """The first of models [K, ...] after so many rounds of one client alone, and its mini-batch steps.
+
+    It is the one numbered `fallback` where no round was finite.
+    """
+    first, other = jax.tree.map(lambda leaf: leaf[0], begun), jax.tree.map(lambda leaf: leaf[fallback], begun)
     local, optimizer = with_numbers(local, numbers[0]), with_numbers(optimizer, numbers[1])
 
     def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array, Array]):
@@ -146,7 +164,7 @@ def _train_alone(
     nothing = jnp.zeros((), jnp.int32)
     start = (first, optimizer.init(first.params), nothing, nothing)
     variables, _, done, steps = jax.lax.fori_loop(0, rounds, one_round, start)
-    return variables, done, steps
+    return tree.where(done > 0, variables, other), steps
 
 
 @parallel.kept_program(static_argnames="model")
