@@ -14,13 +14,11 @@ from jax import Array, lax
 from fedjax_cluster import cohorts, marked_clients, parallel, tree
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
 from fedjax_cluster.algorithms.cfl.splits import (
-    Clients,
     Division,
     Sent,
     Server,
     admitted,
     divide,
-    empty_splits,
     fall_back,
     gain_over_parent,
     inherit,
@@ -32,6 +30,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     snapshot_of_splits,
     without_held_out,
 )
+from fedjax_cluster.algorithms.cfl.start import start_state
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Report,
@@ -39,7 +38,6 @@ from fedjax_cluster.algorithms.round import (
     clients_info,
     cluster_variables,
     cohort_labels,
-    first_state,
     labels,
     one_hot,
     report,
@@ -47,7 +45,7 @@ from fedjax_cluster.algorithms.round import (
     training_costs,
 )
 from fedjax_cluster.inference import full_gradient
-from fedjax_cluster.local import client_key, num_batches, server_key
+from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
@@ -168,39 +166,9 @@ class cfl(AveragingMethod):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         check_square(self.name, len(population.data.num_examples), 3)  # kept, new, and cut in two
         models, present = start_models(self.model, rng_key, population, self.clusters)
-        models = models._replace(active=jnp.arange(self.clusters) == 0)
-        capacity, one = len(present), cluster_variables(models, jnp.asarray(0))
-        width = self.secret(models).size
-        kept = width if self.edge_coordinates is None else min(self.edge_coordinates, width)
-        coordinates = jnp.zeros(0, jnp.int32)
-        if kept < width:
-            chosen = jax.random.choice(server_key(rng_key), width, (kept,), replace=False)
-            coordinates = jnp.sort(chosen).astype(jnp.int32)
-        clients = Clients(
-            membership=one_hot(jnp.where(present, 0, -1), self.clusters),
-            present=present,
-            update=jnp.zeros((capacity, width)),
-            share=jnp.zeros(capacity),
-            seen=jnp.zeros(capacity, bool),
-            valid=jnp.zeros(capacity, bool),
-            side=jnp.full((capacity, self.num_splits), -1, jnp.int32),
-            edges=jnp.zeros((capacity, self.num_splits, kept)),
-            optimizer=tree.broadcast(self.start_optimizer(one.params), capacity),
-        )
-        never = jnp.full(self.clusters, -1, jnp.int32)
-        server = Server(
-            splits=empty_splits(one, self.num_splits),
-            origin=never,
-            tested=never,
-            mean_norm=jnp.full(self.clusters, jnp.nan),
-            max_norm=jnp.full(self.clusters, jnp.nan),
-            largest=jnp.zeros(()),
-            refused=never,
-            fell_back=never,
-            similarity=jnp.zeros((capacity, capacity)),
-            coordinates=coordinates,
-        )
-        return first_state(models, clients, self.optimizer, server)
+        # One program in place of one for each array, which would be lowered anew in every process.
+        start = parallel.compile_quickly(start_state, static_argnames=("method",))
+        return start(rng_key, models, present, method=self)
 
     def start_optimizer(self, params: PyTree) -> PyTree:
         """A client's optimiser state before its first round, where it is kept."""
