@@ -99,6 +99,15 @@ def init_clusters(rng_key: Array, model: Model, info: DatasetInfo, num_clusters:
     return Clusters(variables.params, variables.stats, jnp.ones(num_clusters, bool))
 
 
+def first_model(rng_key: Array, model: Model, info: DatasetInfo) -> Variables:
+    """One model in one program: layer by layer each process would lower some twenty anew."""
+    return parallel.compile_quickly(_first_model, static_argnames=("model", "info"))(rng_key, model, info)
+
+
+def _first_model(rng_key: Array, model: Model, info: DatasetInfo) -> Variables:
+    return model.init(rng_key, info)
+
+
 def tie_layers(clusters: Clusters, patterns: Sequence[str]) -> Clusters:
     """Starts the shared layers of every cluster from those of the first."""
     if not patterns:

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.aggregation import Aggregation
-from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_variables, train_client
+from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_variables, first_model, train_client
 from fedjax_cluster.inference import measure
 from fedjax_cluster.local import client_key, shuffled_rows
 from fedjax_cluster.parallel import Client
@@ -134,7 +134,7 @@ def search_threshold(
     known = np.flatnonzero(labels[0] >= 0)
     drawn = np.asarray(jax.random.permutation(clients_key, len(known)))[: min(num_clients, len(known))]
     index = np.sort(known[drawn]).astype(np.int32)
-    start = jax.device_get(model.init(start_key, population.info))
+    start = jax.device_get(first_model(start_key, model, population.info))
     found: dict[tuple[int, ...], tuple[float, float]] = {}
     accuracy = np.zeros(len(thresholds), np.float32)
     for place, (threshold, count) in enumerate(zip(thresholds, counts, strict=True)):

@@ -31,6 +31,7 @@ from fedjax_cluster.algorithms.round import (
     HardClients,
     check_memory,
     check_square,
+    first_model,
     first_state,
     initial_info,
     labels,
@@ -226,7 +227,7 @@ class flag(SearchingMethod):
         self.check_pairs(population, int(there.sum()))
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
         present = np.asarray(there)
-        start = jax.device_get(self.model.init(start_key, population.info))
+        start = jax.device_get(first_model(start_key, self.model, population.info))
 
         with progress_note("FLAG: principal vectors and local training of every client") as note:
             mapped = heard(self.measure_all, measure_key, present, population, start)
@@ -333,7 +334,7 @@ class flag(SearchingMethod):
         return first_state(models, clients, self.optimizer, server)[0]
 
     def template(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        start = self.model.init(rng_key, population.info)
+        start = first_model(rng_key, self.model, population.info)
         mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
         measured, known = zeros.collected, zeros.accepted
