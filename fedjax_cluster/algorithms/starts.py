@@ -76,9 +76,8 @@ def models_of_clients(
     for number in range(candidates):
         place = int(np.argmax(np.where(there, distance, -1.0)))
         there[place], drawn = False, int(asked[place])
-        data, index = _of_client(population, drawn), np.int32(drawn)
-        place = jnp.asarray(number % num_clusters, jnp.int32)
-        own, num_steps = _train_alone(train_key, begun, place, index, data, model, told_apart, server, rounds, numbers)
+        data, index, other = _of_client(population, drawn), np.int32(drawn), np.int32(number % num_clusters)
+        own, num_steps = _train_alone(train_key, begun, other, index, data, model, told_apart, server, rounds, numbers)
         found.append(own)
         steps += float(num_steps)
         suits = [
@@ -133,7 +132,7 @@ def _stacked(variables: list[Variables]) -> Variables:
 def _train_alone(
     rng_key: Array,
     begun: Variables,
-    fallback: Array,
+    other: Array,
     index: Array,
     data: ClientData,
     model: Model,
@@ -144,9 +143,9 @@ def _train_alone(
 ) -> tuple[Variables, Array]:
     """The first of models [K, ...] after so many rounds of one client alone, and its mini-batch steps.
 
-    It is the one numbered `fallback` where no round was finite.
+    It is the one numbered `other` where no round was finite.
     """
-    first, other = jax.tree.map(lambda leaf: leaf[0], begun), jax.tree.map(lambda leaf: leaf[fallback], begun)
+    first, instead = (tree.take(begun, jnp.asarray(slot)) for slot in (0, other))
     local, optimizer = with_numbers(local, numbers[0]), with_numbers(optimizer, numbers[1])
 
     def one_round(number: Array, carry: tuple[Variables, optax.OptState, Array, Array]):
@@ -164,7 +163,7 @@ def _train_alone(
     nothing = jnp.zeros((), jnp.int32)
     start = (first, optimizer.init(first.params), nothing, nothing)
     variables, _, done, steps = jax.lax.fori_loop(0, rounds, one_round, start)
-    return tree.where(done > 0, variables, other), steps
+    return tree.where(done > 0, variables, instead), steps
 
 
 @parallel.kept_program(static_argnames="model")
