@@ -7,6 +7,7 @@ from . import data as data
 from . import experiments as experiments
 from . import faults as faults
 from . import files as files
+from . import inference as inference
 from . import lifting as lifting
 from . import local as local
 from . import nn as nn
@@ -17,6 +18,8 @@ from . import recipes as recipes
 from . import report as report
 from . import server as server
 from . import simulation as simulation
+from . import tree as tree
+from . import types as types
 from .experiments.config import RunConfig as RunConfig
 from .experiments.runs import load_run as load_run
 from .experiments.runs import resume as resume
@@ -28,5 +31,6 @@ from .simulation.many_results import ManyResults as ManyResults
 from .simulation.planning import Plan as Plan
 from .simulation.planning import plan as plan
 from .simulation.result import SimulationResult as SimulationResult
+from .types import DatasetInfo as DatasetInfo
 
 __version__: str

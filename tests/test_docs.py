@@ -44,6 +44,14 @@ def test_every_public_name_is_in_the_reference():
                 assert len(described.get(full, "").strip()) > 20, f"{full} has no documentation on the site"
 
 
+def test_what_pages_and_notebooks_use_is_there_from_the_start():
+    """Fault: a module is found only once something else has imported it, as `fc.types` was."""
+    root = PAGES.parents[1]
+    texts = [path.read_text() for path in (*PAGES.glob("*.md"), *root.glob("notebooks/*.ipynb"), root / "README.md")]
+    used = set(re.findall(r"\bfc\.([a-zA-Z_]+)", "\n".join(texts)))
+    assert {"types", "simulate"} <= used <= {*fc.__all__, "__version__"}
+
+
 def public(module):
     """Names without an underscore whose values belong to this package, but for modules of the layers below."""
     for name, value in vars(module).items():
