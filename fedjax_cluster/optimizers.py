@@ -176,7 +176,7 @@ def has_schedule(optimizer: optax.GradientTransformation) -> bool:
     """
     scheduled = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
     try:
-        state = jax.eval_shape(optimizer.init, jnp.zeros(1))
+        state = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((1,), jnp.float32))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return False  # made for the parameters of one model
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, scheduled))

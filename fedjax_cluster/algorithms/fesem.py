@@ -111,7 +111,7 @@ class fesem(AveragingMethod):
         def start(among: Array) -> tuple[Clusters, Array, Array, Array]:
             drawn = _draw_distinct(draw_key, among, self.clusters)
             found = self.centres_from_clients(train_key, models, drawn, population)
-            return jax.tree.map(jnp.asarray, parallel.fetched(found))
+            return jax.device_put(parallel.fetched(found))
 
         centres, slot, num_steps, sent = start(present)
         participants = present.sum().astype(jnp.float32)

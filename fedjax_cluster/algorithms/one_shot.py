@@ -164,6 +164,17 @@ def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *give
     return found
 
 
+def without_silent(found: Mapped) -> Any:
+    """What the clients sent, with zeros for those that were not heard; put together where `heard` has brought it."""
+
+    def zeroed(leaf: Any) -> np.ndarray:
+        values = np.array(leaf)
+        values[~np.asarray(found.accepted)] = 0
+        return values
+
+    return jax.device_put(jax.tree.map(zeroed, found.collected))
+
+
 def model_size(model: Model, population: Population) -> int:
     """The number of a model's parameters."""
     return tree.size(jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0)).params)

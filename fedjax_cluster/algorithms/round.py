@@ -108,6 +108,13 @@ def _first_model(rng_key: Array, model: Model, info: DatasetInfo) -> Variables:
     return model.init(rng_key, info)
 
 
+@parallel.kept_program()
+def first_in_all_slots(models: Clusters) -> Clusters:
+    """The first of K models in all slots, of which the first is in use."""
+    models = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], len(leaf), 0), models)
+    return models._replace(active=jnp.arange(len(models.active)) == 0)
+
+
 def tie_layers(clusters: Clusters, patterns: Sequence[str]) -> Clusters:
     """Starts the shared layers of every cluster from those of the first."""
     if not patterns:
@@ -122,7 +129,7 @@ def present_clients(population: Population) -> Array:
     Fetched first: what `init` then makes of it operation by operation would, on arrays divided among devices, be many
     small programs with collectives at once, which on a CPU can wait for each other's threads.
     """
-    return jnp.asarray(np.asarray(population.data.num_examples) > 0)
+    return jax.device_put(np.asarray(population.data.num_examples) > 0)
 
 
 def check_square(method: str, num_clients: int, matrices: int = 1, landmarks: bool = False) -> None:
@@ -320,8 +327,8 @@ def clients_info(
 def initial_info(num_clusters: int, costs: Costs | None = None) -> RoundInfo:
     """The report of an `init` that trained nothing."""
     return RoundInfo(
-        loss=jnp.full(num_clusters, jnp.nan),
-        num_clients=jnp.zeros(num_clusters, jnp.int32),
+        # Brought to the device as they are: made there, each would be a small program.
+        *jax.device_put((np.full(num_clusters, np.nan, np.float32), np.zeros(num_clusters, np.int32))),
         num_changed=jnp.zeros((), jnp.int32),
         num_rejected=jnp.zeros((), jnp.int32),
         costs=jax.tree.map(lambda cost: jnp.asarray(cost, jnp.float32), costs or Costs()),

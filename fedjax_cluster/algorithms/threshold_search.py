@@ -57,8 +57,12 @@ def threshold_grid(interval: float) -> np.ndarray:
 
 def cuts(dendrogram: clustering.Dendrogram, thresholds: np.ndarray) -> np.ndarray:
     """i32[T, M]: the clusters at each threshold, all cut from one tree."""
-    cut = jax.vmap(lambda threshold: clustering.cut_dendrogram(dendrogram, threshold))
-    return np.asarray(cut(jnp.asarray(thresholds) + ROUNDING))
+    return np.asarray(_cuts(dendrogram, thresholds + np.float32(ROUNDING)))
+
+
+@parallel.kept_program()
+def _cuts(dendrogram: clustering.Dendrogram, thresholds: Array) -> Array:
+    return jax.vmap(lambda threshold: clustering.cut_dendrogram(dendrogram, threshold))(thresholds)
 
 
 def given_threshold(dendrogram: clustering.Dendrogram, threshold: float) -> Search:

@@ -94,7 +94,7 @@ def labels(array: ArrayLike, name: str, length: int | None = None, least: int = 
 def client_mask(mask: ArrayLike | None, length: int) -> Array:
     """`mask` as bool[M]; None means every client."""
     if mask is None:
-        return jnp.asarray(np.ones(length, bool))
+        return jax.device_put(np.ones(length, bool))
     mask = as_array(mask, "mask")
     if mask.shape != (length,) or mask.dtype != bool:
         raise ValueError(

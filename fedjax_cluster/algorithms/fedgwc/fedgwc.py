@@ -19,6 +19,7 @@ from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
+    first_in_all_slots,
     first_state,
     labels,
     nearest_by_loss,
@@ -203,8 +204,7 @@ class fedgwc(AveragingMethod):
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, present = start_models(self.model, rng_key, population, self.clusters)
-        models = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], self.clusters, 0), models)
-        models = models._replace(active=jnp.arange(self.clusters) == 0)
+        models = first_in_all_slots(models)
         slot = jnp.where(present, 0, -1).astype(jnp.int32)
         first = Clients(one_hot(slot, self.clusters), present, jnp.zeros(len(present)), slot)
         clients, server = self.pairs.begin(self, rng_key, first)
@@ -410,7 +410,7 @@ class fedgwc(AveragingMethod):
         clients, server = state.clients, state.server
         tested = (np.asarray(clients.previous) == np.asarray(server.parent)) & np.asarray(clients.present)
         return {
-            **self.pairs.shown(self, state._replace(server=jax.tree.map(jnp.asarray, server)), tested),
+            **self.pairs.shown(self, state._replace(server=jax.device_put(server)), tested),
             "previous": clients.previous,
             "labels": jax.jit(labels)(clients.membership),
             "parent": server.parent,

@@ -26,6 +26,7 @@ from fedjax_cluster.algorithms.one_shot import (
     progress_note,
     vectors_sent,
     with_largest,
+    without_silent,
 )
 from fedjax_cluster.algorithms.round import (
     HardClients,
@@ -232,9 +233,7 @@ class flag(SearchingMethod):
         with progress_note("FLAG: principal vectors and local training of every client") as note:
             mapped = heard(self.measure_all, measure_key, present, population, start)
             known = mapped.accepted
-            measured: Measured = tree.where(
-                jnp.asarray(known), mapped.collected, jax.tree.map(np.zeros_like, mapped.collected)
-            )
+            measured: Measured = without_silent(mapped)
             note("FLAG: comparing all pairs of clients")
             everybody = Sent(measured.vectors, measured.counts, measured.update, jnp.asarray(known))
             landmarks = self.draw_landmarks(rng_key, there)
@@ -324,7 +323,7 @@ class flag(SearchingMethod):
         """The state before the first round from what was measured and found."""
         membership, present = one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present)
         clients = HardClients(membership, present)
-        kept = jax.tree.map(jnp.asarray, start) if self.newcomers else None
+        kept = jax.device_put(start) if self.newcomers else None
         server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
         if landmarks is not None:
             own = jax.tree.map(lambda leaf: jnp.asarray(leaf[landmarks]), sent) if self.newcomers else None
