@@ -91,8 +91,8 @@ def test_files_become_groups(tmp_path):
         ({"clients": 4}, "4 clients are too few for 5"),
         ({"size": 1}, "size is 1"),
         ({"examples": digits()}, "draws its examples"),
-        ({"files": ("nowhere.npy",)}, "nowhere.npy of channels is not there"),
-        ({"files": ("nowhere.mat",)}, "nowhere.mat of channels is not there"),
+        ({"files": ("nowhere.npy",)}, "files: 'nowhere.npy' is not there"),
+        ({"files": ("nowhere.mat",)}, "files: 'nowhere.mat' is not there"),
     ],
 )
 def test_channels_refuses(arguments, message):
@@ -133,7 +133,7 @@ def test_files_that_do_not_agree_or_cannot_be_read_are_refused(tmp_path):
 def test_damaged_files_are_refused(name, content, tmp_path):
     """Their readers raise errors of many kinds."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match="of channels cannot be read"):
+    with pytest.raises(ValueError, match=r"files: .* cannot be read"):
         scenarios.channels(files=[str(tmp_path / name)], clients=2)
 
 

@@ -40,6 +40,7 @@ ACCEPTED = {
     "--shifts": ("-1 0 26-digits", "counted modulo the number of classes"),
     "--sigma": (NOTHING, "equal sizes, as its help says"),
     "--noise": (NOTHING, "no noise"),
+    "--common": (NOTHING, "every step depends on the topic"),
     "--blur": (NOTHING, "no blur"),
     "--init-scale": (NOTHING, "parameters start at 0"),
     "--dropout": (NOTHING, "no dropout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import scipy  # whose parts are loaded when first used
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.scenarios.synthetic import check_drawn, sizes_of_drawn
+from fedjax_cluster.options import shown
 from fedjax_cluster.types import DatasetInfo, Examples, Federation
 
 
@@ -200,12 +202,15 @@ def _read(path: pathlib.Path) -> np.ndarray:
     try:
         values = _stored(path)
     except Exception as error:  # of readers, which raise whatever a damaged file makes of them
-        why = f"cannot be read ({error})" if path.exists() else "is not there"
-        raise ValueError(f"the file {path} of channels {why}: give a .npy file, or a .mat file of version 7.") from None
+        # `path.exists()` raises an error of its own for a name that is too long.
+        why = (
+            f"cannot be read ({getattr(error, 'strerror', None) or error})" if os.path.exists(path) else "is not there"
+        )
+        raise ValueError(f"files: {shown(str(path))} {why}: give a .npy file, or a .mat file of version 7.") from None
     size = round((values[0].size / 2) ** 0.5) if values.ndim in (2, 4) and len(values) else 0
     if values.dtype.kind not in "fiu" or size == 0 or values[0].size != 2 * size * size:
         raise ValueError(
-            f"the file {path} of channels holds {values.dtype} of shape {list(values.shape)}: give real numbers "
+            f"files: {shown(str(path))} holds {values.dtype} of shape {list(values.shape)}: give real numbers "
             "[N, 2 · size · size] or [N, 2, size, size], real and imaginary parts of square matrices."
         )
     x = values.reshape(len(values), 2, size, size).astype(np.float32)
@@ -216,6 +221,7 @@ def _stored(path: pathlib.Path) -> np.ndarray:
     if path.suffix.lower() != ".mat":
         values = np.load(path, allow_pickle=False)
         if not isinstance(values, np.ndarray):
+            values.close()
             raise ValueError("it is an archive of several arrays")
         return values
     content: dict[str, Any] = scipy.io.loadmat(path)
