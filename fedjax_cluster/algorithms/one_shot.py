@@ -165,7 +165,7 @@ def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *give
 
 
 def without_silent(found: Mapped) -> Any:
-    """What the clients sent, with zeros for those that were not heard; put together where `heard` has brought it."""
+    """What the clients sent, with zeros for those that were not heard; made on the host, where `heard` left it."""
 
     def zeroed(leaf: Any) -> np.ndarray:
         values = np.array(leaf)
