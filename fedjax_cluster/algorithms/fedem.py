@@ -138,7 +138,7 @@ class fedem(AveragingMethod):
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         known = state.clients.membership[index]
-        mixture = jax.lax.cond(known.sum() > 0, lambda: known, lambda: self.estimate(state, data, known))
+        mixture = parallel.unless(known.sum() > 0, known, lambda: self.estimate(state, data, known))
         return Variables(state.clusters.params, state.clusters.stats), mixture
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:

@@ -81,9 +81,8 @@ class fedrep(fedper):
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         common = global_model(state.clusters)
 
-        def of_its_own() -> Variables:
-            row = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
-            return with_own(common, parallel.unpacked(row, self.own_part(common)))
+        row = jax.tree.map(lambda leaf: leaf[index], state.clients.own)
+        of_its_own = with_own(common, parallel.unpacked(row, self.own_part(common)))
 
         def fitted() -> Variables:
             result = self.fit_head(rng_key, common, data, state.round)
@@ -92,7 +91,7 @@ class fedrep(fedper):
             stats = self.own_part(Variables(common.params, result.stats)).stats
             return with_own(common, Variables(moved, stats))
 
-        chosen = jax.lax.cond(state.clients.trained[index], of_its_own, fitted)
+        chosen = parallel.unless(state.clients.trained[index], of_its_own, fitted)
         return tree.broadcast(chosen, 1), jnp.ones(1)
 
 

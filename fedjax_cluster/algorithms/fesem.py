@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, FirstProgram
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Report,
@@ -29,6 +29,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     train_client,
 )
+from fedjax_cluster.algorithms.starts import INSTEAD
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution
@@ -173,6 +174,12 @@ class fesem(AveragingMethod):
         centres = models._replace(params=kept.params, stats=kept.stats)
         slot, num_steps = parallel.for_each_client(join, cohort, collect=lambda output: output).collected
         return centres, jnp.where(cohort.mask, slot, -1), jnp.sum(num_steps.astype(jnp.float32)), mapped.accepted
+
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        if self.start == "random":
+            return ()
+        given = (self, rng_key, state.clusters, jax.ShapeDtypeStruct((self.clusters,), jnp.int32), population)
+        return (FirstProgram("every client's first training", fesem.centres_from_clients, given, instead=INSTEAD),)
 
     @parallel.kept_program(static_argnames="self")
     def least_losses(self, centres: Clusters, lost: Array, population: Population) -> Array:

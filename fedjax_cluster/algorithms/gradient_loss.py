@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
+from fedjax_cluster.algorithms.method import AveragingMethod, Defaults, FirstProgram
 from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
@@ -23,7 +23,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
+from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, first_losses, models_of_clients
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
@@ -154,6 +154,9 @@ class gradient_loss(AveragingMethod):
             )
         server = GradientLossServer(jax.tree.map(jnp.zeros_like, models.params))
         return first_state(models, clients, self.optimizer, server, costs)
+
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        return first_losses(self.model, state.clusters, population) if self.start == "clients" else ()
 
     @property
     def draws_ahead(self) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.algorithms.method import AveragingMethod, FirstProgram
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
@@ -25,7 +25,7 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
-from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, models_of_clients
+from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, first_losses, models_of_clients
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.marked_clients import shown_rows
@@ -87,6 +87,9 @@ class ifca(AveragingMethod):
             )
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
         return first_state(tie_layers(models, self.shared_layers), clients, self.optimizer, costs=costs)
+
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        return first_losses(self.model, state.clusters, population) if self.start == "clients" else ()
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         def train(client: Client) -> Trained:

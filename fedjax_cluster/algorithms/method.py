@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import optax
@@ -73,6 +74,25 @@ class Defaults(NamedTuple):
     rounds: int = 100
     clients: int = 16
     finds_clusters: bool = False
+
+
+class FirstProgram(NamedTuple):
+    """A program that a method's `init` runs, with the shapes of its arguments; of plans.
+
+    Attributes:
+      what: it computes, in a few words.
+      program: a jitted function.
+      arguments, static: its arguments by place, and its static ones by name.
+      instead: what to change where it does not fit.
+      alone: whether it runs on one device whatever the number of devices.
+    """
+
+    what: str
+    program: Callable[..., Any]
+    arguments: tuple
+    static: Mapping[str, Any] = {}
+    instead: str = "fewer clients at a time (chunk_size)"
+    alone: bool = False
 
 
 class Method(Options):
@@ -220,6 +240,10 @@ class Method(Options):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         """The state before the first round."""
         raise _missing(self, "init")
+
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        """What `init` computes of all clients of a population on devices; all may be shapes."""
+        return ()
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """One round."""

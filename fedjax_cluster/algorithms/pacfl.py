@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms.method import FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     STEP,
     SearchingMethod,
@@ -176,6 +177,14 @@ class pacfl(SearchingMethod):
         server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
         state, _ = first_state(models, clients, self.optimizer, server)
         return state, clustering_info(self.clusters, costs, present, known)
+
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        mapped = jax.eval_shape(lambda of: self.measure_all(of), population)
+        compared, fewer = {"angles": self.angles}, "fewer clients, or fewer num_vectors"
+        return (
+            FirstProgram("every client's vectors", pacfl.measure_all, (self, population)),
+            FirstProgram("comparing all pairs", compare, (mapped.collected,), compared, fewer, alone=True),
+        )
 
     def find_threshold(
         self, rng_key: Array, population: Population, merges: clustering.Dendrogram, count: int, note: Callable

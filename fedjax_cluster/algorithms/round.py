@@ -400,6 +400,5 @@ def personalize_by_label_or_loss(model: Model, state: State, data: ClientData, i
     """The model of the client's cluster, or of least training loss for a client that has none yet."""
     own = state.clients.membership[index]
     seen = own.sum() > 0
-    least = jax.lax.cond(seen, lambda: jnp.zeros((), jnp.int32), lambda: nearest_by_loss(model, state.clusters, data))
-    slot = jnp.where(seen, labels(own), least)
+    slot = parallel.unless(seen, labels(own), lambda: nearest_by_loss(model, state.clusters, data))
     return tree.broadcast(cluster_variables(state.clusters, slot), 1), jnp.ones(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import jax
@@ -11,6 +12,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import parallel, tree
+from fedjax_cluster.algorithms.method import FirstProgram
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
@@ -19,6 +21,7 @@ from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, PyTree, Variables
 
 Start = Literal["clients", "random"]
+INSTEAD = "start 'random', or fewer clients at a time (chunk_size)"
 CANDIDATES = 2  # to each model wanted
 MOST_ASKED = 2**14  # clients; of a group of a thousandth of all, sixteen are among them
 LARGEST = 1e9  # a loss that is not finite counts as this
@@ -94,6 +97,12 @@ def models_of_clients(
         loss_evaluations=float(candidates * np.sum(np.asarray(num_batches(local, population.data))[asked])),
     )
     return models._replace(params=params, stats=stats), costs
+
+
+def first_losses(model: Model, models: Clusters, population: Population) -> tuple[FirstProgram, ...]:
+    """What `models_of_clients` computes of all clients for each model that it finds."""
+    own = jax.eval_shape(lambda all: jax.tree.map(lambda leaf: leaf[0], all), Variables(models.params, models.stats))
+    return (FirstProgram("every client's loss", _losses_of_all, (own, population, model), instead=INSTEAD),)
 
 
 def _best_together(losses: np.ndarray, wanted: int) -> list[int]:
@@ -172,3 +181,8 @@ def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
     return parallel.for_each_client(
         lambda client: dataset_loss(model, variables, shown_rows(client.data)), cohort, collect=lambda loss: loss
     ).collected
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _losses_of_all(variables: Variables, population: Population, model: Model) -> Array:
+    return _losses(variables, parallel.whole_population(population), model)

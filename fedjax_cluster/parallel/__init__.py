@@ -36,4 +36,5 @@ from fedjax_cluster.parallel.rows import (
     whole_population,
 )
 from fedjax_cluster.parallel.tiles import packed, unpacked
+from fedjax_cluster.parallel.unless import unless
 from fedjax_cluster.types import ClientMapping, Population

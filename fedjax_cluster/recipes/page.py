@@ -104,7 +104,8 @@ def _item_cells(item: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> l
     recipes, pattern = item["recipes"], item.get("rows")
     run = [row for row in rows if base_name(row["recipe"]) in recipes]
     found = [verdict(row) for row in run if results.belongs(row, item)]
-    verdicts = counted_verdicts(found) if found else "not run yet" if recipes else "no recipe"
+    without = item.get("elsewhere") or ("not run yet" if recipes else "no recipe")
+    verdicts = counted_verdicts(found) if found else without
     if run and pattern == "":
         verdicts = "no numbers printed"
     return [

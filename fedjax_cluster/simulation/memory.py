@@ -38,12 +38,22 @@ def memory_of(compiled: Any, arguments: tuple, devices: int, test: int, platform
     population = bytes_of((held.x, held.y), devices)
     clients = bytes_of(state.clients, devices)
     others = bytes_of(state._replace(clients=None), 1)
-    results = found.output_size_in_bytes - found.alias_size_in_bytes
-    total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
-    rest = found.argument_size_in_bytes - population - clients - others + results
-    # On a CPU the compiler's peak is without the temporaries.
-    peak = total if platform == "cpu" else found.peak_memory_in_bytes or total
+    rest = found.argument_size_in_bytes - population - clients - others + _results(found)
+    peak = peak_of(compiled, platform)
     return Memory(population, clients + others, found.temp_size_in_bytes, max(0, rest), test, peak + test)
+
+
+def peak_of(compiled: Any, platform: str) -> int:
+    """Bytes of a device with a program's arguments and results, by the compiler's figures."""
+    found = compiled.memory_analysis()
+    total = found.argument_size_in_bytes + found.temp_size_in_bytes + _results(found)
+    # On a CPU the compiler's peak is without the temporaries.
+    return total if platform == "cpu" else found.peak_memory_in_bytes or total
+
+
+def _results(found: Any) -> int:
+    """Bytes of the results that have no place among the arguments."""
+    return found.output_size_in_bytes - found.alias_size_in_bytes
 
 
 def bytes_of(tree: Any, devices: int) -> int:

@@ -1,4 +1,4 @@
-"""What a run would need of devices that need not be there: its rounds are compiled for them from shapes alone."""
+"""What a run would need of devices that need not be there: its programs are compiled for them from shapes alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedjax_cluster.simulation.abstract import (
 )
 from fedjax_cluster.simulation.devices import Target, target
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
+from fedjax_cluster.simulation.other_plans import Other, other_programs
 from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_segment
 from fedjax_cluster.simulation.streaming import draws_ahead, lot_of
@@ -48,7 +49,8 @@ class Plan(NamedTuple):
     rows: int
     cohort: int  # clients of a round
     available: int  # bytes of each device that can be used
-    memory: Memory | None  # None: not even the smallest chunk could be compiled
+    memory: Memory | None  # of the rounds; None: not even the smallest chunk could be compiled
+    others: tuple[Other, ...]  # programs before the first round and of evaluations
     strategy: str
     chunk: int  # clients at a time on each device
     why: str  # that chunk
@@ -61,8 +63,19 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the memory that can be used."""
-        return self.memory is not None and self.memory.peak <= self.available
+        """Whether the peaks are within the memory that can be used."""
+        return self.memory is not None and self.memory.peak <= self.available and not self.too_large
+
+    @property
+    def too_large(self) -> tuple[Other, ...]:
+        """The programs besides the rounds' that do not fit."""
+        return tuple(each for each in self.others if each.peak is None or each.peak > self.available)
+
+    @property
+    def peak(self) -> int | None:
+        """The most bytes of a device at any time of the run; None where some program does not even compile."""
+        peaks = [None if self.memory is None else self.memory.peak, *(each.peak for each in self.others)]
+        return None if None in peaks else max(peaks)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def table(self) -> Table:
         """The plan as a table of two columns."""
@@ -74,6 +87,9 @@ class Plan(NamedTuple):
         if self.memory is not None:
             lines["peak memory"] = f"{size_text(self.memory.peak)} of {size_text(self.available)} a device"
             lines |= {f"  {name}": size_text(value) for name, value in self.memory.parts().items() if value}
+        for number, each in enumerate(self.others):
+            size = "more than there is" if each.peak is None else size_text(each.peak)
+            lines[each.when + " " * number] = f"{size}: {each.what}"
         lines["clients at a time"] = f"{self.chunk:,} a device ({self.why})"
         if self.costs is not None:
             lines |= _cost_lines(self)
@@ -91,15 +107,19 @@ def plan(
     device: str = "local",
     chunk_size: int | None = None,
     runs: int = 1,
+    whole: bool = True,
 ) -> Plan:
-    """Compiles a run's rounds for devices that need not be there, and reports memory, work and messages.
+    """Compiles a run for devices that need not be there, and reports memory, work and messages.
 
     Args:
       algorithm: from `fedjax_cluster.algorithms`.
       federation: the data, or a `PopulationShape` of any size, of which nothing is made.
       device: "v5e:2x4", "v6e:4x4", "v5p:2x2x1" and other shapes of TPUs, "h100", "h200", or "local".
       chunk_size: clients at a time on each device, of each run; None lets the compiler's memory figures decide.
-      runs: of several side by side on the same clients, as `simulate_many` has them; the plan is that of all.
+      runs: of several side by side on the same clients, as `simulate_many` has them; the plan is that of all, and of
+        their rounds alone.
+      whole: what comes before the first round and an evaluation as well, besides the rounds; of clients on disk and
+        of several runs the rounds alone are compiled.
 
     Returns:
       A Plan; `plan.table().print()` shows it.
@@ -168,6 +188,15 @@ def plan(
         chunk = smaller
     if not chunk_size and chunk == first < share and memory is not None and memory.peak <= aim.memory * USABLE:
         why = WHY.get(parallel.platform(mapping), "hundreds keep it busy, and it fits")
+    others: tuple[Other, ...] = ()
+    if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:
+        started = time.perf_counter()
+        chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
+        try:
+            others = other_programs(algorithm, federation, shape, _with_mapping(arguments, chosen), aim, test)
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(_not_compiled(aim, chunk, " ".join(str(error).split()))) from error
+        seconds, tried = seconds + time.perf_counter() - started, tried + len(others)
     costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
     found = Plan(
         algorithm.name,
@@ -178,6 +207,7 @@ def plan(
         cohort,
         int(aim.memory * USABLE),
         memory,
+        others,
         mapping.strategy,
         chunk,
         why,
@@ -271,6 +301,8 @@ def _cost_lines(found: Plan) -> dict[str, str]:
 
 def _advice(found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...]:
     """What to change where the run does not fit."""
+    if found.too_large:
+        return tuple(f"{each.when}, {each.what}: {each.instead}" for each in found.too_large)
     lines = [] if not failure or found.memory is not None else [f"the compiler says: {failure[:LONGEST_MESSAGE]}"]
     memory = found.memory
     held = shape.nbytes() / found.devices if memory is None else memory.population + memory.state

@@ -161,9 +161,9 @@ def test_the_memory_is_told_before_anything_is_run_and_by_a_plan(monkeypatch, ca
     found = fc.simulate_many(METHODS["fedavg"], blobs(), rounds=1, **options)
     assert "3 runs in one program: " in caplog.text
     planned = [fc.plan(METHODS["fedavg"], blobs(), runs=runs).memory for runs in (1, 3)]
-    assert found.memory.peak == pytest.approx(planned[1].peak, rel=0.5)
-    # The plan divides the clients between two devices.
-    assert found.memory.state / 2 < planned[1].state < found.memory.state
+    assert found.memory.peak == pytest.approx(planned[1].peak, rel=0.01)
+    # Side by side runs have one of a CPU's devices, in the plan too.
+    assert planned[1].state == found.memory.state
     assert planned[1].state > 2 * planned[0].state
     # A single run is begun although it is said not to fit, as `simulate` would.
     monkeypatch.setattr(parallel, "device_memory", lambda: 1)

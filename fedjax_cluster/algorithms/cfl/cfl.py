@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 
 from fedjax_cluster import cohorts, marked_clients, parallel, tree
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
@@ -272,7 +272,7 @@ class cfl(AveragingMethod):
         if self.fall_back_after is None:
             return jnp.zeros(())
         gained = functools.partial(gain_over_parent, self.model, state.server, slot, start, first, data)
-        return lax.cond(due, gained, lambda: jnp.zeros(()))
+        return parallel.unless(~due, jnp.zeros(()), gained)
 
     def training_rows(self, data: ClientData) -> ClientData:
         """Without the last rows, which are held out; rows are in random order."""

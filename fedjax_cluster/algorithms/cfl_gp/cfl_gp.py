@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl_gp.landmarks import (
@@ -321,7 +321,7 @@ class cfl_gp(AveragingMethod):
             known, posing = slot == block, poses(client.data)
             known = known if posing is None else known & ~posing
             asked = client._replace(data=shown_rows(client.data))
-            queried = lax.cond(known, lambda: result.delta, lambda: self.train_one(rng_key, state, block, asked).delta)
+            queried = parallel.unless(known, result.delta, lambda: self.train_one(rng_key, state, block, asked).delta)
             columns = self.compress(queried, state.server.coordinates)
             if self.privacy is not None:
                 columns = self.privacy.shown(client_key(rng_key, client.index), columns)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from fedjax_cluster import clustering
+from fedjax_cluster import clustering, parallel
 from fedjax_cluster.algorithms.round import train_client
 from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.parallel import Client
@@ -72,7 +72,7 @@ def train_and_tell(
     if (posing := poses(client.data)) is None:
         return result
     shown = client._replace(data=shown_rows(client.data))
-    told = lax.cond(posing, lambda: train_client(rng_key, update, model, clusters, slot, shown, round), lambda: result)
+    told = parallel.unless(~posing, result, lambda: train_client(rng_key, update, model, clusters, slot, shown, round))
     return result._replace(losses=told.losses, num_steps=told.num_steps)
 
 

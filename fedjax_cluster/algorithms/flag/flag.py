@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
-from fedjax_cluster.algorithms.method import Defaults
+from fedjax_cluster.algorithms.flag.state import Clients, LandmarkServer, Matrices, Measured, Sent, Server, compare
+from fedjax_cluster.algorithms.method import Defaults, FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     SearchingMethod,
     check_classes,
@@ -51,57 +52,6 @@ from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Popul
 # compiler's figures four more for each class.
 COMPARED, COMPARED_BY_CLASS = 8, 4
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
-
-
-class Clients(NamedTuple):
-    """What FLAG keeps of its clients, so that newcomers can be compared with them."""
-
-    membership: Array  # f32[M, K], one-hot
-    present: Array  # bool[M]
-    vectors: Array  # f32[M, L, f, p], principal vectors of each class
-    counts: Array  # i32[M, L], examples of each class; 0 or 1 where counts are not shared
-    updates: Array  # f32[M, d], change of the parameters after t_g local epochs
-    known: Array  # bool[M]; False for one that sent infinities: it counts in no comparison
-
-
-class Matrices(NamedTuple):
-    """The dissimilarities of all pairs of clients."""
-
-    data: Array  # f32[M, M], V in degrees
-    gradient: Array  # f32[M, M], G in degrees
-    proximity: Array  # f32[M, M], A in [0, 1]
-
-
-class Server(NamedTuple):
-    start: Variables | None  # what all clients train from for t_g epochs; None where newcomers are not admitted
-    matrices: Matrices
-    search: Search
-
-
-class Sent(NamedTuple):
-    """What the landmarks sent, with whom newcomers are compared."""
-
-    vectors: Array  # f32[m, L, f, p], as in `Clients`
-    counts: Array  # i32[m, L]
-    updates: Array  # f32[m, d]
-    known: Array  # bool[m]
-
-
-class LandmarkServer(NamedTuple):
-    start: Variables | None  # as in `Server`
-    matrices: Matrices  # f32[m, m], of the landmarks
-    search: Search
-    landmarks: Array  # i32[m], ascending
-    sent: Sent | None  # None where newcomers are not admitted
-
-
-class Measured(NamedTuple):
-    """What one client sends before the clustering."""
-
-    vectors: Array  # f32[L, f, p]
-    counts: Array  # i32[L]
-    update: Array  # f32[d]
-    num_steps: Array  # i32[]
 
 
 class flag(SearchingMethod):
@@ -349,6 +299,19 @@ class flag(SearchingMethod):
         state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
         return state, initial_info(self.clusters)
 
+    def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
+        start = jax.eval_shape(lambda key: self.model.init(key, population.info), rng_key)
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
+        vectors, counts, updates, _ = mapped.collected
+        sent = Sent(vectors, counts, updates, mapped.accepted)
+        if self.landmarks is not None:
+            sent = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.landmarks, *leaf.shape[1:]), leaf.dtype), sent)
+        instead = "landmarks, who alone are compared pairwise, or fewer of them"
+        return (
+            FirstProgram("what every client sends", flag.measure_all, (self, rng_key, population, start)),
+            FirstProgram("comparing all pairs", compare, tuple(sent), self.comparison, instead, alone=True),
+        )
+
     # ------------------------------------------------------------------------------------ newcomers, plots
 
     @property
@@ -399,21 +362,3 @@ class flag(SearchingMethod):
         server, label = state.server, labels(state.clients.membership)
         which = {} if self.landmarks is None else {"landmarks": server.landmarks}
         return {**server.matrices._asdict(), **server.search._asdict(), **which, "labels": label}
-
-
-@functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))
-def compare(
-    vectors: Array,
-    counts: Array,
-    updates: Array,
-    mask: Array,
-    *,
-    angles: Literal["smallest", "sum"],
-    delta: float,
-    beta: float,
-) -> Matrices:
-    """V, G and A of all pairs of the clients of mask bool[M]."""
-    by_class = clustering.classwise_angles(vectors, counts, angles)
-    data = clustering.data_dissimilarity(by_class, counts, delta, mask)
-    gradient = clustering.gradient_angles(updates, mask)
-    return Matrices(data, gradient, clustering.proximity(data, gradient, beta, mask))

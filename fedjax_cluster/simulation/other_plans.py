@@ -1,0 +1,93 @@
+"""What a run's other programs take of a device, before its first round and in evaluations, compiled from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from fedjax_cluster.algorithms.method import FirstProgram
+from fedjax_cluster.simulation.abstract import PopulationShape, abstract_population
+from fedjax_cluster.simulation.devices import Target
+from fedjax_cluster.simulation.evaluation import evaluate_clients
+from fedjax_cluster.simulation.memory import bytes_of, peak_of
+from fedjax_cluster.types import ClusteredAlgorithm, Federation, Population
+
+BEFORE, EVALUATION = "before round 1", "evaluation"
+FEWER_AT_A_TIME = "fewer clients at a time (chunk_size)"
+ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
+
+
+class Other(NamedTuple):
+    """A program besides that of the rounds."""
+
+    when: str  # it runs
+    what: str  # it computes
+    peak: int | None  # bytes of a device; None where the compiler says that it does not fit
+    instead: str  # what to change then
+
+
+def other_programs(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation | PopulationShape,
+    shape: PopulationShape,
+    arguments: tuple,
+    aim: Target,
+    test: int,
+) -> tuple[Other, ...]:
+    """What a method computes of all its clients before the first round, and its evaluation.
+
+    Args:
+      algorithm: the method.
+      federation, shape: the clients, and what decides the programs of them.
+      arguments: of the rounds' program, as shapes with their places.
+      aim: devices.
+      test: bytes of test rows on each device.
+
+    Raises:
+      JaxRuntimeError: a fault of the compiler's own.
+    """
+    keys, state, population, *_ = arguments
+    if not isinstance(population, Population):  # rows on disk are read some at a time
+        return ()
+    found = []
+    for each in getattr(algorithm, "first_programs", lambda *_: ())(keys.initialization, state, population):
+        among = any(given is population for given in each.arguments)
+        beside = test + (0 if among else bytes_of((population.data.x, population.data.y), len(aim.devices)))
+        peak = _peak(lambda each=each: _compiled_first(each, keys.initialization, aim), aim)
+        found.append(Other(BEFORE, each.what, None if peak is None else peak + beside, each.instead))
+    rows = federation.test.x.shape[1] if isinstance(federation, Federation) else -(-shape.rows // ROWS_TO_A_TEST_ROW)
+    tested = abstract_population(shape._replace(rows=rows), population.mapping).data
+    given = (keys.evaluation, state, population, tested)
+    peak = _peak(lambda: _compiled(evaluate_clients, given, aim, model=algorithm.model, algorithm=algorithm), aim)
+    what = f"all clients on {rows} test row{'s' * (rows != 1)}"
+    return (*found, Other(EVALUATION, what, peak, FEWER_AT_A_TIME))
+
+
+def _peak(compiled: Callable[[], Any], aim: Target) -> int | None:
+    try:
+        return peak_of(compiled(), aim.platform)
+    except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
+
+
+def _compiled_first(first: FirstProgram, key: Any, aim: Target) -> Any:
+    """The program for the devices; what has no place yet is everywhere, as the key is, or on one of them."""
+    one = SingleDeviceSharding(aim.devices[0])
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        place = one if first.alone else leaf.sharding or key.sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return _compiled(first.program, jax.tree.map(placed, first.arguments), aim, **first.static)
+
+
+def _compiled(program: Any, arguments: tuple, aim: Target, **static: Any) -> Any:
+    lowered = program.trace(*arguments, **static).lower(lowering_platforms=(aim.platform,))
+    return lowered.compile(compiler_options=aim.compiler_options or None)
