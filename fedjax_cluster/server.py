@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_cluster import tree
 from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree
@@ -202,8 +203,10 @@ def step_clusters(
     old = (clusters.params, clusters.stats, clusters.optimizer)
     # Means of narrow numbers are float32.
     new = tree.of_types((optax.apply_updates(clusters.params, updates), mean["stats"], state), old)
-    occupied, finite = sent.weight > 0, _still_finite(new, old)
-    params, stats, state = tree.where(occupied & finite, new, old)
+    leaves = JoinedLeaves(old, leading=1)
+    new, kept = leaves.join(new), leaves.join(old)
+    occupied, finite = sent.weight > 0, _still_finite(new, kept)
+    params, stats, state = leaves.split(tree.where(occupied & finite, new, kept))
     if sent.clip is not None:
         state = state._replace(clip=sent.clip)
     return clusters._replace(params=params, stats=stats, optimizer=state), occupied & ~finite

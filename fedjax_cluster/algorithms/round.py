@@ -16,6 +16,7 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.inference import dataset_loss
+from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.local import client_key, mean_of_steps
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.parallel import Client, Contribution
@@ -276,8 +277,9 @@ def train_client(
 
 def report(result: LocalResult, *vectors: PyTree) -> Report:
     """The report of a client that sends what its training gave, and further vectors."""
-    stats = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(result.stats)), jnp.zeros(()))
-    size = size_of((result.delta, vectors)) + HEADROOM * stats.astype(jnp.float32)
+    stats = JoinedLeaves(result.stats).join(result.stats)
+    moved = sum((jnp.sum(jnp.abs(leaf)) for leaf in stats), jnp.zeros(()))
+    size = size_of((result.delta, vectors)) + HEADROOM * moved.astype(jnp.float32)
     return Report(mean_of_steps(result), result.num_steps, size)
 
 
@@ -286,7 +288,7 @@ def size_of(vectors: PyTree) -> Array:
 
     Such a vector is as unusable as one with NaN: sums, inner products and distances that it has part in would overflow.
     """
-    squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(vectors))
+    squares = (jnp.sum(jnp.square(leaf)) for leaf in JoinedLeaves(vectors).join(vectors))
     return HEADROOM * sum(squares, jnp.zeros(())).astype(jnp.float32)
 
 

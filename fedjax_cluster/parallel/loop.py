@@ -13,6 +13,7 @@ from jax.core import eval_jaxpr
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
+from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.parallel.chunks import chunk_size
 from fedjax_cluster.parallel.mapping import AXIS
 from fedjax_cluster.parallel.rows import rows_in
@@ -201,11 +202,20 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         contribution = None if reduce is None else reduce(output)
         return contribution, None if collect is None else collect(output)
 
+    def joined(given):
+        contribution, collected = given
+        if contribution is not None:
+            contribution = contribution._replace(value=leaves.join(contribution.value))
+        return contribution, collected
+
     def row_at(position):
         return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, position, 0, keepdims=False), (clients, rows))
 
     # Of the very rows that the loop takes: of plain shapes it would be traced for no mesh, and again for this one.
     shapes = jax.eval_shape(lambda: outputs(*row_at(0)))
+    value, leading = ((), 0) if shapes[0] is None else (shapes[0].value, shapes[0].slot.ndim)
+    leaves = JoinedLeaves(value, leading)
+    shapes = jax.eval_shape(joined, shapes)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (clients, rows))
     chunk = chunk_size(outputs, one, mapping, count)
 
@@ -215,14 +225,14 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     contribution, collected = shapes
     reduced = None
     if contribution is not None:
-        strip = contribution.slot.ndim  # a leading axis of several slots is summed away
-        total = jax.tree.map(lambda leaf: jnp.zeros((num_slots, *leaf.shape[strip:]), jnp.float32), contribution.value)
+        # A leading axis of several slots is summed away.
+        total = [jnp.zeros((num_slots, *leaf.shape[leading:]), jnp.float32) for leaf in contribution.value]
         reduced = Reduced(total, jnp.zeros(num_slots), jnp.zeros(num_slots, jnp.int32), jnp.zeros((), jnp.int32))
     carry = Mapped(reduced, zeros(collected, (count,)), jnp.zeros(count, bool))
 
     def single(position, carry: Mapped) -> Mapped:
         client, row = row_at(position)
-        contribution, collected = lax.cond(client.mask, lambda: outputs(client, row), lambda: zeros(shapes))
+        contribution, collected = lax.cond(client.mask, lambda: joined(outputs(client, row)), lambda: zeros(shapes))
         finite = tree.all_finite((contribution, collected))
         reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)
         write = functools.partial(lax.dynamic_update_index_in_dim, index=position, axis=0)
@@ -235,7 +245,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         start = jnp.minimum(number * chunk, count - chunk)
         batch, row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, chunk), (clients, rows))
         batch, row = kept((batch, row))
-        contribution, collected = jax.vmap(outputs)(batch, row)
+        contribution, collected = joined(jax.vmap(outputs)(batch, row))
         finite = jax.vmap(tree.all_finite)((contribution, collected))
         mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
         reduced = carry.reduced if contribution is None else _add_many(carry.reduced, contribution, mask, finite)
@@ -245,16 +255,21 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
             reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, batch.mask & finite)
         )
 
+    def split(found: Mapped) -> Mapped:
+        if found.reduced is None:
+            return found
+        return found._replace(reduced=found.reduced._replace(total=leaves.split(found.reduced.total)))
+
     if chunk == count and chunk > 1:
-        return several(0, carry)
+        return split(several(0, carry))
     # Valid rows come first, so a ragged cohort costs what it holds.
     last = jnp.max(jnp.where(clients.mask, jnp.arange(1, count + 1), 0))
     # The same number of turns in all runs, or each would copy the carry of those that have ended.
     last = _most_of_runs(last) if mapping.runs > 1 else last
     with jax.named_scope(CLIENTS):
         if chunk == 1:
-            return lax.fori_loop(0, last, single, carry)
-        return lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry)
+            return split(lax.fori_loop(0, last, single, carry))
+        return split(lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry))
 
 
 def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:

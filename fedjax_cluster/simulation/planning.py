@@ -150,19 +150,80 @@ def plan(
         arguments, lots = (*arguments[:2], train, *arguments[3:]), 1 + draws_ahead(algorithm)
     cohort = -(-len(drawn.index) // devices) * devices
     share = -(-cohort // devices)
+    test = 0  # those on disk are read some at a time
+    if isinstance(federation, Federation) and not streamed(federation.test):
+        test = bytes_of(federation.test, devices)
+    rounds = _compiled_rounds(algorithm, arguments, aim, runs, share, chunk_size, test, lots)
+    memory, seconds, tried, others = rounds.memory, rounds.seconds, rounds.tried, ()
+    if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:
+        started = time.perf_counter()
+        given = _with_mapping(arguments, _at_a_time(mapping, rounds.chunk))
+        others = _others(algorithm, federation, shape, given, aim, test)
+        seconds, tried = seconds + time.perf_counter() - started, tried + len(others)
+    costs = None
+    if rounds.compiled is not None and memory is not None:
+        costs = program_costs(rounds.compiled.as_text(), -(-share // rounds.chunk))
+    found = Plan(
+        algorithm.name,
+        aim.name,
+        devices,
+        shape.clients,
+        shape.rows,
+        cohort,
+        int(aim.memory * USABLE),
+        memory,
+        others,
+        mapping.strategy,
+        rounds.chunk,
+        rounds.why,
+        costs,
+        None if costs is None else _roofline(costs, aim),
+        "" if aim.kind is None else aim.kind.source,
+        seconds,
+        tried,
+        (),
+    )
+    return found if found.fits else found._replace(advice=_advice(found, shape, rounds.failure))
+
+
+class _Rounds(NamedTuple):
+    """The rounds' program with as many clients at a time as fit."""
+
+    compiled: Any
+    memory: Memory | None
+    chunk: int
+    why: str
+    failure: str  # the compiler's last message
+    seconds: float
+    tried: int
+
+
+def _compiled_rounds(
+    algorithm: ClusteredAlgorithm,
+    arguments: tuple,
+    aim: Target,
+    runs: int,
+    share: int,
+    chunk_size: int | None,
+    test: int,
+    lots: int,
+) -> _Rounds:
+    """The rounds compiled for so many clients at a time as asked for, or as fit, of a device's share.
+
+    `test` are bytes of test rows on each device, `lots` the lots of cohorts that are there at once.
+    """
+    train = arguments[2]
+    mapping = (train.cohorts if isinstance(train, CohortsAhead) else train).mapping
+    devices, room = parallel.num_devices(mapping), aim.memory * USABLE
     first = parallel.MOST_AT_A_TIME.get(parallel.platform(mapping), share)
     chunk, why, compiled, seconds, tried = 1, "a CPU device takes one after the other", None, 0.0, 0
     if mapping.strategy != "scan":
         chunk, why = min(chunk_size or first, share), "as asked for" if chunk_size else "all of a device's share"
-    test = 0  # those on disk are read some at a time
-    if isinstance(federation, Federation) and not streamed(federation.test):
-        test = bytes_of(federation.test, devices)
     memory, failure, fallback = None, "", (chunk, why)
     while tried < MOST_COMPILATIONS:
-        chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
         started = time.perf_counter()
         try:
-            given = _with_mapping(arguments, chosen._replace(runs=runs))
+            given = _with_mapping(arguments, _at_a_time(mapping, chunk)._replace(runs=runs))
             compiled = _compile(algorithm, given, aim, runs)
             memory = memory_of(compiled, side_by_side(given, runs), devices, test, aim.platform)
             # A lot of cohorts is brought to the devices while they compute with another.
@@ -177,7 +238,6 @@ def plan(
                 break
             memory = None
         seconds, tried = seconds + time.perf_counter() - started, tried + 1
-        room = aim.memory * USABLE
         if chunk_size or chunk == 1 or (memory is not None and memory.peak <= room):
             break
         smaller = chunk // 4 if memory is None else _fitting(chunk, memory, room)
@@ -186,44 +246,33 @@ def plan(
         fallback = chunk, f"the compiler fails with {smaller} at a time"
         why = f"{chunk} would take {size_text(memory.peak) if memory else 'more than there is'}"
         chunk = smaller
-    if not chunk_size and chunk == first < share and memory is not None and memory.peak <= aim.memory * USABLE:
+    if not chunk_size and chunk == first < share and memory is not None and memory.peak <= room:
         why = WHY.get(parallel.platform(mapping), "hundreds keep it busy, and it fits")
-    others: tuple[Other, ...] = ()
-    if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:
-        started = time.perf_counter()
-        chosen = mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
-        try:
-            others = other_programs(algorithm, federation, shape, _with_mapping(arguments, chosen), aim, test)
-        except jax.errors.JaxRuntimeError as error:
-            raise ValueError(_not_compiled(aim, chunk, " ".join(str(error).split()))) from error
-        seconds, tried = seconds + time.perf_counter() - started, tried + len(others)
-    costs = None if compiled is None or memory is None else program_costs(compiled.as_text(), -(-share // chunk))
-    found = Plan(
-        algorithm.name,
-        aim.name,
-        devices,
-        shape.clients,
-        shape.rows,
-        cohort,
-        int(aim.memory * USABLE),
-        memory,
-        others,
-        mapping.strategy,
-        chunk,
-        why,
-        costs,
-        None if costs is None else _roofline(costs, aim),
-        "" if aim.kind is None else aim.kind.source,
-        seconds,
-        tried,
-        (),
-    )
-    return found if found.fits else found._replace(advice=_advice(found, shape, failure))
+    return _Rounds(compiled, memory, chunk, why, failure, seconds, tried)
+
+
+def _at_a_time(mapping: ClientMapping, chunk: int) -> ClientMapping:
+    return mapping if mapping.strategy == "scan" else mapping._replace(chunk_size=chunk)
 
 
 def _not_compiled(aim: Target, chunk: int, failure: str) -> str:
     what = f"the compiler for {aim.name} fails with {counted(chunk, 'client')} at a time"
     return f"{what} ({failure[:LONGEST_MESSAGE]}); give another chunk_size"
+
+
+def _others(
+    algorithm: ClusteredAlgorithm,
+    federation: Federation | PopulationShape,
+    shape: PopulationShape,
+    arguments: tuple,
+    aim: Target,
+    test: int,
+) -> tuple[Other, ...]:
+    try:
+        return other_programs(algorithm, federation, shape, arguments, aim, test)
+    except jax.errors.JaxRuntimeError as error:
+        chunk = arguments[2].mapping.chunk_size or 1
+        raise ValueError(_not_compiled(aim, chunk, " ".join(str(error).split()))) from error
 
 
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
