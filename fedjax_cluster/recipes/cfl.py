@@ -18,6 +18,7 @@ from fedjax_cluster.experiments.recipe import Outcomes, Study, table
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.separation import largest_guaranteed_noise, probability_of_correct_split, separation
+from fedjax_cluster.recipes.studies import rows_over_seeds
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.result import SimulationResult
@@ -325,6 +326,9 @@ PATHS = changed(
 )
 
 
+LARGEST = "largest difference of models"
+
+
 def _founders(federation: Federation) -> tuple[Federation, np.ndarray]:
     """Every sixth client as a federation, and the indices of the others."""
     chosen = np.arange(0, FOUNDERS + NEWCOMERS, (FOUNDERS + NEWCOMERS) // FOUNDERS)
@@ -334,7 +338,7 @@ def _founders(federation: Federation) -> tuple[Federation, np.ndarray]:
 
 
 def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
-    rows, tree, group = [], None, None
+    led, founded, tree, group = [], [], None, None
     for seed in range(seeds):
         config = changed(PATHS, seed=seed)
         federation = build_federation(config)
@@ -349,30 +353,35 @@ def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
             data = jax.tree.map(lambda leaf, client=client: leaf[client], federation.train)
             found = assign_client(tree, data, rng_key=jax.random.key(int(client)))
             right += found == leaf_of_group[int(np.asarray(federation.group)[client])]
-        score, share = result.summary["adjusted_rand_index"], 100 * (right / len(others))
-        rows.append(PaperRow("newcomers", f"seed {seed}", "led to the right leaf (%)", share, dataset=config.dataset))
-        rows.append(PaperRow("founders", f"seed {seed}", "ARI", score, paper=1.0, dataset=config.dataset))
+        led.append({"led to the right leaf (%)": 100 * right / len(others)})
+        founded.append({"ARI": float(result.summary["adjusted_rand_index"])})
     assert tree is not None
+    rows = rows_over_seeds("founders", "four permutations", founded, PATHS.dataset, {"ARI": 1.0})
+    rows += rows_over_seeds("newcomers", "four permutations", led, PATHS.dataset)
     return rows, pictures.parameter_tree(tree, group=group)
 
 
 def _hidden_updates(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
-    rows = []
+    found: dict[str, list[dict[str, float]]] = {"permutation": [], "hadamard": [], "householder": []}
     for seed in range(seeds):
         config = changed(PATHS, seed=seed, clients=FOUNDERS, rounds=20 if quick else 30)
         federation = build_federation(config)
         plain = run(config, federation=federation, progress=False)
-        for scheme in ("permutation", "hadamard", "householder"):
+        for scheme, values in found.items():
             hidden = changed(config, method_options={"transform": scheme})
             result = run(hidden, federation=federation, progress=False)
             pairs = zip(*(jax.tree.leaves(r.state.clusters.params) for r in (plain, result)), strict=True)
             far = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
             same = 100.0 * float(np.mean(plain.labels == result.labels))
-            for metric, ours, paper in (("same cluster (%)", same, 100.0), ("largest difference of models", far, 0.0)):
-                rows.append(PaperRow(scheme, f"seed {seed}", metric, ours, paper=paper, dataset=config.dataset))
-    differences = [row for row in rows if row.metric.startswith("largest")]
-    names, values = [f"{row.row}, {row.column}" for row in differences], [1e6 * row.ours for row in differences]
-    return rows, report.bars.bars(names, values, [NAN] * len(names), "Largest difference of a parameter ($10^{-6}$)")
+            values.append({"same cluster (%)": same, LARGEST: far})
+    paper = {"same cluster (%)": 100.0, LARGEST: 0.0}
+    rows = [
+        row
+        for scheme, values in found.items()
+        for row in rows_over_seeds(scheme, "four permutations", values, PATHS.dataset, paper)
+    ]
+    far, spread = ([1e6 * getattr(row, name) for row in rows if row.metric == LARGEST] for name in ("ours", "ours_std"))
+    return rows, report.bars.bars(list(found), far, spread, "Largest difference of a parameter ($10^{-6}$)")
 
 
 NEWCOMERS_LED = Study(
@@ -388,7 +397,7 @@ PRIVACY = Study(
     name="cfl-privacy",
     title="CFL, Sec. V-B, Algorithm 5: updates under a shared secret orthonormal transform",
     reading="The run of cfl-newcomers without and with each transform: equal assignments, models equal up to rounding.",
-    seeds=1,
+    seeds=3,
     minutes=2.0,
     run=_hidden_updates,
 )
