@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import jax
@@ -17,6 +18,7 @@ from fedjax_cluster.simulation.devices import KNOWN
 from fedjax_cluster.simulation.planning import Plan, plan
 from fedjax_cluster.types import DatasetInfo, Federation
 
+LOG = logging.getLogger(__name__)
 FLAGS: tuple[Field, ...] = (
     ("device", noted(str, f"what to compile for: {KNOWN}"), "local"),
     ("rows", noted(int | None, "training rows of each client: a population of this shape, without its data"), None),
@@ -44,6 +46,9 @@ def command(arguments: Sequence[str], prog: str) -> int:
     flags = dataclasses.make_dataclass("Plan", [(name, hint, default) for name, hint, default in FLAGS])
     given = parse_fields(tyro.conf.configure()(flags), own, f"{prog} [METHOD]", DESCRIPTION)
     config, _ = parse_run(names[0] if names else "cfl_gp", others, prog)
+    without = {"the fault": config.fault, "clients who join and leave": config.churn}
+    if left_out := [what for what, value in without.items() if value]:
+        LOG.warning("planned is a run without %s", " or ".join(left_out))
     if given.device != "local":
         # What is small is computed here; a TPU's compiler would have its backend look for one.
         jax.config.update("jax_platforms", "cpu")

@@ -15,7 +15,7 @@ from fedjax_cluster.simulation.evaluation import evaluate_clients
 from fedjax_cluster.simulation.memory import bytes_of, peak_of
 from fedjax_cluster.types import ClusteredAlgorithm, Federation, Population
 
-BEFORE, EVALUATION = "before round 1", "evaluation"
+BEFORE, EVALUATION = "before round 1", "an evaluation"
 FEWER_AT_A_TIME = "fewer clients at a time (chunk_size)"
 ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
 

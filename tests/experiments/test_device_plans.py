@@ -9,8 +9,10 @@ SMALL = ["--clients", "8", "--rows", "4", "--input", "3", "--model", "linear", "
 
 @pytest.mark.slow
 def test_a_population_without_data(capsys):
-    assert cli.main(["plan", "fedavg", *SMALL, "--dtype", "float32", "--local-steps", "1"]) == 0
-    shown = capsys.readouterr().out
+    flags = ["--dtype", "float32", "--local-steps", "1", "--fault", "sign-flip"]
+    assert cli.main(["plan", "fedavg", *SMALL, *flags]) == 0
+    shown, said = capsys.readouterr()
+    assert "planned is a run without the fault" in said
     assert "FedAvg: compiled, not timed" in shown
     assert "8 of 4 rows, 8 a round" in shown
     assert "peak memory" in shown
