@@ -117,6 +117,17 @@ def test_a_start_that_does_not_fit_is_said(monkeypatch):
 
 
 @pytest.mark.slow
+def test_landmarks_are_compared_with_everybody():
+    """What all have sent is on one device for it, while the pairs of landmarks alone take next to nothing."""
+    shape = fc.PopulationShape(100, ROWS, DatasetInfo("shapes", (40,), 10), "float32")
+    _, pairs, _ = plan(build("flag"), shape).others
+    measuring, own, joining, _ = plan(build("flag", landmarks=5), shape).others
+    assert own.peak < pairs.peak / 2
+    assert "landmarks" in joining.what
+    assert joining.peak > measuring.peak
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fesem", "ifca", "gradient_loss"])
 def test_random_starts_compute_nothing_of_the_clients(name):
     shape = fc.PopulationShape(CLIENTS, ROWS, INFO, "float32")

@@ -303,13 +303,22 @@ class flag(SearchingMethod):
         start = jax.eval_shape(lambda key: self.model.init(key, population.info), rng_key)
         mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
         vectors, counts, updates, _ = mapped.collected
-        sent = Sent(vectors, counts, updates, mapped.accepted)
-        if self.landmarks is not None:
-            sent = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.landmarks, *leaf.shape[1:]), leaf.dtype), sent)
+        everybody = sent = Sent(vectors, counts, updates, mapped.accepted)
+        measuring = FirstProgram("what every client sends", flag.measure_all, (self, rng_key, population, start))
         instead = "landmarks, who alone are compared pairwise, or fewer of them"
+        if self.landmarks is None:
+            return measuring, FirstProgram("comparing all pairs", compare, sent, self.comparison, instead, alone=True)
+
+        @jax.jit
+        def join(sent: Sent, landmarks: Array) -> Array:
+            return clustering.landmark_proximity(*sent[:3], landmarks, mask=sent.known, **self.comparison)
+
+        landmarks = jax.ShapeDtypeStruct((self.landmarks,), jnp.int32)
+        sent = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.landmarks, *leaf.shape[1:]), leaf.dtype), sent)
         return (
-            FirstProgram("what every client sends", flag.measure_all, (self, rng_key, population, start)),
-            FirstProgram("comparing all pairs", compare, tuple(sent), self.comparison, instead, alone=True),
+            measuring,
+            FirstProgram("comparing all landmarks", compare, sent, self.comparison, instead, alone=True),
+            FirstProgram("comparing all with landmarks", join, (everybody, landmarks), instead=instead, alone=True),
         )
 
     # ------------------------------------------------------------------------------------ newcomers, plots
