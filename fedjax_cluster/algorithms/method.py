@@ -76,6 +76,9 @@ class Defaults(NamedTuple):
     finds_clusters: bool = False
 
 
+FEWER_AT_A_TIME = "fewer clients at a time (chunk_size)"
+
+
 class FirstProgram(NamedTuple):
     """A program that a method's `init` runs, with the shapes of its arguments; of plans.
 
@@ -91,7 +94,7 @@ class FirstProgram(NamedTuple):
     program: Callable[..., Any]
     arguments: tuple
     static: Mapping[str, Any] = {}
-    instead: str = "fewer clients at a time (chunk_size)"
+    instead: str = FEWER_AT_A_TIME
     alone: bool = False
 
 

@@ -12,7 +12,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import parallel, tree
-from fedjax_cluster.algorithms.method import FirstProgram
+from fedjax_cluster.algorithms.method import FEWER_AT_A_TIME, FirstProgram
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
@@ -21,7 +21,7 @@ from fedjax_cluster.parallel import Population
 from fedjax_cluster.types import ClientData, Clusters, Cohort, Costs, LocalUpdate, Model, PyTree, Variables
 
 Start = Literal["clients", "random"]
-INSTEAD = "start 'random', or fewer clients at a time (chunk_size)"
+INSTEAD = f"start 'random', or {FEWER_AT_A_TIME}"
 CANDIDATES = 2  # to each model wanted
 MOST_ASKED = 2**14  # clients; of a group of a thousandth of all, sixteen are among them
 LARGEST = 1e9  # a loss that is not finite counts as this

@@ -30,7 +30,8 @@ FLAGS: tuple[Field, ...] = (
 )
 OF_SHAPES = ("input", "classes", "dtype")  # of a population without data
 DESCRIPTION = (
-    "Compiles a run's rounds for a device that need not be there, and prints memory, work and messages. With --rows it "
+    "Compiles a run's start, rounds and evaluation for a device that need not be there, and prints memory, work and "
+    "messages. With --rows it "
     "takes no data. METHOD and all flags of `run` that decide the program, such as --clients, --model and --batch-size."
 )
 

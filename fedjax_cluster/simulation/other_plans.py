@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from fedjax_cluster.algorithms.method import FirstProgram
+from fedjax_cluster.algorithms.method import FEWER_AT_A_TIME, FirstProgram
+from fedjax_cluster.report.names import counted
 from fedjax_cluster.simulation.abstract import PopulationShape, abstract_population
 from fedjax_cluster.simulation.devices import Target
 from fedjax_cluster.simulation.evaluation import evaluate_clients
@@ -16,7 +17,7 @@ from fedjax_cluster.simulation.memory import bytes_of, peak_of
 from fedjax_cluster.types import ClusteredAlgorithm, Federation, Population
 
 BEFORE, EVALUATION = "before round 1", "an evaluation"
-FEWER_AT_A_TIME = "fewer clients at a time (chunk_size)"
+LONGEST_MESSAGE = 200
 ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
 
 
@@ -47,7 +48,7 @@ def other_programs(
       test: bytes of test rows on each device.
 
     Raises:
-      JaxRuntimeError: a fault of the compiler's own.
+      ValueError: the compiler fails, by a fault of its own.
     """
     keys, state, population, *_ = arguments
     if not isinstance(population, Population):  # rows on disk are read some at a time
@@ -56,23 +57,25 @@ def other_programs(
     for each in getattr(algorithm, "first_programs", lambda *_: ())(keys.initialization, state, population):
         among = any(given is population for given in each.arguments)
         beside = test + (0 if among else bytes_of((population.data.x, population.data.y), len(aim.devices)))
-        peak = _peak(lambda each=each: _compiled_first(each, keys.initialization, aim), aim)
+        peak = _peak(each.what, lambda each=each: _compiled_first(each, keys.initialization, aim), aim)
         found.append(Other(BEFORE, each.what, None if peak is None else peak + beside, each.instead))
     rows = federation.test.x.shape[1] if isinstance(federation, Federation) else -(-shape.rows // ROWS_TO_A_TEST_ROW)
     tested = abstract_population(shape._replace(rows=rows), population.mapping).data
     given = (keys.evaluation, state, population, tested)
-    peak = _peak(lambda: _compiled(evaluate_clients, given, aim, model=algorithm.model, algorithm=algorithm), aim)
-    what = f"all clients on {rows} test row{'s' * (rows != 1)}"
+    what, options = f"all clients on {counted(rows, 'test row')}", {"model": algorithm.model, "algorithm": algorithm}
+    peak = _peak(f"an evaluation of {what}", lambda: _compiled(evaluate_clients, given, aim, **options), aim)
     return (*found, Other(EVALUATION, what, peak, FEWER_AT_A_TIME))
 
 
-def _peak(compiled: Callable[[], Any], aim: Target) -> int | None:
+def _peak(what: str, compiled: Callable[[], Any], aim: Target) -> int | None:
     try:
         return peak_of(compiled(), aim.platform)
     except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return None
+        failure = " ".join(str(error).split())
+        if "RESOURCE_EXHAUSTED" in failure:
+            return None
+        what = f"the compiler for {aim.name} fails with {what} ({failure[:LONGEST_MESSAGE]})"
+        raise ValueError(f"{what}; give another chunk_size, or whole=False from Python") from error
 
 
 def _compiled_first(first: FirstProgram, key: Any, aim: Target) -> Any:

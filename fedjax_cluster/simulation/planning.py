@@ -158,7 +158,7 @@ def plan(
     if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:
         started = time.perf_counter()
         given = _with_mapping(arguments, _at_a_time(mapping, rounds.chunk))
-        others = _others(algorithm, federation, shape, given, aim, test)
+        others = other_programs(algorithm, federation, shape, given, aim, test)
         seconds, tried = seconds + time.perf_counter() - started, tried + len(others)
     costs = None
     if rounds.compiled is not None and memory is not None:
@@ -258,21 +258,6 @@ def _at_a_time(mapping: ClientMapping, chunk: int) -> ClientMapping:
 def _not_compiled(aim: Target, chunk: int, failure: str) -> str:
     what = f"the compiler for {aim.name} fails with {counted(chunk, 'client')} at a time"
     return f"{what} ({failure[:LONGEST_MESSAGE]}); give another chunk_size"
-
-
-def _others(
-    algorithm: ClusteredAlgorithm,
-    federation: Federation | PopulationShape,
-    shape: PopulationShape,
-    arguments: tuple,
-    aim: Target,
-    test: int,
-) -> tuple[Other, ...]:
-    try:
-        return other_programs(algorithm, federation, shape, arguments, aim, test)
-    except jax.errors.JaxRuntimeError as error:
-        chunk = arguments[2].mapping.chunk_size or 1
-        raise ValueError(_not_compiled(aim, chunk, " ".join(str(error).split()))) from error
 
 
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:

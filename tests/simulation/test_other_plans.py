@@ -11,7 +11,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.parallel.kept_programs import KeptProgram
-from fedjax_cluster.simulation import planning
+from fedjax_cluster.simulation import other_plans, planning
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.simulation.evaluation import evaluate_clients
 from fedjax_cluster.simulation.memory import bytes_of, peak_of
@@ -142,3 +142,21 @@ def test_random_starts_compute_nothing_of_the_clients(name):
 def test_methods_without_such_programs_say_so():
     others = {name for name, kind in REGISTRY.items() if kind.first_programs is not REGISTRY["fedavg"].first_programs}
     assert others == set(PROGRAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("message", "refused"), [("INTERNAL: no tile sizes", True), ("RESOURCE_EXHAUSTED", False)])
+def test_a_compiler_that_fails_is_told_from_what_does_not_fit(message, refused, monkeypatch):
+    def compiled(*given, **static):
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(other_plans, "_compiled", compiled)
+    shape = fc.PopulationShape(CLIENTS, ROWS, INFO, "float32")
+    if refused:
+        with pytest.raises(ValueError, match=r"fails with every client's loss \(INTERNAL"):
+            plan(build("ifca"), shape)
+    else:
+        found = plan(build("ifca"), shape)
+        assert not found.fits
+        assert found.peak is None
+        assert "more than there is" in dict(found.table().rows)["before round 1"]
