@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
-from fedjax_cluster.clustering.similarity import cosine_similarity, matmul
+from fedjax_cluster.clustering.similarity import cosine_similarity
 
 Reduction = Literal["smallest", "sum"]
 
@@ -62,62 +63,64 @@ def classwise_angles(
 
 @partial(jax.jit, static_argnames="reduction")
 def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
-    num_clients, num_classes, num_features, rank = vectors.shape
-    dimension = (jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0).sum(axis=2, dtype=jnp.int32)  # [M, L]
+    of_class = _angles_in_a_class(vectors, counts, reduction)
+    return jnp.moveaxis(lax.map(of_class, jnp.arange(counts.shape[1])), 0, 2)
+
+
+def _angles_in_a_class(vectors: Array, counts: Array, reduction: str) -> Callable[[Array], Array]:
+    """A function of a class i32[] that gives its angles f32[M, M] of all pairs."""
+    num_clients, _, num_features, rank = vectors.shape
+    dimension = _dimension(vectors)
     size = min(_BLOCK, num_clients, max(1, _BLOCK_COLUMNS // rank))
-    blocks = -(-num_clients // size)
-    padding = (0, blocks * size - num_clients)
-    padded = jnp.pad(vectors, (padding, (0, 0), (0, 0), (0, 0)))
-    # [L, f, p·M']: one matrix product per class and pair of blocks.
-    columns = jnp.moveaxis(padded, (0, 1, 2, 3), (3, 0, 1, 2)).reshape(num_classes, num_features, rank, -1)
-    dimension = jnp.pad(dimension, (padding, (0, 0))).T
-    firsts, seconds = (jnp.asarray(index, jnp.int32) * size for index in np.triu_indices(blocks))
+    # The last block ends with the last client, and shares some with the one before.
+    starts = np.minimum(np.arange(0, num_clients, size), num_clients - size)
+    firsts, seconds = (jnp.asarray(starts[index], jnp.int32) for index in np.triu_indices(len(starts)))
 
-    def of_class(data: tuple[Array, Array]) -> Array:
-        columns, dimension = data
-
+    def between_all(of_class: Array) -> Array:
         def part(start: Array) -> tuple[Array, Array]:
-            block = lax.dynamic_slice_in_dim(columns, start, size, axis=2)
-            return block.reshape(num_features, -1), lax.dynamic_slice_in_dim(dimension, start, size)
+            block = lax.dynamic_slice(vectors, (start, of_class, 0, 0), (size, 1, num_features, rank))
+            return block[:, 0], lax.dynamic_slice(dimension, (start, of_class), (size, 1))[:, 0]
 
         def add_blocks(pair: Array, angles: Array) -> Array:
-            (first, rows), (second, others) = part(firsts[pair]), part(seconds[pair])
-            cross = matmul(first.T, second).reshape(rank, size, rank, size)
-            between = _angles_of_products(cross, rows, others, reduction)
+            between = _angles_of_bases(*part(firsts[pair]), *part(seconds[pair]), reduction)
             return lax.dynamic_update_slice(angles, between, (firsts[pair], seconds[pair]))
 
-        zeros = jnp.zeros((blocks * size, blocks * size), vectors.dtype)
-        return lax.fori_loop(0, len(firsts), add_blocks, zeros)[:num_clients, :num_clients]
+        zeros = jnp.zeros((num_clients, num_clients), vectors.dtype)
+        angles = lax.fori_loop(0, len(firsts), add_blocks, zeros)
+        first, second = jnp.indices(angles.shape, sparse=True)
+        angles = jnp.where(first < second, angles, angles.T)
+        angles = jnp.where(first == second, 0.0, angles)
+        has = lax.dynamic_slice_in_dim(counts, of_class, 1, axis=1)
+        return _where_both_have_the_class(angles[:, :, None], has, has)[:, :, 0]
 
-    angles = jnp.moveaxis(lax.map(of_class, (columns, dimension)), 0, 2)
-    first, second, _ = jnp.indices((num_clients, num_clients, 1), sparse=True)
-    angles = jnp.where(first < second, angles, jnp.swapaxes(angles, 0, 1))
-    angles = jnp.where(first == second, 0.0, angles)
-    return _where_both_have_the_class(angles, counts, counts)
+    return between_all
 
 
 def angles_between(vectors: Array, counts: Array, others: Array, other_counts: Array, reduction: Reduction) -> Array:
     """`classwise_angles` f32[B, m, L] of B clients' vectors with those of m others, without checks."""
 
-    def of_class(data: tuple[Array, Array]) -> Array:
-        first, second = data  # [B, f, p], [m, f, p]
-        cross = jnp.einsum("afp,bfq->paqb", first, second, precision="highest")
-        return _angles_of_products(cross, dimension(first), dimension(second), reduction)
+    def of_class(data: tuple[Array, Array, Array, Array]) -> Array:
+        first, rows, second, columns = data  # [B, f, p], [B], [m, f, p], [m]
+        return _angles_of_bases(first, rows, second, columns, reduction)
 
-    def dimension(vectors: Array) -> Array:
-        return (jnp.abs(vectors).max(axis=1, initial=0.0) > 0.0).sum(axis=1, dtype=jnp.int32)
-
-    angles = lax.map(of_class, (jnp.swapaxes(vectors, 0, 1), jnp.swapaxes(others, 0, 1)))
+    data = vectors, _dimension(vectors), others, _dimension(others)
+    angles = lax.map(of_class, jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), data))
     return _where_both_have_the_class(jnp.moveaxis(angles, 0, 2), counts, other_counts)
 
 
-def _angles_of_products(cross: Array, dimension: Array, others: Array, reduction: str) -> Array:
-    """Angles f32[A, B] in degrees from the products f32[p, A, p, B] of bases of so many columns, i32[A] and i32[B]."""
+def _dimension(vectors: Array) -> Array:
+    """i32[M, L], the columns of each basis f32[M, L, f, p] that are not zero."""
+    return (jnp.abs(vectors).max(axis=2, initial=0.0) > 0.0).sum(axis=2, dtype=jnp.int32)
+
+
+def _angles_of_bases(bases: Array, dimension: Array, others: Array, columns: Array, reduction: str) -> Array:
+    """Angles f32[A, B] in degrees between bases f32[A, f, p] and f32[B, f, p] of so many columns, i32[A] and i32[B]."""
+    cross = jnp.einsum("afp,bfq->paqb", bases, others, precision="highest")
     cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
     between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, A, B], ascending
     if reduction == "smallest":
         return between[0]
-    num_angles = jnp.minimum(dimension[:, None], others[None, :])
+    num_angles = jnp.minimum(dimension[:, None], columns[None, :])
     counted = jnp.arange(cross.shape[0], dtype=jnp.int32)[:, None, None] < num_angles[None]
     # An empty subspace is at a right angle to all, as for the smallest angle.
     return jnp.where(num_angles > 0, jnp.where(counted, between, 0.0).sum(axis=0), 90.0)
@@ -204,14 +207,41 @@ def data_dissimilarity(
 
 @jax.jit
 def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array) -> Array:
-    weight, both = weights_between(counts, counts, angles.dtype)
+    return _mean_over_classes(jnp.moveaxis(angles, 2, 0), counts, lambda of_class: of_class, delta, mask)
+
+
+@partial(jax.jit, static_argnames="reduction")
+def dissimilarity_of_bases(vectors: Array, counts: Array, reduction: Reduction, delta: Array, mask: Array) -> Array:
+    """`data_dissimilarity` of `classwise_angles`, without checks and without the angles f32[M, M, L] of all classes."""
+    classes = jnp.arange(counts.shape[1])
+    return _mean_over_classes(classes, counts, _angles_in_a_class(vectors, counts, reduction), delta, mask)
+
+
+def _mean_over_classes(classes: Array, counts: Array, angles: Callable, delta: Array, mask: Array) -> Array:
+    """V f32[M, M], where `angles(classes[c])` f32[M, M] are those of class c: no array of all pairs and classes."""
     known = mask[:, None] & mask[None, :]
-    pairs = both & (known & ~jnp.eye(counts.shape[0], dtype=bool))[:, :, None]
-    least = jnp.where(pairs, weight, jnp.inf).min()
-    extent = jnp.where(pairs, weight, -jnp.inf).max() - least
-    scaled = 1.0 - delta + 2.0 * delta * (weight - least) / jnp.where(extent > 0.0, extent, 1.0)
-    weight = jnp.where(pairs & (extent > 0.0), scaled, 1.0)
-    return jnp.where(known, (jnp.where(known[:, :, None], angles, 0.0) * weight).mean(axis=2), 0.0)
+    pairs = known & ~jnp.eye(len(mask), dtype=bool)
+
+    def weights(counts: Array) -> tuple[Array, Array]:
+        weight, both = weights_between(counts[:, None], counts[:, None], jnp.result_type(delta))
+        return weight[:, :, 0], both[:, :, 0] & pairs
+
+    def extremes(counts: Array) -> tuple[Array, Array]:
+        weight, both = weights(counts)
+        return jnp.where(both, weight, jnp.inf).min(), jnp.where(both, weight, -jnp.inf).max()
+
+    least, most = lax.map(extremes, counts.T)
+    least, extent = least.min(), most.max() - least.min()
+
+    def add(total: Array, data: tuple[Array, Array]) -> tuple[Array, None]:
+        of_class, counts = data
+        weight, both = weights(counts)
+        scaled = 1.0 - delta + 2.0 * delta * (weight - least) / jnp.where(extent > 0.0, extent, 1.0)
+        weight = jnp.where(both & (extent > 0.0), scaled, 1.0)
+        return total + jnp.where(known, angles(of_class), 0.0) * weight, None
+
+    total, _ = lax.scan(add, jnp.zeros(known.shape, jnp.result_type(delta)), (classes, counts.T))
+    return total / counts.shape[1]
 
 
 def weights_between(counts: Array, others: Array, dtype: Any = jnp.float32) -> tuple[Array, Array]:

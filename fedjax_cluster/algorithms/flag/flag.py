@@ -48,9 +48,7 @@ from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Population, RoundInfo, State, Variables
 
-# Arrays of 4 bytes a pair at the same time while all pairs are compared: V, G, A and SciPy's copies in 8 bytes; by the
-# compiler's figures four more for each class.
-COMPARED, COMPARED_BY_CLASS = 8, 4
+COMPARED = 8  # arrays of 4 bytes a pair at the same time, by the compiler's figures: V, G, A and what makes them
 PART = Bound(lambda value: 0 < value <= 1, "a part of a class's examples, above 0 and up to 1")
 
 
@@ -207,15 +205,14 @@ class flag(SearchingMethod):
 
     def check_pairs(self, population: Population, there: int) -> None:
         """Raises a ValueError where what is compared does not fit into memory, or landmarks are more than clients."""
-        each = COMPARED + COMPARED_BY_CLASS * population.info.num_classes
         size = len(population.data.num_examples)
         if self.landmarks is None:
-            return check_square(self.name, size, each, landmarks=True)
+            return check_square(self.name, size, COMPARED, landmarks=True)
         if self.landmarks > there:
             raise ValueError(
                 f"landmarks is {self.landmarks}, but there are only {there} clients; give at most {there}, or None"
             )
-        wanted, what = 4.0 * self.landmarks**2 * each, f"for each pair of {self.landmarks} landmarks"
+        wanted, what = 4.0 * self.landmarks**2 * COMPARED, f"for each pair of {self.landmarks} landmarks"
         return check_memory(self.name, max(wanted, 12.0 * size * self.landmarks), what, "give fewer landmarks")
 
     def draw_landmarks(self, rng_key: Array, present: Array) -> Array | None:

@@ -6,10 +6,12 @@ import functools
 from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering
 from fedjax_cluster.algorithms.threshold_search import Search
+from fedjax_cluster.clustering.dissimilarity import dissimilarity_of_bases
 from fedjax_cluster.types import Variables
 
 
@@ -80,7 +82,6 @@ def compare(
     beta: float,
 ) -> Matrices:
     """V, G and A of all pairs of the clients of mask bool[M]."""
-    by_class = clustering.classwise_angles(vectors, counts, angles)
-    data = clustering.data_dissimilarity(by_class, counts, delta, mask)
+    data = dissimilarity_of_bases(vectors, counts, angles, jnp.asarray(delta, vectors.dtype), mask)
     gradient = clustering.gradient_angles(updates, mask)
     return Matrices(data, gradient, clustering.proximity(data, gradient, beta, mask))
