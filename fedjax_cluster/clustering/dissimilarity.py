@@ -64,7 +64,7 @@ def classwise_angles(
 @partial(jax.jit, static_argnames="reduction")
 def _classwise_angles(vectors: Array, counts: Array, reduction: str) -> Array:
     of_class = _angles_in_a_class(vectors, counts, reduction)
-    return jnp.moveaxis(lax.map(of_class, jnp.arange(counts.shape[1])), 0, 2)
+    return jnp.moveaxis(lax.map(of_class, jnp.arange(counts.shape[1], dtype=jnp.int32)), 0, 2)
 
 
 def _angles_in_a_class(vectors: Array, counts: Array, reduction: str) -> Callable[[Array], Array]:
@@ -78,7 +78,8 @@ def _angles_in_a_class(vectors: Array, counts: Array, reduction: str) -> Callabl
 
     def between_all(of_class: Array) -> Array:
         def part(start: Array) -> tuple[Array, Array]:
-            block = lax.dynamic_slice(vectors, (start, of_class, 0, 0), (size, 1, num_features, rank))
+            first = jnp.int32(0)
+            block = lax.dynamic_slice(vectors, (start, of_class, first, first), (size, 1, num_features, rank))
             return block[:, 0], lax.dynamic_slice(dimension, (start, of_class), (size, 1))[:, 0]
 
         def add_blocks(pair: Array, angles: Array) -> Array:
@@ -213,7 +214,7 @@ def _data_dissimilarity(angles: Array, counts: Array, delta: Array, mask: Array)
 @partial(jax.jit, static_argnames="reduction")
 def dissimilarity_of_bases(vectors: Array, counts: Array, reduction: Reduction, delta: Array, mask: Array) -> Array:
     """`data_dissimilarity` of `classwise_angles`, without checks and without the angles f32[M, M, L] of all classes."""
-    classes = jnp.arange(counts.shape[1])
+    classes = jnp.arange(counts.shape[1], dtype=jnp.int32)
     return _mean_over_classes(classes, counts, _angles_in_a_class(vectors, counts, reduction), delta, mask)
 
 

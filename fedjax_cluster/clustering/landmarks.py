@@ -8,7 +8,7 @@ nothing is approximated.
 from __future__ import annotations
 
 from functools import partial
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -277,42 +277,71 @@ def _landmark_proximity(
     mask: Array,
     angles: Reduction,
 ) -> Array:
-    clear = [jnp.where(mask.reshape(-1, *(1,) * (part.ndim - 1)), part, 0) for part in (vectors, updates)]
-    own_vectors, own_updates = (part[landmarks] for part in clear)
-    own_counts, own = counts[landmarks], mask[landmarks]
-    pairs = own[:, None] & own[None, :] & ~jnp.eye(len(own), dtype=bool)
+    sent = Compared(vectors, counts, updates)
+    scales = proximity_scales(jax.tree.map(lambda leaf: leaf[landmarks], sent), mask[landmarks], angles, delta)
+
+    def one(client: tuple[Compared, Array]) -> Array:
+        rows = jax.tree.map(lambda leaf: jnp.where(client[1], leaf, 0), client[0])
+        return proximity_to(scales, jax.tree.map(lambda leaf: leaf[None], rows), angles, delta, beta)[0]
+
+    found = lax.map(one, (sent, mask), batch_size=_CHUNK)
+    found = found.at[landmarks, jnp.arange(len(landmarks))].set(0.0)
+    return jnp.where(mask[:, None] & mask[landmarks][None, :], found, 0.0)
+
+
+class Compared(NamedTuple):
+    """What FLAG compares of clients."""
+
+    vectors: Array  # f32[..., L, f, p]
+    counts: Array  # i32[..., L]
+    updates: Array  # f32[..., d]
+
+
+class Scales(NamedTuple):
+    """What landmarks sent, and the least and the extent of what is between them."""
+
+    sent: Compared  # of the landmarks
+    weights: tuple[Array, Array]  # of class sizes
+    data: tuple[Array, Array]  # degrees, as V is
+    gradient: tuple[Array, Array]  # degrees, as G is
+
+
+def proximity_scales(sent: Compared, mask: Array, angles: Reduction, delta: Array) -> Scales:
+    """The scales of `landmark_proximity` among the landmarks of mask bool[m], without checks."""
+    sent = jax.tree.map(lambda leaf: jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), sent)
+    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
 
     def extent(values: Array, where: Array) -> tuple[Array, Array]:
         least = jnp.where(where, values, jnp.inf).min()
         most = jnp.where(where, values, -jnp.inf).max()
         return least, jnp.where(most > least, most - least, 0.0)
 
-    own_weights, both = weights_between(own_counts, own_counts, vectors.dtype)
-    lightest, spread = extent(own_weights, both & pairs[:, :, None])
+    weights, both = weights_between(sent.counts, sent.counts, sent.vectors.dtype)
+    of_weights = extent(weights, both & pairs[:, :, None])
+    data, gradient = _degrees_between(sent, sent, of_weights, angles, delta)
+    return Scales(sent, of_weights, extent(data, pairs), extent(gradient, pairs))
 
-    def raw(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        """V and G in degrees of some clients to the landmarks."""
-        vectors, counts, updates = part
-        between = angles_between(vectors, counts, own_vectors, own_counts, angles)
-        weights, both = weights_between(counts, own_counts, vectors.dtype)
-        share = jnp.clip((weights - lightest) / jnp.where(spread > 0.0, spread, 1.0), 0.0, 1.0)
-        weights = jnp.where(both & (spread > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
-        return (between * weights).mean(axis=2), degrees_between(updates, own_updates)
 
-    own_data, own_gradient = raw((own_vectors, own_counts, own_updates))
-    scales = [extent(values, pairs) for values in (own_data, own_gradient)]
+def proximity_to(scales: Scales, clients: Compared, angles: Reduction, delta: Array, beta: Array) -> Array:
+    """`landmark_proximity` f32[B, m] of some clients, without checks; a landmark's to itself is not set to 0."""
+    data, gradient = _degrees_between(clients, scales.sent, scales.weights, angles, delta)
 
-    def one(client: tuple[Array, Array, Array]) -> Array:
-        data, gradient = (values[0] for values in raw(jax.tree.map(lambda leaf: leaf[None], client)))
-        scaled = [
-            jnp.where(spread > 0.0, (values - least) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
-            for values, (least, spread) in zip((data, gradient), scales, strict=True)
-        ]
-        return beta * scaled[0] + (1.0 - beta) * scaled[1]
+    def scaled(values: Array, least: Array, spread: Array) -> Array:
+        return jnp.where(spread > 0.0, (values - least) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
 
-    found = lax.map(one, (clear[0], counts, clear[1]), batch_size=_CHUNK)
-    found = found.at[landmarks, jnp.arange(len(landmarks))].set(0.0)
-    return jnp.where(mask[:, None] & own[None, :], found, 0.0)
+    return beta * scaled(data, *scales.data) + (1.0 - beta) * scaled(gradient, *scales.gradient)
+
+
+def _degrees_between(
+    clients: Compared, landmarks: Compared, of_weights: tuple[Array, Array], angles: Reduction, delta: Array
+) -> tuple[Array, Array]:
+    """V and G f32[B, m] in degrees of clients to the landmarks."""
+    lightest, spread = of_weights
+    between = angles_between(clients.vectors, clients.counts, landmarks.vectors, landmarks.counts, angles)
+    weights, both = weights_between(clients.counts, landmarks.counts, clients.vectors.dtype)
+    share = jnp.clip((weights - lightest) / jnp.where(spread > 0.0, spread, 1.0), 0.0, 1.0)
+    weights = jnp.where(both & (spread > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
+    return (between * weights).mean(axis=2), degrees_between(clients.updates, landmarks.updates)
 
 
 def degrees_between(updates: Array, others: Array) -> Array:

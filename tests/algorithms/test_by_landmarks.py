@@ -13,7 +13,8 @@ import fedjax_cluster as fc
 from fedjax_cluster import clustering, cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedgwc, flag, pacfl
 from fedjax_cluster.algorithms import round as rounds_of
-from fedjax_cluster.algorithms.flag.flag import Sent
+from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
+from fedjax_cluster.algorithms.flag.state import Measured, Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
@@ -22,9 +23,10 @@ from fedjax_cluster.report.methods import flag as flag_pictures
 from fedjax_cluster.simulation.abstract import abstract_arguments
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.simulation.segment import run_segment
-from fedjax_cluster.types import Churn
+from fedjax_cluster.types import Churn, ClientData, DatasetInfo
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
 from tests.algorithms.test_flag import FULL, lines, place
+from tests.devices import needs_two
 from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
 from tests.reference import flag as flag_reference
@@ -219,17 +221,65 @@ def test_flag_by_some_merges_them_and_others_join_the_nearest(method):
         assert adjusted_rand_index(np.asarray(label), federation.group) == 1.0
     assert float(info.costs.clustering_seconds) > 0
     assert state.clients._fields == ("membership", "present")
-    # Of numbers without groups, each linkage makes something else.
-    rng = np.random.default_rng(0)
-    counts, changes = np.full((40, 1), 9, np.int32), rng.normal(size=(40, 3)).astype(np.float32)
-    sent = Sent(np.zeros((40, 1, 2, 1), np.float32), counts, changes, np.ones(40, bool))
-    some, label = np.arange(0, 40, 2), rng.integers(0, 3, 20)
-    apart = clustering.landmark_proximity(*sent[:3], some)
-    expected = {kind: landmarks.extend_labels(apart, some, label.tolist(), kind) for kind in landmarks.REDUCTIONS}
-    assert algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() == expected.pop(method)
-    assert all(
-        other != algorithm.join_landmarks(label, jnp.asarray(some), sent).tolist() for other in expected.values()
-    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapping", [ONE, pytest.param(TWO, marks=needs_two)])
+@pytest.mark.parametrize("at_a_time", [6, 40])
+def test_others_join_some_at_a_time_what_numpy_makes_of_all(mapping, at_a_time):
+    """Of numbers without groups, so that each linkage makes something else; nobody, one unheard, one with less."""
+    rng, clients, features = np.random.default_rng(0), 39, 3
+    sizes = np.where(np.arange(clients) == 5, 0, 2)
+    data = ClientData(np.zeros((clients, 2, 2), np.float32), np.zeros((clients, 2), np.int32), sizes)
+    population = parallel.place_population(data, DatasetInfo("rows", (2,), 2), mapping)
+    counts, changes = rng.integers(2, 90, (clients, 2)), rng.normal(size=(clients, features)).astype(np.float32)
+    vectors = rng.normal(size=(clients, 2, 2, 1)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
+    vectors[7], counts[7] = 0, 0
+    some, label, unheard = np.arange(0, clients, 2), rng.integers(0, 3, 20), 11
+    given = changes.copy()
+    given[unheard] = np.nan
+
+    def measure(client):
+        rows = (jnp.asarray(leaf)[client.index] for leaf in (vectors, counts, given))
+        return Measured(*rows, client.index)
+
+    sent = Sent(vectors[some], counts[some], changes[some], np.ones(20, bool))
+    options = {"angles": "smallest", "delta": 0.5, "beta": 0.5}
+    scales = by_landmarks.scales_of(jax.tree.map(jnp.asarray, sent), options)
+    distances = functools.partial(by_landmarks.distances_to, scales, comparison=options)
+    measured = list(zip(vectors, counts, [(change,) for change in changes], strict=True))
+    membership, known = jax.nn.one_hot(label, 3), jnp.ones(20, bool)
+    apart = landmarks.proximity(measured, some.tolist(), delta=0.5, beta=0.5)
+    heard = (np.arange(clients) != unheard) & (sizes > 0)
+    others = heard & ~np.isin(np.arange(clients), some)
+    found = {}
+    for kind in landmarks.REDUCTIONS:
+        join = functools.partial(by_landmarks.join, measure, linkage=kind, at_a_time=at_a_time)
+        compared = {"distances": distances, "membership": membership, "known": known}
+        joined, accepted = jax.jit(functools.partial(join, **compared))(population)[1:]
+        assert np.asarray(accepted)[:clients].tolist() == heard.tolist()
+        assert joined.num_steps[:clients][heard].tolist() == np.flatnonzero(heard).tolist()
+        assert joined.numbers[:clients].tolist() == np.where(heard & (np.arange(clients) != 7), 4, 0).tolist()
+        expected = np.asarray(landmarks.extend_labels(apart, some.tolist(), label.tolist(), kind))
+        assert joined.slot[:clients][others].tolist() == expected[others].tolist()
+        found[kind] = expected[others].tolist()
+    near = np.asarray(distances(Measured(vectors, counts, changes, counts)))
+    np.testing.assert_allclose(near[others], apart[others], atol=1e-3)
+    assert len({str(each) for each in found.values()}) == 3
+
+
+@needs_two
+@pytest.mark.slow
+def test_landmarks_come_in_their_order_on_two_devices():
+    algorithm, key = flag_by(5), run_keys(0).initialization
+    state = [
+        algorithm.init(key, parallel.place_population(lines(15).train, lines(15).info, mapping))[0]
+        for mapping in (ONE, TWO)
+    ]
+    for one, two in zip(jax.tree.leaves(state[0].server), jax.tree.leaves(state[1].server), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+    assert labels_of(state[0].clients.membership).tolist() == labels_of(state[1].clients.membership).tolist()[:15]
 
 
 @pytest.mark.slow
@@ -251,7 +301,7 @@ def test_flag_by_landmarks_takes_newcomers_and_draws_its_matrices():
 # ------------------------------------------------------------------------------------------ all of them
 
 
-def by_landmarks(name, **options):
+def with_landmarks(name, **options):
     own = {"cfl_gp": {"cluster_cohort": True, "participation": 0.6}, "fedgwc": {"participation": 0.4}}[name]
     training = local.sgd(0.1, batch_size=8, steps=2)
     return REGISTRY[name](nn.linear(), local=training, **{"clusters": 2, "landmarks": 5, **own, **options})
@@ -284,7 +334,7 @@ def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path)
     federation, options = blobs(clients=41 if unheard else 13), {"rounds": 7, "eval_every": 4, "progress": False}
     if name == "fedgwc":
         options["rounds"] = 30
-    ours = by_landmarks(name, **further)
+    ours = with_landmarks(name, **further)
     one = simulate(ours, federation, mapping=ONE, **options)
     if "rate" in further:  # somebody chose a cluster after the split, and is drawn with the other
         own = slice(None) if not unheard else one.state.server.landmarks
@@ -302,9 +352,9 @@ def test_rows_on_disk_devices_and_chunks_change_nothing(name, further, tmp_path)
 def test_without_landmarks_configurations_are_those_of_before():
     assert "landmarks" not in fedgwc(nn.linear(), clusters=2, local=FULL).config
     assert not {"landmarks", "profiles_of"} & set(cfl_gp(nn.linear(), clusters=2, local=FULL).config)
-    assert by_landmarks("cfl_gp", profiles_of="landmarks").config["profiles_of"] == "landmarks"
-    assert by_landmarks("fedgwc").config["landmarks"] == 5
-    assert by_landmarks("fedgwc") != dataclasses.replace(by_landmarks("fedgwc"), landmarks=None)
+    assert with_landmarks("cfl_gp", profiles_of="landmarks").config["profiles_of"] == "landmarks"
+    assert with_landmarks("fedgwc").config["landmarks"] == 5
+    assert with_landmarks("fedgwc") != dataclasses.replace(with_landmarks("fedgwc"), landmarks=None)
 
 
 @pytest.mark.slow
@@ -362,11 +412,11 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
         ),
         (lambda: flag_by(10).init(run_keys(0).initialization, place(lines())), "there are only 9 clients"),
         (
-            lambda: by_landmarks("cfl_gp", every=3).init(run_keys(0).initialization, place(lines(6))),
+            lambda: with_landmarks("cfl_gp", every=3).init(run_keys(0).initialization, place(lines(6))),
             "landmarks is 5, but a cohort has only 4 clients",
         ),
         (
-            lambda: dataclasses.replace(by_landmarks("cfl_gp"), clusters=6).init(
+            lambda: dataclasses.replace(with_landmarks("cfl_gp"), clusters=6).init(
                 run_keys(0).initialization, place(lines())
             ),
             "landmarks is 5, but clusters is 6",

@@ -12,7 +12,17 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
-from fedjax_cluster.algorithms.flag.state import Clients, LandmarkServer, Matrices, Measured, Sent, Server, compare
+from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
+from fedjax_cluster.algorithms.flag.state import (
+    Clients,
+    Joined,
+    LandmarkServer,
+    Matrices,
+    Measured,
+    Sent,
+    Server,
+    compare,
+)
 from fedjax_cluster.algorithms.method import Defaults, FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     SearchingMethod,
@@ -155,13 +165,26 @@ class flag(SearchingMethod):
         return Measured(vectors, counts, tree.ravel(result.delta), jnp.asarray(result.num_steps, jnp.int32))
 
     @parallel.kept_program(static_argnames="self")
-    def measure_all(self, rng_key: Array, population: Population, start: Variables) -> Mapped:
-        num_classes = population.info.num_classes
-        return parallel.for_each_client(
-            lambda client: self.measure(rng_key, start, num_classes, client),
-            parallel.whole_population(population),
-            collect=lambda measured: measured,
-        )
+    def measure_all(
+        self, rng_key: Array, population: Population, start: Variables, landmarks: Array | None = None
+    ) -> Mapped:
+        """What all clients send, or the landmarks i32[m] alone."""
+        measure = functools.partial(self.measure, rng_key, start, population.info.num_classes)
+        if landmarks is not None:
+            return by_landmarks.measure_landmarks(measure, population, landmarks)
+        return parallel.for_each_client(measure, parallel.whole_population(population), collect=lambda sent: sent)
+
+    @parallel.kept_program(static_argnames="self")
+    def join_all(
+        self, rng_key: Array, population: Population, start: Variables, landmarks: Sent, membership: Array
+    ) -> Mapped:
+        """The cluster i32[M] to whose landmarks, one-hot in `membership` f32[m, K], each client is nearest."""
+        # NOTE: ours. The paper compares all pairs of clients.
+        measure = functools.partial(self.measure, rng_key, start, population.info.num_classes)
+        scales = by_landmarks.scales_of(landmarks, self.comparison)
+        distances = functools.partial(by_landmarks.distances_to, scales, comparison=self.comparison)
+        at_a_time = by_landmarks.clients_at_a_time(self.model, self.max_vectors, population)
+        return by_landmarks.join(measure, population, distances, membership, landmarks.known, self.linkage, at_a_time)
 
     @property
     def comparison(self) -> dict[str, Any]:
@@ -178,30 +201,40 @@ class flag(SearchingMethod):
         present = np.asarray(there)
         start = jax.device_get(first_model(start_key, self.model, population.info))
 
-        with progress_note("FLAG: principal vectors and local training of every client") as note:
-            mapped = heard(self.measure_all, measure_key, present, population, start)
-            known = mapped.accepted
+        landmarks, compared, who = self.draw_landmarks(rng_key, there), present, "client"
+        if landmarks is not None:
+            compared, who = present[np.asarray(landmarks)], "landmark"
+        with progress_note(f"FLAG: principal vectors and local training of every {who}") as note:
+            mapped = heard(self.measure_all, measure_key, compared, population, start, landmarks)
             measured: Measured = without_silent(mapped)
-            note("FLAG: comparing all pairs of clients")
-            everybody = Sent(measured.vectors, measured.counts, measured.update, jnp.asarray(known))
-            landmarks = self.draw_landmarks(rng_key, there)
-            sent = everybody if landmarks is None else jax.tree.map(lambda leaf: leaf[landmarks], everybody)
+            sent = Sent(measured.vectors, measured.counts, measured.update, jnp.asarray(mapped.accepted))
+            note(f"FLAG: comparing all pairs of {who}s")
             matrices, comparing = clocked(compare, *sent, **self.comparison)
             grow = functools.partial(clustering.dendrogram, linkage=self.linkage)
             dendrogram, merging = clocked(grow, matrices.proximity, mask=sent.known)
             search, effort = self.find_threshold(search_key, population, dendrogram, note, landmarks)
-        alpha = search.thresholds[int(search.chosen)]
-        label, joining = cuts(dendrogram, alpha[None])[0], 0.0
-        if landmarks is not None:
-            label, joining = clocked(functools.partial(self.join_landmarks, label, landmarks), everybody)
-        label = with_largest(np.asarray(label), present)
-        check_found("flag", int(label.max()) + 1, self.clusters, f"α = {alpha:g}")
+            alpha = search.thresholds[int(search.chosen)]
+            label = np.asarray(cuts(dendrogram, alpha[None])[0])
+            check_found("flag", int(label.max(initial=-1)) + 1, self.clusters, f"α = {alpha:g}")
+            if landmarks is None:
+                numbers, steps = vectors_sent(np.asarray(measured.vectors)), np.sum(measured.num_steps)
+            else:
+                note("FLAG: local training of every client, and the landmarks to which it is nearest")
+                membership = one_hot(jnp.asarray(label), self.clusters)
+                mapped = heard(self.join_all, measure_key, present, population, start, sent, membership)
+                joined: Joined = mapped.collected
+                numbers, steps = np.sum(joined.numbers), np.sum(joined.num_steps)
+                label, own = np.where(mapped.accepted, joined.slot, -1), label
+                label[np.asarray(landmarks)[own >= 0]] = own[own >= 0]
+        known = label >= 0
+        label = with_largest(label, present)
 
         models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
-        state = self.assemble(models, label, present, everybody, start, matrices, search, landmarks)
-        costs = self.initial_costs(population, measured, effort, float(present.sum()))
-        costs = costs._replace(clustering_seconds=comparing + merging + joining)
-        return state, clustering_info(self.clusters, costs, present, np.asarray(known))
+        state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
+        costs = self.initial_costs(population, float(numbers), float(steps), effort, float(present.sum()))
+        # What each client takes to compare itself with landmarks is not on the server's clock.
+        costs = costs._replace(clustering_seconds=comparing + merging)
+        return state, clustering_info(self.clusters, costs, present, known)
 
     def check_pairs(self, population: Population, there: int) -> None:
         """Raises a ValueError where what is compared does not fit into memory, or landmarks are more than clients."""
@@ -213,18 +246,11 @@ class flag(SearchingMethod):
                 f"landmarks is {self.landmarks}, but there are only {there} clients; give at most {there}, or None"
             )
         wanted, what = 4.0 * self.landmarks**2 * COMPARED, f"for each pair of {self.landmarks} landmarks"
-        return check_memory(self.name, max(wanted, 12.0 * size * self.landmarks), what, "give fewer landmarks")
+        return check_memory(self.name, wanted, what, "give fewer landmarks")
 
     def draw_landmarks(self, rng_key: Array, present: Array) -> Array | None:
         key = jax.random.fold_in(rng_key, 1)
         return None if self.landmarks is None else clustering.draw_landmarks(key, self.landmarks, present)
-
-    def join_landmarks(self, label: np.ndarray, landmarks: Array, everybody: Sent) -> Array:
-        """i32[M]: the clusters i32[m] of the landmarks, and of all others that to whose landmarks they are nearest."""
-        # NOTE: ours. The paper compares all pairs of clients.
-        vectors, counts, updates, known = everybody
-        distance = clustering.landmark_proximity(vectors, counts, updates, landmarks, mask=known, **self.comparison)
-        return clustering.extend_labels(distance, landmarks, label, int(label.max()) + 1, self.linkage, known)
 
     def find_threshold(
         self,
@@ -244,14 +270,17 @@ class flag(SearchingMethod):
             label[:, np.asarray(landmarks)] = found
         return self.search(rng_key, population, label, thresholds, note)
 
-    def initial_costs(self, population: Population, measured: Measured, effort: Effort, clients: float) -> Costs:
+    def initial_costs(
+        self, population: Population, numbers: float, steps: float, effort: Effort, clients: float
+    ) -> Costs:
+        """Of `numbers` in principal vectors and local `steps` of all clients, and of the search."""
         size = model_size(self.model, population)
         light = effort.models * model_size(self.light, population) / size
         trained = clients if self.gradient_epochs else 0.0
         return Costs(
             models_down=trained + light,
-            models_up=trained + light + vectors_sent(np.asarray(measured.vectors)) / size,
-            gradient_evaluations=float(np.sum(measured.num_steps)) + effort.gradients,
+            models_up=trained + light + numbers / size,
+            gradient_evaluations=steps + effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,
         )
@@ -273,50 +302,45 @@ class flag(SearchingMethod):
         kept = jax.device_put(start) if self.newcomers else None
         server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
         if landmarks is not None:
-            own = jax.tree.map(lambda leaf: jnp.asarray(leaf[landmarks]), sent) if self.newcomers else None
-            server = LandmarkServer(*server, landmarks, own)
+            server = LandmarkServer(*server, landmarks, sent if self.newcomers else None)
         elif self.newcomers:
             clients = Clients(membership, present, *sent)
         return first_state(models, clients, self.optimizer, server)[0]
 
     def template(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         start = first_model(rng_key, self.model, population.info)
-        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
+        landmarks = None if self.landmarks is None else jnp.arange(self.landmarks)
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start, landmarks)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), mapped)
         measured, known = zeros.collected, zeros.accepted
-        many = len(known) if self.landmarks is None else self.landmarks
+        many = len(known)
         matrices = Matrices(*[jnp.zeros((many, many))] * 3)
         tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
         floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
         search = Search(floats, floats, whole, np.int32(0), np.int32(0))
         models, present = start_models(self.model, rng_key, population, self.clusters)
         label = np.where(np.asarray(present), 0, -1)  # rows that fill up devices stay as they are here
-        landmarks = None if self.landmarks is None else jnp.arange(many)
         sent = Sent(measured.vectors, measured.counts, measured.update, known)
         state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
         return state, initial_info(self.clusters)
 
     def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
         start = jax.eval_shape(lambda key: self.model.init(key, population.info), rng_key)
-        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, start)
+        landmarks = None if self.landmarks is None else jax.ShapeDtypeStruct((self.landmarks,), jnp.int32)
+        given = rng_key, population, start, landmarks
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), *given)
         vectors, counts, updates, _ = mapped.collected
-        everybody = sent = Sent(vectors, counts, updates, mapped.accepted)
-        measuring = FirstProgram("what every client sends", flag.measure_all, (self, rng_key, population, start))
+        sent = Sent(vectors, counts, updates, mapped.accepted)
         instead = "landmarks, who alone are compared pairwise, or fewer of them"
-        if self.landmarks is None:
-            return measuring, FirstProgram("comparing all pairs", compare, sent, self.comparison, instead, alone=True)
-
-        @jax.jit
-        def join(sent: Sent, landmarks: Array) -> Array:
-            return clustering.landmark_proximity(*sent[:3], landmarks, mask=sent.known, **self.comparison)
-
-        landmarks = jax.ShapeDtypeStruct((self.landmarks,), jnp.int32)
-        sent = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.landmarks, *leaf.shape[1:]), leaf.dtype), sent)
-        return (
-            measuring,
-            FirstProgram("comparing all landmarks", compare, sent, self.comparison, instead, alone=True),
-            FirstProgram("comparing all with landmarks", join, (everybody, landmarks), instead=instead, alone=True),
-        )
+        who, compared = ("client", "pairs") if landmarks is None else ("landmark", "pairs of landmarks")
+        measuring = FirstProgram(f"what every {who} sends", flag.measure_all, (self, *given))
+        comparing = FirstProgram(f"comparing all {compared}", compare, sent, self.comparison, instead, alone=True)
+        if landmarks is None:
+            return measuring, comparing
+        membership = jax.ShapeDtypeStruct((self.landmarks, self.clusters), jnp.float32)
+        what = "the landmarks to which every client is nearest"
+        joining = FirstProgram(what, flag.join_all, (self, rng_key, population, start, sent, membership))
+        return measuring, comparing, joining
 
     # ------------------------------------------------------------------------------------ newcomers, plots
 
@@ -351,13 +375,10 @@ class flag(SearchingMethod):
     def join_by_landmarks(self, state: State, measured: Measured, finite: Array, index: Array) -> State:
         """The state with a client that sent `measured`, in the cluster to whose landmarks it is nearest."""
         clients, server = state.clients, state.server
-        own, count = server.sent, len(server.landmarks)
-        known = own.known & clients.present[server.landmarks]
-        rows = zip(own, (measured.vectors, measured.counts, measured.update, finite), strict=True)
-        sent = Sent(*(jnp.concatenate([all, one[None]]) for all, one in rows))
-        distance = clustering.landmark_proximity(
-            *sent[:3], jnp.arange(count), mask=sent.known.at[:count].set(known), **self.comparison
-        )[count]
+        known = server.sent.known & clients.present[server.landmarks]
+        one = jax.tree.map(lambda leaf: leaf[None], measured)
+        scales = by_landmarks.scales_of(server.sent._replace(known=known), self.comparison)
+        distance = by_landmarks.distances_to(scales, one, self.comparison)[0]
         slot = nearest_cluster(distance, clients.membership[server.landmarks], known, self.linkage)
         slot = jnp.where(finite, slot, largest_cluster(clients.membership))
         row = HardClients(one_hot(slot, self.clusters), jnp.asarray(True))
