@@ -215,7 +215,7 @@ def divided(before, similarity, counted=None, known=None):
     counted = jnp.ones(len(similarity), bool) if counted is None else jnp.asarray(counted)
     qualified = jnp.arange(len(before.active)) == 0
     known = counted if known is None else known
-    return divide(before, similarity, counted, known, qualified, 0.0, jnp.asarray(7, jnp.int32))
+    return divide(before, similarity, counted, known, qualified, jnp.asarray(7, jnp.int32), gamma_max=0.0)
 
 
 def test_the_split_is_the_optimum_where_complete_linkage_is_not():

@@ -301,7 +301,9 @@ class cfl(AveragingMethod):
         rows = labels(clients.membership), clients.valid & clients.present, clients.share > 0, clients.side
         label, counted, known, side = parallel.replicate(mapping, rows)
         before = Division(label, state.clusters.active, side, server.splits, server.origin, server.refused)
-        return divide(before, similarity, counted, known, qualified, self.gamma_max, state.round), similarity
+        # Divided among the devices, each merge would be a wait for the others.
+        divided = parallel.on_each_device(functools.partial(divide, gamma_max=self.gamma_max), mapping)
+        return divided(before, similarity, counted, known, qualified, state.round), similarity
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """One test, of the largest cluster. Tests in the same round share the cosines, which is most of the work."""

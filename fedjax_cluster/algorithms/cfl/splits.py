@@ -163,8 +163,9 @@ def divide(
     counted: Array,
     known: Array,
     qualified: Array,
-    gamma_max: float,
     round_number: Array,
+    *,
+    gamma_max: float,
 ) -> Division:
     """Splits the clusters that qualify (bool[K]), one after the other, for as long as there are slots.
 
