@@ -18,6 +18,11 @@ for _number in (signal.SIGINT, signal.SIGTERM):
 if sys.stderr.isatty() and sys.argv[1:2] and sys.argv[1] in ("run", "compare", "sweep", "resume", "reproduce"):
     print("fedjax-cluster starts", end="\r", file=sys.stderr, flush=True)
 
+# NumPy's and SciPy's OpenBLAS start threads that wait by spinning, a tenth of a short run's processor time; the work is
+# XLA's, which has threads of its own. In benchmarks others are compared with, and have all theirs.
+if sys.argv[1:2] != ["bench"] and "OMP_NUM_THREADS" not in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # What is imported stays: to look through it for what can be let go is a tenth of the imports.
 gc.disable()
 

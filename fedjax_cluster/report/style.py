@@ -24,6 +24,7 @@ from fedjax_cluster.files import atomic_file
 # Inches: one column of a two-column paper, and both.
 SINGLE, DOUBLE = 3.35, 6.9
 SCREEN_DPI, FILE_DPI = 200, 300
+COMPRESSION = 4  # of PNG: half the time of the default 6, and files 1 % larger
 FORMATS = (".png", ".pdf", ".svg")
 FONT_POINTS = 7.0
 LINE_INCHES = 1.35 * FONT_POINTS / 72  # a line of a legend
@@ -101,8 +102,9 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a figure to '{path.name}'; its name must end in {', '.join(FORMATS)}")
+    given = {"pil_kwargs": {"compress_level": COMPRESSION}} if path.suffix.lower() == ".png" else {}
     with style(), atomic_file(path) as temporary:
-        figure.savefig(temporary, dpi=FILE_DPI)
+        figure.savefig(temporary, dpi=FILE_DPI, **given)
     return path
 
 
