@@ -10,6 +10,7 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import logging
 import operator
 import os
 import pathlib
@@ -24,6 +25,8 @@ from jax.core import Tracer
 
 from fedjax_cluster.keywords import bound
 
+LOG = logging.getLogger(__name__)
+WARN_ONCE = functools.cache(LOG.warning)  # values are copied with changes many times
 LINE = 118  # characters of help() and of an argument's documentation
 SHOWN = 80  # characters of a value in a message
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # bytes; a run leaves files of its own below its directory
@@ -82,6 +85,7 @@ def option(
     kw_only: bool = True,
     init: bool = True,
     filled: bool = False,
+    used: tuple[str, Callable[[Any], bool]] | None = None,
 ) -> Any:
     """A field of `Options`.
 
@@ -93,8 +97,10 @@ def option(
       kw_only: False takes it by position too.
       init: False fixes it at its default.
       filled: None may be given too, in whose place the class puts a value of the field's type.
+      used: what else has to be given, in a few words, for it to have an effect, and whether all options are so; else
+        one that is moved off its default is warned of.
     """
-    metadata = {"doc": doc, "bound": bound, "filled": filled}
+    metadata = {"doc": doc, "bound": bound, "filled": filled, "used": used}
     return dataclasses.field(
         default=default, default_factory=default_factory, kw_only=kw_only, init=init, metadata=metadata
     )
@@ -136,6 +142,10 @@ class Options:
             bound = field.metadata.get("bound")
             object.__setattr__(self, field.name, checked(field.name, value, hints[field.name], bound))
         self.check()
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            used, value = field.metadata.get("used"), getattr(self, field.name)
+            if used is not None and value != field.default and not used[1](self):
+                WARN_ONCE(f"{type(self).__name__}: {field.name} is {shown(value)}, without effect but with {used[0]}")
 
     def check(self) -> None:
         """Raises a ValueError where options contradict each other."""

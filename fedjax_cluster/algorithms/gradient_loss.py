@@ -23,7 +23,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     training_costs,
 )
-from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, first_losses, models_of_clients
+from fedjax_cluster.algorithms.starts import FROM_CLIENTS, START, START_LEAKS, Start, first_losses, models_of_clients
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
@@ -91,7 +91,7 @@ class gradient_loss(AveragingMethod):
     clusters: int = option("K, number of clusters", bound=at_least(1))
     start: Start = option(START, default="clients")
     start_rounds: int = option(
-        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT
+        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT, used=FROM_CLIENTS
     )
     similarity_weight: float = option("λ; 0 without `pin` is IFCA's rule on the mini-batch", default=0.2, bound=UNIT)
     similarity: Similarity = option('"cosine", or "euclidean" for S_ik = −‖−η·∇L_ik − Δw_k‖', default="cosine")
@@ -100,6 +100,7 @@ class gradient_loss(AveragingMethod):
         "where the server averages plainly",
         default=None,
         bound=POSITIVE,
+        used=('similarity="euclidean"', lambda method: method.similarity == "euclidean"),
     )
     sign: Sign = option('"descent", or the paper\'s "printed" S_ik, which compares +∇L_ik with Δw_k', default="descent")
     reduction: Literal["mean", "sum"] = option(

@@ -25,7 +25,7 @@ from fedjax_cluster.algorithms.round import (
     tie_layers,
     train_client,
 )
-from fedjax_cluster.algorithms.starts import START, START_LEAKS, Start, first_losses, models_of_clients
+from fedjax_cluster.algorithms.starts import FROM_CLIENTS, START, START_LEAKS, Start, first_losses, models_of_clients
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.marked_clients import shown_rows
@@ -59,7 +59,7 @@ class ifca(AveragingMethod):
     clusters: int = option("K, number of clusters", bound=at_least(1))
     start: Start = option(START, default="clients")
     start_rounds: int = option(
-        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT
+        'rounds of each client whose model is a start; used with "clients"', default=20, bound=COUNT, used=FROM_CLIENTS
     )
     score_on: Literal["all", "batch"] = option(
         'F_i on "all" training rows of the client (the paper), or on the "batch" of its first local step', default="all"

@@ -45,6 +45,9 @@ STEP = Bound(
 )
 
 
+SEARCHED = ("a threshold that is searched for", lambda method: method.searches)
+
+
 class OneShotMethod(AveragingMethod, abstract=True):
     """A method that clusters once, in `init`; then every cluster runs federated averaging."""
 
@@ -72,23 +75,34 @@ class OneShotMethod(AveragingMethod, abstract=True):
 class SearchingMethod(OneShotMethod, abstract=True):
     """A method whose threshold can be chosen on held-out training rows (Algorithm 3 of FLAG)."""
 
-    interval: float = option("step of the searched α, from 1 down to 0", default=0.1, bound=STEP)
-    search_clients: int = option("m′, clients that take part in the search", default=30, bound=at_least(1))
+    interval: float = option("step of the searched α, from 1 down to 0", default=0.1, bound=STEP, used=SEARCHED)
+    search_clients: int = option(
+        "m′, clients that take part in the search", default=30, bound=at_least(1), used=SEARCHED
+    )
     search_rounds: int = option(
-        "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1)
+        "rounds of clustered training of every distinct clustering", default=5, bound=at_least(1), used=SEARCHED
     )
     search_epochs: int | None = option(
         "local epochs of a client in such a round, the paper's 10, with fewer of which little is learnt in so few "
         "rounds; None is what `local` does",
         default=10,
         bound=at_least(1),
+        used=SEARCHED,
     )
     elbow: Axis = option(
         'what held-out accuracy is drawn over for its elbow: "clusters", their logarithm "log-clusters", or α '
         '("threshold")',
         default="threshold",
+        used=SEARCHED,
     )
-    light_model: Model | None = option("trained in the search; None is a hidden layer of 64", default=None)
+    light_model: Model | None = option(
+        "trained in the search; None is a hidden layer of 64", default=None, used=SEARCHED
+    )
+
+    @property
+    def searches(self) -> bool:
+        """Whether the threshold is searched for."""
+        raise NotImplementedError
 
     @property
     def light(self) -> Model:

@@ -14,6 +14,7 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.method import FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
+    SEARCHED,
     STEP,
     SearchingMethod,
     check_classes,
@@ -88,7 +89,10 @@ class pacfl(SearchingMethod):
         bound=NOT_NEGATIVE,
     )
     interval: float = option(
-        "step of the searched threshold as a part of the last merge's, from 1 down to 0", default=0.05, bound=STEP
+        "step of the searched threshold as a part of the last merge's, from 1 down to 0",
+        default=0.05,
+        bound=STEP,
+        used=SEARCHED,
     )
     num_vectors: int = option(
         "p, principal vectors per class; where they are many for the features, all clients span the same",
@@ -100,6 +104,10 @@ class pacfl(SearchingMethod):
         "compares only clients that have equally many classes. (The paper's Eq. 4 is neither)",
         default="smallest",
     )
+
+    @property
+    def searches(self) -> bool:
+        return self.threshold == "search"
 
     def check(self) -> None:
         if self.threshold == "search":

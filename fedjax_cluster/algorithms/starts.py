@@ -26,6 +26,7 @@ CANDIDATES = 2  # to each model wanted
 MOST_ASKED = 2**14  # clients; of a group of a thousandth of all, sixteen are among them
 LARGEST = 1e9  # a loss that is not finite counts as this
 START_LEAKS = "start is 'clients', in which each first model is that of a single client as it is; give start 'random'"
+FROM_CLIENTS = ('start="clients"', lambda method: method.start == "clients")
 START = (
     '"clients" (ours): each first model is trained on a single client for `start_rounds` rounds, from the same initial '
     "model; the first client is drawn at random, each next one is that to which all models before suit least; of 2K "

@@ -102,7 +102,7 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a figure to '{path.name}'; its name must end in {', '.join(FORMATS)}")
-    given = {"pil_kwargs": {"compress_level": COMPRESSION}} if path.suffix.lower() == ".png" else {}
+    given: dict[str, Any] = {"pil_kwargs": {"compress_level": COMPRESSION}} if path.suffix.lower() == ".png" else {}
     with style(), atomic_file(path) as temporary:
         figure.savefig(temporary, dpi=FILE_DPI, **given)
     return path

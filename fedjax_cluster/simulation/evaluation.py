@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State
+
+LOG = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
@@ -186,6 +189,8 @@ def predict_client(
 def chosen_clients(count: int, eval_clients: int | None, seed: int) -> np.ndarray | None:
     """The clients i[n] that evaluations look at, ascending; None is all of `count`."""
     if eval_clients is None or eval_clients >= count:
+        if eval_clients is not None and eval_clients > count:
+            LOG.warning(f"eval_clients is {eval_clients}, but there are only {count} clients: all are evaluated")
         return None
     return np.sort(np.random.default_rng(seed).choice(count, eval_clients, replace=False))
 

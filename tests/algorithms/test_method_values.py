@@ -1,5 +1,6 @@
 """A method is a value: equal options, one hash, one compiled program; a new one brings its flags, checks and tests."""
 
+import dataclasses
 import functools
 
 import chex
@@ -11,7 +12,7 @@ from fedjax_cluster import aggregation, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.optimizers import named
-from fedjax_cluster.options import described_options
+from fedjax_cluster.options import WARN_ONCE, described_options
 from fedjax_cluster.simulation import run_keys
 from tests.federations import blobs
 
@@ -19,13 +20,13 @@ METHODS = sorted(REGISTRY)
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 
 
-def build(name, **options):
+def build(name, **given):
     """Anew at each call: model, local update, server's optimiser and method."""
     taken = {option.name for option in described_options(REGISTRY[name])}
-    options = {"clusters": 2, "server": named("sgd", learning_rate=0.5), "control": "gradient", **options}
+    given = {"clusters": 2, "server": named("sgd", learning_rate=0.5), "control": "gradient", **given}
     update = local.sgd(named("sgd", learning_rate=0.2, momentum=0.9), batch_size=4, steps=2)
     return REGISTRY[name](
-        nn.mlp(hidden=[5]), local=update, **{key: value for key, value in options.items() if key in taken}
+        nn.mlp(hidden=[5]), local=update, **{key: value for key, value in given.items() if key in taken}
     )
 
 
@@ -123,3 +124,36 @@ def test_a_method_is_frozen_and_its_bases_are_no_methods():
     with pytest.raises(AttributeError):
         build("fedavg").participation = 0.5
     assert AveragingMethod.__name__ not in REGISTRY
+
+
+START, SEARCHED = 'start="clients"', "a threshold that is searched for"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "what", "needed"),
+    [
+        ("ifca", {"start": "random", "start_rounds": 7}, "start_rounds is 7", START),
+        ("gradient_loss", {"start": "random", "start_rounds": 8}, "start_rounds is 8", START),
+        ("gradient_loss", {"step_size": 0.7}, "step_size is 0.7", 'similarity="euclidean"'),
+        ("cfl_gp", {"rounding": "zero"}, "rounding is 'zero'", "decimals"),
+        ("cfl", {"transform_seed": 7}, "transform_seed is 7", "transform"),
+        ("cfl", {"held_out": 0.3}, "held_out is 0.3", "fall_back_after"),
+        ("flag", {"threshold": 0.5, "elbow": "clusters"}, "elbow is 'clusters'", SEARCHED),
+        ("pacfl", {"search_clients": 9}, "search_clients is 9", SEARCHED),
+    ],
+)
+def test_options_without_effect_are_named_once(name, given, what, needed, caplog):
+    WARN_ONCE.cache_clear()
+    method = build(name, **given)
+    dataclasses.replace(method, clusters=3)
+    assert caplog.messages == [f"{name}: {what}, without effect but with {needed}"]
+
+
+def test_options_with_effect_are_not_warned_of(caplog):
+    build("ifca", start="clients", start_rounds=7)
+    build("gradient_loss", similarity="euclidean", step_size=0.7)
+    build("cfl_gp", decimals=2, rounding="zero")
+    build("cfl", transform="hadamard", transform_seed=7, fall_back_after=5, held_out=0.3)
+    build("flag", elbow="clusters")
+    build("pacfl", threshold="search", search_clients=9)
+    assert not caplog.messages

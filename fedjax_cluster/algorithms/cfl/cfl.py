@@ -127,11 +127,14 @@ class cfl(AveragingMethod):
         "share of each client's training rows kept from training for that; used with fall_back_after only",
         default=0.1,
         bound=INSIDE_UNIT,
+        used=("fall_back_after", lambda method: method.fall_back_after is not None),
     )
     transform: Scheme | None = option(
         '"permutation", "hadamard" or "householder": what clients apply to all they send (Sec. V-B)', default=None
     )
-    transform_seed: int = option("the clients' secret", default=0, bound=SEED)
+    transform_seed: int = option(
+        "the clients' secret", default=0, bound=SEED, used=("transform", lambda method: method.transform is not None)
+    )
     edge_coordinates: int | None = option(
         "r, random coordinates of the updates on the edges of the parameter tree; None keeps all",
         default=10_000,

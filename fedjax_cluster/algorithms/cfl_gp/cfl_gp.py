@@ -119,7 +119,11 @@ class cfl_gp(AveragingMethod):
     decimals: int | None = option(
         "digits after the decimal point that a client sends (App. E.1, Table 7)", default=None, bound=DECIMALS
     )
-    rounding: Rounding = option('to the "nearest" number with so many decimals, or towards "zero"', default="nearest")
+    rounding: Rounding = option(
+        'to the "nearest" number with so many decimals, or towards "zero"',
+        default="nearest",
+        used=("decimals", lambda method: method.decimals is not None),
+    )
     shared_layers: tuple[str, ...] = option(
         "parameter paths averaged over all clients after every update (F.6, F.7)", default=()
     )

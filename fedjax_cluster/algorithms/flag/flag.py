@@ -141,6 +141,10 @@ class flag(SearchingMethod):
         _ = self.search_update, self.gradient_update
 
     @property
+    def searches(self) -> bool:
+        return self.threshold is None
+
+    @property
     def gradient_update(self) -> LocalUpdate | None:
         """The t_g epochs before the clustering."""
         if not self.gradient_epochs:
