@@ -28,6 +28,7 @@ from fedjax_cluster.bench.measure import machine
 RESULTS = pathlib.Path(__file__).parent / "results" / "starts-cpu.json"
 DEFAULT = "the default job, 200 rounds"
 CHILD = """
+import fedjax_cluster.__main__  # as the command starts: what it settles before its imports
 import functools, json, sys, time
 import fedjax_cluster as fc
 from fedjax_cluster import cli

@@ -22,6 +22,7 @@ from fedjax_cluster.algorithms.round import cluster_round, cohort_labels, initia
 from fedjax_cluster.algorithms.threshold_search import Axis, Effort, Search, search_threshold
 from fedjax_cluster.options import Bound, at_least, changed, option
 from fedjax_cluster.parallel import Mapped
+from fedjax_cluster.parallel.kept_programs import KeptProgram
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import (
     ClientData,
@@ -269,13 +270,15 @@ def check_classes(method: str, info: DatasetInfo, data: ClientData) -> None:
 
 def clocked(cluster: Callable[..., Any], *arrays: Any, **static: Any) -> tuple[Any, float]:
     """What `cluster(*arrays, **static)` gives, and its seconds on the server's clock without compilation."""
-    if (lower := getattr(cluster, "lower", None)) is not None:
-        cluster = lower(*arrays, **static).compile()
+    if isinstance(cluster, KeptProgram):
+        call = cluster.prepared(*arrays, **static)
+        if getattr(call, "func", None) is cluster.jitted:  # not compiled yet
+            call = functools.partial(cluster.lower(*arrays, **static).compile(), *arrays)
     else:
-        cluster = functools.partial(cluster, **static)
-        cluster(*arrays)
+        call = functools.partial(cluster, *arrays, **static)
+        call()
     started = time.perf_counter()
-    result = jax.block_until_ready(cluster(*arrays))
+    result = jax.block_until_ready(call())
     return result, time.perf_counter() - started
 
 

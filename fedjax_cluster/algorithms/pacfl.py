@@ -254,7 +254,7 @@ def first_gap(heights: np.ndarray, most: int) -> float:
     return float(heights[fine[0]]) if len(fine) else float(heights[-1]) if len(heights) else 0.0
 
 
-@functools.partial(jax.jit, static_argnames="angles")
+@parallel.kept_program(static_argnames="angles")
 def compare(vectors: Array, angles: Literal["smallest", "sum"]) -> Array:
     """Angles f32[M, M] in degrees between the spans of the clients' vectors f32[M, L, f, p]."""
     # NOTE: "sum" is not the paper's Eq. 4, which is the trace of arccos(UᵢᵀUⱼ), the angles between vectors of the same

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_cluster import clustering
+from fedjax_cluster import clustering, parallel
 from fedjax_cluster.algorithms.threshold_search import Search
 from fedjax_cluster.clustering.dissimilarity import dissimilarity_of_bases
 from fedjax_cluster.types import Variables
@@ -78,7 +76,7 @@ class Joined(NamedTuple):
     num_steps: Array  # i32[]
 
 
-@functools.partial(jax.jit, static_argnames=("angles", "delta", "beta"))
+@parallel.kept_program(static_argnames=("angles", "delta", "beta"))
 def compare(
     vectors: Array,
     counts: Array,
