@@ -143,7 +143,11 @@ def _singular_values(matrices: Array) -> Array:
     if rank == 1:
         return jnp.abs(matrices[0])
     if rank > _ROTATED:
-        return jnp.moveaxis(jnp.linalg.svd(jnp.moveaxis(matrices, (0, 1), (-2, -1)), compute_uv=False), -1, 0)
+        # On a CPU one after the other: of many in one call, two devices wait for each other's threads and never end.
+        of_one = partial(jnp.linalg.svd, compute_uv=False)
+        flat = jnp.moveaxis(matrices.reshape(rank, rank, -1), 2, 0)
+        values = lax.platform_dependent(flat, cpu=partial(lax.map, of_one), default=of_one)
+        return values.T.reshape(rank, *matrices.shape[2:])
 
     # One-sided Jacobi rotations are arithmetic on whole arrays, where LAPACK takes a call per matrix.
     def rotate(x: Array, y: Array) -> tuple[Array, Array]:

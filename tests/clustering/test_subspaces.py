@@ -1,3 +1,5 @@
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
+from fedjax_cluster.clustering import dissimilarity
 from tests.reference import subspaces as reference
 
 N, F, L, P, M = 60, 30, 4, 3, 6
@@ -346,3 +349,15 @@ def test_label_groups_are_recovered_from_data_alone():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_singular_values_on_a_cpu_are_computed_one_matrix_after_the_other():
+    """Catches calls of many at once, with which two devices wait for each other's threads for good."""
+    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(5, 5, 3, 2)), jnp.float32)
+    found = jax.jit(dissimilarity._singular_values)
+    text = found.lower(matrices).as_text()
+    calls = [line for line in text.splitlines() if "lapack" in line and "custom_call" in line]
+    assert calls
+    assert not any(re.search(r"tensor<\d+x5x5xf32>", line) for line in calls)
+    expected = np.linalg.svd(np.moveaxis(np.asarray(matrices), (0, 1), (2, 3)), compute_uv=False)
+    np.testing.assert_allclose(np.moveaxis(np.asarray(found(matrices)), 0, 2), expected, rtol=1e-5)
