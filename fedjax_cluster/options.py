@@ -97,8 +97,7 @@ def option(
       kw_only: False takes it by position too.
       init: False fixes it at its default.
       filled: None may be given too, in whose place the class puts a value of the field's type.
-      used: what else has to be given, in a few words, for it to have an effect, and whether all options are so; else
-        one that is moved off its default is warned of.
+      used: in words what it has no effect without, and whether that is there; moved off its default it is warned of.
     """
     metadata = {"doc": doc, "bound": bound, "filled": filled, "used": used}
     return dataclasses.field(
@@ -145,7 +144,8 @@ class Options:
         for field in dataclasses.fields(typing.cast(Any, self)):
             used, value = field.metadata.get("used"), getattr(self, field.name)
             if used is not None and value != field.default and not used[1](self):
-                WARN_ONCE(f"{type(self).__name__}: {field.name} is {shown(value)}, without effect but with {used[0]}")
+                given = f"{type(self).__name__}: {field.name} is {shown(value)}"
+                WARN_ONCE(f"{given}, which has no effect without {used[0]}")
 
     def check(self) -> None:
         """Raises a ValueError where options contradict each other."""

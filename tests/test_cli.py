@@ -412,26 +412,3 @@ def test_the_cache_is_told_and_emptied_and_others_files_stay(capsys, monkeypatch
 def test_a_momentum_that_could_do_nothing_is_refused(capsys):
     assert cli.main(["run", "fesem", "--averaging", "gradients", "--momentum", "0.9", "--run-dir", "own"]) == 2
     assert "give --local-steps" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "given", "threads"),
-    [
-        ("list", {}, 1),
-        ("bench", {}, None),
-        ("list", {"OMP_NUM_THREADS": "2"}, 2),
-        ("run", {"OPENBLAS_NUM_THREADS": "2"}, 2),
-    ],
-)
-def test_a_command_starts_no_threads_that_spin(command, given, threads):
-    """NumPy's are for whoever asks for them, and for the software that `bench` compares with."""
-    text = f"import sys; sys.argv = ['fedjax-cluster', {command!r}]; import fedjax_cluster.__main__\n"
-    text += "import numpy, threadpoolctl\nprint(*{each['num_threads'] for each in threadpoolctl.threadpool_info()"
-    text += " if each['internal_api'] == 'openblas' and 'numpy' in each['filepath']})"
-    outside = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    done = subprocess.run([sys.executable, "-c", text], env=outside | given, capture_output=True, text=True, check=True)
-    if not done.stdout.strip():
-        pytest.skip("NumPy has no OpenBLAS here")
-    expected = threads if threads is not None else os.cpu_count()
-    assert int(done.stdout) == min(expected, os.cpu_count())

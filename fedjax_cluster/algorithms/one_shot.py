@@ -46,6 +46,7 @@ STEP = Bound(
 )
 
 
+# Of a method's `searches`, which its threshold decides.
 SEARCHED = ("a threshold that is searched for", lambda method: method.searches)
 
 
@@ -99,11 +100,6 @@ class SearchingMethod(OneShotMethod, abstract=True):
     light_model: Model | None = option(
         "trained in the search; None is a hidden layer of 64", default=None, used=SEARCHED
     )
-
-    @property
-    def searches(self) -> bool:
-        """Whether the threshold is searched for."""
-        raise NotImplementedError
 
     @property
     def light(self) -> Model:

@@ -107,6 +107,7 @@ class pacfl(SearchingMethod):
 
     @property
     def searches(self) -> bool:
+        """Whether the threshold is searched for."""
         return self.threshold == "search"
 
     def check(self) -> None:
@@ -261,8 +262,6 @@ def compare(vectors: Array, angles: Literal["smallest", "sum"]) -> Array:
     # place in both clients' lists: these depend on the bases, principal angles on the spans alone.
     # NOTE: the vectors of different classes are not orthogonal to each other. The public code measures angles between
     # them as they are; principal angles need an orthonormal basis of what they span.
-    # NOTE: "sum" adds principal angles. The paper's Eq. 4 is another one, the trace of arccos(UᵀV) with the vectors in
-    # identical order.
     bases = jax.lax.map(clustering.joint_basis, vectors)
     nonempty = jnp.ones((bases.shape[0], 1), jnp.int32)
     return clustering.classwise_angles(bases[:, None], nonempty, angles)[:, :, 0]

@@ -24,7 +24,7 @@ from fedjax_cluster.files import atomic_file
 # Inches: one column of a two-column paper, and both.
 SINGLE, DOUBLE = 3.35, 6.9
 SCREEN_DPI, FILE_DPI = 200, 300
-COMPRESSION = 4  # of PNG: half the time of the default 6, and files 1 % larger
+COMPRESSION = 4  # of PNG: a picture is saved in a tenth less time than by the default 6, in a file 1 % larger
 FORMATS = (".png", ".pdf", ".svg")
 FONT_POINTS = 7.0
 LINE_INCHES = 1.35 * FONT_POINTS / 72  # a line of a legend

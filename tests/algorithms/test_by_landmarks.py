@@ -13,24 +13,19 @@ import fedjax_cluster as fc
 from fedjax_cluster import clustering, cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedgwc, flag, pacfl
 from fedjax_cluster.algorithms import round as rounds_of
-from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
-from fedjax_cluster.algorithms.flag.state import Measured, Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
 from fedjax_cluster.report.methods import fedgwc as fedgwc_pictures
-from fedjax_cluster.report.methods import flag as flag_pictures
 from fedjax_cluster.simulation.abstract import abstract_arguments
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.simulation.segment import run_segment
-from fedjax_cluster.types import Churn, ClientData, DatasetInfo
+from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
-from tests.algorithms.test_flag import FULL, lines, place
-from tests.devices import needs_two
+from tests.algorithms.test_flag_by_landmarks import flag_by
+from tests.directions import FULL, lines, place
 from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
-from tests.reference import flag as flag_reference
-from tests.reference import landmarks, linkage
 from tests.turns import drawn_batches, linear_models, turns
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -179,123 +174,6 @@ def test_fedgwc_by_landmarks_takes_newcomers_and_draws_its_matrices():
     assert (rest == others[chosen]).all(1).sum() == 1
     drawn = fedgwc_pictures.figures(result)
     assert {"interaction_matrices", "convergence"} <= set(drawn)
-
-
-# ------------------------------------------------------------------------------------------ FLAG
-
-
-def flag_by(number=None, threshold=0.6, **options):
-    arguments = {"clusters": 4, "local": FULL, "gradient_epochs": 4, "max_vectors": 2, "threshold": threshold}
-    return flag(nn.linear(), **{**arguments, **options}, landmarks=number)
-
-
-@pytest.mark.slow
-def test_flag_by_everybody_is_the_exact_one():
-    population = place(lines())
-    start = {"search_clients": 6, "search_rounds": 1, "search_epochs": 1, "light_model": nn.linear()}
-    for options in ({}, {"threshold": None, **start}):
-        exact, _ = flag_by(**options).init(run_keys(0).initialization, population)
-        ours, _ = flag_by(9, **options).init(run_keys(0).initialization, population)
-        assert labels_of(exact.clients.membership).tolist() == labels_of(ours.clients.membership).tolist()
-        for one, other in zip(jax.tree.leaves(exact.server[:3]), jax.tree.leaves(ours.server[:3]), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["average", slow("single"), slow("complete")])
-def test_flag_by_some_merges_them_and_others_join_the_nearest(method):
-    federation = lines(15)
-    algorithm = flag_by(7, linkage=method)
-    state, info = algorithm.init(run_keys(0).initialization, place(federation))
-    chosen = state.server.landmarks.tolist()
-    kernel = state.server.start.params["output"]
-    start = tuple(np.asarray(kernel[name], np.float64) for name in ("kernel", "bias"))
-    arguments = {"num_classes": 3, "rank": 2, "share": 0.01, "rate": 0.3, "epochs": 4}
-    measured = [flag_reference.measure(start, x, y, **arguments) for x, y in as_lists(federation)]
-    distance = landmarks.proximity(measured, chosen, delta=0.5, beta=0.5)
-    np.testing.assert_allclose(state.server.matrices.proximity, distance[chosen], atol=3e-3)
-    clusters = linkage.agglomerative(distance[chosen], method, 0.6)
-    label = landmarks.extend_labels(distance, chosen, flag_reference.as_labels(clusters, 7).tolist(), method)
-    assert labels_of(state.clients.membership).tolist() == label
-    if method == "average":
-        assert adjusted_rand_index(np.asarray(label), federation.group) == 1.0
-    assert float(info.costs.clustering_seconds) > 0
-    assert state.clients._fields == ("membership", "present")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mapping", [ONE, pytest.param(TWO, marks=needs_two)])
-@pytest.mark.parametrize("at_a_time", [6, 40])
-def test_others_join_some_at_a_time_what_numpy_makes_of_all(mapping, at_a_time):
-    """Of numbers without groups, so that each linkage makes something else; nobody, one unheard, one with less."""
-    rng, clients, features = np.random.default_rng(0), 39, 3
-    sizes = np.where(np.arange(clients) == 5, 0, 2)
-    data = ClientData(np.zeros((clients, 2, 2), np.float32), np.zeros((clients, 2), np.int32), sizes)
-    population = parallel.place_population(data, DatasetInfo("rows", (2,), 2), mapping)
-    counts, changes = rng.integers(2, 90, (clients, 2)), rng.normal(size=(clients, features)).astype(np.float32)
-    vectors = rng.normal(size=(clients, 2, 2, 1)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
-    vectors[7], counts[7] = 0, 0
-    some, label, unheard = np.arange(0, clients, 2), rng.integers(0, 3, 20), 11
-    given = changes.copy()
-    given[unheard] = np.nan
-
-    def measure(client):
-        rows = (jnp.asarray(leaf)[client.index] for leaf in (vectors, counts, given))
-        return Measured(*rows, client.index)
-
-    sent = Sent(vectors[some], counts[some], changes[some], np.ones(20, bool))
-    options = {"angles": "smallest", "delta": 0.5, "beta": 0.5}
-    scales = by_landmarks.scales_of(jax.tree.map(jnp.asarray, sent), options)
-    distances = functools.partial(by_landmarks.distances_to, scales, comparison=options)
-    measured = list(zip(vectors, counts, [(change,) for change in changes], strict=True))
-    membership, known = jax.nn.one_hot(label, 3), jnp.ones(20, bool)
-    apart = landmarks.proximity(measured, some.tolist(), delta=0.5, beta=0.5)
-    heard = (np.arange(clients) != unheard) & (sizes > 0)
-    others = heard & ~np.isin(np.arange(clients), some)
-    found = {}
-    for kind in landmarks.REDUCTIONS:
-        join = functools.partial(by_landmarks.join, measure, linkage=kind, at_a_time=at_a_time)
-        compared = {"distances": distances, "membership": membership, "known": known}
-        joined, accepted = jax.jit(functools.partial(join, **compared))(population)[1:]
-        assert np.asarray(accepted)[:clients].tolist() == heard.tolist()
-        assert joined.num_steps[:clients][heard].tolist() == np.flatnonzero(heard).tolist()
-        assert joined.numbers[:clients].tolist() == np.where(heard & (np.arange(clients) != 7), 4, 0).tolist()
-        expected = np.asarray(landmarks.extend_labels(apart, some.tolist(), label.tolist(), kind))
-        assert joined.slot[:clients][others].tolist() == expected[others].tolist()
-        found[kind] = expected[others].tolist()
-    near = np.asarray(distances(Measured(vectors, counts, changes, counts)))
-    np.testing.assert_allclose(near[others], apart[others], atol=1e-3)
-    assert len({str(each) for each in found.values()}) == 3
-
-
-@needs_two
-@pytest.mark.slow
-def test_landmarks_come_in_their_order_on_two_devices():
-    algorithm, key = flag_by(5), run_keys(0).initialization
-    state = [
-        algorithm.init(key, parallel.place_population(lines(15).train, lines(15).info, mapping))[0]
-        for mapping in (ONE, TWO)
-    ]
-    for one, two in zip(jax.tree.leaves(state[0].server), jax.tree.leaves(state[1].server), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
-    assert labels_of(state[0].clients.membership).tolist() == labels_of(state[1].clients.membership).tolist()[:15]
-
-
-@pytest.mark.slow
-def test_flag_by_landmarks_takes_newcomers_and_draws_its_matrices():
-    federation = lines(15)
-    algorithm = flag_by(7, clusters=3)
-    churn = [Churn(1, leave=(0, 3, 4)), Churn(2, join=(3, 4))]
-    result = simulate(algorithm, federation, rounds=3, churn=churn, mapping=ONE)
-    known = result.labels >= 0
-    assert known.sum() == 14
-    assert adjusted_rand_index(result.labels[known], federation.group[known]) == 1.0
-    drawn = flag_pictures.figures(result)
-    assert {"dissimilarity_matrices", "dendrogram"} <= set(drawn)
-    template, _ = algorithm.template(run_keys(0).initialization, place(federation))
-    assert jax.tree.structure(template) == jax.tree.structure(result.state)
-    assert [leaf.shape for leaf in jax.tree.leaves(template)] == [leaf.shape for leaf in jax.tree.leaves(result.state)]
 
 
 # ------------------------------------------------------------------------------------------ all of them

@@ -146,7 +146,7 @@ def test_options_without_effect_are_named_once(name, given, what, needed, caplog
     WARN_ONCE.cache_clear()
     method = build(name, **given)
     dataclasses.replace(method, clusters=3)
-    assert caplog.messages == [f"{name}: {what}, without effect but with {needed}"]
+    assert caplog.messages == [f"{name}: {what}, which has no effect without {needed}"]
 
 
 def test_options_with_effect_are_not_warned_of(caplog):

@@ -16,6 +16,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import files, local, nn
 from fedjax_cluster.algorithms import cfl_gp, fedavg
+from fedjax_cluster.simulation.evaluation import chosen_clients
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import read_config, read_history
 from tests.federations import blobs
@@ -125,6 +126,13 @@ def test_numbers_of_numpys_types_do(tmp_path):
     result = simulate(algorithm, blobs(), rounds=np.int64(2), seed=np.int64(1), run_dir=tmp_path / "run")
     again = simulate(algorithm, blobs(), rounds=2, seed=1, run_dir=tmp_path / "run")
     assert_same_state(result.state, again.state)
+
+
+def test_more_eval_clients_than_there_are_is_said(caplog):
+    assert chosen_clients(16, 90, seed=0) is None
+    assert caplog.messages == ["eval_clients is 90, but there are only 16 clients: all are evaluated"]
+    assert chosen_clients(16, 16, seed=0) is None
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", 0), ("eval_every", 0), ("eval_clients", 0)])

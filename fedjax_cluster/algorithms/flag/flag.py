@@ -142,6 +142,7 @@ class flag(SearchingMethod):
 
     @property
     def searches(self) -> bool:
+        """Whether the threshold is searched for."""
         return self.threshold is None
 
     @property
