@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
@@ -144,7 +145,7 @@ class gradient_loss(AveragingMethod):
         count = len(present)
         pinned = jnp.zeros((count, self.clusters), bool)
         if self.pin:
-            _check_room(self.clusters, self.participation, int(present.sum()))
+            _check_room(self.clusters, self.participation, int(np.asarray(present).sum()))
             pinned = _draw_pinned(jax.random.fold_in(rng_key, self.clusters), present, self.clusters)
         clients = GradientLossClients(jnp.zeros((count, self.clusters)), present, pinned, jnp.zeros(count, bool))
         costs = None

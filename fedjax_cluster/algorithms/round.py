@@ -169,7 +169,7 @@ def start_models(model: Model, rng_key: Array, population: Population, num_clust
       ValueError: more clusters than clients.
     """
     present = present_clients(population)
-    num_clients = int(present.sum())
+    num_clients = int(np.asarray(present).sum())
     if num_clusters > num_clients:
         raise ValueError(
             f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
@@ -356,7 +356,7 @@ def cluster_variables(clusters: Clusters, slot: Array) -> Variables:
     return jax.tree.map(lambda leaf: leaf[slot], Variables(clusters.params, clusters.stats))
 
 
-@jax.jit
+@parallel.kept_program()
 def labels(membership: Array) -> Array:
     """i32[M]: the cluster of each client; −1 where it has none.
 

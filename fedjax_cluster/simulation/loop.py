@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -230,8 +229,8 @@ class Run:
         The next evaluation is after `due` rounds.
         """
         train, last = (self.train, stop) if self.stream is None else self.stream.cohorts(self.state)
-        end, (algorithm, numbers) = jnp.asarray(min(stop, last), jnp.int32), lifted(self.algorithm)
-        compared = jnp.asarray(due, jnp.int32) if len(self.state.clients.present) > MOST_COMPARED else None
+        end, (algorithm, numbers) = np.int32(min(stop, last)), lifted(self.algorithm)
+        compared = np.int32(due) if len(self.state.clients.present) > MOST_COMPARED else None
         self.state, reports = run_segment(
             self.keys, self.state, train, self.group, self.info, end, numbers, compared, algorithm=algorithm
         )

@@ -122,7 +122,12 @@ class Outliers(NamedTuple):
 def _deviations(values: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
     """`robust_deviations`, in one program for all that is looked at."""
     known = np.ones(len(values), bool) if mask is None else mask
-    return np.asarray(robust_deviations(values.astype(np.float32), known))
+    return np.asarray(_robust_deviations(values.astype(np.float32), known))
+
+
+@parallel.kept_program()
+def _robust_deviations(values: Array, known: Array) -> Array:
+    return robust_deviations(values, known)
 
 
 def _other_length(factor: np.ndarray, sent: np.ndarray) -> np.ndarray:

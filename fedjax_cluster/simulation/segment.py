@@ -39,12 +39,12 @@ def run_keys(seed: int) -> RunKeys:
     >>> len(run_keys(0))
     4
     """
-    return _split(jax.random.key(seed))
+    return _split(np.int64(seed))
 
 
 @parallel.kept_program()
-def _split(key: Array) -> RunKeys:
-    return RunKeys(*jax.random.split(key, 4))
+def _split(seed: Array) -> RunKeys:
+    return RunKeys(*jax.random.split(jax.random.key(seed), 4))
 
 
 @parallel.kept_program(static_argnames="algorithm", donate_argnames="state")

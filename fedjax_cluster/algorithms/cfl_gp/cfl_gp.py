@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
@@ -188,7 +189,7 @@ class cfl_gp(AveragingMethod):
     def init_with(self, rng_key: Array, population: Population, num_clusters: int) -> tuple[State, RoundInfo]:
         """The start with K clusters: clients in random groups of equal size, profiles empty."""
         models, present = start_models(self.model, rng_key, population, num_clusters)
-        count, width = int(present.sum()), self.profile_width(models.params)
+        count, width = int(np.asarray(present).sum()), self.profile_width(models.params)
         if self.landmarks is not None:
             most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
             check_landmarks(self.landmarks, count, num_clusters, most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,14 +42,14 @@ def landmark_rows(state: State) -> tuple[Array, Clients]:
     return landmarks, own._replace(profile=kept.profile, updates=kept.updates) if kept else own
 
 
-def profiled(state: State) -> tuple[Array, Clients]:
+def profiled(state: State) -> tuple[Array | np.ndarray, Clients]:
     """The clients whose profiles are kept, i32[n], and their rows, leaves [n, ...]."""
     if getattr(state.server, "kept", ()):
         return landmark_rows(state)
-    return jnp.arange(len(state.clients.present), dtype=jnp.int32), state.clients
+    return np.arange(len(state.clients.present), dtype=np.int32), state.clients
 
 
-@functools.partial(jax.jit, static_argnames="rank")
+@parallel.kept_program(static_argnames="rank")
 def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
     """Projects profiles on their top singular vectors: features f32[M, rank], singular values f32[rank].
 
@@ -220,10 +219,10 @@ def client_features(state: State, rank: int) -> tuple[Array, Array]:
 
 
 def _fetched(state: State) -> State:
-    """The parts that an embedding needs, on one device (see `round.present_clients`)."""
+    """The parts that an embedding needs, on the host (see `round.present_clients`)."""
     clients = state.clients
     if state.server.grams.shape[1]:
         # The Gram matrices stand for the profiles, which are large.
-        clients = clients._replace(profile=jnp.zeros((len(clients.present), 0, 0)))
-    clients, server = jax.tree.map(jnp.asarray, parallel.fetched((clients, state.server)))
+        clients = clients._replace(profile=np.zeros((len(clients.present), 0, 0), np.float32))
+    clients, server = parallel.fetched((clients, state.server))
     return state._replace(clients=clients, server=server)

@@ -201,7 +201,7 @@ class flag(SearchingMethod):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("flag", population.info, population.data)
-        self.check_pairs(population, int(there.sum()))
+        self.check_pairs(population, int(np.asarray(there).sum()))
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
         present = np.asarray(there)
         start = jax.device_get(first_model(start_key, self.model, population.info))
