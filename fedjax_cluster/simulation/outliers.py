@@ -38,6 +38,8 @@ LEAST_CLIENTS = 8  # of whom a median tells who is unlike the others
 SKETCH_WIDTH, SKETCH_NUMBERS = 4096, 2**24  # numbers kept of an update, and of those of all clients
 MOST_BYTES, BLOCK_BYTES = 2**31, 2**26  # of rows that are compared with each other, and of those at a time
 
+_robust_deviations = parallel.kept_program()(robust_deviations)
+
 
 class Outliers(NamedTuple):
     """What tells of each client; see `reasons`."""
@@ -123,11 +125,6 @@ def _deviations(values: np.ndarray, mask: np.ndarray | None = None) -> np.ndarra
     """`robust_deviations`, in one program for all that is looked at."""
     known = np.ones(len(values), bool) if mask is None else mask
     return np.asarray(_robust_deviations(values.astype(np.float32), known))
-
-
-@parallel.kept_program()
-def _robust_deviations(values: Array, known: Array) -> Array:
-    return robust_deviations(values, known)
 
 
 def _other_length(factor: np.ndarray, sent: np.ndarray) -> np.ndarray:
