@@ -3,6 +3,7 @@ from . import catalogue as catalogue
 from . import cfl as cfl
 from . import cfl_cifar10 as cfl_cifar10
 from . import cfl_gp as cfl_gp
+from . import cfl_gp_cifar10 as cfl_gp_cifar10
 from . import cfl_gp_pictures as cfl_gp_pictures
 from . import cfl_toys as cfl_toys
 from . import fedgwc as fedgwc

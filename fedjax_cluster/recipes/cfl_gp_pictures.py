@@ -42,7 +42,7 @@ def _features_at(
     return seen
 
 
-def _clouds(
+def features_over_time(
     config: RunConfig,
     settings: Mapping[str, Changes],
     times: Sequence[int],
@@ -72,7 +72,7 @@ def _under_compression(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures
     times = 1, 10
     printed = {(name, time): 1.0 for name in RATIOS for time in times if name != "CR=10000"} | {("CR=10000", 10): 0.9}
     ratios = {name: RATIOS[name] for name in ("CR=1", "CR=1000")} if quick else RATIOS
-    rows, clouds = _clouds(config, ratios, times, seeds, printed)
+    rows, clouds = features_over_time(config, ratios, times, seeds, printed)
     return rows, feature_panels([[clouds[name, time] for name in ratios] for time in times], NAMES[0])
 
 
@@ -81,7 +81,7 @@ def _over_rounds(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
     sizes = {"C=32": {"clients": 32}} if quick else SIZES
     times = 1, 5, 9, 13
     printed = {(name, time): 1.0 for name in sizes for time in times}
-    rows, clouds = _clouds(config, sizes, times, seeds, printed)
+    rows, clouds = features_over_time(config, sizes, times, seeds, printed)
     return rows, feature_panels([[clouds[name, time] for time in times] for name in sizes], NAMES[1])
 
 
