@@ -177,7 +177,7 @@ LENET = of_cells(
     f"{READING} At ρ = 30 % three groups, whose labels do not overlap. IFCA and FedSoft are given the true K. "
     "Shortened to 210 training rows a client, 20 rounds of 2 local epochs at rate 0.03, t_g = 5.",
     metrics=ALL,
-    seeds=3,
+    seeds=1,
     light=shortened(paper=True, options=FEW_EPOCHS, **SHORT, rounds=20, eval_every=5),
     quick=shortened(rows=("FedAvg", "FLAG"), columns=("ρ=20 %, α′=1",), paper=True, rounds=10),
     figure=figures.against_paper(ACCURACY),
