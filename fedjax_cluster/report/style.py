@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from fedjax_cluster.files import atomic_file
+from fedjax_cluster.report import fonts
 
 # Inches: one column of a two-column paper, and both.
 SINGLE, DOUBLE = 3.35, 6.9
@@ -42,6 +43,7 @@ STEPS = (1, 2, 2.5, 5, 10)  # between ticks, times a power of ten
 LOG_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 STYLE: dict[str, Any] = {
+    "font.family": fonts.families(),
     **dict.fromkeys(("font.size", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), FONT_POINTS),
     **dict.fromkeys(("axes.labelsize", "axes.titlesize"), 7.5),
     "legend.frameon": False,
@@ -68,7 +70,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        with style():
+        with style(), fonts.missing_said_once():
             self.savefig(buffer, format="png", dpi=self.dpi)
         return buffer.getvalue()
 
@@ -103,7 +105,7 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a figure to '{path.name}'; its name must end in {', '.join(FORMATS)}")
     given: dict[str, Any] = {"pil_kwargs": {"compress_level": COMPRESSION}} if path.suffix.lower() == ".png" else {}
-    with style(), atomic_file(path) as temporary:
+    with style(), fonts.missing_said_once(), atomic_file(path) as temporary:
         figure.savefig(temporary, dpi=FILE_DPI, **given)
     return path
 

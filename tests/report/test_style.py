@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 
 import matplotlib
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedjax_cluster.report import curves, style
+from fedjax_cluster.report import curves, fonts, style
 
 
 def test_style_leaves_the_callers_settings_alone():
@@ -37,6 +38,7 @@ def test_style_is_restored_after_an_error():
 def test_importing_and_drawing_needs_no_pyplot_and_changes_no_settings():
     program = """
 import sys
+import warnings
 from fedjax_cluster import report
 assert report.tables and "matplotlib" not in sys.modules, "submodules are loaded when first used"
 import matplotlib
@@ -165,3 +167,29 @@ def test_drawing_leaves_matplotlib_as_it_was(make_history, tmp_path):
     before = dict(matplotlib.rcParams.copy())
     style.save(curves.learning_curves({"ifca": make_history()}), tmp_path / "curves.png")
     assert dict(matplotlib.rcParams.copy()) == before
+
+
+def test_characters_that_no_font_has_are_named_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(fonts, "_said", [])
+
+    def saved(name):
+        figure = style.new_figure(2, 1)
+        figure.text(0.5, 0.5, "\U00100000 \U00100001")  # for private use: nobody's font has them
+        style.save(figure, tmp_path / name)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved("one.png")
+        saved("two.png")
+    (line,) = caplog.messages
+    assert line.startswith("no font of this machine has characters of the names in pictures, such as \U00100000, ")
+
+
+def test_other_warnings_pass():
+    with pytest.warns(DeprecationWarning, match="another"), fonts.missing_said_once():
+        warnings.warn("another", DeprecationWarning, stacklevel=1)
+
+
+def test_fonts_for_other_scripts_come_after_the_usual_one(monkeypatch):
+    monkeypatch.setattr(fonts.fontManager, "get_font_names", lambda: ["SimHei", "Comic Sans MS", "Noto Sans CJK SC"])
+    assert fonts.families() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
