@@ -52,6 +52,12 @@ TOYS: dict[str, Model] = {
     "resnet18": fc.nn.resnet18(width=4, blocks=(1, 1)),
 }
 MODELS: dict[str, Model] = {"mlp": fc.nn.mlp(), "cnn": fc.nn.cnn()}
+LANDMARKS = 256
+# In the table of growing numbers of chips beside all methods: these compare nobody with all others.
+BY_LANDMARKS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}, {LANDMARKS} landmarks": (name, {"landmarks": LANDMARKS, **options})
+    for name, options in {"cfl_gp": {"profiles_of": "landmarks"}, "fedgwc": {}, "flag": {}}.items()
+}
 ROUNDS = 5  # of what is measured, after as many
 TEXT = """# Compiled for accelerators
 
@@ -81,7 +87,8 @@ OF_SCALING = """
 ## A thousand clients a chip
 
 Messages of a round and their megabytes, of one device, on 1, 8, 64 and 256 v5e (an MLP, everybody takes part, so that
-the clients grow with the chips).
+the clients grow with the chips). CFL, CFL-GP and FedGWC compare all pairs of clients in a round, FLAG and PACFL before
+the first; by landmarks nobody does.
 
 | method | 1 chip | 8 chips | 64 chips | 256 chips |
 |---|---|---|---|---|
@@ -114,10 +121,11 @@ it sends what its subspace iteration makes of the profiles, K models × 12.
 
 def build(name: str, model: Model, batch: int) -> Any:
     """A method with four clusters where it takes their number, whose clients take one step."""
-    method = fc.algorithms.REGISTRY[name]
+    registered, options = BY_LANDMARKS.get(name, (name, {}))
+    method = fc.algorithms.REGISTRY[registered]
     taken = {field.name for field in dataclasses.fields(method)}
     clusters: dict[str, Any] = {"clusters": 4} if "clusters" in taken else {}
-    return method(model, local=fc.local.sgd(0.1, batch_size=batch, steps=1), **clusters)
+    return method(model, local=fc.local.sgd(0.1, batch_size=batch, steps=1), **clusters, **options)
 
 
 def gate(name: str, model: str) -> dict[str, Any]:
@@ -341,8 +349,9 @@ def main(arguments: list[str]) -> None:
     if given.device == "gates":
         return compile_gates(methods)
     if given.device == "scaling":
+        growing = given.methods or [*methods, *BY_LANDMARKS]
         for device, chips in CHIPS.items():
-            record(device, methods, ["mlp"], [A_CHIP * chips], AT_A_TIME)
+            record(device, growing, ["mlp"], [A_CHIP * chips], AT_A_TIME)
     elif given.device == "chunks":
         record(ONE_CHIP, methods, given.models, [OF_ONE], AT_A_TIME)
     elif given.device not in (None, "measured"):

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
+from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.options import COUNT, changed, checked, shown
 from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
@@ -95,18 +96,15 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
 def abstract_arguments(algorithm: ClusteredAlgorithm, shape: PopulationShape, mapping: ClientMapping) -> tuple:
     """The arguments of `run_segment` but the method, as shapes with shardings.
 
-    A state's shapes follow from those of two small federations: each extent grows with M by a fixed number.
+    A state's shapes follow from those of two small federations: each extent grows with M by a fixed number, and with
+    the number of landmarks.
 
     Raises:
       ValueError: as `init` raises it; or a state of which some extent is no a·M + b.
     """
     devices = 1 if mapping.mesh is None else mapping.mesh.size
     clients = -(-shape.clients // devices) * devices
-    slots = getattr(algorithm, "clusters", None)
-    small = FEWEST + (slots if isinstance(slots, int) else 0)
-    sizes = small, small + 3
-    outcomes = [_outcome(algorithm, shape, size) for size in sizes]
-    state, info = jax.tree.map(lambda *leaves: _grown(leaves, sizes, clients), *outcomes)
+    state, info = _state_shapes(algorithm, shape, clients)
     placed = _Placed(mapping)
     state = placed.everywhere(state)._replace(clients=placed.rows(state.clients))
     group = jax.ShapeDtypeStruct((clients,), jnp.int32) if shape.groups else None
@@ -176,6 +174,28 @@ def _tiled_shape(leaf: Any) -> Any:
     return Tiled(jax.ShapeDtypeStruct((leaf.shape[0], *tiles), leaf.dtype), leaf.shape[1:])
 
 
+def _state_shapes(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int) -> tuple[PyTree, PyTree]:
+    """Shapes of the state, and of what is told of it, before the first round."""
+    slots, landmarks = (getattr(algorithm, name, None) for name in ("clusters", "landmarks"))
+    fewest = FEWEST + (slots if isinstance(slots, int) else 0)
+    if not (isinstance(algorithm, Method) and isinstance(landmarks, int) and landmarks > fewest):
+        return _over_clients(algorithm, shape, fewest, clients)
+    cohort = cohort_size(algorithm.participation, clients) if getattr(algorithm, "cluster_cohort", False) else clients
+    if landmarks > cohort:
+        raise ValueError(f"landmarks is {landmarks}, but only {cohort} clients can be some; give at most {cohort}")
+    few = fewest, fewest + 1
+    least = fewest + math.ceil(few[1] * clients / cohort)  # of whom so many are in a cohort
+    fewer = [changed(algorithm, "planned", landmarks=number) for number in few]
+    outcomes = [_over_clients(each, shape, least, clients) for each in fewer]
+    return jax.tree.map(lambda *leaves: _grown(leaves, few, landmarks, "landmarks"), *outcomes)
+
+
+def _over_clients(algorithm: ClusteredAlgorithm, shape: PopulationShape, least: int, clients: int) -> PyTree:
+    sizes = least, least + 3
+    outcomes = [_outcome(algorithm, shape, size) for size in sizes]
+    return jax.tree.map(lambda *leaves: _grown(leaves, sizes, clients), *outcomes)
+
+
 def _outcome(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int) -> Any:
     """Shapes of what `init` gives for so many clients, all with the same rows, so that it finds one cluster."""
     rng = np.random.default_rng(0)
@@ -193,18 +213,18 @@ def _outcome(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, info))
 
 
-def _grown(leaves: Sequence[Any], sizes: Sequence[int], clients: int) -> Any:
-    """The leaf's shape for so many clients, from its shapes for two small numbers of them."""
+def _grown(leaves: Sequence[Any], sizes: Sequence[int], wanted: int, what: str = "clients") -> Any:
+    """The leaf's shape for so many clients, or landmarks, from its shapes for two small numbers of them."""
     extents = []
     for dims in zip(*(leaf.shape for leaf in leaves), strict=True):
         slope = (dims[1] - dims[0]) // (sizes[1] - sizes[0])
         rest = dims[0] - slope * sizes[0]
         if any(slope * size + rest != dim for size, dim in zip(sizes, dims, strict=True)):
             raise ValueError(
-                f"an extent of the state is {', '.join(map(str, dims))} for {', '.join(map(str, sizes))} clients, "
+                f"an extent of the state is {', '.join(map(str, dims))} for {', '.join(map(str, sizes))} {what}, "
                 "which does not grow evenly; give a federation of the size itself to simulate()"
             )
-        extents.append(slope * clients + rest)
+        extents.append(slope * wanted + rest)
     return jax.ShapeDtypeStruct(tuple(extents), leaves[0].dtype)
 
 

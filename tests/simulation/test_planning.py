@@ -29,14 +29,23 @@ LINEAR = fc.algorithms.fedavg(fc.nn.linear(), local=SGD)
 METHODS = ("fedavg", "ditto", "fedgwc", "fedproto")
 
 
-def build(name):
+# More landmarks than the small federations have clients, in cohorts and without.
+BY_LANDMARKS = (
+    ("fedgwc", {"landmarks": 17}),
+    ("flag", {"landmarks": 17}),
+    ("cfl_gp", {"landmarks": 17}),
+    ("cfl_gp", {"landmarks": 13, "profiles_of": "landmarks", "cluster_cohort": True, "participation": 0.6}),
+)
+
+
+def build(name, **options):
     taken = {field.name for field in dataclasses.fields(REGISTRY[name])}
-    return REGISTRY[name](fc.nn.linear(), local=SGD, **({"clusters": 3} if "clusters" in taken else {}))
+    return REGISTRY[name](fc.nn.linear(), local=SGD, **({"clusters": 3} if "clusters" in taken else {}), **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_shapes_are_those_of_the_run(name):
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), *BY_LANDMARKS])
+def test_shapes_are_those_of_the_run(name, options):
     rng = np.random.default_rng(0)
     count = 22  # not the size of which the shapes are derived
     data = fc.types.ClientData(
@@ -44,7 +53,7 @@ def test_shapes_are_those_of_the_run(name):
         rng.integers(0, 2, (count, 6)).astype(np.int32),
         np.full(count, 6, np.int32),
     )
-    mapping, algorithm = parallel.client_mapping(), build(name)
+    mapping, algorithm = parallel.client_mapping(), build(name, **options)
     train = parallel.place_population(data, INFO, mapping)
     state, report = algorithm.init(run_keys(0).initialization, train)
     expected = parallel.place_state(state, mapping), train, report
@@ -57,6 +66,15 @@ def test_shapes_are_those_of_the_run(name):
         (state, train.data),
     )
     assert all(jax.tree.leaves(places))
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 100), ({"cluster_cohort": True, "participation": 0.3}, 30)], ids=["clients", "cohort"]
+)
+def test_more_landmarks_than_clients_are_refused(options, most):
+    method = build("cfl_gp", landmarks=most + 1, **options)
+    with pytest.raises(ValueError, match=f"landmarks is {most + 1}, but only {most} clients can be some; give at most"):
+        plan(method, fc.PopulationShape(100, 4, INFO, "float32"))
 
 
 @pytest.mark.slow
