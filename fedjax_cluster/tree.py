@@ -42,7 +42,7 @@ def take(tree: PyTree, index: Array) -> PyTree:
     >>> take(jnp.asarray([5., 7.]), jnp.asarray([1, 2])).tolist()
     [7.0, 0.0]
     """
-    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="fill", fill_value=0), tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="fill", fill_value=0), tree)
 
 
 def scatter(tree: PyTree, index: Array, values: PyTree) -> PyTree:

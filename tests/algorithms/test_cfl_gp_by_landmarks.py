@@ -10,12 +10,13 @@ import pytest
 
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp
+from fedjax_cluster.algorithms.cfl_gp import joining
 from fedjax_cluster.algorithms.cfl_gp import landmarks as cfl_gp_landmarks
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.report.methods import cfl_gp as cfl_gp_pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.types import Churn, Cohort
+from fedjax_cluster.types import Churn
 from tests.federations import blobs
 from tests.reference import federated
 from tests.turns import drawn_batches, linear_models, turns, uneven
@@ -122,9 +123,8 @@ def test_cfl_gp_that_keeps_the_landmarks_profiles_alone_groups_others_by_what_th
     assert adjusted_rand_index(label, federation.group) > 0.7
     # Who was not heard, or is another client by now, has nothing kept.
     state = jax.tree.map(jnp.asarray, last)
-    cohort = Cohort(jnp.asarray([*chosen[:2], 16]), jnp.asarray([True, True, False]), None)
-    shown = cfl_gp_landmarks.Shown(jnp.asarray(1), jnp.ones((3, width)), jnp.asarray([True, False, False]))
-    kept = cfl_gp_landmarks.keep("mean", state.server, shown, cohort)
+    state = state._replace(server=state.server._replace(block=jnp.asarray(1)))
+    kept = joining.keep("mean", state.server, jnp.ones((6, width)), jnp.arange(6) == 0)
     np.testing.assert_array_equal(
         kept.updates - last.server.kept.updates, np.eye(6, 3, 1, dtype=int) * (np.arange(6) == 0)[:, None]
     )
@@ -133,8 +133,8 @@ def test_cfl_gp_that_keeps_the_landmarks_profiles_alone_groups_others_by_what_th
     groups = cfl_gp_landmarks.Groups(
         jnp.ones((3, width, 1)), jnp.asarray([0.0, width, 9.0]).reshape(3, 1, 1).repeat(3, 1)
     )
-    new = cfl_gp_landmarks.nearest_by_block(groups, *shown, jnp.asarray([0, 0, 2]))
-    assert new.tolist() == [1, 0, 2]
+    nearest = joining.nearest_by_block(groups, jnp.asarray(1))
+    assert [int(nearest([jnp.full(2, x), jnp.full(width - 2, x)])) for x in (0.1, 1.0, 9 / width)] == [0, 1, 2]
     client = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
     kept = algorithm.admit(jax.random.key(0), state, client, jnp.asarray(chosen[2])).server.kept
     np.testing.assert_array_equal(np.flatnonzero((kept.updates == 0).all(1)), [2])

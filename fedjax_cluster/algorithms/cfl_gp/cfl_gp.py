@@ -11,15 +11,8 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.landmarks import (
-    Shown,
-    check_landmarks,
-    forget,
-    group_all,
-    group_cohort,
-    keep,
-    landmarks_among,
-)
+from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train
+from fedjax_cluster.algorithms.cfl_gp.landmarks import check_landmarks, forget, group_all, group_cohort, landmarks_among
 from fedjax_cluster.algorithms.cfl_gp.profiles import (
     Beta,
     Clients,
@@ -315,47 +308,53 @@ class cfl_gp(AveragingMethod):
         done = self.run_round(rng_key, train, state, cohort, slot)
         return state._replace(clusters=done.clusters), done.info(cohort.mask)
 
+    def query(
+        self, rng_key: Array, state: State, client: Client, known: Array, own: PyTree
+    ) -> tuple[list[Array], Array]:
+        """What a client shows of its update of the queried model, and the update's size; `own` where that is known."""
+        posing = poses(client.data)
+        known = known if posing is None else known & ~posing
+        asked, block = client._replace(data=shown_rows(client.data)), state.server.block
+        queried = parallel.unless(known, own, lambda: self.train_one(rng_key, state, block, asked).delta)
+        columns = self.compress(queried, state.server.coordinates)
+        if self.privacy is not None:
+            columns = self.privacy.shown(client_key(rng_key, client.index), columns)
+        return columns, size_of(queried)
+
     def cluster_and_train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round in which all clients query one model as well, and are grouped."""
-        block, num_clusters = state.server.block, state.clusters.active.shape[0]
-        slot = cohort_labels(state, cohort)
+        if self.profiles_of == "landmarks":
+            return join_and_train(self, rng_key, state, cohort)
+        block, slot = state.server.block, cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             result = self.train_one(rng_key, state, slot, client)
             # Members of the queried cluster have computed this very update already.
-            known, posing = slot == block, poses(client.data)
-            known = known if posing is None else known & ~posing
-            asked = client._replace(data=shown_rows(client.data))
-            queried = parallel.unless(known, result.delta, lambda: self.train_one(rng_key, state, block, asked).delta)
-            columns = self.compress(queried, state.server.coordinates)
-            if self.privacy is not None:
-                columns = self.privacy.shown(client_key(rng_key, client.index), columns)
-            return Trained(slot, result, (columns, size_of(queried)))
+            return Trained(slot, result, self.query(rng_key, state, client, slot == block, result.delta))
 
         done = self.run_round(rng_key, train, state, cohort, slot)
         sent, _ = done.extra
         columns = jnp.concatenate(sent, axis=1)
         # Of what is shown under privacy nothing is left out: that would tell of a client.
         heard = done.accepted if self.privacy is None else cohort.mask
-        state = self.remember(state, shown := Shown(block, columns, heard), cohort)
+        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
+        state = state._replace(clients=fold_in(self.beta, state.clients, block, cohort, columns, heard))
         if self.landmarks is None:
             clients, grams, changed = self.group_anew(server_key(rng_key), state.clients, state.server, cohort)
+            state = state._replace(server=state.server._replace(grams=grams))
         else:
-            grams = state.server.grams
-            clients, changed = group_cohort(server_key(rng_key), state, shown, cohort)
+            clients, changed = group_cohort(server_key(rng_key), state, cohort)
+        return self.after_clustering(state._replace(clients=clients), cohort, done, changed, columns.shape[1])
 
-        share = columns.shape[1] / (tree.size(state.clusters.params) / num_clusters)
+    def after_clustering(
+        self, state: State, cohort: Cohort, done: Round, changed: Array, width: int
+    ) -> tuple[State, RoundInfo]:
+        """The state with the models of the round, and what is told of it; a client has shown `width` numbers."""
+        num_clusters = state.clusters.active.shape[0]
+        share = width / (tree.size(state.clusters.params) / num_clusters)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
-        server = state.server._replace(grams=grams, block=(block + 1) % num_clusters)
-        return state._replace(clusters=done.clusters, clients=clients, server=server), info
-
-    def remember(self, state: State, shown: Shown, cohort: Cohort) -> State:
-        """The state with the profiles after what was shown."""
-        block, columns, heard = shown
-        if self.profiles_of == "landmarks":
-            return state._replace(server=state.server._replace(kept=keep(self.beta, state.server, shown, cohort)))
-        fold_in = fold_in_block if self.landmarks is None or cohort.in_place else fold_in_rows
-        return state._replace(clients=fold_in(self.beta, state.clients, block, cohort, columns, heard))
+        server = state.server._replace(block=(state.server.block + 1) % num_clusters)
+        return state._replace(clusters=done.clusters, server=server), info
 
     def group_anew(self, rng_key: Array, clients: Clients, server: Server, cohort: Cohort):
         """The clients with new clusters, the Gram matrices, and how many clients changed theirs."""

@@ -1,13 +1,8 @@
-"""CFL-GP by landmark clients, ours: their profiles are embedded and grouped, and all others join the nearest group.
-
-Where the server keeps no profiles but theirs, it keeps them itself, and whoever else is in a clustering round joins the
-group that is nearest by what was just shown.
-"""
+"""CFL-GP by landmark clients, ours: their profiles are embedded and grouped, and all others join the nearest group."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering, parallel
-from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Clients, Kept, embed, folded, imputed, landmark_rows
+from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, Kept, embed, imputed, landmark_rows
 from fedjax_cluster.algorithms.round import labels, one_hot
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.types import ClientMapping, Cohort, State
@@ -77,68 +72,44 @@ def nearest_group(groups: Groups, profile: Array, updates: Array, old: Array) ->
     filled = (updates > 0)[:, :, None].astype(jnp.float32)
     own = (project(profile, groups.directions) * filled).sum(1)  # [n, r]
     centres = jnp.einsum("nk,gkr->ngr", filled[:, :, 0], groups.means, precision="highest")
-    return jnp.where((updates > 0).any(1), _nearest(own, centres), old)
+    near = jnp.argmin(jnp.square(own[:, None] - centres).sum(-1), axis=1).astype(jnp.int32)
+    return jnp.where((updates > 0).any(1), near, old)
 
 
-def nearest_by_block(groups: Groups, block: Array, columns: Array, heard: Array, old: Array) -> Array:
-    """i32[n]: `nearest_group` by one block alone, updates f32[n, d̂]; who was not heard, bool[n], keeps its `old`."""
-    own = matmul(columns, groups.directions[block])
-    return jnp.where(heard, _nearest(own, groups.means[None, :, block]), old)
+class Found(NamedTuple):
+    """What the landmarks' clustering gives."""
+
+    label: Array  # i32[m]
+    groups: Groups
+    complete: Array  # bool[]: every model was queried; before, the groups are those of the random start
 
 
-def _nearest(own: Array, centres: Array) -> Array:
-    return jnp.argmin(jnp.square(own[:, None] - centres).sum(-1), axis=1).astype(jnp.int32)
-
-
-def group_rows(
-    rng_key: Array,
-    landmarks: Array,
-    own: Clients,
-    index: Array,
-    old: Array,
-    nearest: Callable[[Groups], Array],
-    mapping: ClientMapping,
-) -> Array:
-    """i32[C]: new clusters of the clients index i32[C], in `old` ones; a landmark has its own.
-
-    Args:
-      rng_key: for the landmarks' embedding and k-means.
-      landmarks: i32[m].
-      own: what is kept of these, leaves [m, ...].
-      index: i32[C].
-      old: i32[C], −1 for none.
-      nearest: which of the landmarks' groups each is nearest to, i32[C].
-      mapping: of all clients.
-    """
+def grouped(rng_key: Array, own: Clients, mapping: ClientMapping) -> Found:
+    """The landmarks' clustering by what is kept of them, leaves [m, ...], on every device of all clients' mapping."""
     group = functools.partial(group_landmarks, num_clusters=own.membership.shape[1])
     label, groups = parallel.on_each_device(group, mapping)(rng_key, own)
-    # Before every model was queried, the groups are those of the random start.
-    complete = ((own.updates > 0) & own.present[:, None]).any(0).all()
-    new = jnp.where((old < 0) & ~complete, old, nearest(groups))
+    return Found(label, groups, ((own.updates > 0) & own.present[:, None]).any(0).all())
+
+
+def placed(found: Found, landmarks: Array, index: Array, old: Array, near: Array) -> Array:
+    """i32[C]: new clusters of the clients index i32[C], in `old` ones, −1 for none, and `near` groups i32[C].
+
+    One of the landmarks i32[m] has its own.
+    """
+    new = jnp.where((old < 0) & ~found.complete, old, near)
     itself = index[:, None] == landmarks[None]
-    return jnp.where(itself.any(1), label[jnp.argmax(itself, 1)], new)
+    return jnp.where(itself.any(1), found.label[jnp.argmax(itself, 1)], new)
 
 
-class Shown(NamedTuple):
-    """What the server heard in a clustering round."""
-
-    block: Array  # i32[], the queried model
-    columns: Array  # f32[C, d̂]
-    heard: Array  # bool[C]
-
-
-def group_cohort(rng_key: Array, state: State, shown: Shown, cohort: Cohort) -> tuple[Clients, Array]:
+def group_cohort(rng_key: Array, state: State, cohort: Cohort) -> tuple[Clients, Array]:
     """The cohort's clients in new clusters, and how many changed theirs."""
     clients = state.clients
     rows = parallel.gather_rows(cohort, clients)
     old = labels(rows.membership)
-
-    def nearest(groups: Groups) -> Array:
-        if state.server.kept:
-            return nearest_by_block(groups, *shown, old)
-        return nearest_group(groups, rows.profile, rows.updates, old)
-
-    new = group_rows(rng_key, *landmark_rows(state), cohort.index, old, nearest, cohort.mapping)
+    landmarks, own = landmark_rows(state)
+    found = grouped(rng_key, own, cohort.mapping)
+    near = nearest_group(found.groups, rows.profile, rows.updates, old)
+    new = placed(found, landmarks, cohort.index, old, near)
     label = one_hot(new, clients.membership.shape[1])
     changed = jnp.sum((cohort.mask & (old >= 0) & (new != old)).astype(jnp.int32))
     return clients._replace(membership=parallel.scatter_rows(cohort, clients.membership, label)), changed
@@ -148,27 +119,12 @@ def group_all(rng_key: Array, state: State, mapping: ClientMapping) -> Array:
     """i32[M]: everybody's clusters by the profiles that are kept; who has none keeps its own, the absent have −1."""
     clients = state.clients
     old = labels(clients.membership)
-
-    def nearest(groups: Groups) -> Array:
-        return old if state.server.kept else nearest_group(groups, clients.profile, clients.updates, old)
-
+    landmarks, own = landmark_rows(state)
+    found = grouped(rng_key, own, mapping)
+    # Of whose profiles nothing is kept, nothing new is known.
+    near = old if state.server.kept else nearest_group(found.groups, clients.profile, clients.updates, old)
     index = jnp.arange(len(clients.present), dtype=jnp.int32)
-    return jnp.where(clients.present, group_rows(rng_key, *landmark_rows(state), index, old, nearest, mapping), -1)
-
-
-def keep(beta: Beta, server: LandmarkServer, shown: Shown, cohort: Cohort) -> Kept:
-    """The landmarks' profiles after those of the cohort have shown another update."""
-    block, columns, heard = shown
-    kept, landmarks = server.kept, server.landmarks
-    if cohort.in_place:
-        heard = (heard & cohort.mask)[landmarks]
-        columns = columns[landmarks]
-    else:
-        index, heard = parallel.to_each_device((cohort.index, heard & cohort.mask), cohort.mapping)
-        itself = (landmarks[:, None] == index[None]) & heard[None]
-        heard, columns = itself.any(1), columns[jnp.argmax(itself, 1)]
-    new = folded(beta, kept.profile[:, block], kept.updates[:, block], columns, heard)
-    return Kept(kept.profile.at[:, block].set(new), kept.updates.at[:, block].add(heard.astype(jnp.int32)))
+    return jnp.where(clients.present, placed(found, landmarks, index, old, near), -1)
 
 
 def forget(server: Any, index: Array) -> Any:
