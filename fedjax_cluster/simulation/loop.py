@@ -33,6 +33,7 @@ from fedjax_cluster.simulation.evaluation import (
     honest_figures,
     with_metrics,
 )
+from fedjax_cluster.simulation.heeded import check_heeded
 from fedjax_cluster.simulation.history import (
     History,
     append,
@@ -72,8 +73,7 @@ from fedjax_cluster.types import (
 
 LOG = logging.getLogger(__name__)
 SEGMENT_SECONDS = 1.0
-SAVING_SHARE = 0.02  # of the time, at most
-FIRST_SAVING = 0.1  # seconds, before one was measured
+SAVING_SHARE, FIRST_SAVING = 0.02, 0.1  # of the time, at most; and seconds, before one was measured
 
 
 @in_32_bits
@@ -405,6 +405,7 @@ def start_run(
 
     saved = directory is not None and bool(parallel.agreed(int(directory.has_checkpoint())))
     state, info = initial(template=saved)
+    check_heeded(algorithm, keys.local, state, population)
     run = Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
         stack.push(lambda kind, *_: directory.close(failed=kind is not None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from fedjax_cluster.data.local_files import numbers
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation, UserFederation
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = ("-1", "")  # texts for a user's group
 
@@ -76,6 +79,9 @@ def users(
         eligible = np.sort(choose.permutation(eligible)[:clients])
     elif len(eligible) == 0:
         raise ValueError(f"No user has {min_examples} examples: choose a smaller `min_examples`.")
+    if few := int((counts < min_examples).sum()):
+        some = ", ".join(map(str, distinct[counts < min_examples][:3])) + (", …" if few > 3 else "")
+        logger.warning(f"{few} of {len(counts)} users have fewer than {min_examples} examples and are left out: {some}")
     rows = [of_user[i] for i in eligible]
     if examples_per_client is not None:
         rows = [deal.permutation(of_client)[:examples_per_client] for of_client in rows]

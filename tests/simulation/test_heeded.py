@@ -1,0 +1,70 @@
+"""An aggregation or a privacy that a method of one's own forgets is refused; it ran, and named a budget."""
+
+import pytest
+
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import REGISTRY, fedavg
+from fedjax_cluster.algorithms import round as rounds
+from fedjax_cluster.algorithms.method import AveragingMethod
+from fedjax_cluster.privacy.gaussian import ONE
+from fedjax_cluster.simulation.heeded import _uses
+from fedjax_cluster.simulation.loop import run_keys, simulate
+from tests import private_methods
+from tests.algorithms import test_protocol as protocol
+from tests.federations import blobs
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) if name != "ifca" else name for name in sorted(REGISTRY)]
+GIVEN = {"aggregation": "median", "privacy": private_methods.NOISY}
+PASSED = {
+    "aggregation": lambda self, key, state: {"aggregation": self.aggregation},
+    "privacy": lambda self, key, state: {"private": self.private(key, state.clusters)},
+}
+
+
+def method_that_passes(*names):
+    class own(AveragingMethod, abstract=True):
+        """Federated averaging, with what it hands on."""
+
+        sends = ONE
+        init = fedavg.init
+
+        def step(self, rng_key, state, cohort):
+            slot = rounds.cohort_labels(state, cohort)
+            train = rounds.train_in_cluster(rng_key, self.update, self.model, state.clusters, state.round)
+            passed = {key: value for name in names for key, value in PASSED[name](self, rng_key, state).items()}
+            done = rounds.cluster_round(
+                train, state.clusters, cohort, slot, optimizer=self.optimizer, weighting="examples", **passed
+            )
+            return state._replace(clusters=done.clusters, round=state.round + 1), done.info(cohort.mask)
+
+    return own
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_step_forgets_is_refused(name):
+    def run(*passed):
+        method = method_that_passes(*passed)(
+            nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1), **{name: GIVEN[name]}
+        )
+        return simulate(method, blobs(clients=4), rounds=1, progress=False)
+
+    (other,) = set(GIVEN) - {name}
+    with pytest.raises(ValueError, match=f"^{name}.* is given, but the step of own never uses it: pass .*=self"):
+        run(other) if name == "aggregation" else run()
+    assert run(name).history["round"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_our_methods_forget_neither(name):
+    for option, given in GIVEN.items():
+        if option == "privacy":
+            if vars(REGISTRY[name]).get("sends") is None:
+                continue
+            method, population = private_methods.build(name, given), private_methods.placed(blobs(clients=7))
+        else:
+            field = REGISTRY[name].__dataclass_fields__.get(option)
+            if field is None or not field.init:
+                continue
+            method, population = protocol.build(name), protocol.place(blobs(clients=7))
+        state, _ = method.init(run_keys(0).initialization, population)
+        assert _uses(method, option, run_keys(0).local, state, population), option
