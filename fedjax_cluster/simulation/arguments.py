@@ -15,6 +15,7 @@ from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bou
 from fedjax_cluster.simulation.churn import fewest_present
 from fedjax_cluster.simulation.history import OF_HONEST, REPORTED
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS
+from fedjax_cluster.simulation.own_models import check_model
 from fedjax_cluster.simulation.private_runs import check_private
 from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
 
@@ -55,6 +56,7 @@ def check_arguments(
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     found = (*checked_churn(churn), *arrivals(federation, fault, seed))
+    check_model(getattr(algorithm, "model", None), federation)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
         present = fewest_present(found, federation.train.num_examples, rounds)

@@ -33,7 +33,6 @@ from fedjax_cluster.simulation.evaluation import (
     honest_figures,
     with_metrics,
 )
-from fedjax_cluster.simulation.heeded import check_heeded
 from fedjax_cluster.simulation.history import (
     History,
     append,
@@ -46,6 +45,7 @@ from fedjax_cluster.simulation.history import (
 )
 from fedjax_cluster.simulation.joint import check_processes, heard, shown
 from fedjax_cluster.simulation.ledger import with_clustering_seconds
+from fedjax_cluster.simulation.own_methods import check_heeded, checked_start
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
@@ -400,7 +400,7 @@ def start_run(
     def initial(*, template: bool) -> tuple[State, RoundInfo]:
         # A template spares the work of a state that is only to be replaced.
         start = algorithm.template if template and algorithm.template is not None else algorithm.init
-        state, info = start(keys.initialization, population)
+        state, info = checked_start(algorithm, start(keys.initialization, population), population)
         return parallel.place_state(state, mapping), info
 
     saved = directory is not None and bool(parallel.agreed(int(directory.has_checkpoint())))

@@ -1,4 +1,4 @@
-"""Whether a method of one's own does what its options say of the mean; one that forgets it runs all the same."""
+"""A method of one's own: what its `init` gives, and whether its rounds do what its options say of the mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.data.stored import stored
-from fedjax_cluster.types import ClusteredAlgorithm, Population, State
+from fedjax_cluster.types import ClusteredAlgorithm, Population, RoundInfo, State
 
 ADVICE = {"aggregation": "aggregation=self.aggregation", "privacy": "private=self.private(rng_key, state.clusters)"}
 OURS = __name__.partition(".")[0]
@@ -29,6 +29,36 @@ class _Alarm:
 
     def __call__(self, *_: Any) -> Any:
         raise _Heeded
+
+
+def checked_start(algorithm: ClusteredAlgorithm, given: Any, population: Population) -> tuple[State, RoundInfo]:
+    """What a method's `init` gave.
+
+    Raises:
+      ValueError: something else than a state and what is told of it, or clients whose clusters are not M × K shares.
+    """
+    name = algorithm.name
+    if type(given) is not tuple or len(given) != 2 or not isinstance(given[0], State):
+        kinds = (
+            f"two, {', '.join(type(each).__name__ for each in given)}" if type(given) is tuple else type(given).__name__
+        )
+        raise ValueError(
+            f"init of {name} returns {kinds}; it must return (State, RoundInfo), as rounds.first_state does"
+        )
+    state: State = given[0]
+    lacking = [each for each in ("membership", "present") if not hasattr(state.clients, each)]
+    if lacking:
+        raise ValueError(
+            f"init of {name} gives clients without {' and '.join(lacking)}; keep rounds.HardClients, or a NamedTuple "
+            "of its fields and your own"
+        )
+    wanted = len(population.data.num_examples), len(state.clusters.active)
+    if state.clients.membership.shape != wanted:
+        raise ValueError(
+            f"init of {name} gives membership of shape {state.clients.membership.shape}; of {wanted[0]} clients and "
+            f"{wanted[1]} clusters it is {wanted}"
+        )
+    return given
 
 
 def check_heeded(algorithm: ClusteredAlgorithm, rng_key: jax.Array, state: State, population: Population) -> None:

@@ -1,5 +1,6 @@
-"""An aggregation or a privacy that a method of one's own forgets is refused; it ran, and named a budget."""
+"""A method of one's own: its start is looked at, and an aggregation or a privacy that it forgets is refused."""
 
+import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
@@ -7,8 +8,8 @@ from fedjax_cluster.algorithms import REGISTRY, fedavg
 from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.privacy.gaussian import ONE
-from fedjax_cluster.simulation.heeded import _uses
 from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.own_methods import _uses
 from tests import private_methods
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs
@@ -68,3 +69,30 @@ def test_our_methods_forget_neither(name):
             method, population = protocol.build(name), protocol.place(blobs(clients=7))
         state, _ = method.init(run_keys(0).initialization, population)
         assert _uses(method, option, run_keys(0).local, state, population), option
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda given: given[0], r"init of own returns State; it must return \(State, RoundInfo\)"),
+        (lambda given: (given[1], given[0]), "returns two, RoundInfo, State; it must"),
+        (
+            lambda given: (given[0]._replace(clients=given[0].clients[:1]), given[1]),
+            "gives clients without membership and present; keep rounds.HardClients",
+        ),
+        (
+            lambda given: (given[0]._replace(clients=given[0].clients._replace(membership=np.ones((4, 2)))), given[1]),
+            r"gives membership of shape \(4, 2\); of 4 clients and 1 clusters it is \(4, 1\)",
+        ),
+    ],
+)
+def test_what_init_gives_is_looked_at(spoil, message):
+    class own(method_that_passes(), abstract=True):
+        """Starts as it should not."""
+
+        def init(self, rng_key, population):
+            return spoil(super().init(rng_key, population))
+
+    method = own(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1))
+    with pytest.raises(ValueError, match=message):
+        simulate(method, blobs(clients=4), rounds=1, progress=False, mapping=private_methods.ONE_DEVICE)

@@ -1,0 +1,74 @@
+"""A model of one's own, functions that nothing here has made: what they take and give, before anything is computed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_cluster.nn import losses
+from fedjax_cluster.types import Federation, Model, Variables
+
+ROWS = 2
+OURS = __name__.partition(".")[0]
+
+
+def check_model(model: Any, federation: Federation) -> None:
+    """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it."""
+    if not isinstance(model, Model) or type(model.init).__module__.partition(".")[0] == OURS:
+        return
+    x, y = (jax.ShapeDtypeStruct((ROWS, *of.shape[2:]), np.dtype(of.dtype)) for of in federation.train[:2])
+    key, info = jax.random.key(0), federation.info
+    variables = _traced("init", lambda: model.init(key, info), "a key and the data's description")
+    if not isinstance(variables, Variables):
+        given = _kind(variables)
+        raise ValueError(f"the model's init returns {given}; it must return fc.types.Variables(params, stats)")
+    what = f"x of shape {x.shape}, {x.dtype}"
+    _check_call(model.apply)
+    given = _traced("apply", lambda of, x: model.apply(of, x, train=False, rng_key=None), what, variables, x)
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise ValueError(f"the model's apply returns {_kind(given)}; it must return two: outputs, and variables.stats")
+    outputs, stats = given
+    if jax.tree.structure(stats) != jax.tree.structure(variables.stats):
+        raise ValueError(
+            f"the model's apply returns stats {jax.tree.structure(stats)}, of which its init had "
+            f"{jax.tree.structure(variables.stats)}; return variables.stats where there are none"
+        )
+    found = _traced("loss", model.loss, f"outputs of {what}", outputs, y)
+    if getattr(found, "shape", None) != (ROWS,):
+        raise ValueError(f"the model's loss gives {_kind(found)} for {ROWS} examples; it must give one number for each")
+    if model.loss is losses.cross_entropy and outputs.shape[-1] < info.num_classes:
+        raise ValueError(
+            f"the model's apply gives {outputs.shape[-1]} outputs, but {info.name} has {info.num_classes} classes; "
+            "give as many outputs (info.num_classes)"
+        )
+
+
+def _check_call(apply: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(apply)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, None, train=True, rng_key=None)
+    except TypeError as error:
+        raise ValueError(
+            f"the model's apply takes {signature}, and is called as apply(variables, x, train=False, rng_key=None): "
+            f"{error}"
+        ) from error
+
+
+def _traced(name: str, function: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *arguments)
+    except Exception as error:  # whatever somebody's function raises
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the model's {name} fails on {what}: {type(error).__name__}: {said}") from error
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"an array of shape {shape}"

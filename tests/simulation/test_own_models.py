@@ -1,0 +1,83 @@
+"""A model that is one's own functions: each mistake is one line before anything is computed."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import local, nn
+from fedjax_cluster.algorithms import ifca
+from fedjax_cluster.nn.losses import objective
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import Model, Variables
+from tests.federations import INFO, blobs
+
+TASK = objective("cross_entropy")
+INPUTS, CLASSES = int(np.prod(INFO.input_shape)), INFO.num_classes
+
+
+def init(rng_key, info):
+    return Variables({"w": jnp.zeros((INPUTS, info.num_classes))}, {})
+
+
+def outputs_of(variables, x):
+    return x.reshape(len(x), -1) @ variables.params["w"]
+
+
+def apply(variables, x, *, train, rng_key=None):
+    return outputs_of(variables, x), variables.stats
+
+
+def run(**spoilt):
+    model = Model(init, apply, TASK.loss, TASK.predict, TASK.metrics)._replace(**spoilt)
+    method = ifca(model, clusters=2, local=local.sgd(0.1, batch_size=4, steps=1), start="random")
+    return simulate(method, blobs(clients=4), rounds=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({"init": lambda key, info: {"w": 0}}, r"model's init returns a dict; it must return fc.types.Variables\("),
+        (
+            {"init": lambda key, info: 1 / 0},
+            "model's init fails on a key and the data's description: ZeroDivisionError",
+        ),
+        (
+            {"init": lambda key, info: Variables({"w": jnp.zeros((INPUTS, CLASSES - 1))}, {})},
+            f"apply gives {CLASSES - 1} outputs, but .* has {CLASSES} classes; give as many outputs",
+        ),
+        (
+            {"init": lambda key, info: Variables({"w": jnp.zeros((INPUTS + 1, CLASSES))}, {})},
+            r"model's apply fails on x of shape \(2, .*, float32: TypeError: dot_general requires",
+        ),
+        (
+            {"apply": lambda variables, x: x},
+            r"apply takes \(variables, x\), and is called as apply\(variables, x, train=",
+        ),
+        (
+            {"apply": lambda variables, x, *, train, rng_key=None: outputs_of(variables, x)},
+            rf"apply returns an array of shape \(2, {CLASSES}\); it must return two: outputs, and variables.stats",
+        ),
+        (
+            {"apply": lambda variables, x, *, train, rng_key=None: (outputs_of(variables, x), {"a": 1.0})},
+            "apply returns stats .*, of which its init had .*; return variables.stats where there are none",
+        ),
+        (
+            {"loss": lambda outputs, y: outputs.sum()},
+            r"loss gives an array of shape \(\) for 2 examples; it must give one",
+        ),
+    ],
+)
+def test_a_models_mistake_is_named(spoilt, message):
+    with pytest.raises(ValueError, match=message):
+        run(**spoilt)
+
+
+def test_a_model_that_fits_runs():
+    assert run().history["round"].tolist() == [0.0]
+
+
+def test_our_own_models_are_not_traced_for_it(monkeypatch):
+    model = nn.linear()
+    monkeypatch.setattr("jax.eval_shape", lambda *_: pytest.fail("it was"))
+    from_here = __import__("fedjax_cluster.simulation.own_models", fromlist=["check_model"])
+    from_here.check_model(model, blobs(clients=4))
