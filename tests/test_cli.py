@@ -79,6 +79,10 @@ def test_the_main_job_reaches_its_figures():
         (["run", "ifca", "--interval", "3"], "--interval is an option of the methods flag and pacfl"),
         (["run", "ifca", "--seeds", "3"], "--seeds is a flag of compare and sweep"),
         (["run", "--dataste", "x", "--foo"], "--dataste, x, --foo; --dataste: did you mean --dataset?\n"),
+        (
+            ["run", "--lr", "1", "--epochs", "2"],
+            "--lr: did you mean --learning-rate?; --epochs: did you mean --local-epochs?",
+        ),
         (["report"], "report needs a run directory"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["report", "x" * 300], "too long for a file system"),

@@ -19,6 +19,7 @@ from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.local import client_key, mean_of_steps
 from fedjax_cluster.marked_clients import shown_rows
+from fedjax_cluster.options import checked
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.server import (
@@ -228,6 +229,8 @@ def cluster_round(
       aggregation: None is the mean.
       private: in place of an aggregation, the mean of clipped changes with noise, in which all clients count alike.
     """
+
+    checked("weighting", weighting, Weighting)
 
     def contribute(output: Trained) -> Contribution:
         weight = jnp.where(output.slot < 0, 0.0, client_weight(weighting, output.result.num_examples))

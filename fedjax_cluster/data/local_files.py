@@ -241,7 +241,9 @@ def _places(
     for what, name in given.items():
         if name is not None and names.count(name) != 1:
             count = "no" if name not in names else "more than one"
-            raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {_listed(names)}")
+            other = len(names) == 1 and next((mark for mark in (";", "\t", "|", ",") if mark in names[0]), None)
+            hint = f". They are divided by {other!r}: write .csv with commas, or .tsv with tabs" if other else ""
+            raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {_listed(names)}{hint}")
     named = {what: name for what, name in given.items() if name is not None}
     for what, name in named.items():
         first = next(other for other, its in named.items() if its == name)

@@ -19,6 +19,20 @@ OF_COMMANDS = {
     "tune": "run and compare",
 }
 MOST_OWNERS = 4
+# What other libraries call a flag.
+ELSEWHERE = {
+    **{"lr": "learning-rate", "eta": "learning-rate", "bs": "batch-size", "batch": "batch-size", "wd": "weight-decay"},
+    **{"k": "clusters", "num-clusters": "clusters", "num-clients": "clients", "num-rounds": "rounds", "t": "rounds"},
+    **{"epochs": "local-epochs", "steps": "local-steps", "fraction": "participation", "frac": "participation"},
+    **{
+        "data": "dataset",
+        "partition": "scenario",
+        "net": "model",
+        "arch": "model",
+        "output": "run-dir",
+        "out": "run-dir",
+    },
+}
 
 
 def unknown_name(kind: str, name: str, registry: Iterable[str], kinds: Mapping[str, Any]) -> str:
@@ -66,7 +80,8 @@ def unknown_words(words: Sequence[str], flags: Iterable[str], hints: Iterable[st
     told = [*hints]
     known = set(map(_spoken, flags))
     for flag in _flags(words):
-        near = closest(flag.lstrip("-"), known)
+        name = flag.lstrip("-").lower().replace("_", "-")
+        near = called if (called := ELSEWHERE.get(name)) in known else closest(name, known)
         if near is not None and not any(hint.startswith(f"{flag} ") for hint in told):
             told.append(f"{flag}: did you mean --{near}?")
     return "; ".join([f"Unrecognized options: {', '.join(words)}", *told])

@@ -46,7 +46,8 @@ class MoreMetrics(NamedTuple):
     def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
         found = self.first(predictions, y, mask)
         for other in self.others:
-            found = further_figures(found, other(predictions, y, mask), "a metric")
+            source = f"the metric {getattr(other, '__name__', type(other).__name__)}"
+            found = further_figures(found, other(predictions, y, mask), source)
         return found
 
 

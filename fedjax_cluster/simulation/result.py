@@ -241,12 +241,17 @@ class SimulationResult:
         return "\n".join([*lines, columns, report.style.wrapped(more, SCREEN)])
 
     @in_32_bits
-    def predict(self, x: Any, client: int) -> np.ndarray:
-        """Predictions of one client's personal model for rows x [N, ...].
+    def predict(self, x: Any, client: int | str) -> np.ndarray:
+        """Predictions of one client's personal model for rows x [N, ...]; a user's own id, as text, names the client.
 
         Raises:
           ValueError: no such client, no rows, or rows of another shape than the client's.
         """
+        if isinstance(client, str) and self.user_ids is not None:
+            own = np.flatnonzero(np.asarray(self.user_ids).astype(str) == client)
+            if not len(own):
+                raise ValueError(f"client is {client!r}, which is no user's id; see user_ids")
+            client = int(own[0])
         client = checked("client", client, int)
         train = self.federation.train
         count = len(train.num_examples)

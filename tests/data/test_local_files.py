@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedjax_cluster import cli
-from fedjax_cluster.data import from_arrays, image_folder, load, npz, scenarios, table
+from fedjax_cluster.data import digits, from_arrays, image_folder, load, npz, scenarios, table
 from fedjax_cluster.data.local_files import numbers
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import UserExamples
@@ -161,6 +161,11 @@ def test_folders_by_user_and_class(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", "kind,a\nx,1\n", r"no column 'label' for the labels; its columns: kind, a"),
+        (
+            "a.csv",
+            "label;a\nx;1\n",
+            r"its columns: label;a. They are divided by ';': write .csv with commas, or .tsv with",
+        ),
         ("a.csv", "label,label,a\nx,x,1\n", "more than one column 'label'"),
         ("a.csv", "label,a,b\nx,1,red\ny,2,blue\n", r"'red' in row 1 below the names, column 3"),
         ("a.csv", "label,a,b\nx,1,2\ny,,blue\n", r"nothing in row 2 below the names, column 2"),
@@ -408,3 +413,11 @@ def test_a_file_with_a_plus_in_its_name_and_several_joined(tmp_path, monkeypatch
         RunConfig(scenario="mixed_datasets", dataset="c.npz+d.npz", clients=4, scenario_options=upright)
     )
     assert [name[:6] for name in joined.info.group_names] == ["c.npz@", "d.npz@"]
+
+
+def test_users_with_too_few_examples_are_named(caplog):
+    examples = digits()
+    user = np.arange(len(examples.y)) % 7
+    user[:2] = 90, 91
+    assert len(scenarios.users(examples, user_ids=user).train.num_examples) == 7
+    assert caplog.messages == ["2 of 9 users have fewer than 2 examples and are left out: 90, 91"]

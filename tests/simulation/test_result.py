@@ -9,7 +9,7 @@ import pytest
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Event, Variables
+from fedjax_cluster.types import Event, UserFederation, Variables
 from tests.federations import blobs
 
 
@@ -107,3 +107,13 @@ def test_without_safetensors_it_says_what_to_install(result, tmp_path, monkeypat
     with pytest.raises(ImportError, match=r"fedjax_cluster\[safetensors\]"):
         result.save_models(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_user_is_asked_for_by_name(result):
+    count = len(result.labels)
+    users = np.array([f"user {i}" for i in range(count)])
+    named = dataclasses.replace(result, federation=UserFederation.of(result.federation, users))
+    x = result.federation.test.x[2]
+    np.testing.assert_array_equal(named.predict(x, "user 2"), result.predict(x, 2))
+    with pytest.raises(ValueError, match="client is 'Anna', which is no user's id; see user_ids"):
+        named.predict(x, "Anna")
