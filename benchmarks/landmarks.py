@@ -67,11 +67,9 @@ def of_cfl_gp(clients: int, seed: int) -> Callable[[int | None], Any]:
         chosen = clustering.draw_landmarks(key, number, rows.present)
         index = jnp.arange(clients, dtype=jnp.int32)
         before = labels(rows.membership)
-
-        def nearest(groups: by_landmarks.Groups) -> jax.Array:
-            return by_landmarks.nearest_group(groups, rows.profile, rows.updates, before)
-
-        return by_landmarks.group_rows(key, chosen, tree.take(rows, chosen), index, before, nearest, ONE_DEVICE)
+        found = by_landmarks.grouped(key, tree.take(rows, chosen), ONE_DEVICE)
+        near = by_landmarks.nearest_group(found.groups, rows.profile, rows.updates, before)
+        return by_landmarks.placed(found, chosen, index, before, near)
 
     return functools.partial(cluster, given)
 

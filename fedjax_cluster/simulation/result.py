@@ -252,7 +252,7 @@ class SimulationResult:
             if not len(own):
                 raise ValueError(f"client is {client!r}, which is no user's id; see user_ids")
             client = int(own[0])
-        client = checked("client", client, int)
+        client = int(checked("client", client, int))
         train = self.federation.train
         count = len(train.num_examples)
         if not 0 <= client < count:
