@@ -24,14 +24,7 @@ ELSEWHERE = {
     **{"lr": "learning-rate", "eta": "learning-rate", "bs": "batch-size", "batch": "batch-size", "wd": "weight-decay"},
     **{"k": "clusters", "num-clusters": "clusters", "num-clients": "clients", "num-rounds": "rounds", "t": "rounds"},
     **{"epochs": "local-epochs", "steps": "local-steps", "fraction": "participation", "frac": "participation"},
-    **{
-        "data": "dataset",
-        "partition": "scenario",
-        "net": "model",
-        "arch": "model",
-        "output": "run-dir",
-        "out": "run-dir",
-    },
+    **{"data": "dataset", "partition": "scenario", "net": "model", "arch": "model", "output": "run-dir"},
 }
 
 
