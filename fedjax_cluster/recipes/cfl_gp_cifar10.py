@@ -11,7 +11,7 @@ from fedjax_cluster.recipes.cfl_gp_pictures import features_over_time
 from fedjax_cluster.report.panels import feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
 
-# The gradients of Adam's steps, on the last layer alone; the layers before it are averaged over all clients.
+# Profiles of the last layer's updates alone; the layers before it are averaged over all clients.
 CFL_GP = {"every": 2, "profile_layers": ("output",), "shared_layers": ("!output",)}
 CIFAR10 = RunConfig(
     method="cfl_gp",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedjax_cluster import cli
-from fedjax_cluster.data import digits, from_arrays, image_folder, load, npz, scenarios, table
+from fedjax_cluster.data import from_arrays, image_folder, load, npz, scenarios, table
 from fedjax_cluster.data.local_files import numbers
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import UserExamples
@@ -413,11 +413,3 @@ def test_a_file_with_a_plus_in_its_name_and_several_joined(tmp_path, monkeypatch
         RunConfig(scenario="mixed_datasets", dataset="c.npz+d.npz", clients=4, scenario_options=upright)
     )
     assert [name[:6] for name in joined.info.group_names] == ["c.npz@", "d.npz@"]
-
-
-def test_users_with_too_few_examples_are_named(caplog):
-    examples = digits()
-    user = np.arange(len(examples.y)) % 7
-    user[:2] = 90, 91
-    assert len(scenarios.users(examples, user_ids=user).train.num_examples) == 7
-    assert caplog.messages == ["2 of 9 users have fewer than 2 examples and are left out: 90, 91"]

@@ -4,7 +4,7 @@ import chex
 import numpy as np
 import pytest
 
-from fedjax_cluster.data import check_federation
+from fedjax_cluster.data import check_federation, digits
 from fedjax_cluster.data.scenarios import SCENARIOS
 from fedjax_cluster.types import Examples, Federation
 
@@ -165,3 +165,11 @@ def test_too_few_examples(name, numbered):
     if name != "users":  # takes what a user has
         with pytest.raises(ValueError, match="at most"):
             _build(name, numbered(COUNT), examples_per_client=500)
+
+
+def test_users_with_too_few_examples_are_named(caplog):
+    examples = digits()
+    user = np.arange(len(examples.y)) % 7
+    user[:2] = 90, 91
+    assert len(SCENARIOS["users"](examples, user_ids=user).train.num_examples) == 7
+    assert caplog.messages == ["2 of 9 users have fewer than 2 examples and are left out: 90, 91"]

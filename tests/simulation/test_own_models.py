@@ -8,6 +8,7 @@ from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import ifca
 from fedjax_cluster.nn.losses import objective
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.own_models import check_model
 from fedjax_cluster.types import Model, Variables
 from tests.federations import INFO, blobs
 
@@ -79,5 +80,4 @@ def test_a_model_that_fits_runs():
 def test_our_own_models_are_not_traced_for_it(monkeypatch):
     model = nn.linear()
     monkeypatch.setattr("jax.eval_shape", lambda *_: pytest.fail("it was"))
-    from_here = __import__("fedjax_cluster.simulation.own_models", fromlist=["check_model"])
-    from_here.check_model(model, blobs(clients=4))
+    check_model(model, blobs(clients=4))
