@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-MOST_TURNS = 8
+MOST_TURNS = 32
 
 
 def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int) -> list[Array]:
@@ -29,29 +29,29 @@ def send(collective: Callable[[Array], Array], leaves: list[Array], longest: int
 
 
 def in_turns(
-    gather: Callable[[Array], list[Array]], position: Array, valid: Array, leaves: list[Array], turn_bytes: int
+    send: Callable[[Array, list[Array]], list[Array]], chosen: Array, target: list[Array], turn_bytes: int
 ) -> list[Array]:
-    """Gathers rows some at a time, up to the last that is valid: a cohort may have room for many more.
+    """Sends the chosen of a cohort's rows some at a time: there may be none, or all of them.
 
-    `gather` takes i32[D, r] rows for each of D devices and gives the device's r of every leaf; `position` is i32[D, C];
-    `valid` bool[C], the same on every device, says whether any device has a client there. Zeros beyond the last valid
-    row.
+    Args:
+      send: of numbers i32[T] of rows, C where there are no more, and of the leaves; gives the leaves with these rows.
+      chosen: bool[C], the same on every device.
+      target: leaves [n, ...] that rows are written to.
+      turn_bytes: as many rows as have so many are sent at a time, or a part of the cohort where that is more.
     """
-    count = len(valid)
-    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
-    turn = max(turn_bytes // max(1, row * len(position)), -(-count // MOST_TURNS))
-    if turn >= count:
-        return gather(position)
+    count = len(chosen)
+    turn = min(count, max(1, turn_bytes // max(1, row_bytes(target)), -(-count // MOST_TURNS)))
+    which = jnp.nonzero(chosen, size=-(-count // turn) * turn, fill_value=count)[0].astype(jnp.int32)
 
-    def one(number: Array, rows: list[Array]) -> list[Array]:
-        # The last turn reaches back over rows that are there already.
-        start = jnp.minimum(number * turn, count - turn)
-        own = gather(lax.dynamic_slice_in_dim(position, start, turn, 1))
-        return [lax.dynamic_update_slice_in_dim(*pair, start, 0) for pair in zip(rows, own, strict=True)]
+    def one(number: Array, target: list[Array]) -> list[Array]:
+        return send(lax.dynamic_slice_in_dim(which, number * turn, turn), target)
 
-    blank = [jnp.zeros((count, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    last = jnp.max(jnp.where(valid, jnp.arange(1, count + 1), 0))
-    return lax.fori_loop(0, (last + turn - 1) // turn, one, blank)
+    return lax.fori_loop(0, (jnp.sum(chosen.astype(jnp.int32)) + turn - 1) // turn, one, target)
+
+
+def row_bytes(leaves: list[Array]) -> int:
+    """Bytes of a row of leaves [n, ...]."""
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in leaves)
 
 
 def is_short(leaf: Array, longest: int) -> bool:

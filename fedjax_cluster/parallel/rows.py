@@ -95,9 +95,9 @@ def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientM
     return held if tiles is None else Tiled(held, tuple(leaf.shape[1:]))
 
 
-def _longest(work: np.ndarray, devices: int) -> float:
-    """The work of the device that has most, when rows are divided among them in their order."""
-    return float(work.reshape(devices, -1).sum(1).max())
+def _longest(work: Any, devices: int) -> Any:
+    """The work of the device that has most, when rows are divided among them in their order; below 0 are no clients."""
+    return work.clip(0).reshape(devices, -1).sum(1).max()
 
 
 def whole_population(population: Population) -> Cohort:
@@ -118,29 +118,72 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
     _refuse_rows_on_disk(population)
     mapping, data, size = population.mapping, population.data, len(population.data.num_examples)
     in_place = len(selection.index) == size
-    index, mask, weights = selection if in_place else deal(selection, size, mapping, population.work)
+    place = None if population.placement is None else population.placement.place
+    index, mask, weights = selection if in_place else deal(selection, size, mapping, population.work, place)
     if not in_place:
-        place = index
-        if population.placement is not None:
-            place = jnp.where(index < size, population.placement.place[index], size)
-        x, y = gather_rows(Cohort(place, mask, data, weights, mapping), (data.x, data.y))
+        at = index if place is None else place.at[index].get(mode="fill", fill_value=size)
+        x, y = gather_rows(Cohort(at, mask, data, weights, mapping), (data.x, data.y))
         numbers = jax.tree.map(lambda leaf: leaf[index], data._replace(x=None, y=None))
         data = numbers._replace(x=x, y=y)
     data = data._replace(num_examples=jnp.where(mask, data.num_examples, 0))
     return Cohort(index, mask, data, weights, mapping, in_place, population.placement if in_place else None)
 
 
-def deal(selection: Selection, size: int, mapping: ClientMapping, work: Array | None) -> Selection:
-    """A selection out of `size` clients, padded to a multiple of the devices and dealt out among them."""
+def deal(
+    selection: Selection, size: int, mapping: ClientMapping, work: Array | None, place: Array | None = None
+) -> Selection:
+    """A selection out of `size` clients, padded to a multiple of the devices and dealt out among them.
+
+    A client stays on the device that has its rows as far as that has room, so that few rows are exchanged; where the
+    devices would wait for one another, clients are dealt by their work.
+
+    Args:
+      selection: the clients.
+      size: M.
+      mapping: the devices.
+      work: f32[M], what each client costs; None where all cost the same.
+      place: i32[M], where each client's rows are; None is the order of the clients.
+    """
     index, mask, weights = selection
     devices = num_devices(mapping)
+    if devices == 1:
+        return selection
+
+    def order_of(index: Array, mask: Array, work: Array | None, place: Array | None) -> Array:
+        device = (index if place is None else place.at[index].get(mode="fill", fill_value=size)) // (size // devices)
+        staying = _kept_in_place(jnp.where(mask, device, devices), devices)
+        if work is None:
+            return staying
+        costs = jnp.where(mask, work.at[index].get(mode="fill", fill_value=0), -1.0)
+        dealt = _dealt(costs, devices)
+        waits = _longest(costs[staying], devices) > LEAST_GAIN * _longest(costs[dealt], devices)
+        return jnp.where(waits, dealt, staying)
+
     missing = -len(index) % devices
     index, mask = jnp.pad(index, (0, missing), constant_values=size), jnp.pad(mask, (0, missing))
-    order = np.arange(len(index)).reshape(-1, devices).T.reshape(-1)
-    if work is not None:
-        order = _dealt(jnp.where(mask, work[index], -1.0), devices)
+    order = on_each_device(order_of, mapping)(index, mask, work, place)
     weights = None if weights is None else jnp.pad(weights, ((0, missing), (0, 0)))[order]
     return Selection(index[order], mask[order], weights)
+
+
+def _kept_in_place(device: Array, devices: int) -> Array:
+    """The order i32[C] of rows that leaves them on their device i32[C], those beyond a device's share elsewhere.
+
+    Rows of no device, `devices`, come last on each. None has more of the others than an equal share, rounded up.
+    """
+    size = len(device)
+    share, rows, valid = size // devices, jnp.arange(size, dtype=jnp.int32), device < devices
+    most = (valid.sum() + devices - 1) // devices
+    count = jnp.zeros(devices + 1, jnp.int32).at[device].add(1)
+    rank = jnp.argsort(jnp.argsort(device, stable=True)) - (jnp.cumsum(count) - count)[device]
+    stays = valid & (rank < most)
+    slot = jnp.where(stays, device * share + rank, size)
+    order = jnp.zeros_like(rows).at[slot].set(rows, mode="drop")
+    taken = jnp.zeros(size, bool).at[slot].set(True, mode="drop")
+    # The lowest free places of all devices first, for those who move, then for rows of no device.
+    free = jnp.argsort(jnp.where(taken, share, rows % share), stable=True)
+    rest = jnp.argsort(jnp.where(stays, 2, jnp.where(valid, 0, 1)), stable=True)
+    return order.at[jnp.where(rows < size - stays.sum(), free, size)].set(rest.astype(jnp.int32), mode="drop")
 
 
 def _refuse_rows_on_disk(population: Population) -> None:
@@ -187,20 +230,38 @@ def _gathered(cohort: Cohort, rows: PyTree) -> PyTree:
     # A plain take would all-reduce the cohort to every device; each device needs its own part only.
     def local(shard: PyTree, index: Array) -> PyTree:
         leaves, structure = jax.tree.flatten(shard)
-        here, devices = leaves[0].shape[0], num_devices(cohort.mapping)
-        # Zeros on all devices but one, so that their sum is the row, bit by bit.
-        own_part = functools.partial(lax.psum_scatter, axis_name=AXIS, tiled=True)
-
-        def gather(position: Array) -> list[Array]:
-            return messages.send(own_part, tree.take(leaves, position.reshape(-1)), JOINED_ROW)
-
-        position = _local_position(index, here).reshape(devices, -1)
-        valid = (index.reshape(devices, -1) < devices * here).any(0)
-        return jax.tree.unflatten(structure, messages.in_turns(gather, position, valid, leaves, TURN_BYTES))
+        here, share = leaves[0].shape[0], len(index) // num_devices(cohort.mapping)
+        held, wanted = _local_position(index, here), _local_position(jnp.arange(len(index)), share)
+        if messages.row_bytes(leaves) * len(index) <= TURN_BYTES:
+            # Zeros on all devices but one, so that their sum is the row, bit by bit.
+            own_part = functools.partial(lax.psum_scatter, axis_name=AXIS, tiled=True)
+            return jax.tree.unflatten(structure, messages.send(own_part, tree.take(leaves, held), JOINED_ROW))
+        own = tree.take(leaves, lax.dynamic_slice_in_dim(held, lax.axis_index(AXIS) * share, share))
+        return jax.tree.unflatten(structure, _exchanged(own, wanted, leaves, held, index // here))
 
     return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
         rows, cohort.index
     )
+
+
+def _exchanged(target: list[Array], to: Array, source: list[Array], of: Array, device: Array) -> list[Array]:
+    """The leaves with those of a cohort's rows that are not where the cohort has them, a part of these at a time.
+
+    Each device has leaves [n, ...] to write and leaves [m, ...] to read, and for each row of the cohort the places
+    `to` i32[C] and `of` i32[C] in them, n and m for rows of others; `device` i32[C] has a row of the population.
+    """
+    devices = lax.axis_size(AXIS)
+    away = (device < devices) & (device != jnp.arange(len(device)) // (len(device) // devices))
+
+    def some(which: Array, target: list[Array]) -> list[Array]:
+        def of_them(places: Array, none: int) -> Array:
+            return places.at[which].get(mode="fill", fill_value=none)
+
+        rows = tree.take(source, of_them(of, len(source[0])))
+        found = messages.send(functools.partial(lax.psum, axis_name=AXIS), rows, JOINED_ROW)
+        return tree.scatter(target, of_them(to, len(target[0])), found)
+
+    return messages.in_turns(some, away, target, TURN_BYTES)
 
 
 def rows_in(cohort: Cohort, order: Array, rows: PyTree) -> PyTree:
@@ -228,11 +289,20 @@ def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | Non
         return tree.scatter(rows, index, values)
 
     def local(shard: PyTree, index: Array, values: PyTree) -> PyTree:
-        index, values = lax.all_gather((index, values), AXIS, tiled=True)
-        return tree.scatter(shard, _local_position(index, jax.tree.leaves(shard)[0].shape[0]), values)
+        leaves, structure = jax.tree.flatten(shard)
+        values = jax.tree.leaves(values)
+        here, share = leaves[0].shape[0], values[0].shape[0]
+        places = _local_position(index, here)
+        if messages.row_bytes(values) * len(index) <= TURN_BYTES:
+            sent = messages.send(functools.partial(lax.all_gather, axis_name=AXIS, tiled=True), values, JOINED_ROW)
+            return jax.tree.unflatten(structure, tree.scatter(leaves, places, sent))
+        own = lax.dynamic_slice_in_dim(places, lax.axis_index(AXIS) * share, share)
+        leaves = tree.scatter(leaves, own, values)
+        held = _local_position(jnp.arange(len(index)), share)
+        return jax.tree.unflatten(structure, _exchanged(leaves, places, values, held, index // here))
 
     return jax.shard_map(
-        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
+        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(), P(AXIS)), out_specs=P(AXIS), check_vma=False
     )(rows, index, values)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_cluster import parallel
+from fedjax_cluster import parallel, tree
 from fedjax_cluster.parallel import chunks, messages
 from fedjax_cluster.parallel import rows as rows_module
 from fedjax_cluster.parallel.loop import Contribution
@@ -220,25 +220,58 @@ def test_rows_gathered_in_turns_are_the_same_bit_for_bit(monkeypatch, index):
     monkeypatch.setattr(messages, "send", counted)
     assert bits(gathered(cohort, rows)) == bits(expected)
     jax.effects_barrier()
-    # Three rows for each of two devices, in turns of one, up to the last row that is anybody's.
-    last = max((1 + i % 3 for i, client in enumerate(index) if client < 4), default=0)
-    assert len(seen) == 2 * last
+    # One message on each of two devices for each client whose rows the other one has, and for nobody else.
+    away = sum(client < 4 and client // 2 != i // 3 for i, client in enumerate(index))
+    assert len(seen) == 2 * away
 
 
-@pytest.mark.parametrize(("valid", "turns"), [(0, 0), (1, 1), (3, 1), (4, 2), (20, 7)])
-def test_room_for_clients_to_come_is_not_gathered(valid, turns):
-    """20 rows in turns of three, only as far as there are clients."""
+@needs_two
+@pytest.mark.parametrize("index", [[2, 1, 3, 4, 4, 4], [4, 4, 4, 0, 4, 4], [3, 4, 1, 4, 4, 2], [4] * 6])
+def test_rows_scattered_in_turns_are_the_same_bit_for_bit(monkeypatch, index):
+    mapping, mask = mapping_of("scan", None, 2), np.asarray(index) < 4
+    data = ClientData(jnp.zeros((4, 1)), jnp.zeros((4, 1)), jnp.ones(4, jnp.int32))
+    cohort = Cohort(jnp.asarray(index), jnp.asarray(mask), data, None, mapping)
+    rows = parallel.place_rows(mapping, MIXED)
+    values = {name: np.concatenate([leaf, leaf[:2]])[::-1].copy() for name, leaf in MIXED.items()}
+    expected = {name: leaf.copy() for name, leaf in MIXED.items()}
+    for name, leaf in expected.items():
+        leaf[np.asarray(index)[mask]] = values[name][mask]
+    for turn_bytes in (1, 2**21):
+        monkeypatch.setattr(rows_module, "TURN_BYTES", turn_bytes)
+        written = jax.jit(lambda cohort, rows, values: parallel.scatter_rows(cohort, rows, values))
+        assert bits(written(cohort, rows, parallel.place_rows(mapping, values))) == bits(expected)
+
+
+@pytest.mark.parametrize(("sent", "turns"), [(0, 0), (1, 1), (3, 1), (4, 2), (20, 7)])
+def test_only_rows_that_are_chosen_are_sent(monkeypatch, sent, turns):
+    """20 rows in turns of three."""
+    monkeypatch.setattr(messages, "MOST_TURNS", 7)
     rows, calls = np.arange(1.0, 21.0, dtype=np.float32)[:, None], []
 
-    def gather(position):
+    def send(which, target):
         jax.debug.callback(lambda: calls.append(1))
-        return [jnp.asarray(rows)[position.reshape(-1)]]
+        return tree.scatter(target, which, [jnp.asarray(rows)[jnp.minimum(which, 19)]])
 
-    here = np.arange(20) < valid
-    (found,) = messages.in_turns(gather, jnp.arange(20)[None], jnp.asarray(here), [jnp.asarray(rows)], turn_bytes=1)
+    chosen = np.isin(np.arange(20), np.random.default_rng(0).permutation(20)[:sent])
+    (found,) = messages.in_turns(send, jnp.asarray(chosen), [jnp.zeros_like(rows)], turn_bytes=1)
     jax.effects_barrier()
     assert len(calls) == turns
-    np.testing.assert_array_equal(found[:valid], rows[:valid])
+    np.testing.assert_array_equal(found, np.where(chosen[:, None], rows, 0.0))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_clients_stay_on_their_device_as_far_as_it_has_room(devices, share, data):
+    size = devices * share
+    device = np.asarray(data.draw(st.lists(st.integers(0, devices), min_size=size, max_size=size)))
+    order = np.asarray(rows_module._kept_in_place(jnp.asarray(device), devices))
+    assert sorted(order) == list(range(size))
+    dealt = device[order].reshape(devices, share)
+    valid = dealt < devices
+    most = -(-valid.sum() // devices)
+    assert valid.sum(1).max() <= most
+    assert (np.diff(valid.astype(int), axis=1) <= 0).all()  # padding comes last
+    stay = (dealt == np.arange(devices)[:, None]).sum(1)
+    np.testing.assert_array_equal(stay, np.minimum(np.bincount(device, minlength=devices + 1)[:devices], most))
 
 
 @needs_two
