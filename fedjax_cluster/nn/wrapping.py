@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import flax.errors
 import flax.linen as linen
 import jax.numpy as jnp
 import numpy as np
@@ -137,7 +138,13 @@ class _Apply:
         if train and stats:
             outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
             return outputs, updated["batch_stats"]
-        return module.apply(collections, inputs, **options), stats
+        try:
+            return module.apply(collections, inputs, **options), stats
+        except flax.errors.ModifyScopeVariableError as error:
+            raise ValueError(
+                f"{type(module).__name__} changes its batch statistics outside of training; let its "
+                "__call__ take `train`, and give a BatchNorm use_running_average=not train"
+            ) from error
 
 
 def _hashable(network: Network) -> Network | _ByIdentity:
@@ -156,7 +163,16 @@ def _build(network: Network | _ByIdentity, num_outputs: Callable[[], int]) -> li
     network = network.network if isinstance(network, _ByIdentity) else network
     if isinstance(network, linen.Module):
         return network
-    module = network(count := num_outputs())
+    count = num_outputs()
+    try:
+        module = network(count)
+    except TypeError as error:
+        if not isinstance(network, type):
+            raise
+        raise ValueError(
+            f"{network.__name__}({count}) fails: {error}; give from_flax a module, such as {network.__name__}(), or "
+            "Sized of a class that has a field num_outputs"
+        ) from error
     if not isinstance(module, linen.Module):
         raise ValueError(
             f"{getattr(network, '__name__', network)}({count}) is a {type(module).__name__}; from_flax takes a Flax"

@@ -146,7 +146,7 @@ def simulate(
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         schedule.check_landmarks(run.state)
-        run.config, run.pause = config, checkpoint_every
+        run.config, run.pause, run.metrics = config, checkpoint_every, tuple(metrics)
         if run.done > rounds:
             raise ValueError(
                 f"{run_dir} has {run.done} rounds already, but rounds is {rounds}; give at least {run.done}"
@@ -205,6 +205,7 @@ class Run:
     events: tuple[Event, ...] = ()
     moves: Kept = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    metrics: tuple[Measure, ...] = ()  # beside the model's
     evaluated: bool = True  # no evaluation is due that has not been done
     warned: bool = False
     compile_seconds: float = 0.0
@@ -368,17 +369,9 @@ class Run:
         return self.result(summary)
 
     def result(self, summary: dict[str, Any]) -> SimulationResult:
-        return SimulationResult(
-            self.algorithm,
-            self.federation,
-            self.state,
-            self.history,
-            self.events,
-            summary,
-            self.keys.evaluation,
-            self.mapping,
-            self.moves,
-        )
+        told = self.state, self.history, self.events, summary
+        keys, mapping, moves = self.keys.evaluation, self.mapping, self.moves
+        return SimulationResult(self.algorithm, self.federation, *told, keys, mapping, moves, self.metrics)
 
 
 def start_run(

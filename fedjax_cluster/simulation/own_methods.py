@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,6 +30,11 @@ class _Alarm:
 
     def __call__(self, *_: Any) -> Any:
         raise _Heeded
+
+    def __eq__(self, _: object) -> bool:
+        raise _Heeded
+
+    __hash__ = object.__hash__
 
 
 def checked_start(algorithm: ClusteredAlgorithm, given: Any, population: Population) -> tuple[State, RoundInfo]:
@@ -61,6 +67,20 @@ def checked_start(algorithm: ClusteredAlgorithm, given: Any, population: Populat
     return given
 
 
+@contextlib.contextmanager
+def hint_of_tracing(algorithm: ClusteredAlgorithm) -> Iterator[None]:
+    """Adds to JAX's error, where a step asks for the value of what is traced, what to write instead."""
+    try:
+        yield
+    except jax.errors.JAXTypeError as error:
+        error.add_note(
+            f"The step of {algorithm.name} is traced once for all rounds: state.round, and all that is computed of the "
+            "state and the cohort, have no value yet. In place of `if` use jnp.where or jax.lax.cond, in place of "
+            "numpy jax.numpy."
+        )
+        raise
+
+
 def check_heeded(algorithm: ClusteredAlgorithm, rng_key: jax.Array, state: State, population: Population) -> None:
     """Raises a ValueError where the step of a method that is not ours never uses its aggregation or its privacy.
 
@@ -85,7 +105,8 @@ def _uses(algorithm: Method, name: str, rng_key: jax.Array, state: State, popula
 
     def one_round(rng_key: jax.Array, state: State, population: Population) -> Any:
         cohort = parallel.gather_cohort(population, watched.select(rng_key, state))
-        return watched.step(rng_key, state, cohort)
+        with hint_of_tracing(algorithm):
+            return watched.step(rng_key, state, cohort)
 
     with contextlib.suppress(_Heeded):
         jax.eval_shape(one_round, rng_key, state, population)

@@ -195,7 +195,7 @@ def _started(
         schedule = Schedule((), method, federation.train.num_examples)
         directory = kept_in(request.run_dir, request.config, method, federation, *of_run, (), request.fault)
         run = start_run(method, federation, request.seed, mapping, directory, schedule, stack, clients)
-        run.config, run.pause = request.config, checkpoint_every
+        run.config, run.pause, run.metrics = request.config, checkpoint_every, request.metrics
         if run.done > request.rounds:
             raise ValueError(
                 f"{request.run_dir} has {run.done} rounds already, but rounds is {request.rounds}; give at least "

@@ -25,11 +25,12 @@ from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.privacy.budget import Budget
 from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.client_files import write_clients
-from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client
+from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client, with_metrics
+from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.simulation.model_files import check_folder, save_client, save_clusters
 from fedjax_cluster.simulation.outliers import Outliers, outliers
 from fedjax_cluster.simulation.private_runs import budget_of
-from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, Measure, State
 
 SCREEN = 80  # characters
 
@@ -41,6 +42,7 @@ class PerClient(NamedTuple):
     loss: np.ndarray  # f32[M] likewise
     cluster: np.ndarray  # i32[M], −1 where it has none
     examples: np.ndarray  # i32[M], training rows
+    metrics: dict[str, np.ndarray]  # f32[M] of each other metric, such as those given to `simulate`
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -59,6 +61,7 @@ class SimulationResult:
       events: what the method kept of its splits and the like, in the order of their rounds.
       summary: what summary.json holds.
       moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
+      metrics: those that were taken beside the model's.
     """
 
     algorithm: ClusteredAlgorithm
@@ -70,6 +73,7 @@ class SimulationResult:
     evaluation_key: Array
     mapping: ClientMapping
     moves: Kept = dataclasses.field(default_factory=dict)
+    metrics: tuple[Measure, ...] = ()
 
     @property
     def labels(self) -> np.ndarray:
@@ -94,13 +98,15 @@ class SimulationResult:
     @functools.cached_property
     @in_32_bits
     def per_client(self) -> PerClient:
-        """Accuracy and loss on all test rows, cluster and training rows of each client; evaluated when first asked for.
+        """Metrics on all test rows, cluster and training rows of each client; evaluated when first asked for.
 
         `result.per_client.accuracy[result.per_client.cluster == 2]` are the accuracies in cluster 2.
         """
         nothing = np.full(len(self.federation.train.num_examples), np.nan, np.float32)
         accuracy, loss = (self._figures.get(name, nothing) for name in ("accuracy", "loss"))
-        return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32))
+        told = {"accuracy", "loss", NOT_FINITE}
+        others = {name: value for name, value in self._figures.items() if name not in told}
+        return PerClient(accuracy, loss, self.labels, np.asarray(self.federation.train.num_examples, np.int32), others)
 
     @functools.cached_property
     @in_32_bits
@@ -124,7 +130,7 @@ class SimulationResult:
         """All clients' numbers and metrics, some at a time where their rows are on disk."""
         place = functools.partial(parallel.place_population, info=self.federation.info, mapping=self.mapping)
         train, test = place(self.federation.train), place(self.federation.test).data
-        options = {"model": self.algorithm.model, "algorithm": self.algorithm}
+        options = {"model": with_metrics(self.algorithm.model, self.metrics), "algorithm": self.algorithm}
         return evaluate_in_chunks(self.evaluation_key, self.state, train, test, **options)
 
     @in_32_bits

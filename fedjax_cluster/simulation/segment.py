@@ -15,6 +15,7 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.options import shown
 from fedjax_cluster.simulation.history import clusters_of_all, report_round
+from fedjax_cluster.simulation.own_methods import hint_of_tracing
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
@@ -101,7 +102,8 @@ def one_round(
     else:
         selection = algorithm.select(jax.random.fold_in(keys.cohorts, number), state)
         cohort = parallel.gather_cohort(train, selection)
-    done = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
+    with hint_of_tracing(algorithm):
+        done = algorithm.step(jax.random.fold_in(keys.local, number), state, cohort)
     state, info = _checked_step(algorithm.name, state, done)
     # Whatever a step makes of the number, the loop ends.
     return (state := state._replace(round=number + 1)), report(info, state, train, group, due)

@@ -269,6 +269,12 @@ class OfNnx(nnx.Module):
         return x
 
 
+class AlwaysTraining(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=False)(x)
+
+
 class Remembering(linen.Module):
     @linen.compact
     def __call__(self, x):
@@ -311,6 +317,14 @@ def test_other_names_of_the_flag(module):
     assert not np.allclose(model.apply(variables, x, train=True, rng_key=KEY)[0], kept)
 
 
+def test_statistics_that_change_outside_of_training_are_refused():
+    model = nn.from_flax(AlwaysTraining())
+    variables = model.init(KEY, TABLE)
+    assert model.apply(variables, jnp.ones((2, 4)), train=True)[0].shape == (2, 4)
+    with pytest.raises(ValueError, match="AlwaysTraining changes its batch statistics outside of training; let its"):
+        model.apply(variables, jnp.ones((2, 4)), train=False)
+
+
 def test_other_collections_are_refused():
     with pytest.raises(ValueError, match="memory"):
         nn.from_flax(Remembering()).init(KEY, TABLE)
@@ -322,6 +336,7 @@ def test_other_collections_are_refused():
         (OfNnx(), TypeError, "OfNnx is a module of Flax nnx"),
         (OfNnx, TypeError, "OfNnx is a module of Flax nnx"),
         (Twofold(), ValueError, "Twofold gives a tuple; a model gives one array"),
+        (Twofold, ValueError, r"Twofold\(3\) fails: .*; give from_flax a module, such as Twofold\(\), or Sized"),
         (lambda outputs: jnp.zeros(outputs), ValueError, r"<lambda>\(3\) is a .*; from_flax takes a Flax module"),
     ],
 )

@@ -1,5 +1,6 @@
 """A method of one's own: its start is looked at, and an aggregation or a privacy that it forgets is refused."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,6 +54,32 @@ def test_what_a_step_forgets_is_refused(name):
     with pytest.raises(ValueError, match=f"^{name}.* is given, but the step of own never uses it: pass .*=self"):
         run(other) if name == "aggregation" else run()
     assert run(name).history["round"].tolist() == [0.0]
+
+
+def test_a_step_that_only_compares_its_aggregation_heeds_it():
+    class comparing(fedavg, abstract=True):
+        """Does something else for the median."""
+
+        def step(self, rng_key, state, cohort):
+            return state if self.aggregation == "median" else state._replace(round=state.round + 1)
+
+    method = comparing(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1), aggregation="median")
+    population = protocol.place(blobs(clients=7))
+    state, _ = method.init(run_keys(0).initialization, population)
+    assert _uses(method, "aggregation", run_keys(0).local, state, population)
+
+
+def test_a_step_that_asks_for_a_value_is_told_what_to_write():
+    class asking(fedavg, abstract=True):
+        """Stands still but in round 1."""
+
+        def step(self, rng_key, state, cohort):
+            return super().step(rng_key, state, cohort) if state.round == 1 else (state, None)
+
+    method = asking(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1))
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        simulate(method, blobs(clients=4), rounds=1, progress=False)
+    assert any(note.startswith("The step of asking is traced once") for note in error.value.__notes__)
 
 
 @pytest.mark.parametrize("name", SLOW)

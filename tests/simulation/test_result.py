@@ -1,5 +1,6 @@
 """What a result tells of its clients, its models as files, and its one screen."""
 
+import csv
 import dataclasses
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.many import simulate_many
 from fedjax_cluster.types import Event, UserFederation, Variables
 from tests.federations import blobs
 
@@ -23,8 +25,9 @@ def test_the_clients_are_told_one_by_one(result):
     told = result.per_client
     federation = result.federation
     count = len(federation.train.num_examples)
-    assert [np.shape(column) for column in told] == [(count,)] * 4
-    assert all(isinstance(column, np.ndarray) for column in told)
+    assert [np.shape(column) for column in told[:4]] == [(count,)] * 4
+    assert all(isinstance(column, np.ndarray) for column in told[:4])
+    assert list(told.metrics) == ["balanced_accuracy"]
     assert told.accuracy.mean() == pytest.approx(result.summary["accuracy"], abs=1e-6)
     assert told.loss.mean() == pytest.approx(result.summary["test_loss"], abs=1e-6)
     np.testing.assert_array_equal(told.examples, federation.train.num_examples)
@@ -33,6 +36,27 @@ def test_the_clients_are_told_one_by_one(result):
     predicted = result.predict(federation.test.x[2, :rows], client=2).argmax(-1)
     assert told.accuracy[2] == pytest.approx(np.mean(predicted == federation.test.y[2, :rows]), abs=1e-6)
     assert result.per_client is told, "evaluated once"
+
+
+def largest(predictions, y, mask):
+    return {"largest": np.float32(0) + predictions.max(where=mask[:, None], initial=0.0)}
+
+
+@pytest.mark.parametrize("together", [None, False, True])
+def test_metrics_of_ones_own_are_told_of_each_client_too(result, tmp_path, together):
+    options = {"rounds": 3, "eval_every": 3, "metrics": [largest], "progress": False}
+    if together is None:
+        found = simulate(result.algorithm, result.federation, run_dir=tmp_path / "run", **options)
+        read = simulate(result.algorithm, result.federation, run_dir=tmp_path / "run", **options)
+        np.testing.assert_array_equal(read.per_client.metrics["largest"], found.per_client.metrics["largest"])
+    else:
+        found = simulate_many(result.algorithm, result.federation, seeds=(0,), together=together, **options).results[0]
+    told = found.per_client.metrics["largest"]
+    assert list(found.per_client.metrics) == ["balanced_accuracy", "largest"]
+    assert told.mean() == pytest.approx(found.history["largest"][-1], rel=1e-5)
+    assert 0.1 < told.min() < told.max() <= 1.0
+    with found.write_clients(tmp_path / "clients.csv").open() as file:
+        assert [np.float32(row["largest"]) for row in csv.DictReader(file)] == told.tolist()
 
 
 def test_assignments_are_those_of_events_and_the_last(result):
