@@ -291,18 +291,19 @@ def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | Non
     def local(shard: PyTree, index: Array, values: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(shard)
         values = jax.tree.leaves(values)
-        here, share = leaves[0].shape[0], values[0].shape[0]
-        places = _local_position(index, here)
-        if messages.row_bytes(values) * len(index) <= TURN_BYTES:
-            sent = messages.send(functools.partial(lax.all_gather, axis_name=AXIS, tiled=True), values, JOINED_ROW)
-            return jax.tree.unflatten(structure, tree.scatter(leaves, places, sent))
-        own = lax.dynamic_slice_in_dim(places, lax.axis_index(AXIS) * share, share)
-        leaves = tree.scatter(leaves, own, values)
-        held = _local_position(jnp.arange(len(index)), share)
-        return jax.tree.unflatten(structure, _exchanged(leaves, places, values, held, index // here))
+        here, share, size = leaves[0].shape[0], len(index), len(index) * num_devices(cohort.mapping)
+        everywhere = functools.partial(lax.all_gather, axis_name=AXIS, tiled=True)
+        if messages.row_bytes(values) * size <= TURN_BYTES:
+            index, *values = messages.send(everywhere, [index, *values], JOINED_ROW)
+            return jax.tree.unflatten(structure, tree.scatter(leaves, _local_position(index, here), values))
+        leaves = tree.scatter(leaves, _local_position(index, here), values)
+        index, held = everywhere(index), _local_position(jnp.arange(size), share)
+        return jax.tree.unflatten(
+            structure, _exchanged(leaves, _local_position(index, here), values, held, index // here)
+        )
 
     return jax.shard_map(
-        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(), P(AXIS)), out_specs=P(AXIS), check_vma=False
+        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
     )(rows, index, values)
 
 
