@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import logging
 import math
 import os
 import re
@@ -21,6 +22,7 @@ from fedjax_cluster.files import UNREADABLE
 from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples, UserExamples
 
+LOG = logging.getLogger(__name__)
 ARRAYS = (".npz",)
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
@@ -75,6 +77,9 @@ def npz(path: str | os.PathLike) -> Examples:
         raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
+    if len(names) > len(arrays):
+        others = _listed([name for name in names if name not in arrays])
+        LOG.warning(f"{file}: {others} is left out; what is read are x, y and, of users, {USER} and {GROUP}")
     return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER), arrays.get(GROUP))
 
 

@@ -4,7 +4,7 @@ import chex
 import numpy as np
 import pytest
 
-from fedjax_cluster.data import check_federation, digits
+from fedjax_cluster.data import check_federation, digits, npz
 from fedjax_cluster.data.scenarios import SCENARIOS
 from fedjax_cluster.types import Examples, Federation
 
@@ -26,6 +26,26 @@ def _build(name: str, examples: Examples, **arguments) -> Federation:
     elif name == "users":
         extra = {"user_ids": np.arange(len(examples.y)) % 12}
     return SCENARIOS[name](source, **{"clients": 12, **extra, **arguments})
+
+
+def test_users_that_a_scenario_leaves_unheeded_are_named(tmp_path, caplog):
+    arrays = {"x": np.zeros((40, 4, 4), np.uint8), "y": np.arange(40) % 2, "user": np.arange(40) % 4}
+    np.savez(tmp_path / "mine.npz", **arrays, users=arrays["user"])
+    examples = npz(tmp_path / "mine.npz")
+    assert caplog.messages == [
+        f"{tmp_path / 'mine.npz'}: users is left out; what is read are x, y and, of users, user and group"
+    ]
+    caplog.clear()
+    SCENARIOS["users"](examples)
+    SCENARIOS["shards"](examples._replace(), clients=4)  # plain examples
+    assert not caplog.messages
+    SCENARIOS["shards"](examples=examples, clients=4)
+    SCENARIOS["mixed_datasets"]([examples, examples], clients=4, angles=[(0,), (0,)])
+    assert [message.partition(" names users, but ")[2].partition(" ")[0] for message in caplog.messages] == [
+        "shards",
+        "mixed-datasets",
+        "mixed-datasets",
+    ]
 
 
 def _source_rows(federation: Federation) -> list[np.ndarray]:

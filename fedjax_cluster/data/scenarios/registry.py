@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, SHARE, SMALLEST, UNIT, Bound, at_least, with_checks
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import Federation, UserExamples
 
+LOG = logging.getLogger(__name__)
+OURS = __name__.partition(".")[0]
 SCENARIOS: dict[str, Callable[..., Federation]] = {}
 
 _COMMON_ARGUMENTS = {
@@ -54,8 +58,33 @@ def scenario(build: Scenario) -> Scenario:
     notes = "".join(f"\n  {name}: {note}" for name, note in missing)
     build.__doc__ = documentation.replace("\n\nReturns:", f"{notes}\n\nReturns:", 1)
     # Every scenario has more to say of its examples than their type.
-    SCENARIOS[build.__name__] = checked = with_checks(but=("examples",), **_BOUNDS)(build)
+    checked = with_checks(but=("examples",), **_BOUNDS)(build)
+    if build.__module__.startswith(f"{OURS}.") and "user_ids" not in inspect.signature(build).parameters:
+        checked = _telling_of_users(checked)
+    SCENARIOS[build.__name__] = checked
     return checked
+
+
+def _telling_of_users(build: Scenario) -> Scenario:
+    """Warns where examples name their users, whom a scenario leaves unheeded."""
+
+    def plain(examples: Any) -> Any:
+        if isinstance(examples, list):
+            return [plain(each) for each in examples]
+        if not isinstance(examples, UserExamples) or examples.user_ids is None:
+            return examples
+        LOG.warning(
+            f"{examples.info.name} names users, but {build.__name__.replace('_', '-')} divides its examples among "
+            "clients of its own; the scenario users has a client for each user"
+        )
+        return examples._replace()  # a scenario may call another
+
+    @functools.wraps(build)
+    def built(*args: Any, **kwargs: Any) -> Federation:
+        given = {name: plain(value) if name == "examples" else value for name, value in kwargs.items()}
+        return build(*map(plain, args[:1]), *args[1:], **given)
+
+    return cast(Scenario, built)
 
 
 def draws_examples(name: str) -> bool:
