@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import tree
 from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.parallel.chunks import chunk_size
-from fedjax_cluster.parallel.mapping import AXIS
+from fedjax_cluster.parallel.mapping import AXIS, on_devices
 from fedjax_cluster.parallel.rows import rows_in
 from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, Cohort, PyTree
@@ -101,22 +101,16 @@ def for_each_client(
         result = mapped(client_rows, rows)
         return result._replace(reduced=lax.psum(result.reduced, AXIS))
 
-    on_devices = jax.shard_map(
-        sharded,
-        mesh=mapping.mesh,
-        in_specs=(P(AXIS), P(AXIS)),
-        out_specs=Mapped(P(), P(AXIS), P(AXIS)),  # pyright: ignore[reportArgumentType]
-        check_vma=False,
-    )
+    of_all = on_devices(sharded, mapping, (P(AXIS), P(AXIS)), Mapped(P(), P(AXIS), P(AXIS)))  # pyright: ignore[reportArgumentType]
     if cohort.placement is None:
-        return on_devices(client_rows, rows)
+        return of_all(client_rows, rows)
     # What goes with x and y, which are large and stay where they lie, is brought there, and what comes of it back.
     x, y, _ = cohort.data
     numbers = cohort.data._replace(x=None, y=None)
     index, mask, numbers, weights, rows = rows_in(
         cohort, cohort.placement.client, (cohort.index, cohort.mask, numbers, cohort.weights, rows)
     )
-    result = on_devices(Client(index, mask, numbers._replace(x=x, y=y), weights), rows)
+    result = of_all(Client(index, mask, numbers._replace(x=x, y=y), weights), rows)
     collected, accepted = rows_in(cohort, cohort.placement.place, (result.collected, result.accepted))
     return Mapped(result.reduced, collected, accepted)
 

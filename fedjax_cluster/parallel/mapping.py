@@ -7,18 +7,20 @@ several devices each strategy inside `shard_map` over a mesh with the single axi
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 import scipy.linalg
 import threadpoolctl
-from jax import lax
+from jax import Array, lax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -189,6 +191,47 @@ def memory_left() -> float:
 
 def num_devices(mapping: ClientMapping) -> int:
     return 1 if mapping.mesh is None else mapping.mesh.size
+
+
+def on_devices(fn: Callable[..., Any], mapping: ClientMapping, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`fn` of what each of several devices has, by `jax.shard_map`.
+
+    Args:
+      fn: of parts of arrays.
+      mapping: the devices, more than one.
+      in_specs: P(AXIS) or P(), how the leaves of each argument are divided; one for all, or one for each.
+      out_specs: likewise of what it gives, in any structure.
+    """
+    assert mapping.mesh is not None
+    shard = functools.partial(jax.shard_map, mesh=mapping.mesh, out_specs=out_specs, check_vma=False)
+
+    # XLA of JAX 0.11 does not survive compiling arrays of nothing that go in, or are handed through.
+    def of_parts(*parts: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype), fn(*parts))
+
+    def of_arrays(*arrays: Any) -> Any:
+        specs = in_specs if type(in_specs) is tuple else (in_specs,) * len(arrays)
+        leaves, structure = jax.tree.flatten(arrays)
+        of_leaf = [spec for spec, array in zip(specs, arrays, strict=True) for _ in jax.tree.leaves(array)]
+        some = [i for i, leaf in enumerate(leaves) if leaf.size]
+        if len(some) == len(leaves):
+            return shard(of_parts, in_specs=specs)(*arrays)
+
+        def nothing(leaf: Any, spec: P) -> Array:
+            rows = len(leaf) // num_devices(mapping) if spec == P(AXIS) else len(leaf)
+            return jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype)
+
+        def of_some(*given: Array) -> Any:
+            there = dict(zip(some, given, strict=True))
+            parts = [
+                there[i] if i in there else nothing(leaf, spec)
+                for i, (leaf, spec) in enumerate(zip(leaves, of_leaf, strict=True))
+            ]
+            return of_parts(*jax.tree.unflatten(structure, parts))
+
+        return shard(of_some, in_specs=tuple(of_leaf[i] for i in some))(*(leaves[i] for i in some))
+
+    return of_arrays
 
 
 def row_sharding(mapping: ClientMapping) -> NamedSharding | None:

@@ -18,7 +18,7 @@ from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
 from fedjax_cluster.data.stored import Rows, too_large
 from fedjax_cluster.parallel import messages
-from fedjax_cluster.parallel.mapping import AXIS, num_devices, platform, replicate, row_sharding
+from fedjax_cluster.parallel.mapping import AXIS, num_devices, on_devices, platform, replicate, row_sharding
 from fedjax_cluster.parallel.tiles import Tiled, tiled, tiles_of
 from fedjax_cluster.types import ClientData, ClientMapping, Cohort, Placement, Population, PyTree, Selection
 
@@ -239,9 +239,7 @@ def _gathered(cohort: Cohort, rows: PyTree) -> PyTree:
         own = tree.take(leaves, lax.dynamic_slice_in_dim(held, lax.axis_index(AXIS) * share, share))
         return jax.tree.unflatten(structure, _exchanged(own, wanted, leaves, held, index // here))
 
-    return jax.shard_map(local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)(
-        rows, cohort.index
-    )
+    return on_devices(local, cohort.mapping, (P(AXIS), P()), P(AXIS))(rows, cohort.index)
 
 
 def _exchanged(target: list[Array], to: Array, source: list[Array], of: Array, device: Array) -> list[Array]:
@@ -302,9 +300,7 @@ def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | Non
             structure, _exchanged(leaves, _local_position(index, here), values, held, index // here)
         )
 
-    return jax.shard_map(
-        local, mesh=cohort.mapping.mesh, in_specs=(P(AXIS), P(AXIS), P(AXIS)), out_specs=P(AXIS), check_vma=False
-    )(rows, index, values)
+    return on_devices(local, cohort.mapping, (P(AXIS), P(AXIS), P(AXIS)), P(AXIS))(rows, index, values)
 
 
 def _local_position(index: Array, rows_per_device: int) -> Array:
@@ -331,7 +327,7 @@ def gram(rows: Array, mapping: ClientMapping) -> Array:
             products = lax.dynamic_update_slice_in_dim(products, product, (own - turn) % devices * count, 1)
         return lax.all_gather(products, AXIS, tiled=True)
 
-    return jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)(rows)
+    return on_devices(local, mapping, P(AXIS), P())(rows)
 
 
 def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[..., Any]:
@@ -342,14 +338,14 @@ def on_each_device(fn: Callable[..., Any], mapping: ClientMapping) -> Callable[.
     """
     if mapping.mesh is None:
         return fn
-    return jax.shard_map(fn, mesh=mapping.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return on_devices(fn, mapping, P(), P())
 
 
 def on_own_rows(fn: Callable[[Any, Any], PyTree], mapping: ClientMapping) -> Callable[[Any, Any], PyTree]:
     """`fn` of leaves [M, ...] and of what all have in common, computed by every device for its own rows."""
     if mapping.mesh is None:
         return fn
-    return jax.shard_map(fn, mesh=mapping.mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+    return on_devices(fn, mapping, (P(AXIS), P()), P(AXIS))
 
 
 def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
@@ -371,7 +367,7 @@ def to_each_device(rows: PyTree, mapping: ClientMapping) -> PyTree:
         everywhere = functools.partial(lax.all_gather, axis_name=AXIS, tiled=True)
         return messages.send(everywhere, list(rows), SHORT_ROW)
 
-    gathered = jax.shard_map(local, mesh=mapping.mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    gathered = on_devices(local, mapping, P(AXIS), P())
     for i, leaf in zip(short, gathered(*(leaves[i] for i in short)), strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
