@@ -205,17 +205,14 @@ def on_devices(fn: Callable[..., Any], mapping: ClientMapping, in_specs: Any, ou
     assert mapping.mesh is not None
     shard = functools.partial(jax.shard_map, mesh=mapping.mesh, out_specs=out_specs, check_vma=False)
 
-    # XLA of JAX 0.11 does not survive compiling arrays of nothing that go in, or are handed through.
-    def of_parts(*parts: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf if leaf.size else jnp.zeros(leaf.shape, leaf.dtype), fn(*parts))
-
     def of_arrays(*arrays: Any) -> Any:
         specs = in_specs if type(in_specs) is tuple else (in_specs,) * len(arrays)
         leaves, structure = jax.tree.flatten(arrays)
         of_leaf = [spec for spec, array in zip(specs, arrays, strict=True) for _ in jax.tree.leaves(array)]
+        # XLA of JAX 0.11 does not survive compiling arrays of nothing that go in.
         some = [i for i, leaf in enumerate(leaves) if leaf.size]
         if len(some) == len(leaves):
-            return shard(of_parts, in_specs=specs)(*arrays)
+            return shard(fn, in_specs=specs)(*arrays)
 
         def nothing(leaf: Any, spec: P) -> Array:
             rows = len(leaf) // num_devices(mapping) if spec == P(AXIS) else len(leaf)
@@ -227,7 +224,7 @@ def on_devices(fn: Callable[..., Any], mapping: ClientMapping, in_specs: Any, ou
                 there[i] if i in there else nothing(leaf, spec)
                 for i, (leaf, spec) in enumerate(zip(leaves, of_leaf, strict=True))
             ]
-            return of_parts(*jax.tree.unflatten(structure, parts))
+            return fn(*jax.tree.unflatten(structure, parts))
 
         return shard(of_some, in_specs=tuple(of_leaf[i] for i in some))(*(leaves[i] for i in some))
 
