@@ -67,8 +67,7 @@ def test_starts_on_clients_and_clusters_are_those_in_memory(population, tmp_path
     ours = method("ifca", start_rounds=2)
     streamed, resident = simulate(ours, population, **options), simulate(ours, in_memory(population), **options)
     assert_same(streamed, resident)
-    for one, other in zip(streamed.per_client, resident.per_client, strict=True):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, streamed.per_client, resident.per_client)
     with streamed.write_clients(tmp_path / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["client"]) for row in rows] == list(range(13))
