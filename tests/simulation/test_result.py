@@ -50,7 +50,9 @@ def test_metrics_of_ones_own_are_told_of_each_client_too(result, tmp_path, toget
         read = simulate(result.algorithm, result.federation, run_dir=tmp_path / "run", **options)
         np.testing.assert_array_equal(read.per_client.metrics["largest"], found.per_client.metrics["largest"])
     else:
-        found = simulate_many(result.algorithm, result.federation, seeds=(0,), together=together, **options).results[0]
+        found = simulate_many(result.algorithm, result.federation, seeds=(0, 1), together=together, **options).results[
+            0
+        ]
     told = found.per_client.metrics["largest"]
     assert list(found.per_client.metrics) == ["balanced_accuracy", "largest"]
     assert told.mean() == pytest.approx(found.history["largest"][-1], rel=1e-5)
