@@ -114,12 +114,22 @@ class SearchingMethod(OneShotMethod, abstract=True):
         return changed(self.local, "given search_epochs", steps=None, epochs=self.search_epochs)
 
     def search(
-        self, rng_key: Array, population: Population, labels: np.ndarray, thresholds: np.ndarray, note: Callable
+        self,
+        rng_key: Array,
+        population: Population,
+        labels: np.ndarray,
+        thresholds: np.ndarray,
+        note: Callable,
+        landmarks: Array | None = None,
     ) -> tuple[Search, Effort]:
-        """Algorithm 3 for the clusters i32[T, M] at each threshold f32[T]; tells the curve, and of an elbow too fine.
+        """Algorithm 3 for the clusters at each threshold f32[T]; tells the curve, and of an elbow too fine.
 
-        `thresholds` are as `threshold_search.threshold_grid` gives them, of the method's own scale.
+        `labels` are i32[T, M], or i32[T, m] of `landmarks` i32[m], who alone take part then; `thresholds` are as
+        `threshold_search.threshold_grid` gives them, of the method's own scale.
         """
+        if landmarks is not None:
+            found, labels = labels, np.full((len(labels), len(population.data.num_examples)), -1, np.int32)
+            labels[:, np.asarray(landmarks)] = found
         found, effort = search_threshold(
             rng_key,
             population,

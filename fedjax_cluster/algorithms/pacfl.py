@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms import one_shot_landmarks
 from fedjax_cluster.algorithms.method import FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     SEARCHED,
@@ -22,17 +23,21 @@ from fedjax_cluster.algorithms.one_shot import (
     clocked,
     cluster_distances,
     clustering_info,
+    largest_cluster,
     model_size,
+    nearest_cluster,
     progress_note,
     vectors_sent,
     with_largest,
 )
-from fedjax_cluster.algorithms.round import check_square, first_state, labels, one_hot, start_models
+from fedjax_cluster.algorithms.one_shot_landmarks import Joined, check_pairs, landmarks_among, numbers_sent, with_joined
+from fedjax_cluster.algorithms.round import HardClients, first_state, labels, one_hot, start_models
 from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
+from fedjax_cluster.clustering.dissimilarity import angles_between
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
-from fedjax_cluster.parallel import Mapped
+from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
@@ -52,6 +57,17 @@ class Server(NamedTuple):
     angles: Array  # f32[M, M], in degrees
     threshold: Array  # f32[], largest angle at which clusters merge
     search: Any  # Search, with thresholds in degrees; () where none was made
+
+
+class LandmarkServer(NamedTuple):
+    """What the server keeps with landmarks, so that newcomers can be compared with them."""
+
+    angles: Array  # f32[m, m], of the landmarks
+    threshold: Array  # f32[], as in `Server`
+    search: Any  # as in `Server`
+    landmarks: Array  # i32[m], ascending
+    vectors: Array  # f32[m, L, f, p]
+    known: Array  # bool[m], whose vectors were finite
 
 
 class pacfl(SearchingMethod):
@@ -104,6 +120,13 @@ class pacfl(SearchingMethod):
         "compares only clients that have equally many classes. (The paper's Eq. 4 is neither)",
         default="smallest",
     )
+    landmarks: int | None = option(
+        "(ours) m, landmark clients, drawn at random: these alone are compared pairwise and clustered, and every other "
+        "client joins the cluster to whose landmarks it is nearest, however far that is, as newcomers then do. None "
+        "compares all pairs, as the paper does",
+        default=None,
+        bound=at_least(2),
+    )
 
     @property
     def searches(self) -> bool:
@@ -115,20 +138,6 @@ class pacfl(SearchingMethod):
             # Refused here rather than in `init`.
             _ = self.search_update
 
-    def measure(self, data: ClientData, num_classes: int) -> Array:
-        """The principal vectors of one client's classes, f32[L, f, p]."""
-        data = shown_rows(data)
-        flat = data.x.reshape(data.x.shape[0], -1).astype(jnp.float32)
-        return clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
-
-    @parallel.kept_program(static_argnames="self")
-    def shown_vectors(self, rng_key: Array, vectors: Array, present: Array) -> Array:
-        """What the server sees of the clients' vectors f32[M, L, f, p] under privacy; zeros of the absent."""
-        assert self.privacy is not None
-        keys = jax.vmap(client_key, (None, 0))(rng_key, jnp.arange(len(vectors)))
-        shown = jax.lax.map(lambda row: self.privacy.shown(*row), (keys, vectors))  # pyright: ignore
-        return jnp.where(present[:, None, None, None], shown, 0.0)
-
     def unprotected(self, privacy: gaussian) -> str | None:
         if self.threshold == "search":
             return "threshold is 'search', which trains on the clients' rows without noise; give a number, or none"
@@ -137,18 +146,46 @@ class pacfl(SearchingMethod):
     def times_shown(self, rounds: int) -> int:
         return 1
 
+    # ------------------------------------------------------------------------------ what a client sends
+
+    def measure(self, rng_key: Array, num_classes: int, client: Client) -> Array:
+        """The principal vectors of one client's classes, f32[L, f, p]; under privacy what the server sees of them."""
+        data = shown_rows(client.data)
+        flat = data.x.reshape(data.x.shape[0], -1).astype(jnp.float32)
+        vectors = clustering.principal_vectors(flat, data.y, data.num_examples, num_classes, self.num_vectors)
+        return vectors if self.privacy is None else self.privacy.shown(client_key(rng_key, client.index), vectors)
+
     @parallel.kept_program(static_argnames="self")
-    def measure_all(self, population: Population) -> Mapped:
-        return parallel.for_each_client(
-            lambda client: self.measure(client.data, population.info.num_classes),
-            parallel.whole_population(population),
-            collect=lambda vectors: vectors,
-        )
+    def measure_all(self, rng_key: Array, population: Population, landmarks: Array | None = None) -> Mapped:
+        """What all clients send, or the landmarks i32[m] alone."""
+        measure = functools.partial(self.measure, rng_key, population.info.num_classes)
+        return one_shot_landmarks.measure_all(measure, population, landmarks)
+
+    @parallel.kept_program(static_argnames="self")
+    def join_all(
+        self, rng_key: Array, population: Population, vectors: Array, known: Array, membership: Array
+    ) -> Mapped:
+        """The cluster i32[M] to whose landmarks, one-hot in `membership` f32[m, K], each client is nearest."""
+        # NOTE: ours. The paper compares all pairs of clients.
+        measure = functools.partial(self.measure, rng_key, population.info.num_classes)
+        bases = bases_of(vectors)
+
+        def placed(sent: Array) -> Joined:
+            between = angles_between_bases(bases_of(sent), bases, self.angles)
+            slot = jax.vmap(nearest_cluster, (0, None, None, None))(between, membership, known, self.linkage)
+            return Joined(slot, numbers_sent(sent), jnp.zeros_like(slot))
+
+        # Its vectors and their basis, and the products of the basis with the landmarks'.
+        numbers = 2 * vectors[0].size + len(bases) * bases.shape[2] ** 2
+        at_a_time = one_shot_landmarks.clients_at_a_time(numbers, population)
+        return one_shot_landmarks.join(measure, population, placed, at_a_time)
+
+    # ------------------------------------------------------------------------------------------- init
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("pacfl", population.info, population.data)
-        check_square(self.name, len(there), COMPARED)
+        check_pairs(self.name, self.landmarks, population, int(np.asarray(there).sum()), COMPARED)
         present = np.asarray(there)
         features = int(np.prod(population.info.input_shape))
         if self.num_vectors > features:
@@ -156,47 +193,77 @@ class pacfl(SearchingMethod):
                 f"num_vectors is {self.num_vectors}, but an example has {features} features; give at most {features}"
             )
 
-        with progress_note("PACFL: principal vectors of every client") as note:
-            mapped = parallel.fetched(self.measure_all(population))
+        measure_key = jax.random.fold_in(rng_key, 1)
+        landmarks = landmarks_among(jax.random.fold_in(rng_key, 2), self.landmarks, there)
+        who = "client" if landmarks is None else "landmark"
+        with progress_note(f"PACFL: principal vectors of every {who}") as note:
+            mapped = parallel.fetched(self.measure_all(measure_key, population, landmarks))
             known = mapped.accepted
             vectors = jnp.where(known[:, None, None, None], mapped.collected, 0.0)
-            if self.privacy is not None:
-                # Whose vectors were not finite shows noise, as who is left out would be told apart.
-                known, vectors = present, self.shown_vectors(jax.random.fold_in(rng_key, 1), vectors, there)
-            note("PACFL: comparing all pairs of clients")
+            note(f"PACFL: comparing all pairs of {who}s")
             between, comparing = clocked(compare, vectors, angles=self.angles)
             grow = functools.partial(clustering.dendrogram, linkage=self.linkage)
             merges, merging = clocked(lambda *arrays: grow(arrays[0], mask=arrays[1]), between, known)
-            threshold, search, effort = self.find_threshold(rng_key, population, merges, int(known.sum()), note)
-        label = with_largest(np.asarray(clustering.cut_dendrogram(merges, threshold)), present)
-        number = int(label.max()) + 1
-        check_found("pacfl", number, self.clusters, f"{threshold:g}°")
-        models = models._replace(active=jnp.arange(self.clusters) < number)
-        clients = Clients(one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present), vectors)
+            found = self.find_threshold(rng_key, population, merges, int(known.sum()), note, landmarks)
+            threshold, search, effort = found
+            label = np.asarray(clustering.cut_dendrogram(merges, threshold))
+            check_found("pacfl", int(label.max()) + 1, self.clusters, f"{threshold:g}°")
+            numbers = vectors_sent(np.asarray(vectors))
+            if landmarks is not None:
+                note("PACFL: the landmarks to which every client is nearest")
+                membership = one_hot(jnp.asarray(label), self.clusters)
+                mapped = parallel.fetched(self.join_all(measure_key, population, vectors, known, membership))
+                label = with_joined(label, landmarks, mapped)
+                numbers = float(np.sum(mapped.collected.numbers))
+        heard = label >= 0
+        label = with_largest(label, present)
+        models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
+        membership = one_hot(jnp.asarray(label), self.clusters)
+        server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
+        if landmarks is None:
+            clients = Clients(membership, jnp.asarray(present), vectors)
+        else:
+            clients = HardClients(membership, jnp.asarray(present))
+            server = LandmarkServer(*server, landmarks, vectors, jnp.asarray(known))
         size = model_size(self.model, population)
         light = effort.models * model_size(self.light, population) / size
         costs = Costs(
             models_down=light,
-            models_up=light + vectors_sent(np.asarray(vectors)) / size,
+            models_up=light + numbers / size,
             gradient_evaluations=effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,
+            # What each client takes to compare itself with landmarks is not on the server's clock.
             clustering_seconds=comparing + merging,
         )
-        server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
         state, _ = first_state(models, clients, self.optimizer, server)
-        return state, clustering_info(self.clusters, costs, present, known)
+        return state, clustering_info(self.clusters, costs, present, heard)
 
     def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
-        mapped = jax.eval_shape(lambda of: self.measure_all(of), population)
-        compared, fewer = {"angles": self.angles}, "fewer clients, or fewer num_vectors"
-        return (
-            FirstProgram("every client's vectors", pacfl.measure_all, (self, population)),
-            FirstProgram("comparing all pairs", compare, (mapped.collected,), compared, fewer, alone=True),
+        landmarks = None if self.landmarks is None else jax.ShapeDtypeStruct((self.landmarks,), jnp.int32)
+        given = self, rng_key, population, landmarks
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), *given[1:])
+        compared, who = {"angles": self.angles}, "client" if landmarks is None else "landmark"
+        fewer = "landmarks, who alone are compared pairwise, or fewer of them; or fewer num_vectors"
+        measuring = FirstProgram(f"every {who}'s vectors", pacfl.measure_all, given)
+        comparing = FirstProgram(
+            f"comparing all pairs of {who}s", compare, (mapped.collected,), compared, fewer, alone=True
         )
+        if landmarks is None:
+            return measuring, comparing
+        membership = jax.ShapeDtypeStruct((self.landmarks, self.clusters), jnp.float32)
+        what = "the landmarks to which every client is nearest"
+        sent = mapped.collected, mapped.accepted
+        return measuring, comparing, FirstProgram(what, pacfl.join_all, (*given[:3], *sent, membership))
 
     def find_threshold(
-        self, rng_key: Array, population: Population, merges: clustering.Dendrogram, count: int, note: Callable
+        self,
+        rng_key: Array,
+        population: Population,
+        merges: clustering.Dendrogram,
+        count: int,
+        note: Callable,
+        landmarks: Array | None,
     ) -> tuple[float, Any, Effort]:
         """The threshold in degrees, and what its search found, () without one; of the `count` clients compared."""
         heights = np.asarray(merges.heights)[: max(count - 1, 0)]
@@ -208,16 +275,21 @@ class pacfl(SearchingMethod):
         last = np.float32(max(heights.max(initial=0.0), SMALLEST_ANGLE))
         grid = threshold_grid(self.interval)
         tried = cuts(merges._replace(heights=merges.heights / last), grid)
-        search, effort = self.search(jax.random.fold_in(rng_key, 0), population, tried, grid, note)
+        search, effort = self.search(jax.random.fold_in(rng_key, 0), population, tried, grid, note, landmarks)
         search = search._replace(thresholds=(search.thresholds + np.float32(ROUNDING)) * last)
         return float(search.thresholds[int(search.chosen)]), search, effort
 
+    # ------------------------------------------------------------------------------------ newcomers, plots
+
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
-        clients = state.clients
-        vectors = self.measure(data, clients.vectors.shape[1])
-        vectors = jnp.where(tree.all_finite(vectors), vectors, 0.0)
+        compared = state.clients.vectors if self.landmarks is None else state.server.vectors
+        vectors = self.measure(rng_key, compared.shape[1], Client(index, jnp.asarray(True), data, None))
+        finite = tree.all_finite(vectors)
+        vectors = jnp.where(finite, vectors, 0.0)
+        if self.landmarks is not None:
+            return self.join_by_landmarks(state, vectors, finite, index)
         row = Clients(jnp.zeros(self.clusters), jnp.asarray(True), vectors)
-        clients = tree.scatter(clients, index, row)
+        clients = tree.scatter(state.clients, index, row)
         between = compare(clients.vectors, self.angles)
         to_clusters = cluster_distances(between[index], clients.membership, clients.present, self.linkage)
         # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
@@ -231,11 +303,22 @@ class pacfl(SearchingMethod):
             clusters, clients._replace(membership=membership), state.server._replace(angles=between), state.round
         )
 
+    def join_by_landmarks(self, state: State, vectors: Array, finite: Array, index: Array) -> State:
+        """The state with a client of these vectors f32[L, f, p], in the cluster to whose landmarks it is nearest."""
+        clients, server = state.clients, state.server
+        known = server.known & clients.present[server.landmarks]
+        between = angles_between_bases(bases_of(vectors[None]), bases_of(server.vectors), self.angles)[0]
+        slot = nearest_cluster(between, clients.membership[server.landmarks], known, self.linkage)
+        slot = jnp.where(finite & known.any(), slot, largest_cluster(clients.membership))
+        row = HardClients(one_hot(slot, self.clusters), jnp.asarray(True))
+        return state._replace(clients=tree.scatter(clients, index, row))
+
     def snapshot(self, state: State) -> Mapping[str, Any]:
-        """The angles, the clusters, and the threshold with its search, for plots."""
-        angles, threshold, search = state.server
+        """The angles, of the landmarks where there are some, the clusters, the threshold and its search, for plots."""
+        angles, threshold, search = state.server[:3]
         curve = search._asdict() if search else {}
-        return {"angles": angles, "threshold": threshold, "labels": labels(state.clients.membership), **curve}
+        which = {} if self.landmarks is None else {"landmarks": state.server.landmarks}
+        return {"angles": angles, "threshold": threshold, "labels": labels(state.clients.membership), **curve, **which}
 
 
 def first_gap(heights: np.ndarray, most: int) -> float:
@@ -260,8 +343,19 @@ def compare(vectors: Array, angles: Literal["smallest", "sum"]) -> Array:
     """Angles f32[M, M] in degrees between the spans of the clients' vectors f32[M, L, f, p]."""
     # NOTE: "sum" is not the paper's Eq. 4, which is the trace of arccos(UᵢᵀUⱼ), the angles between vectors of the same
     # place in both clients' lists: these depend on the bases, principal angles on the spans alone.
-    # NOTE: the vectors of different classes are not orthogonal to each other. The public code measures angles between
-    # them as they are; principal angles need an orthonormal basis of what they span.
-    bases = jax.lax.map(clustering.joint_basis, vectors)
+    bases = bases_of(vectors)
     nonempty = jnp.ones((bases.shape[0], 1), jnp.int32)
     return clustering.classwise_angles(bases[:, None], nonempty, angles)[:, :, 0]
+
+
+def bases_of(vectors: Array) -> Array:
+    """Orthonormal bases f32[B, f, q] of what the clients' vectors f32[B, L, f, p] span."""
+    # NOTE: the vectors of different classes are not orthogonal to each other. The public code measures angles between
+    # them as they are; principal angles need an orthonormal basis of what they span.
+    return jax.lax.map(clustering.joint_basis, vectors)
+
+
+def angles_between_bases(bases: Array, others: Array, angles: Literal["smallest", "sum"]) -> Array:
+    """Angles f32[B, m] in degrees between the spans of bases f32[B, f, q] and f32[m, f, q]."""
+    one, other = (jnp.ones((len(rows), 1), jnp.int32) for rows in (bases, others))
+    return angles_between(bases[:, None], one, others[:, None], other, angles)[:, :, 0]

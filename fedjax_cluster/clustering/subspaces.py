@@ -79,6 +79,9 @@ def principal_vectors(
 @partial(jax.jit, static_argnames=("num_classes", "rank", "share"))
 def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank: int, share: float | None) -> Array:
     x = jnp.where(valid[:, None], x, 0.0)
+    # A LAPACK that is given NaN may never end, and what it makes of it may look like a client without rows.
+    finite = jnp.isfinite(x).all()
+    x = jnp.where(finite, x, 0.0)
     x = x / unit(x)
     width = min(rank, x.shape[0])
     leading = _leading_vectors_of(x, width)
@@ -97,7 +100,8 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         zeros = jnp.zeros((x.shape[1], rank), x.dtype)
         return lax.cond((valid & (y == label)).any(), of_class, lambda _: zeros, label)
 
-    return lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
+    vectors = lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
+    return jnp.where(finite, vectors, jnp.nan)
 
 
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:

@@ -23,6 +23,7 @@ from fedjax_cluster.simulation.segment import run_segment
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
 from tests.algorithms.test_flag_by_landmarks import flag_by
+from tests.algorithms.test_pacfl_by_landmarks import pacfl_by
 from tests.directions import FULL, lines, place
 from tests.federations import as_lists, blobs
 from tests.reference import fedgwc as reference
@@ -246,7 +247,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
     text = str(error.value)
     assert "\n" not in text
     assert text.startswith(f"{name} takes")
-    assert ("landmarks" in text) == (name in ("fedgwc", "flag"))
+    assert ("landmarks" in text) == (name in ("fedgwc", "flag", "pacfl"))
     if name == "cfl_gp":
         few = dataclasses.replace(algorithm, landmarks=3)
         with pytest.raises(ValueError, match=r"or give profiles_of='landmarks'$"):
@@ -289,6 +290,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
             "landmarks is 13, but there are only 12 clients; give at most 12",
         ),
         (lambda: flag_by(10).init(run_keys(0).initialization, place(lines())), "there are only 9 clients"),
+        (lambda: pacfl_by(10).init(run_keys(0).initialization, place(lines())), "there are only 9 clients"),
         (
             lambda: with_landmarks("cfl_gp", every=3).init(run_keys(0).initialization, place(lines(6))),
             "landmarks is 5, but a cohort has only 4 clients",

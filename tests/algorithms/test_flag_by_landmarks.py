@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import nn, parallel
-from fedjax_cluster.algorithms import flag
+from fedjax_cluster.algorithms import flag, one_shot_landmarks
 from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
 from fedjax_cluster.algorithms.flag.state import Measured, Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
@@ -90,7 +90,6 @@ def test_others_join_some_at_a_time_what_numpy_makes_of_all(mapping, at_a_time):
     sent = Sent(vectors[some], counts[some], changes[some], np.ones(20, bool))
     options = {"angles": "smallest", "delta": 0.5, "beta": 0.5}
     scales = by_landmarks.scales_of(jax.tree.map(jnp.asarray, sent), options)
-    distances = functools.partial(by_landmarks.distances_to, scales, comparison=options)
     measured = list(zip(vectors, counts, [(change,) for change in changes], strict=True))
     membership, known = jax.nn.one_hot(label, 3), jnp.ones(20, bool)
     apart = landmarks.proximity(measured, some.tolist(), delta=0.5, beta=0.5)
@@ -98,16 +97,16 @@ def test_others_join_some_at_a_time_what_numpy_makes_of_all(mapping, at_a_time):
     others = heard & ~np.isin(np.arange(clients), some)
     found = {}
     for kind in landmarks.REDUCTIONS:
-        join = functools.partial(by_landmarks.join, measure, linkage=kind, at_a_time=at_a_time)
-        compared = {"distances": distances, "membership": membership, "known": known}
-        joined, accepted = jax.jit(functools.partial(join, **compared))(population)[1:]
+        placed = functools.partial(by_landmarks.placed, scales, options, membership, known, kind)
+        join = functools.partial(one_shot_landmarks.join, measure, placed=placed, at_a_time=at_a_time)
+        joined, accepted = jax.jit(join)(population)[1:]
         assert np.asarray(accepted)[:clients].tolist() == heard.tolist()
         assert joined.num_steps[:clients][heard].tolist() == np.flatnonzero(heard).tolist()
         assert joined.numbers[:clients].tolist() == np.where(heard & (np.arange(clients) != 7), 4, 0).tolist()
         expected = np.asarray(landmarks.extend_labels(apart, some.tolist(), label.tolist(), kind))
         assert joined.slot[:clients][others].tolist() == expected[others].tolist()
         found[kind] = expected[others].tolist()
-    near = np.asarray(distances(Measured(vectors, counts, changes, counts)))
+    near = np.asarray(by_landmarks.distances_to(scales, Measured(vectors, counts, changes, counts), options))
     np.testing.assert_allclose(near[others], apart[others], atol=1e-3)
     assert len({str(each) for each in found.values()}) == 3
 

@@ -9,8 +9,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import parallel
-from fedjax_cluster.algorithms import REGISTRY
-from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
+from fedjax_cluster.algorithms import REGISTRY, one_shot_landmarks
 from fedjax_cluster.parallel.kept_programs import KeptProgram
 from fedjax_cluster.simulation import other_plans, planning
 from fedjax_cluster.simulation.devices import target
@@ -118,14 +117,15 @@ def test_a_start_that_does_not_fit_is_said(monkeypatch):
 
 
 @pytest.mark.slow
-def test_with_landmarks_nobody_holds_what_all_send(monkeypatch):
-    monkeypatch.setattr(by_landmarks, "MOST_JOINED", 4)
+@pytest.mark.parametrize("name", ["flag", "pacfl"])
+def test_with_landmarks_nobody_holds_what_all_send(name, monkeypatch):
+    monkeypatch.setattr(one_shot_landmarks, "MOST_JOINED", 4)
     peaks = {}
     for clients in (100, 200):
         shape = fc.PopulationShape(clients, ROWS, DatasetInfo("shapes", (40,), 10), "float32")
-        own, comparing, joining, _ = plan(build("flag", landmarks=5), shape).others
+        own, comparing, joining, _ = plan(build(name, landmarks=5), shape).others
         assert ("landmark" in own.what, "landmarks" in comparing.what, "nearest" in joining.what) == (True,) * 3
-        _, pairs, _ = plan(build("flag"), shape).others
+        _, pairs, _ = plan(build(name), shape).others
         assert comparing.peak < pairs.peak / 2
         peaks[clients] = np.array([own.peak, comparing.peak, joining.peak])
     # A hundred (40 features and a class, of each of four) and some numbers on a device.

@@ -12,17 +12,9 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster.algorithms import one_shot_landmarks
 from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
-from fedjax_cluster.algorithms.flag.state import (
-    Clients,
-    Joined,
-    LandmarkServer,
-    Matrices,
-    Measured,
-    Sent,
-    Server,
-    compare,
-)
+from fedjax_cluster.algorithms.flag.state import Clients, LandmarkServer, Matrices, Measured, Sent, Server, compare
 from fedjax_cluster.algorithms.method import Defaults, FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     SearchingMethod,
@@ -39,10 +31,9 @@ from fedjax_cluster.algorithms.one_shot import (
     with_largest,
     without_silent,
 )
+from fedjax_cluster.algorithms.one_shot_landmarks import Joined, check_pairs, landmarks_among, with_joined
 from fedjax_cluster.algorithms.round import (
     HardClients,
-    check_memory,
-    check_square,
     first_model,
     first_state,
     initial_info,
@@ -175,9 +166,7 @@ class flag(SearchingMethod):
     ) -> Mapped:
         """What all clients send, or the landmarks i32[m] alone."""
         measure = functools.partial(self.measure, rng_key, start, population.info.num_classes)
-        if landmarks is not None:
-            return by_landmarks.measure_landmarks(measure, population, landmarks)
-        return parallel.for_each_client(measure, parallel.whole_population(population), collect=lambda sent: sent)
+        return one_shot_landmarks.measure_all(measure, population, landmarks)
 
     @parallel.kept_program(static_argnames="self")
     def join_all(
@@ -187,9 +176,10 @@ class flag(SearchingMethod):
         # NOTE: ours. The paper compares all pairs of clients.
         measure = functools.partial(self.measure, rng_key, start, population.info.num_classes)
         scales = by_landmarks.scales_of(landmarks, self.comparison)
-        distances = functools.partial(by_landmarks.distances_to, scales, comparison=self.comparison)
-        at_a_time = by_landmarks.clients_at_a_time(self.model, self.max_vectors, population)
-        return by_landmarks.join(measure, population, distances, membership, landmarks.known, self.linkage, at_a_time)
+        given = scales, self.comparison, membership, landmarks.known, self.linkage
+        numbers = model_size(self.model, population) + landmarks.vectors[0].size
+        at_a_time = one_shot_landmarks.clients_at_a_time(numbers, population)
+        return one_shot_landmarks.join(measure, population, functools.partial(by_landmarks.placed, *given), at_a_time)
 
     @property
     def comparison(self) -> dict[str, Any]:
@@ -201,14 +191,13 @@ class flag(SearchingMethod):
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, there = start_models(self.model, rng_key, population, self.clusters)
         check_classes("flag", population.info, population.data)
-        self.check_pairs(population, int(np.asarray(there).sum()))
+        check_pairs(self.name, self.landmarks, population, int(np.asarray(there).sum()), COMPARED)
         start_key, measure_key, search_key = jax.random.split(jax.random.fold_in(rng_key, 0), 3)
         present = np.asarray(there)
         start = jax.device_get(first_model(start_key, self.model, population.info))
 
-        landmarks, compared, who = self.draw_landmarks(rng_key, there), present, "client"
-        if landmarks is not None:
-            compared, who = present[np.asarray(landmarks)], "landmark"
+        landmarks = landmarks_among(jax.random.fold_in(rng_key, 1), self.landmarks, there)
+        compared, who = (present, "client") if landmarks is None else (present[np.asarray(landmarks)], "landmark")
         with progress_note(f"FLAG: principal vectors and local training of every {who}") as note:
             mapped = heard(self.measure_all, measure_key, compared, population, start, landmarks)
             measured: Measured = without_silent(mapped)
@@ -229,8 +218,7 @@ class flag(SearchingMethod):
                 mapped = heard(self.join_all, measure_key, present, population, start, sent, membership)
                 joined: Joined = mapped.collected
                 numbers, steps = np.sum(joined.numbers), np.sum(joined.num_steps)
-                label, own = np.where(mapped.accepted, joined.slot, -1), label
-                label[np.asarray(landmarks)[own >= 0]] = own[own >= 0]
+                label = with_joined(label, landmarks, mapped)
         known = label >= 0
         label = with_largest(label, present)
 
@@ -240,22 +228,6 @@ class flag(SearchingMethod):
         # What each client takes to compare itself with landmarks is not on the server's clock.
         costs = costs._replace(clustering_seconds=comparing + merging)
         return state, clustering_info(self.clusters, costs, present, known)
-
-    def check_pairs(self, population: Population, there: int) -> None:
-        """Raises a ValueError where what is compared does not fit into memory, or landmarks are more than clients."""
-        size = len(population.data.num_examples)
-        if self.landmarks is None:
-            return check_square(self.name, size, COMPARED, landmarks=True)
-        if self.landmarks > there:
-            raise ValueError(
-                f"landmarks is {self.landmarks}, but there are only {there} clients; give at most {there}, or None"
-            )
-        wanted, what = 4.0 * self.landmarks**2 * COMPARED, f"for each pair of {self.landmarks} landmarks"
-        return check_memory(self.name, wanted, what, "give fewer landmarks")
-
-    def draw_landmarks(self, rng_key: Array, present: Array) -> Array | None:
-        key = jax.random.fold_in(rng_key, 1)
-        return None if self.landmarks is None else clustering.draw_landmarks(key, self.landmarks, present)
 
     def find_threshold(
         self,
@@ -269,11 +241,7 @@ class flag(SearchingMethod):
         if self.threshold is not None:
             return given_threshold(dendrogram, self.threshold), Effort(0, 0, 0)
         thresholds = threshold_grid(self.interval)
-        label = found = cuts(dendrogram, thresholds)
-        if landmarks is not None:
-            label = np.full((len(found), len(population.data.num_examples)), -1, np.int32)
-            label[:, np.asarray(landmarks)] = found
-        return self.search(rng_key, population, label, thresholds, note)
+        return self.search(rng_key, population, cuts(dendrogram, thresholds), thresholds, note, landmarks)
 
     def initial_costs(
         self, population: Population, numbers: float, steps: float, effort: Effort, clients: float

@@ -68,14 +68,6 @@ class Measured(NamedTuple):
     num_steps: Array  # i32[]
 
 
-class Joined(NamedTuple):
-    """What is kept of a client that was compared with the landmarks."""
-
-    slot: Array  # i32[], its cluster
-    numbers: Array  # i32[], in its principal vectors
-    num_steps: Array  # i32[]
-
-
 @parallel.kept_program(static_argnames=("angles", "delta", "beta"))
 def compare(
     vectors: Array,
