@@ -12,7 +12,7 @@ import socket
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,20 +142,27 @@ class Taken(ValueError):
 
 
 @contextlib.contextmanager
-def taken(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out of a directory, as long as this one lives.
+def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
+    """Keeps other processes out of a directory, as long as this one lives; gives whether it is still that directory.
 
-    The operating system lets go of the lock of a process that dies, however it does.
+    The operating system lets go of the lock of a process that dies, however it does. A directory that is removed
+    meanwhile, and made anew, is another.
 
     Raises:
       Taken: another process has it; says which.
     """
     path = directory / LOCK
     with path.open("a+", encoding="utf-8") as file:
+
+        def same() -> bool:
+            with contextlib.suppress(OSError):
+                return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            return False
+
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            if not same():
                 raise FileNotFoundError(path)
         except OSError:
             file.seek(0)
@@ -165,9 +172,10 @@ def taken(directory: pathlib.Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         try:
-            yield
+            yield same
         finally:
-            path.unlink(missing_ok=True)
+            if same():
+                path.unlink(missing_ok=True)
 
 
 def remove_strays(directory: pathlib.Path) -> None:

@@ -46,6 +46,9 @@ IN_32_BITS = {
     "recounted",
 }
 
+# Options that saved runs do not name where they are these: what was so before there was a choice.
+LEFT_OUT = {"aggregation": None, "privacy": None, "landmarks": None, "profiles_of": "everybody"}
+
 Averaging = Literal["gradients", "models"]
 AGGREGATION = (
     "what the server makes of a cluster's changes in place of their mean, such as "
@@ -165,9 +168,8 @@ class Method(Options):
         return type(self).__name__
 
     def to_json(self) -> dict[str, Any]:
-        # What was so before there was a choice stays what saved runs call it: nothing.
-        none = (("aggregation", None), ("privacy", None), ("landmarks", None), ("profiles_of", "everybody"))
-        return {name: value for name, value in super().to_json().items() if (name, value) not in none}
+        own = super().to_json()
+        return {name: value for name, value in own.items() if name not in LEFT_OUT or value != LEFT_OUT[name]}
 
     def check_privacy(self, privacy: gaussian) -> None:
         """Raises a ValueError where it is not settled what the method releases of a client."""

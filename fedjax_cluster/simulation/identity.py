@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import inspect
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,20 +22,24 @@ from fedjax_cluster.data.populations import in_memory
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.described import ADDRESS, described, is_known
 from fedjax_cluster.faults import Fault
-from fedjax_cluster.files import plain
+from fedjax_cluster.files import digest, plain
 from fedjax_cluster.optimizers import rate_of
+from fedjax_cluster.simulation.evaluation import with_metrics
 from fedjax_cluster.types import (
     Churn,
     ClusteredAlgorithm,
     Federation,
     LocalResult,
     LocalUpdate,
+    Measure,
     Population,
     PyTree,
     RoundInfo,
     State,
     Variables,
 )
+
+USUAL_RANDOM = {"default_prng_impl": "threefry2x32", "threefry_partitionable": True}  # settings of JAX
 
 
 def identity_of(
@@ -44,6 +50,7 @@ def identity_of(
     eval_clients: int | None,
     churn: Sequence[Churn],
     fault: Fault | None = None,
+    metrics: Sequence[Measure] = (),
 ) -> dict[str, Any]:
     """All that decides a run's result, as JSON; `programs` where some of it has no value, such as a closure."""
     model, known = described(algorithm.model)
@@ -61,8 +68,14 @@ def identity_of(
     }
     if fault is not None:
         identity["fault"] = fault.to_json()
+    if metrics:
+        identity["metrics"], own = described(list(metrics))
+        known = known and own
+    random = {name: jax.config.values[f"jax_{name}"] for name in USUAL_RANDOM}
+    if random != USUAL_RANDOM:
+        identity["random_numbers"] = random
     if not (known and described(algorithm)[1]):
-        identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation)}
+        identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation, metrics)}
     return plain(identity)
 
 
@@ -76,7 +89,7 @@ def fingerprint(federation: Federation) -> int:
     return total
 
 
-def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str, str]:
+def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Sequence[Measure] = ()) -> dict[str, str]:
     """Digests of what a run's parts are traced to; the same on any number of devices."""
     model, info = algorithm.model, federation.info
     some = in_memory(federation, [0, 1]) if stored(federation.train) else federation  # for their shapes
@@ -91,11 +104,15 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
     def training(variables: Variables) -> LocalResult:
         return local.run(key, model, variables, client, round=0)
 
+    def measured(predictions: PyTree) -> PyTree:
+        return with_metrics(model, metrics).metrics(predictions, client.y, jnp.ones(len(client.y), bool))
+
     local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
     found = {
         "the model's initialisation": _digest(lambda: model.init(key, info)),
         "the model": _digest(prediction, variables),
         "the local update": _digest(training, variables),
+        "the metrics": _digest(measured, jax.eval_shape(prediction, variables)),
     }
     schedule = getattr(local, "schedule", None)
     if schedule is not None:
@@ -114,8 +131,23 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation) -> dict[str,
         def one_round(state: State) -> tuple[State, RoundInfo]:
             return algorithm.step(key, state, parallel.gather_cohort(population, algorithm.select(key, state)))
 
+        index = jnp.zeros((), jnp.int32)
         found["the method"] = _digest(one_round, state)
+        found["the method's start"] = _start_digest(algorithm, population)
+        found["its models of a client"] = _digest(lambda own: algorithm.personalize(key, own, client, index), state)
+        if (admit := algorithm.admit) is not None:
+            found["its newcomers"] = _digest(lambda own: admit(key, own, client, index), state)
     return found
+
+
+def _start_digest(algorithm: ClusteredAlgorithm, population: Population) -> str:
+    """Of what `init` is traced to; where it looks at numbers on the way, of its text."""
+    try:
+        return _digest(lambda key: algorithm.init(key, population), jax.random.key(0))
+    except Exception:
+        with contextlib.suppress(OSError, TypeError):  # no text, such as of what was typed into an interpreter
+            return digest(inspect.getsource(type(algorithm).init))
+    return ""
 
 
 def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:

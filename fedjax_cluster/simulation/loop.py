@@ -136,13 +136,10 @@ def simulate(
         churn = check_arguments(**given)
         algorithm, federation = afflict(algorithm, federation, fault, seed)
         schedule = Schedule(churn, algorithm, federation.train.num_examples)
-        directory = kept_in(
-            run_dir, config, algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault
-        )
+        decided = seed, eval_every, eval_clients, schedule.changes, fault
+        directory = kept_in(run_dir, config, algorithm, federation, *decided, metrics)
         mapping = parallel.client_mapping() if mapping is None else mapping
-    check_processes(
-        algorithm, federation, seed, eval_every, eval_clients, schedule.changes, fault, mapping=mapping, rounds=rounds
-    )
+    check_processes(algorithm, federation, *decided, mapping=mapping, rounds=rounds)
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         schedule.check_landmarks(run.state)
@@ -364,7 +361,8 @@ class Run:
     def finish(self) -> SimulationResult:
         """Leaves what is to be left, as far as a run was interrupted."""
         summary = self.summarize(self.compile_seconds) if self.history else {}
-        if self.directory is not None and self.history and self.save():
+        if self.directory is not None and self.history:
+            self.save()
             self.directory.leave(summary, self.history)
         return self.result(summary)
 

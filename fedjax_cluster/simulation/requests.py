@@ -191,9 +191,9 @@ def _started(
             # In each run other clients would be dealt to other devices.
             placed[id(federation)] = placed_clients(method, federation, several, by_work=one), rows
         clients, rows = placed[id(federation)]
-        of_run = request.seed, request.eval_every, request.eval_clients
+        decided = request.seed, request.eval_every, request.eval_clients, (), request.fault, request.metrics
         schedule = Schedule((), method, federation.train.num_examples)
-        directory = kept_in(request.run_dir, request.config, method, federation, *of_run, (), request.fault)
+        directory = kept_in(request.run_dir, request.config, method, federation, *decided)
         run = start_run(method, federation, request.seed, mapping, directory, schedule, stack, clients)
         run.config, run.pause, run.metrics = request.config, checkpoint_every, request.metrics
         if run.done > request.rounds:

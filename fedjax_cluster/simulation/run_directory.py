@@ -10,13 +10,14 @@ import logging
 import pathlib
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_cluster import parallel, simulation
+from fedjax_cluster.algorithms.method import LEFT_OUT
 from fedjax_cluster.files import (
     LOCK,
     STRAY,
@@ -44,6 +45,7 @@ CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
 TUNING = "tuning.json"  # may be there before a run
 ASSIGNMENTS = "assignments.npz"
 COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
+GIVEN = ("fault", "random_numbers", "metrics")  # of an identity, which leaves them out where they are as always
 MOST_NAMED = 4  # differences that a refusal names
 
 
@@ -56,9 +58,11 @@ class RunDirectory:
     def __init__(
         self, path: str | pathlib.Path, identity: Mapping[str, Any], config: Mapping[str, Any] | None, num_clients: int
     ):
-        self.path = pathlib.Path(path)
+        # A run may change the working directory, and keeps its own.
+        self.path = pathlib.Path(path).absolute()
         self._identity, self._config, self._num_clients = dict(identity), config, num_clients
         self._lock = contextlib.ExitStack()
+        self._is_ours: Callable[[], bool] = lambda: True  # whether the directory is still the one that was taken
         self._refusal: ValueError | None = None  # of everything but reading
         self._events: dict[str, str] = {}  # their files' digests
         self._unwritten: list[Event] = []
@@ -116,7 +120,7 @@ class RunDirectory:
     def _take(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.enter_context(taken(self.path))
+            self._is_ours = self._lock.enter_context(taken(self.path))
         except Taken as error:
             if not self.has_checkpoint():
                 raise
@@ -159,20 +163,43 @@ class RunDirectory:
             ) from error
 
     def save(self, saved: Saved, moves: Kept) -> None:
-        if self._refusal is None:
-            for event in self._unwritten[:]:
-                self._keep(event)
-                self._unwritten.remove(event)
-            self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
-            if not parallel.is_first():
-                return
-            write_history(self.path / METRICS, saved.history)
-            if moves:
+        """Makes a checkpoint, and what is looked at beside it; an OSError where it cannot be made."""
+        if self._refusal is not None:
+            return
+        self._check_ours()
+        for event in self._unwritten[:]:
+            self._keep(event)
+            self._unwritten.remove(event)
+        if parallel.is_first() and moves:
+            # Before the checkpoint: of rounds after it nothing is read, but those before it are nowhere else.
+            with self._beside(ASSIGNMENTS):
                 write_moves(self.path / ASSIGNMENTS, moves)
+        self._checkpoints.save(int(saved.state.round), saved._replace(events=self._events))
+        if parallel.is_first():
+            with self._beside(METRICS):
+                write_history(self.path / METRICS, saved.history)
+
+    def _check_ours(self) -> None:
+        """Raises an OSError where the directory was removed, or is another's by now; puts back its config.json."""
+        if not self._is_ours():
+            raise OSError(f"the run directory {self.path} was removed, or another run has taken it")
+        if parallel.is_first() and not (self.path / CONFIG).is_file():
+            self._write_config(None)
+
+    @contextlib.contextmanager
+    def _beside(self, name: str) -> Iterator[None]:
+        """Warns where a file cannot be written that the next checkpoint, or a resumed run, writes again."""
+        try:
+            yield
+        except OSError as error:
+            LOG.warning(f"cannot write {name} in {self.path} ({error.strerror}); a resumed run writes it again")
 
     def read_moves(self, done: int) -> Kept:
         """Who moved in the first `done` rounds, as far as it was kept."""
-        return read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
+        kept = read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
+        if done and not kept and (self.path / ASSIGNMENTS).exists():
+            LOG.warning(f"{self.path / ASSIGNMENTS} is damaged: who moved in the first {done} rounds is forgotten")
+        return kept
 
     def write_event(self, event: Event) -> None:
         """Keeps an event's arrays in events/round+N.npz; a resumed run writes those it meets again anew.
@@ -188,6 +215,7 @@ class RunDirectory:
             self._unwritten.append(event)
 
     def _keep(self, event: Event) -> None:
+        self._check_ours()
         path = self.path / "events" / f"round{event.round:+08d}.npz"
         with atomic_file(path) as beside:
             np.savez_compressed(beside, **event.content)
@@ -219,17 +247,14 @@ class RunDirectory:
     def leave(
         self, summary: Mapping[str, Any], history: Mapping[str, np.ndarray], *, only_missing: bool = False
     ) -> None:
-        """summary.json, and metrics.csv where it is not that of the history; on a full disk neither, with a warning."""
-        if self._refusal is not None or not parallel.is_first():
+        """summary.json, and metrics.csv where it is not that of the history; what cannot be written with a warning."""
+        if self._refusal is not None or not parallel.is_first() or not self._is_ours():
             return
-        try:
+        with self._beside(METRICS):
             write_history(self.path / METRICS, history)
+        with self._beside(SUMMARY):
             if not only_missing:
                 write_json(self.path / SUMMARY, sealed(summary))
-        except OSError as error:
-            LOG.warning(
-                f"cannot write {METRICS} or {SUMMARY} in {self.path} ({error}); a resumed run writes them again"
-            )
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary.json of a run that has ended before; None where there is none that is whole."""
@@ -334,9 +359,12 @@ def _different(known: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
     """What is otherwise there than here; below a method's name only where the names are the same."""
-    names = [name for name in known if name != "algorithm_config" or known["algorithm"] == wanted.get("algorithm")]
+    # Of what is here alone an older version may not have known; but these are left out where nothing was given.
+    names = [*known, *(name for name in (*LEFT_OUT, *GIVEN) if name in wanted and name not in known)]
     for name in names:
-        old, new = known[name], wanted.get(name)
+        if name == "algorithm_config" and known["algorithm"] != wanted.get("algorithm"):
+            continue
+        old, new = (part.get(name, LEFT_OUT.get(name)) for part in (known, wanted))
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, "" if name == "algorithm_config" else f"{inside}{name}.")
         elif (name, old) == ("learning_rate", "optax") and isinstance(new, dict):
