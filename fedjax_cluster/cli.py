@@ -15,11 +15,11 @@ from typing import Any
 import fedjax_cluster as fc
 from fedjax_cluster import command_flags
 from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
+from fedjax_cluster.command_results import compared, show, whole
 from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake, quieten_xla
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
-LOG = logging.getLogger(__name__)
 SHORTEST_COMPILATION_KEPT = 0.0  # seconds; to read a small program takes a fifth of compiling it
 # Tracing makes very many objects that stay; with Python's 700 before each collection these took a tenth of a short run.
 COLLECTIONS = (100_000, 50, 100)
@@ -159,7 +159,7 @@ def _run(arguments: list[str]) -> None:
     every = own["checkpoint_every"]
     with fc.experiments.several.going_on(run_dir, PROG):
         result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
-        _show(result, run_dir)
+        show(result, run_dir)
 
 
 def _of_data(config: fc.RunConfig) -> str:
@@ -175,17 +175,17 @@ def _resume(arguments: list[str]) -> int:
     if fc.experiments.comparison.is_comparison(path):
         fc.experiments.several.refuse("a comparison")
         go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
-        return _compared(go_on, path)
+        return compared(go_on, path)
     if fc.experiments.reproduction.is_reproduction(path):
         fc.experiments.several.refuse("a recipe")
         if own.rounds is not None:
             raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out --rounds")
-        with _whole(path):
+        with whole(path):
             fc.recipes.catalogue.resume(path)
         return 0
     with fc.experiments.several.going_on(path, PROG):
         result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
-        _show(result, path)
+        show(result, path)
     return 0
 
 
@@ -225,56 +225,7 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
         configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
     compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
     go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
-    return _compared(go_on, directory)
-
-
-def _compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
-    """Carries a comparison out and leaves its table and figure; 1 where every run has failed."""
-    waiting: list[str] = []  # failures before the first success: a mistake that all share is one line
-
-    def done(label: str, seed: int, result: Any) -> None:
-        _say_all(waiting)
-        _announce(label, seed, result)
-        path = directory / fc.experiments.comparison.run_name(label, seed)
-        try:
-            fc.experiments.saved_runs.leave_run(path, result, result.summary, brief=True)
-        except (OSError, ValueError) as error:  # the other runs are worth more than a page
-            LOG.warning(f"no page of {path} was left ({error}); {PROG} report {path} writes it")
-
-    def failed(label: str, seed: int, reason: str) -> None:
-        waiting.append(f"{label} seed {seed} failed: {reason}")
-
-    with _whole(directory):
-        outcomes = go_on(done=done, failed=failed, time_clustering=True)
-        _say_all(waiting)
-        cells = fc.experiments.comparison.read(directory).cells
-        everything = fc.experiments.saved_runs.with_others(outcomes, directory)
-        table = fc.report.tables.comparison_table(everything, cells)
-        try:
-            with keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
-                if any(outcome.histories for outcome in everything):
-                    fc.experiments.saved_runs.leave_comparison(everything, table, directory)
-        finally:
-            table.print()
-    print(f"left in {directory}")
-    sys.stdout.flush()
-    if lost := [outcome for outcome in outcomes if outcome.failed]:
-        seeds = [f" (seed {', '.join(map(str, each.failed))})" if each.summaries else "" for each in lost]
-        what, between = ("cells", "; ") if cells else ("methods", ", ")
-        named = between.join(each.label + of for each, of in zip(lost, seeds, strict=True))
-        print(f"{PROG}: {len(lost)} of {len(outcomes)} {what} failed: {named}", file=sys.stderr)
-    return 0 if any(outcome.summaries for outcome in outcomes) else 1
-
-
-@contextlib.contextmanager
-def _whole(directory: pathlib.Path) -> Iterator[None]:
-    """An interruption names the directory of all that is done here, not of the run that was under way."""
-    try:
-        yield
-    except BaseException as error:
-        if Interrupt.active is not None and Interrupt.active.wanted:
-            raise KeyboardInterrupt(str(directory)) from error
-        raise
+    return compared(go_on, directory)
 
 
 def _report(arguments: list[str]) -> None:
@@ -303,7 +254,7 @@ def _reproduce(arguments: list[str]) -> None:
     options = {"quick": own.quick, "full": own.full, "seeds": own.seeds}
     chosen = fc.recipes.catalogue.chosen_recipe(names[0]).name
     directory = _directory(own.run_dir) or fc.recipes.catalogue.place_of(chosen, quick=own.quick, full=own.full)
-    with _whole(directory), keeping(f"not all was written; what was done is kept in {directory}"):
+    with whole(directory), keeping(f"not all was written; what was done is kept in {directory}"):
         fc.recipes.catalogue.reproduce(chosen, **options, directory=directory)
 
 
@@ -386,34 +337,6 @@ def _new_directory(name: str) -> pathlib.Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
-
-
-def _show(result: Any, run_dir: pathlib.Path) -> None:
-    if (result := fc.experiments.several.to_show(result, run_dir)) is None:
-        return fc.experiments.several.wait()
-    outlying = ()
-    try:
-        with keeping(f"not all pictures were written; the run is kept, and {PROG} report {run_dir} draws them again"):
-            fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
-            if fc.experiments.saved_runs.shows_clients(run_dir):
-                outlying = tuple(result.outliers.reasons())
-    finally:
-        fc.report.tables.summary_table(result.summary, run_dir, outlying).print()
-    fc.experiments.several.wait()
-
-
-def _announce(label: str, seed: int, result: Any) -> None:
-    kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
-    found = ((text, fc.report.tables.quality(result.summary, name, factor)) for text, name, factor in kinds)
-    shown = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
-    agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
-    clusters = "" if agreement is None else f", ARI {agreement:.2f}"
-    print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
-
-
-def _say_all(lines: list[str]) -> None:
-    while lines:
-        print(lines.pop(0), file=sys.stderr)
 
 
 if __name__ == "__main__":

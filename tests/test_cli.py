@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_cluster as fc
-from fedjax_cluster import cli
+from fedjax_cluster import cli, command_results
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.simulation.run_directory import read_history
 from fedjax_cluster.types import Churn
@@ -245,7 +245,7 @@ def test_nobody_reads(words):
 def finished(loss, **summary):
     history = {"round": np.arange(len(loss), dtype=float), "loss": np.asarray(loss)}
     known = {"accuracy": 0.5, "test_loss": 1.0, "train_loss": history["loss"][-1], "adjusted_rand_index": None}
-    return SimpleNamespace(history=history, summary={**known, **summary})
+    return SimpleNamespace(history=history, summary={**known, **summary}, kept=True)
 
 
 def test_a_diverged_run_says_so(capsys, monkeypatch):
@@ -253,9 +253,9 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
     monkeypatch.setattr(fc.experiments.saved_runs, "shows_clients", lambda path: False)
     nothing = {"accuracy": None, "test_loss": np.nan}
     with cli._notices_on_stderr():
-        cli._show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), "own")
-        cli._announce("fedavg", 3, finished([np.nan], **nothing))
-        cli._announce("fedavg", 4, finished([1.0]))
+        command_results.show(finished([2.0, np.nan, 1.0, np.nan, np.inf], **nothing), pathlib.Path("own"))
+        command_results.announce("fedavg", 3, finished([np.nan], **nothing))
+        command_results.announce("fedavg", 4, finished([1.0]))
     shown = capsys.readouterr()
     assert shown.err.splitlines() == ["fedavg seed 3: not finite", "fedavg seed 4: accuracy 50.0 %"]
     assert "training loss  not finite: the run has diverged" in shown.out

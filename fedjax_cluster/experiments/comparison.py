@@ -9,24 +9,27 @@ import logging
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
-from fedjax_cluster.experiments.runs import run
+from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
 from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
+from fedjax_cluster.simulation.run_directory import CONFIG
 from fedjax_cluster.types import Federation
 
 LOG = logging.getLogger(__name__)
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 COMPARISON = "comparison.json"
+MOST_FEDERATIONS = 8  # that are kept in memory
 LONGEST_REASON, LONGEST_NAME = 300, 100  # characters
 
 
@@ -37,6 +40,8 @@ class Comparison(NamedTuple):
     seeds: tuple[int, ...]
     failed: dict[str, dict[int, str]]  # label -> seed -> why
     cells: dict[str, dict[str, Any]]  # of a sweep: label -> option -> value, also of cells without a configuration
+    clients: int | None = None  # how many there usually are for the first methods, and are then for all
+    data: Mapping[str, str] = MappingProxyType({})  # what decides the data, beside the seed -> their name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +130,15 @@ def compare(
     directory = None if run_dir is None else as_path("run_dir", run_dir)
     before = read(directory) if directory is not None and is_comparison(directory) else None
     known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
-    asked = Comparison(configs, tuple(seeds), known, {label: dict(of) for label, of in (cells or {}).items()})
+    if before is not None:
+        configs = {label: as_begun(config, before.configs.get(label)) for label, config in configs.items()}
+    usual = usual_number(configs, before)
+    of_cells = {label: dict(of) for label, of in (cells or {}).items()}
+    asked = Comparison(configs, tuple(seeds), known, of_cells, usual)
     comparison = asked if before is None else _united(before, asked)
     errors: list[Exception] = []
     outcomes = []
     federations: dict[Any, Federation] = {}
-    usual = usual_clients(configs.values()) if configs else None
 
     def federation_of(seeded: RunConfig) -> Federation:
         return shared_federation(seeded, federations, usual)
@@ -141,6 +149,10 @@ def compare(
     options = {"progress": progress, "time_clustering": time_clustering, "checkpoint_every": checkpoint_every}
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
+    first = {label: dataclasses.replace(config, seed=asked.seeds[0]) for label, config in usable.items()}
+    comparison = comparison._replace(data={**_data_of(first, federation_of), **comparison.data})
+    if before is not None:
+        _refuse_other_data(directory, before, _data_of(first, federation_of))
     with contextlib.nullcontext() if directory is None else _opened(directory, before, asked, comparison):
         ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
@@ -205,7 +217,7 @@ def resume(run_dir: str | pathlib.Path, rounds: int | None = None, **options: An
       ValueError: not the directory of a comparison, or fewer rounds than it has.
     """
     path = as_path("run_dir", run_dir)
-    configs, seeds, failed, cells = read(path)
+    configs, seeds, failed, cells = read(path)[:4]
     if rounds is not None:
         if any("rounds" in values for values in cells.values()):
             raise ValueError(f"rounds is {rounds}, but the sweep in {path} varies the rounds; leave --rounds out")
@@ -233,7 +245,8 @@ def read(path: pathlib.Path) -> Comparison:
         configs = {label: RunConfig.from_json(config) for label, config in content["configs"].items()}
         failed = {label: {int(seed): str(why) for seed, why in of.items()} for label, of in content["failed"].items()}
         cells = {label: dict(values) for label, values in content.get("cells", {}).items()}
-        return Comparison(configs, tuple(map(int, content["seeds"])), failed, cells)
+        clients, data = content.get("clients"), content.get("data", {})
+        return Comparison(configs, tuple(map(int, content["seeds"])), failed, cells, clients, dict(data))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / COMPARISON} is damaged ({error}); delete it and compare anew") from None
 
@@ -257,6 +270,8 @@ def _opened(directory: pathlib.Path, before: Comparison | None, asked: Compariso
     check_writable(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
+    elif (directory / CONFIG).is_file():
+        raise ValueError(f"the run directory {directory} holds a run, not a comparison; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with taken(directory):
@@ -290,7 +305,37 @@ def _united(before: Comparison, now: Comparison) -> Comparison:
         tuple(both(before.seeds, now.seeds)),
         failed,
         {label: cells[label] for label in labels if label in cells},
+        now.clients,
+        before.data,
     )
+
+
+def usual_number(configs: Mapping[str, RunConfig], before: Comparison | None) -> int | None:
+    """How many clients there are where no configuration says it: as for the methods that a directory began with."""
+    if before is not None and before.clients is not None:
+        return before.clients
+    those = configs if before is None or not before.configs else before.configs
+    return usual_clients(those.values()) if those else None
+
+
+def _data_of(configs: Mapping[str, RunConfig], federation_of: Callable[[RunConfig], Federation]) -> dict[str, str]:
+    """What some configurations' data are called, where that tells their content; of a sweep over data of the first."""
+    found: dict[str, str] = {}
+    for config in configs.values():
+        key = digest(_decides_data(dataclasses.replace(config, seed=0)))
+        if key not in found and len(found) < MOST_FEDERATIONS:
+            with contextlib.suppress(Exception):  # its run says why
+                found[key] = federation_of(config).info.name
+    return found
+
+
+def _refuse_other_data(directory: pathlib.Path | None, before: Comparison, here: Mapping[str, str]) -> None:
+    for key, name in here.items():
+        if (old := before.data.get(key, name)) != name:
+            raise ValueError(
+                f"the run directory {directory} belongs to another comparison: its data are {old} there and {name} "
+                "here; choose another directory"
+            )
 
 
 def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
@@ -302,7 +347,9 @@ def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison
         )
     for label in filter(before.configs.__contains__, now.configs):
         old, new = (plain(each.configs[label].to_json()) for each in (before, now))
-        different = [f"{name} is {old[name]} there and {new[name]} here" for name in old if old[name] != new[name]]
+        # What has its usual value is left out.
+        pairs = {name: (old.get(name), new.get(name)) for name in (*old, *new)}
+        different = [f"{name} is {one} there and {other} here" for name, (one, other) in pairs.items() if one != other]
         different = [each for each in different if not each.startswith(("seed ", "rounds "))]
         if different:
             raise ValueError(
@@ -326,6 +373,7 @@ def _write(directory: pathlib.Path, comparison: Comparison) -> None:
     content: dict[str, Any] = {"configs": configs, "seeds": comparison.seeds, "failed": comparison.failed}
     if comparison.cells:
         content["cells"] = comparison.cells
+    content |= {"clients": comparison.clients, "data": dict(comparison.data)}
     write_json(directory / COMPARISON, sealed(content))
 
 
@@ -343,13 +391,18 @@ def _reason(error: Exception) -> str:
 
 def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: int | None = None) -> Federation:
     """The configuration's federation; the last few are kept in `known`, as the methods of a comparison share them."""
+    key = _decides_data(config)
+    if key not in known:
+        while len(known) >= MOST_FEDERATIONS:
+            known.pop(next(iter(known)))
+        known[key] = build_federation(config, usual)
+    return known[key]
+
+
+def _decides_data(config: RunConfig) -> str:
+    """All of a configuration that its federation depends on."""
     names = (
         *("scenario", "dataset", "label_column", "user_column", "group_column", "input_shape", "population"),
         *("clients", "seed", "test_fraction", "examples_per_client"),
     )
-    key = repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])
-    if key not in known:
-        while len(known) >= 8:
-            known.pop(next(iter(known)))
-        known[key] = build_federation(config, usual)
-    return known[key]
+    return repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])

@@ -35,6 +35,7 @@ from fedjax_cluster.options import (
     option,
 )
 from fedjax_cluster.simulation.arguments import checked_churn
+from fedjax_cluster.simulation.evaluation import EVALUATIONS, usual_every
 from fedjax_cluster.types import Churn, ClusteredAlgorithm, Examples, Federation, LocalUpdate, Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -50,7 +51,6 @@ USUAL_STEPS = Defaults().local_steps
 # Where a method's usual number of clients would have fewer examples each, there are few clients.
 FEWEST_EXAMPLES, FEW_CLIENTS = 100, 16
 FEW_CLUSTERS, MOST_CLUSTERS = 4, 16  # where there are no groups to count; where the method finds how many there are
-EVALUATIONS = 30  # of a long run
 # Settings that the method decides where they are None.
 OF_METHOD = (
     *("rounds", "batch_size", "learning_rate", "averaging", "local_steps", "local_epochs", "momentum"),
@@ -194,7 +194,7 @@ class RunConfig(Robustness):
             "batch_size": own.batch_size,
             "participation": own.participation,
             "rounds": rounds,
-            "eval_every": max(10, rounds // EVALUATIONS),
+            "eval_every": usual_every(rounds),
         }
         return {name: found.get(name) if value is None else value for name, value in given.items()}
 

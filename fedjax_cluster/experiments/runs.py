@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -12,6 +13,7 @@ from fedjax_cluster.experiments.shared_programs import request_of
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
+from fedjax_cluster.simulation.evaluation import usual_every
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import read_config, read_history
@@ -40,7 +42,7 @@ def run(
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
         check_writable(run_dir)
-    given = config
+    given = config = config if run_dir is None else as_begun(config, _known(run_dir))
     config, request = request_of(given, federation, run_dir, callbacks)
     result = request.simulate(time_clustering=time_clustering, progress=progress, checkpoint_every=checkpoint_every)
     say_clusters(given, config, request.federation)
@@ -82,6 +84,21 @@ def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
     if done == 0:
         raise ValueError(f"{path} has no checkpoint yet; continue it with resume")
     return run(dataclasses.replace(config, rounds=done), run_dir=path, progress=False)
+
+
+def as_begun(config: RunConfig, known: RunConfig | None) -> RunConfig:
+    """The configuration, evaluated as often as a shorter run that is `known`, where both leave that to the rounds."""
+    if known is None or any(each.eval_every != usual_every(each.rounds) for each in (known, config)):
+        return config
+    return dataclasses.replace(config, eval_every=known.eval_every)
+
+
+def _known(path: pathlib.Path) -> RunConfig | None:
+    """The configuration that a directory holds; None where there is none that can be read, of which the run tells."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        if experiment := read_config(path)["experiment"]:
+            return RunConfig.from_json(experiment)
+    return None
 
 
 def _left(path: pathlib.Path) -> tuple[RunConfig, int]:

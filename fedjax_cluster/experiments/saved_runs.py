@@ -291,7 +291,7 @@ def background_of(path: pathlib.Path) -> report.comparison_page.Background:
     Raises:
       ValueError: not the directory of a comparison.
     """
-    configs, seeds, _, cells = comparison.read(path)
+    configs, seeds, _, cells = comparison.read(path)[:4]
     runs = {label: {seed: path / comparison.run_name(label, seed) for seed in seeds} for label in configs}
     settings = {label: config.to_json() for label, config in configs.items()}
     begun = [run for of in runs.values() for run in of.values() if run.is_dir()]
@@ -330,12 +330,15 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
         return Outcome(label, (), (), {seed: next(iter(why.values())) for seed in found.seeds})
     ended, failed = [], {}
     for seed in found.seeds:
+        if seed in why:  # what is there is of another experiment, or shorter
+            failed[seed] = why[seed]
+            continue
         with contextlib.suppress(ValueError):
             run = read_run(path / comparison.run_name(label, seed))
             if run.rounds >= config.rounds:
                 ended.append(run)
                 continue
-        failed[seed] = why.get(seed, "has not ended; continue the comparison with resume")
+        failed[seed] = "has not ended; continue the comparison with resume"
     summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
     return Outcome(label, summaries, histories, failed)
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_cluster.algorithms.threshold_search import hold_out
-from fedjax_cluster.experiments.comparison import shared_federation
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled, usual_clients
+from fedjax_cluster.experiments import comparison
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
 from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
-from fedjax_cluster.files import check_writable, digest, read_json, sealed, taken, write_json
+from fedjax_cluster.files import Taken, check_writable, digest, read_json, sealed, taken, write_json
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.report.names import counted, method_name
@@ -116,10 +116,18 @@ def each_tuned(
       directory: see `tuned`.
     """
     found: dict[str, RunConfig] = {}
-    usual, known = usual_clients(configs.values()), {}
+    path = None if directory is None else pathlib.Path(directory)
+    before = None if path is None or not comparison.is_comparison(path) else comparison.read(path)
+    usual, known = comparison.usual_number(configs, before), {}
+    if path is not None:
+        _read(path)  # what is damaged is no reason to keep a rate
     for label, config in configs.items():
         try:
-            found[label] = tuned(config, directory=directory, federation=shared_federation(config, known, usual))
+            found[label] = tuned(
+                config, directory=directory, federation=comparison.shared_federation(config, known, usual)
+            )
+        except Taken:
+            raise
         except ValueError as error:
             LOG.warning(f"{label} keeps the learning rate {config.learning_rate:g}: {error}")
             found[label] = config
@@ -201,7 +209,7 @@ def _say(name: str, metric: str, figures: dict[str, float | None], chosen: float
     LOG.info(f"{name}: learning rate {chosen:g}{end}; {FIGURES[metric]} on held-out training rows: {listed}")
 
 
-def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
     check_writable(directory)
     directory.mkdir(parents=True, exist_ok=True)
     return taken(directory)
@@ -215,10 +223,14 @@ def _known(
         return {}, lambda figures: None
     # A file of one's own may hold other rows than it did.
     path, settings = directory / TUNING, digest({**config.to_json(), "data": fingerprint(federation)})
-    content: dict[str, Any] = read_json(path) if path.is_file() else {}
+    content = _read(directory)
 
     def keep(figures: dict[str, float | None]) -> None:
         write_json(path, sealed({**content, settings: {"method": config.method, "figures": figures}}))
         content[settings] = {"method": config.method, "figures": figures}
 
     return dict(content.get(settings, {}).get("figures", {})), keep
+
+
+def _read(directory: pathlib.Path) -> dict[str, Any]:
+    return read_json(directory / TUNING) if (directory / TUNING).is_file() else {}

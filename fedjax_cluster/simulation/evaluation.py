@@ -24,6 +24,7 @@ from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State
 
 LOG = logging.getLogger(__name__)
+EVALUATIONS = 30  # of a long run
 
 
 class Evaluation(NamedTuple):
@@ -49,6 +50,11 @@ class MoreMetrics(NamedTuple):
             source = f"the metric {getattr(other, '__name__', type(other).__name__)}"
             found = further_figures(found, other(predictions, y, mask), source)
         return found
+
+
+def usual_every(rounds: int) -> int:
+    """How many rounds lie between evaluations where nothing is said of it."""
+    return max(10, rounds // EVALUATIONS)
 
 
 def with_metrics(model: Model, metrics: Sequence[Measure]) -> Model:

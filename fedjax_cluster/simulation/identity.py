@@ -133,21 +133,31 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
 
         index = jnp.zeros((), jnp.int32)
         found["the method"] = _digest(one_round, state)
-        found["the method's start"] = _start_digest(algorithm, population)
+        found["the method's start"] = _start_digest(algorithm, state)
         found["its models of a client"] = _digest(lambda own: algorithm.personalize(key, own, client, index), state)
         if (admit := algorithm.admit) is not None:
             found["its newcomers"] = _digest(lambda own: admit(key, own, client, index), state)
     return found
 
 
-def _start_digest(algorithm: ClusteredAlgorithm, population: Population) -> str:
-    """Of what `init` is traced to; where it looks at numbers on the way, of its text."""
-    try:
-        return _digest(lambda key: algorithm.init(key, population), jax.random.key(0))
-    except Exception:
-        with contextlib.suppress(OSError, TypeError):  # no text, such as of what was typed into an interpreter
+def _start_digest(algorithm: ClusteredAlgorithm, state: State) -> str:
+    """Of the state that `init` gives, as far as other devices would give it too; where a run needs none, of its text.
+
+    Whole numbers, such as labels, are told apart one by one, others by the size that they have in the mean.
+    """
+    if algorithm.template is not None:
+        with contextlib.suppress(OSError, TypeError):  # what was typed into an interpreter has none
             return digest(inspect.getsource(type(algorithm).init))
-    return ""
+        return ""
+    told = []
+    for leaf in jax.tree.leaves(state):
+        key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        values = np.asarray(jax.random.key_data(leaf) if key else leaf)
+        whole = not values.size or bool((values == np.round(values)).all())
+        told.append(
+            [list(values.shape), digest(values.astype(np.float64)) if whole else f"{np.abs(values).mean():.2g}"]
+        )
+    return digest(told)
 
 
 def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:

@@ -201,6 +201,7 @@ class Run:
     history: History = dataclasses.field(default_factory=dict)
     events: tuple[Event, ...] = ()
     moves: Kept = dataclasses.field(default_factory=dict)
+    kept: bool = True  # whether the run directory, if there is one, has all of it
     config: Mapping[str, Any] | None = None
     metrics: tuple[Measure, ...] = ()  # beside the model's
     evaluated: bool = True  # no evaluation is due that has not been done
@@ -330,7 +331,7 @@ class Run:
             if parallel.several():  # the others would wait for this one
                 raise
             LOG.warning(
-                f"cannot save round {self.done} in {self.directory.path} ({' '.join(str(error).split())[:150]}); "
+                f"cannot save round {self.done} in {self.directory.named} ({' '.join(str(error).split())[:150]}); "
                 "the checkpoint before it stays, and the run goes on in memory"
             )
             return False
@@ -362,14 +363,14 @@ class Run:
         """Leaves what is to be left, as far as a run was interrupted."""
         summary = self.summarize(self.compile_seconds) if self.history else {}
         if self.directory is not None and self.history:
-            self.save()
+            self.kept = self.save()
             self.directory.leave(summary, self.history)
         return self.result(summary)
 
     def result(self, summary: dict[str, Any]) -> SimulationResult:
         told = self.state, self.history, self.events, summary
         keys, mapping, moves = self.keys.evaluation, self.mapping, self.moves
-        return SimulationResult(self.algorithm, self.federation, *told, keys, mapping, moves, self.metrics)
+        return SimulationResult(self.algorithm, self.federation, *told, keys, mapping, moves, self.metrics, self.kept)
 
 
 def start_run(

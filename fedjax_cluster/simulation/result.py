@@ -62,6 +62,7 @@ class SimulationResult:
       summary: what summary.json holds.
       moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
       metrics: those that were taken beside the model's.
+      kept: whether the run directory has all of it; False where its disk was full, or it was removed.
     """
 
     algorithm: ClusteredAlgorithm
@@ -74,6 +75,7 @@ class SimulationResult:
     mapping: ClientMapping
     moves: Kept = dataclasses.field(default_factory=dict)
     metrics: tuple[Measure, ...] = ()
+    kept: bool = True
 
     @property
     def labels(self) -> np.ndarray:

@@ -59,7 +59,7 @@ class RunDirectory:
         self, path: str | pathlib.Path, identity: Mapping[str, Any], config: Mapping[str, Any] | None, num_clients: int
     ):
         # A run may change the working directory, and keeps its own.
-        self.path = pathlib.Path(path).absolute()
+        self.named, self.path = pathlib.Path(path), pathlib.Path(path).absolute()
         self._identity, self._config, self._num_clients = dict(identity), config, num_clients
         self._lock = contextlib.ExitStack()
         self._is_ours: Callable[[], bool] = lambda: True  # whether the directory is still the one that was taken
@@ -68,14 +68,14 @@ class RunDirectory:
         self._unwritten: list[Event] = []
         self._checkpoints: Any = None  # once it is open
         try:
-            check_writable(self.path)
+            check_writable(self.named)
         except ValueError as error:
             if not (self.path / CONFIG).is_file():
                 raise
             self._refusal = error
         for name in ("checkpoints", "events", "plots"):
             if (self.path / name).exists() and not (self.path / name).is_dir():
-                raise ValueError(f"{self.path / name} is a file, where the run leaves a directory; move it away")
+                raise ValueError(f"{self.named / name} is a file, where the run leaves a directory; move it away")
         self._check()
 
     def _check(self) -> dict[str, Any] | None:
@@ -86,9 +86,9 @@ class RunDirectory:
             different = _different(identity, self._identity)
             if different or known.get("version", 1) < 3:  # the older ones do not hold all of it
                 # The settings first: they are what a person has given.
-                _refuse(self.path, _different_settings(known.get("experiment"), self._config) or different)
+                _refuse(self.named, _different_settings(known.get("experiment"), self._config) or different)
         elif any(not (path.name in (LOCK, TUNING) or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
-            raise ValueError(f"the run directory {self.path} is not empty and holds no run; choose another")
+            raise ValueError(f"the run directory {self.named} is not empty and holds no run; choose another")
         return known
 
     def open(self) -> None:
@@ -103,11 +103,13 @@ class RunDirectory:
         with parallel.processes.together():
             if not (self.path / CONFIG).is_file():
                 raise ValueError(
-                    f"{self.path} holds nothing of what process 0 wrote there; choose a run directory on a file system "
-                    "that all processes share"
+                    f"{self.named} holds nothing of what process 0 wrote there; choose a run directory on a file "
+                    "system that all processes share"
                 )
         if parallel.processes.of_any(self._refusal is not None) and self._refusal is None:
-            self._refusal = ValueError(f"another process cannot write to the run directory {self.path}; choose another")
+            self._refusal = ValueError(
+                f"another process cannot write to the run directory {self.named}; choose another"
+            )
         begun = read_config(self.path)
         self._must_be_sealed = begun.get("version", 1) >= SEALED
         self._checkpoints = simulation.checkpoints.Checkpoints(
@@ -135,7 +137,7 @@ class RunDirectory:
         versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
         if known is not None and known.get("versions", versions) != versions:
             text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
-            LOG.warning(f"{self.path} was begun with {text}; with other versions the last digits may differ")
+            LOG.warning(f"{self.named} was begun with {text}; with other versions the last digits may differ")
         if known is None:
             known = {"version": VERSION, "versions": versions, "machine": _machine(), "identity": self._identity}
         elif (self._config or {}).get("rounds", 0) <= (known["experiment"] or {}).get("rounds", 0):
@@ -158,8 +160,8 @@ class RunDirectory:
             return self._checkpoints.restore(like, must_be_sealed=self._must_be_sealed)
         except Damaged as error:
             raise ValueError(
-                f"no checkpoint in {self.path / 'checkpoints'} can be taken up: damaged, or of a model of another size "
-                f"({error}); choose another directory"
+                f"no checkpoint in {self.named / 'checkpoints'} can be taken up: damaged, or of a model of another "
+                f"size ({error}); choose another directory"
             ) from error
 
     def save(self, saved: Saved, moves: Kept) -> None:
@@ -182,7 +184,7 @@ class RunDirectory:
     def _check_ours(self) -> None:
         """Raises an OSError where the directory was removed, or is another's by now; puts back its config.json."""
         if not self._is_ours():
-            raise OSError(f"the run directory {self.path} was removed, or another run has taken it")
+            raise OSError(f"the run directory {self.named} was removed, or another run has taken it")
         if parallel.is_first() and not (self.path / CONFIG).is_file():
             self._write_config(None)
 
@@ -192,13 +194,13 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            LOG.warning(f"cannot write {name} in {self.path} ({error.strerror}); a resumed run writes it again")
+            LOG.warning(f"cannot write {name} in {self.named} ({error.strerror}); a resumed run writes it again")
 
     def read_moves(self, done: int) -> Kept:
         """Who moved in the first `done` rounds, as far as it was kept."""
         kept = read_moves(self.path / ASSIGNMENTS, done, self._num_clients)
         if done and not kept and (self.path / ASSIGNMENTS).exists():
-            LOG.warning(f"{self.path / ASSIGNMENTS} is damaged: who moved in the first {done} rounds is forgotten")
+            LOG.warning(f"{self.named / ASSIGNMENTS} is damaged: who moved in the first {done} rounds is forgotten")
         return kept
 
     def write_event(self, event: Event) -> None:
@@ -211,7 +213,7 @@ class RunDirectory:
         try:
             self._keep(event)
         except OSError as error:
-            LOG.warning(f"cannot write the event of round {event.round + 1} in {self.path} ({error})")
+            LOG.warning(f"cannot write the event of round {event.round + 1} in {self.named} ({error})")
             self._unwritten.append(event)
 
     def _keep(self, event: Event) -> None:

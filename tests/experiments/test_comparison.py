@@ -24,7 +24,7 @@ MISTAKE = ValueError("this cannot be")
 def test_a_method_that_fails_is_a_row_and_the_others_run(pretend, capsys):
     pretend.failing = {("ifca", seed): RuntimeError("out of\nmemory") for seed in range(3)}
     pretend.failing["local_only", 1] = MISTAKE
-    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 0
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 1
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == "fedjax-cluster: 2 of 3 methods failed: ifca, local-only (seed 1)"
     with open("own/comparison.csv", newline="") as file:
@@ -42,7 +42,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_run(pretend, capsys):
     assert "failed" not in capsys.readouterr().out
 
 
-def test_status_1_where_every_run_fails_and_2_where_all_do_for_one_reason(pretend, capsys):
+def test_status_1_where_runs_fail_and_2_where_all_do_for_one_reason(pretend, capsys):
     pretend.failing = {
         (method, seed): ValueError(method) for method in ("fedavg", "ifca", "local_only") for seed in range(3)
     }
@@ -56,7 +56,7 @@ def test_status_1_where_every_run_fails_and_2_where_all_do_for_one_reason(preten
 
 def test_a_configuration_that_one_method_refuses_is_its_row(pretend, capsys):
     words = WORDS.replace("fedavg", "cfl-gp").replace("local-only", "").replace("--clusters 2", "--clusters auto")
-    assert cli.main([*words.split(), "--run-dir", "own"]) == 0
+    assert cli.main([*words.split(), "--run-dir", "own"]) == 1
     assert "IFCA failed: clusters is 'auto', but ifca needs a number" in capsys.readouterr().out
     assert [method for method, _ in pretend.done] == 3 * ["cfl_gp"]
 
@@ -182,7 +182,7 @@ def test_without_a_hook_the_error_is_raised(pretend):
 def test_all_is_every_registered_method(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(comparison, "compare", lambda configs, **rest: given.update(configs) or [])
-    monkeypatch.setattr(cli, "_compared", lambda go_on, directory: go_on() and 0)
+    monkeypatch.setattr(cli, "compared", lambda go_on, directory: go_on() and 0)
     assert cli.main(["compare", "--all", "--clients", "4"]) == 0
     assert [config.method for config in given.values()] == list(fc.algorithms.REGISTRY)
     assert cli.main(["compare", "ifca", "--all"]) == 2

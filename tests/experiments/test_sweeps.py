@@ -30,7 +30,7 @@ def cells(line):
 @pytest.mark.slow
 def test_a_sweep_runs_every_cell_over_seeds_and_leaves_table_picture_and_page(pretend, capsys, monkeypatch):
     pretend.failing = {"batch-size-64-clients-8-seed1": RuntimeError("out of memory")}
-    assert cli.main(WORDS) == 0
+    assert cli.main(WORDS) == 1
     said = capsys.readouterr()
     assert "1 of 4 cells failed: batch size 64, clients 8 (seed 1)" in said.err
     assert "batch size 64, clients 8 failed: seed 1: RuntimeError: out of memory" in said.out

@@ -147,7 +147,7 @@ def test_the_same_clients_are_faulty_and_the_honest_choose(tried):
 def test_killed_while_it_tunes_it_goes_on_with_the_rest_and_then_runs(tried, monkeypatch):
     ran = []
     monkeypatch.setattr(runs, "run", lambda config, **given: ran.append(config))
-    monkeypatch.setattr(cli, "_show", lambda result, run_dir: None)
+    monkeypatch.setattr(cli, "show", lambda result, run_dir: None)
     words = ["run", "ifca", "--clusters", "2", "--clients", "4", "--model", "linear", "--tune", "--run-dir", "own"]
     tried.figures = {**GOOD, 0.1: KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
