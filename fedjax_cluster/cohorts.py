@@ -36,7 +36,7 @@ def cohort_size(participation: float, num_clients: int) -> int:
 
 
 def uniform(rng_key: Array, present: Array, participation: float, *, first: Array | None = None) -> Selection:
-    """A uniform draw without replacement of ⌈participation · present⌉ clients.
+    """A uniform draw without replacement of ⌈participation · present⌉ clients; of nobody where nobody is present.
 
     Args:
       rng_key: decides the draw, whatever absent rows follow the clients.
@@ -52,14 +52,15 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     if participation == 1:
         return in_place(present)
     wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
+    wanted = jnp.maximum(wanted, jnp.any(present).astype(jnp.int32))
     if first is None and capacity > MANY and FEW * size <= capacity:
-        return _walked(rng_key, present, jnp.maximum(wanted, 1), size)
+        return _walked(rng_key, present, wanted, size)
     score = jax.random.uniform(rng_key, (capacity,))
     if first is not None:
         score = score + first.astype(jnp.float32)
     score = jnp.where(present, score, -1.0)
     _, index = jax.lax.top_k(score, size)
-    mask = jnp.arange(size) < jnp.maximum(wanted, 1)
+    mask = jnp.arange(size) < wanted
     if size == capacity:
         return in_place(jnp.zeros(capacity, bool).at[index].set(mask) & present)
     return Selection(jnp.where(mask, index, capacity), mask)
