@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedjax_cluster.clustering.similarity import norm_in_units
 from fedjax_cluster.neighbours import (
     distances,
     nearest_again_and_again,
@@ -238,9 +239,12 @@ class norm_clipping(Aggregation):
     def limit(self, value: PyTree) -> PyTree:
         whole = not _has_delta(value)
         change = value if whole else value[MEASURED]
-        squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(change)]
-        length = jnp.sqrt(jnp.sum(jnp.stack(squares)))
-        clipped = jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, self.norm / jnp.maximum(length, 1e-30)), change)
+        length, scale = norm_in_units(jax.tree.leaves(change))
+        # Of a change of 1e38 the norm may be infinite, and a factor lost.
+        factor = jnp.where(length > 0.0, self.norm / length, 1.0)
+        clipped = jax.tree.map(
+            lambda leaf: jnp.where(length * scale <= self.norm, leaf, (leaf / scale) * factor), change
+        )
         return clipped if whole else {**value, MEASURED: clipped}
 
 

@@ -36,7 +36,7 @@ def cohort_size(participation: float, num_clients: int) -> int:
 
 
 def uniform(rng_key: Array, present: Array, participation: float, *, first: Array | None = None) -> Selection:
-    """A uniform draw without replacement of ⌈participation · present⌉ clients.
+    """A uniform draw without replacement of ⌈participation · present⌉ clients; of nobody where nobody is present.
 
     Args:
       rng_key: decides the draw, whatever absent rows follow the clients.
@@ -52,14 +52,15 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     if participation == 1:
         return in_place(present)
     wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
+    wanted = jnp.maximum(wanted, jnp.any(present).astype(jnp.int32))
     if first is None and capacity > MANY and FEW * size <= capacity:
-        return _walked(rng_key, present, jnp.maximum(wanted, 1), size)
+        return _walked(rng_key, present, wanted, size)
     score = jax.random.uniform(rng_key, (capacity,))
     if first is not None:
         score = score + first.astype(jnp.float32)
     score = jnp.where(present, score, -1.0)
     _, index = jax.lax.top_k(score, size)
-    mask = jnp.arange(size) < jnp.maximum(wanted, 1)
+    mask = jnp.arange(size) < wanted
     if size == capacity:
         return in_place(jnp.zeros(capacity, bool).at[index].set(mask) & present)
     return Selection(jnp.where(mask, index, capacity), mask)
@@ -131,7 +132,9 @@ def cluster_cohort_sizes(participation: float, num_clients: Array, smallest: int
 
 
 def largest_cluster_cohorts(participation: float, num_clients: int, num_clusters: int, smallest: int = 3) -> int:
-    """The most clients that `cluster_cohort_sizes` can ask for, however M clients are divided among K clusters.
+    """At least as many clients as `cluster_cohort_sizes` asks for, however M clients are divided among K clusters.
+
+    A bound, which no division need reach.
 
     >>> largest_cluster_cohorts(0.1, 100, 5)
     22
@@ -157,7 +160,7 @@ def per_cluster(
       rng_key: decides the draw; a client's chance does not depend on how many absent rows follow it.
       label: i32[M], the cluster of each client; −1 for one that cannot take part.
       size: i32[K], clients to draw from each cluster.
-      capacity: rows of the selection, at least the sum of `size`.
+      capacity: rows of the selection, at least the sum of `size`; it may be more than all clients.
       seen: f32[M], how often each client took part; None draws uniformly.
       first: clients i32[m], of whom so many i32[K] of each cluster are drawn, likewise, before all others.
 
@@ -238,6 +241,7 @@ def per_cluster_of(
     if capacity == count:
         return in_place(chosen)
     index = jnp.argsort(~chosen, stable=True)[:capacity].astype(jnp.int32)
+    index = jnp.pad(index, (0, capacity - len(index)))
     mask = jnp.arange(capacity) < jnp.sum(chosen.astype(jnp.int32))
     return Selection(jnp.where(mask, index, count), mask)
 

@@ -36,13 +36,15 @@ def mean_of_ranks(
     """The mean of some ranks of each column among its cluster's rows, f32[K, P]; 0 where it is of none.
 
     Args:
-      values: f32[R, P], finite but for rows that do not count and ranks that are not asked for.
+      values: [R, P], taken as f32; finite but for rows that do not count and ranks that are not asked for.
       slot: i32[R], K for a row that does not count.
       ranks: as far as a cluster has rows.
       mapping: devices that divide the columns among them.
       two_at_most: that no cluster has more than two ranks, for which half of the passes are enough.
     """
+    values = values.astype(jnp.float32)
     first, stop = (_for_each_column(each, values) for each in ranks)
+    stop = jnp.minimum(stop, _rows(slot, len(stop)))
     found = _mean_of_two if two_at_most else _mean_of_ranks
     return _over_columns(found, mapping, slot, values, first, stop)
 
@@ -52,9 +54,17 @@ def mean_of_nearest(
 ) -> Array:
     """The mean of the `number` i32[K] values nearest to `centre` f32[K, P]; of two as near, first the smaller.
 
+    As far as a cluster has rows; 0 where it is of none.
     Values on one side of which float32 finds the distance equal count with their mean.
     """
-    return _over_columns(_mean_of_nearest, mapping, slot, values, centre, _for_each_column(number, values))
+    values = values.astype(jnp.float32)
+    number = jnp.minimum(_for_each_column(number, values), _rows(slot, len(number)))
+    return _over_columns(_mean_of_nearest, mapping, slot, values, centre.astype(jnp.float32), number)
+
+
+def _rows(slot: Array, clusters: int) -> Array:
+    """i32[K, 1]: the rows of each cluster."""
+    return jax.ops.segment_sum(jnp.ones_like(slot), slot, clusters)[:, None]
 
 
 def _for_each_column(each: Array, values: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_cluster import tree
 from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.clustering import checks
 from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
@@ -225,19 +226,22 @@ def _still_finite(new: PyTree, old: PyTree) -> Array:
 def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> Clusters:
     """Averages chosen layers over all clients: over the clusters, weighted as their clients were.
 
-    θ_shared = Σ_k n_k θ_k / Σ_k n_k, written to every active cluster; statistics of a chosen layer follow it.
+    θ_shared = Σ_k n_k θ_k / Σ_k n_k over active clusters, written to every slot, so that one that becomes active later
+    has them; statistics of a chosen layer follow it. Without a weight above 0 all stay.
 
     Args:
       clusters: the K models.
       patterns: parameter paths as in `tree.match`, such as `["!output"]`.
       weight: i32[K] or f32[K], sums of the clients' weights; their number where these are uniform.
     """
-    weight = weight.astype(jnp.float32)
-    weight = weight / jnp.maximum(weight.sum(), 1.0)
+    weight = jnp.where(clusters.active, weight, 0).astype(jnp.float32)
+    total = weight.sum()
+    weight = weight / jnp.where(total > 0, total, 1.0)
 
     def share(leaf: Array) -> Array:
-        mean = jnp.tensordot(weight, leaf, axes=1, precision="highest")
-        return jnp.where(weight.sum() > 0, jnp.broadcast_to(mean, leaf.shape), leaf)
+        # A model without clients may hold NaN, which no weight of 0 takes out of a sum.
+        mean = jnp.tensordot(weight, tree.where(weight > 0, leaf, jnp.zeros_like(leaf)), axes=1, precision="highest")
+        return jnp.where(total > 0, jnp.broadcast_to(mean, leaf.shape), leaf)
 
     def shared(leaves: PyTree, chosen: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf, pick: share(leaf) if pick else leaf, leaves, chosen)
@@ -259,14 +263,27 @@ def keep_decimals(values: PyTree, decimals: int | None, rounding: Rounding = "ne
     """Keeps `decimals` digits after the decimal point, ⌊10ⁿ v⌉ / 10ⁿ (CFL-GP, App. E.1).
 
     Args:
-      values: any leaves.
+      values: any leaves, whose types they keep; whole numbers stay as they are.
       decimals: n; None keeps all.
       rounding: to the "nearest" such number, or towards "zero" (truncation).
+
+    Raises:
+      ValueError: an unknown rounding.
 
     >>> [f"{float(keep_decimals(jnp.asarray(0.129), 2, rounding)):.2f}" for rounding in ("nearest", "zero")]
     ['0.13', '0.12']
     """
+    checks.choice(rounding, "rounding", get_args(Rounding))
     if decimals is None:
         return values
-    whole = jnp.round if rounding == "nearest" else jnp.trunc
-    return jax.tree.map(lambda leaf: whole(leaf * 10.0**decimals) / 10.0**decimals, values)
+    whole, factor = jnp.round if rounding == "nearest" else jnp.trunc, 10.0**decimals
+
+    def keep(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        wide = leaf.astype(jnp.float64 if leaf.dtype == jnp.float64 else jnp.float32)
+        large = wide * factor
+        # What overflows has no digit after the point.
+        return jnp.where(jnp.isfinite(large), whole(large) / factor, wide).astype(leaf.dtype)
+
+    return jax.tree.map(keep, values)

@@ -37,17 +37,25 @@ def unravel(vector: Array, like: PyTree) -> PyTree:
 
 
 def take(tree: PyTree, index: Array) -> PyTree:
-    """Rows `index` of every leaf; an index beyond the end gathers zeros, never the last row.
+    """Rows `index` of every leaf; an index beyond either end, as −1 is, gathers zeros, never the last row.
 
-    >>> take(jnp.asarray([5., 7.]), jnp.asarray([1, 2])).tolist()
-    [7.0, 0.0]
+    >>> take(jnp.asarray([5., 7.]), jnp.asarray([1, 2, -1])).tolist()
+    [7.0, 0.0, 0.0]
     """
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="fill", fill_value=0), tree)
+
+    def rows(leaf: Any) -> Array:
+        return jnp.asarray(leaf).at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+    return jax.tree.map(rows, tree)
 
 
 def scatter(tree: PyTree, index: Array, values: PyTree) -> PyTree:
-    """Writes `values` to rows `index`; an index beyond the end is dropped."""
-    return jax.tree.map(lambda leaf, value: leaf.at[index].set(value, mode="drop"), tree, values)
+    """Writes `values` to rows `index`; an index beyond either end, as −1 is, is dropped."""
+
+    def write(leaf: Array, value: Array) -> Array:
+        return leaf.at[index].set(value, mode="drop", wrap_negative_indices=False)
+
+    return jax.tree.map(write, tree, values)
 
 
 def where(condition: Array, tree: PyTree, other: PyTree) -> PyTree:

@@ -272,3 +272,13 @@ def test_rules_are_checked_against_the_clients_that_a_method_draws(name, options
     else:
         with pytest.raises(ValueError, match=rf"but {clients} take part"):
             arguments.check_arguments(made, blobs(clients=10), rounds=1)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e10, 1e25, 3e38])
+def test_changes_whose_squares_overflow_are_clipped_and_not_lost(size):
+    change = {"kernel": jnp.asarray([[3.0, 0.0]]) * (size / 4), "bias": jnp.asarray([4.0]) * (size / 4)}
+    found = aggregation.norm_clipping(0.5).limit(change)
+    length = size * 5 / 4
+    np.testing.assert_allclose(found["kernel"][0, 0], min(0.5, length) * 0.6, rtol=1e-6)
+    np.testing.assert_allclose(found["bias"][0], min(0.5, length) * 0.8, rtol=1e-6)
+    assert not jax.tree.leaves(aggregation.norm_clipping(0.5).limit({"bias": jnp.zeros(2)}))[0].any()

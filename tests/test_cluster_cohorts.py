@@ -51,3 +51,11 @@ def test_of_very_many_clients_the_same_are_drawn_by_a_search_as_by_sorting_all(m
         assert int(searched.mask.sum()) == 17
         np.testing.assert_array_equal(searched.index, sorted_all.index)
         np.testing.assert_array_equal(searched.mask, sorted_all.mask)
+
+
+def test_a_capacity_above_all_clients_is_padded():
+    selection = cohorts.per_cluster(jax.random.key(0), jnp.asarray([0, 1, 0, -1]), jnp.asarray([1, 1]), 7)
+    index, mask = np.asarray(selection.index), np.asarray(selection.mask)
+    assert mask.tolist() == [True] * 2 + [False] * 5
+    assert (index[2:] == 4).all()
+    assert set(index[:2]) in ({0, 1}, {1, 2})

@@ -41,6 +41,13 @@ def test_as_many_of_those_present_are_drawn_as_are_wanted(there):
         assert len(drawn) == max(1, np.ceil(there.sum() * SIZE / CLIENTS - 1e-4))
 
 
+@pytest.mark.parametrize("participation", [SIZE / CLIENTS, 0.5, 0.9999, 1.0])
+def test_nobody_is_drawn_where_nobody_is_present(participation):
+    selection = cohorts.uniform(jax.random.key(0), jnp.zeros(CLIENTS, bool), participation)
+    assert not np.asarray(selection.mask).any()
+    assert (np.asarray(selection.index) == CLIENTS).all()
+
+
 def test_each_client_and_each_pair_is_drawn_alike_often():
     """Sums over 4 000 draws against the binomial law: counts of clients, and of pairs of neighbours, within 5 σ."""
     draw = jax.jit(jax.vmap(lambda key: cohorts.uniform(key, jnp.asarray(present(holes=True)), SIZE / CLIENTS).index))

@@ -79,6 +79,18 @@ def test_blocks_and_devices_divide_the_columns(columns, devices):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
+def test_ranks_beyond_a_clusters_rows_and_other_numbers(dtype):
+    values = np.array([[5, -1], [1, 2], [3, 7], [9, 9]], dtype)
+    slot, beyond = np.array([0, 0, 0, 2], np.int32), jnp.full(2, 8)
+    first = jnp.asarray([1, 0])
+    np.testing.assert_array_equal(ranked(values, slot, Ranks(first, beyond)), [[4, 4.5], [0, 0]])
+    of_two = ranked(values, slot, Ranks(jnp.asarray([2, 0]), beyond), two_at_most=True)
+    np.testing.assert_array_equal(of_two, [[5, 7], [0, 0]])
+    np.testing.assert_array_equal(nearest(values, np.zeros((2, 2), dtype), slot, beyond)[1], [0, 0])
+    np.testing.assert_allclose(nearest(values, np.zeros((2, 2), dtype), slot, beyond)[0], [3, 8 / 3], rtol=1e-6)
+
+
 def test_devices_exchange_columns_once_and_count_alone():
     """A collective inside the passes would run for each bit of each block."""
     mapping = parallel.client_mapping("scan", devices=jax.devices()[:2])

@@ -89,6 +89,20 @@ def test_shared_layers_are_the_mean_over_clients():
     np.testing.assert_array_equal(new.params["output"]["bias"], models.params["output"]["bias"])
 
 
+def test_a_model_that_does_not_count_spreads_nothing():
+    models = clusters()
+    kernel = models.params["hidden_0"]["kernel"]
+    spoilt = {**models.params, "hidden_0": {"kernel": kernel.at[1].set(jnp.nan)}}
+    models = models._replace(params=spoilt)
+    expected = (kernel[0] + 3 * kernel[2]) / 4
+    for weight, active in (([1, 0, 3], [True] * 3), ([1, 5, 3], [True, False, True]), ([0.1, 0, 0.3], [True] * 3)):
+        new = server.share_layers(models._replace(active=jnp.asarray(active)), ["hidden_0"], jnp.asarray(weight))
+        for row in new.params["hidden_0"]["kernel"]:
+            np.testing.assert_allclose(row, expected, rtol=1e-6)
+    new = server.share_layers(models, ["hidden_0"], jnp.zeros(3))
+    np.testing.assert_array_equal(new.params["hidden_0"]["kernel"], spoilt["hidden_0"]["kernel"])
+
+
 def test_the_shared_part_is_counted_in_parameters():
     params = clusters().params
     sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(params[name])) for name in params}
@@ -121,3 +135,21 @@ def test_decimals_are_kept_to_the_nearest_or_towards_zero(decimals, rounding, ex
     np.testing.assert_allclose(
         server.keep_decimals(jnp.asarray([0.19, -0.19, 1.99]), decimals, rounding), expected, atol=1e-6
     )
+
+
+def test_numbers_keep_their_type_and_what_has_no_decimals_stays():
+    values = {
+        "half": jnp.asarray([1.25, 60000.0], jnp.float16),
+        "whole": jnp.asarray([7, 2**30 + 1]),
+        "large": jnp.asarray([3e38, -3e38]),
+    }
+    kept = server.keep_decimals(values, 3, "zero")
+    for name, value in values.items():
+        assert kept[name].dtype == value.dtype
+        np.testing.assert_array_equal(kept[name], value)
+
+
+def test_an_unknown_rounding_is_refused():
+    for decimals in (2, None):
+        with pytest.raises(ValueError, match="rounding is 'up', which is unknown"):
+            server.keep_decimals(jnp.ones(2), decimals, "up")

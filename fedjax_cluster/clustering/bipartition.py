@@ -41,8 +41,8 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
     >>> labels.tolist(), round(float(max_cross), 4)
     ([0, 0, 1], -0.2)
     """
-    similarity, mask = checks.client_matrix(similarity, "similarity", mask)
-    checks.symmetric_matrix(similarity, "similarity", mask)
+    similarity, mask = checks.client_matrix(similarity, "similarity", mask, diagonal=False)
+    checks.symmetric_matrix(similarity, "similarity", mask, diagonal=False)
     if checks.is_concrete(mask) and (count := int(np.asarray(mask).sum())) < 2:
         raise ValueError(f"{count} clients count; a split needs at least two: do not split this cluster.")
     return _optimal_bipartition(similarity, mask)
@@ -151,4 +151,5 @@ def largest_safe_noise(max_cross: Float[ArrayLike, ...]) -> Float[Array, ...]:
     max_cross = checks.floats(max_cross, "max_cross")
     if not checks.holds(lambda cosine: ((abs(cosine) <= 1.0 + 1e-6) | (cosine == math.inf)).all(), max_cross):
         raise ValueError("max_cross holds values outside [-1, 1]; it is a cosine: clip it.")
-    return jnp.sqrt(0.5 * (1.0 - max_cross))
+    noise = jnp.sqrt(0.5 * (1.0 - jnp.clip(max_cross, -1.0, 1.0)))
+    return jnp.where(max_cross == jnp.inf, jnp.nan, noise)

@@ -130,26 +130,35 @@ def finite(array: Array, name: str, mask: Array | None = None) -> None:
         )
 
 
-def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None) -> tuple[Array, Array]:
-    """`array` as a matrix [M, M] of floats, finite between clients that count, and `mask` as bool[M]."""
+def pairs(mask: Any, *, diagonal: bool) -> Any:
+    """bool[M, M], of NumPy where the mask is: pairs of clients that count, with each and itself or without."""
+    known = mask[:, None] & mask[None, :]
+    return known if diagonal else known & ~(jnp if isinstance(mask, jax.Array) else np).eye(len(mask), dtype=bool)
+
+
+def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None, *, diagonal: bool = True) -> tuple[Array, Array]:
+    """`array` as a matrix [M, M] of floats, finite between clients that count, and `mask` as bool[M].
+
+    Without `diagonal`, that may hold anything.
+    """
     matrix = square(array, name)
     known = client_mask(mask, matrix.shape[0])
-    if not holds(lambda w, mask: ((abs(w) < math.inf) | ~mask[:, None] | ~mask[None, :]).all(), matrix, known):
+    if not holds(lambda w, mask: ((abs(w) < math.inf) | ~pairs(mask, diagonal=diagonal)).all(), matrix, known):
         raise ValueError(
             f"{name} holds NaN or infinite values between clients that count: leave them out with mask or repair them."
         )
     return matrix, known
 
 
-def symmetric_matrix(matrix: Array, name: str, mask: Array) -> None:
-    """Raises where entries ij and ji of clients that count differ by more than rounding."""
-    if not holds(_is_symmetric, matrix, mask):
+def symmetric_matrix(matrix: Array, name: str, mask: Array, *, diagonal: bool = True) -> None:
+    """Raises where entries ij and ji of clients that count differ by more than the largest's rounding."""
+    if not holds(functools.partial(_is_symmetric, diagonal=diagonal), matrix, mask):
         raise ValueError(f"{name} is not symmetric: average it with its transpose, or pass another matrix.")
 
 
-def _is_symmetric(matrix: Any, mask: Any) -> Any:
+def _is_symmetric(matrix: Any, mask: Any, *, diagonal: bool) -> Any:
     xp = jnp if isinstance(matrix, jax.Array) else np
-    known = xp.where(mask[:, None] & mask[None, :], matrix, 0.0)
+    known = xp.where(pairs(mask, diagonal=diagonal), matrix, 0.0)
     return (xp.abs(known - known.T) <= 1e-4 * xp.abs(known).max(initial=0.0)).all()
 
 

@@ -292,8 +292,8 @@ def proximity(
               \hat X_{ij} = \frac{X_{ij} - \min X}{\max X - \min X} \text{ for } i \ne j, \quad \hat X_{ii} = 0
 
     Args:
-      data: V in degrees, as `data_dissimilarity` gives it.
-      gradient: G in degrees, as `gradient_angles` gives it.
+      data: V in degrees, as `data_dissimilarity` gives it; the diagonal is ignored.
+      gradient: G in degrees, as `gradient_angles` gives it; likewise.
       beta: β in [0, 1], the weight of the data.
       mask: clients that count; None means all.
 
@@ -307,12 +307,12 @@ def proximity(
     >>> proximity(data, 90.0 * (1.0 - jnp.eye(3)))[0].tolist()
     [0.0, 0.0, 0.5]
     """
-    data, known = checks.client_matrix(data, "data", mask)
-    gradient, _ = checks.client_matrix(gradient, "gradient", mask)
+    data, known = checks.client_matrix(data, "data", mask, diagonal=False)
+    gradient, _ = checks.client_matrix(gradient, "gradient", mask, diagonal=False)
     if data.shape != gradient.shape:
         raise ValueError(f"data has shape {data.shape} and gradient {gradient.shape}: give both of the same clients.")
-    checks.symmetric_matrix(data, "data", known)
-    checks.symmetric_matrix(gradient, "gradient", known)
+    checks.symmetric_matrix(data, "data", known, diagonal=False)
+    checks.symmetric_matrix(gradient, "gradient", known, diagonal=False)
     data, gradient = checks.alike(data, gradient)
     beta = checks.floats(beta, "beta", 0, like=data)
     if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):

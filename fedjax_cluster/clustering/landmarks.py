@@ -7,8 +7,9 @@ nothing is approximated.
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,9 @@ from fedjax_cluster.clustering.spectral import Embedding
 Clients = Int[ArrayLike, " m"]
 
 _CHUNK = 512  # clients compared with the landmarks at a time
-_LEAST = 1e-30  # singular values below it, of all that is zero
+_LEAST = 1e-6  # of the largest singular value; below it all is rounding, and what is divided by it no unit vector
+_ROUNDING = 8  # units in the last place of a cosine or of an angle, as far as which equal ones may be apart
+_RADIAN = 180.0 / math.pi  # degrees
 
 
 def draw_landmarks(rng_key: PRNGKeyArray, number: int, mask: Bool[ArrayLike, " M"]) -> Int[Array, " m"]:
@@ -74,7 +77,7 @@ def extend_labels(
     Args:
       distance: of each client to each landmark, in any unit.
       landmarks: which clients these are, each once.
-      labels: clusters of the landmarks, in -1..k-1; -1 for one that does not count.
+      labels: clusters of the landmarks, in -1..k-1; -1 for one that does not count, as one that is masked out.
       k: number of clusters, static.
       linkage: which distance to a cluster, static.
       mask: clients that count; None means all.
@@ -83,7 +86,8 @@ def extend_labels(
       Labels; a landmark keeps its own, -1 where masked out, and everywhere where no landmark has one.
 
     Raises:
-      ValueError: shapes that do not fit, labels outside -1..k-1, an unknown linkage, or distances that are not finite.
+      ValueError: shapes that do not fit, labels outside -1..k-1, an unknown linkage, or non-finite distances of clients
+        that count to landmarks that count.
 
     >>> distance = jnp.array([[0.0, 4.0], [1.0, 3.0], [4.0, 0.0], [3.0, 2.0]])
     >>> extend_labels(distance, jnp.array([0, 2]), jnp.array([1, 0]), 2).tolist()
@@ -97,13 +101,16 @@ def extend_labels(
         raise ValueError(f"labels holds {labels.max()}, but k is {k}: give a k above the largest label.")
     checks.choice(linkage, "linkage", LINKAGES)
     mask = checks.client_mask(mask, len(distance))
-    checks.finite(distance, "distance", mask)
+    _check_finite(distance, "distance", landmarks, mask)
     return _extend_labels(distance, landmarks, labels, mask, k, linkage)
 
 
 @partial(jax.jit, static_argnames=("k", "linkage"))
 def _extend_labels(distance: Array, landmarks: Array, labels: Array, mask: Array, k: int, linkage: str) -> Array:
+    labels = jnp.where(mask[landmarks], labels, -1)
     slot = jnp.where(labels < 0, k, labels)
+    # Columns of landmarks that do not count may hold anything, and a matrix product spreads NaN.
+    distance = jnp.where((slot < k)[None, :], distance, 0.0)
     count = jnp.zeros(k + 1, distance.dtype).at[slot].add(1.0)[:k]
     if linkage == "average":
         members = jax.nn.one_hot(labels, k, dtype=distance.dtype)
@@ -128,7 +135,7 @@ def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) 
       embedding: of these profiles, as `subspace_embedding` gives it.
 
     Returns:
-      Orthonormal columns; 0 for a singular value of 0.
+      Orthonormal columns; 0 for a singular value below 10⁻⁶ of the largest, which is rounding.
 
     Raises:
       ValueError: shapes that do not fit, or profiles that are not finite.
@@ -147,8 +154,9 @@ def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) 
             "values: give the embedding of these profiles."
         )
     checks.finite(profile, "profile")
-    scaled = features / jnp.maximum(values, _LEAST)[None, :]
-    return matmul(profile.T, scaled) / jnp.maximum(values, _LEAST)[None, :]
+    kept = values > _LEAST * values.max(initial=0.0)
+    values = jnp.where(kept, values, 1.0)[None, :]
+    return jnp.where(kept[None, :], matmul(profile.T, features / values) / values, 0.0)
 
 
 def landmark_affinity(
@@ -172,7 +180,8 @@ def landmark_affinity(
       In [0, 1]; 1 between a landmark and itself, 0 in rows and columns of clients that do not count.
 
     Raises:
-      ValueError: shapes that do not fit, β not positive, or non-finite interactions of clients that count.
+      ValueError: shapes that do not fit, β not positive, or non-finite interactions of clients that count with
+        landmarks that count.
 
     >>> interactions = jnp.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0], [0.0, 0.0, 9.0]])
     >>> round(float(landmark_affinity(interactions, jnp.arange(3), 1.0)[0, 1]), 4)  # exp(-(1 - 2)²)
@@ -184,7 +193,7 @@ def landmark_affinity(
     beta = checks.floats(beta, "beta", 0, like=interactions)
     if not checks.holds(lambda beta: (beta > 0.0) & (beta < float("inf")), beta):
         raise ValueError(f"beta is {float(beta)}; the kernel's spread must be positive and finite: choose another.")
-    checks.finite(interactions, "interactions", mask)
+    _check_finite(interactions, "interactions", landmarks, mask)
     return _landmark_affinity(interactions, landmarks, beta, mask)
 
 
@@ -226,7 +235,8 @@ def landmark_proximity(
     .. math:: A_{il} = \beta \frac{V_{il} - \min V}{\max V - \min V} + (1 - \beta)
               \frac{G_{il} - \min G}{\max G - \min G}
 
-    with the extrema over pairs of different landmarks, and those of the class sizes' weights as well.
+    with the extrema over pairs of different landmarks, and those of the class sizes' weights as well. Where these pairs
+    are equal up to rounding, V or G adds 0, as in `proximity`.
 
     Args:
       vectors, counts, updates: of all clients, as `classwise_angles`, `data_dissimilarity` and `gradient_angles` take
@@ -238,8 +248,8 @@ def landmark_proximity(
       mask: clients that count; None means all.
 
     Returns:
-      In [0, 1] among the landmarks, perhaps beyond for others; 0 for a landmark to itself, and for clients that do not
-      count.
+      In [0, 1] and symmetric among the landmarks, perhaps beyond for others; 0 for a landmark to itself, and for
+      clients that do not count.
 
     Raises:
       ValueError: shapes that do not fit, or values that are not finite in clients that count.
@@ -285,7 +295,11 @@ def _landmark_proximity(
         return proximity_to(scales, jax.tree.map(lambda leaf: leaf[None], rows), angles, delta, beta)[0]
 
     found = lax.map(one, (sent, mask), batch_size=_CHUNK)
-    found = found.at[landmarks, jnp.arange(len(landmarks))].set(0.0)
+    # Rounding takes values between landmarks past the extrema, and ij past ji.
+    row, column = jnp.indices((len(landmarks), len(landmarks)), sparse=True)
+    own = jnp.clip(found[landmarks], 0.0, 1.0)
+    own = jnp.where(row < column, own, own.T)
+    found = found.at[landmarks].set(jnp.where(row == column, 0.0, own))
     return jnp.where(mask[:, None] & mask[landmarks][None, :], found, 0.0)
 
 
@@ -309,17 +323,21 @@ class Scales(NamedTuple):
 def proximity_scales(sent: Compared, mask: Array, angles: Reduction, delta: Array) -> Scales:
     """The scales of `landmark_proximity` among the landmarks of mask bool[m], without checks."""
     sent = jax.tree.map(lambda leaf: jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), sent)
-    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+    # Of each pair once: ij and ji are rounded differently, and two landmarks would differ by that alone.
+    pairs = mask[:, None] & mask[None, :] & jnp.triu(jnp.ones((len(mask), len(mask)), bool), 1)
 
-    def extent(values: Array, where: Array) -> tuple[Array, Array]:
+    def extent(values: Array, where: Array, radian: float = 0.0) -> tuple[Array, Array]:
         least = jnp.where(where, values, jnp.inf).min()
         most = jnp.where(where, values, -jnp.inf).max()
-        return least, jnp.where(most > least, most - least, 0.0)
+        # An arccosine near 1 has half of a cosine's digits: 1 − cos θ ≈ θ²/2.
+        rounding = _ROUNDING * jnp.finfo(values.dtype).eps * (jnp.square(most) + radian**2)
+        differ = (most - least) * (most + least) > rounding
+        return least, jnp.where(differ, most - least, 0.0)
 
     weights, both = weights_between(sent.counts, sent.counts, sent.vectors.dtype)
     of_weights = extent(weights, both & pairs[:, :, None])
     data, gradient = _degrees_between(sent, sent, of_weights, angles, delta)
-    return Scales(sent, of_weights, extent(data, pairs), extent(gradient, pairs))
+    return Scales(sent, of_weights, extent(data, pairs, _RADIAN), extent(gradient, pairs, _RADIAN))
 
 
 def proximity_to(scales: Scales, clients: Compared, angles: Reduction, delta: Array, beta: Array) -> Array:
@@ -362,3 +380,15 @@ def _checked_landmarks(landmarks: Clients, clients: int, number: int | None = No
     if not checks.holds(lambda index: (index < clients).all() & (len(set(index.tolist())) == len(index)), found):
         raise ValueError(f"landmarks names clients twice, or others than 0..{clients - 1}: give each landmark once.")
     return found
+
+
+def _check_finite(array: Array, name: str, landmarks: Array, mask: Array) -> None:
+    """Raises where a pair of a client that counts and a landmark that counts holds NaN or infinity."""
+
+    def known(array: Any, landmarks: Any, mask: Any) -> Any:
+        return ((abs(array) < float("inf")) | ~mask[:, None] | ~mask[landmarks][None, :]).all()
+
+    if not checks.holds(known, array, landmarks, mask):
+        raise ValueError(
+            f"{name} holds NaN or infinite values in clients that count: leave them out with mask or repair them."
+        )

@@ -82,8 +82,8 @@ def dendrogram(distance: Float[ArrayLike, "M M"], linkage: Linkage = "average", 
     [[[0, 1], [0, 2]], [1.0, 4.5]]
     """
     checks.choice(linkage, "linkage", LINKAGES)
-    distance, mask = checks.client_matrix(distance, "distance", mask)
-    checks.symmetric_matrix(distance, "distance", mask)
+    distance, mask = checks.client_matrix(distance, "distance", mask, diagonal=False)
+    checks.symmetric_matrix(distance, "distance", mask, diagonal=False)
     if distance.shape[0] > _DEVICE_LIMIT and checks.is_concrete(distance, mask):
         return _host_dendrogram(np.asarray(distance), np.asarray(mask), linkage)
     return _dendrogram(distance, mask, linkage)
@@ -181,6 +181,8 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
         size, other_size = state.size[pair.cluster], state.size[pair.other]
         if linkage == "average":
             merged = (size * pair.row + other_size * pair.other_row) / (size + other_size)
+            # Means of equal distances are rounded to others, past a threshold that is equal to all.
+            merged = jnp.clip(merged, jnp.minimum(pair.row, pair.other_row), jnp.maximum(pair.row, pair.other_row))
         else:
             merged = (jnp.minimum if linkage == "single" else jnp.maximum)(pair.row, pair.other_row)
         merged = jnp.where((index == pair.cluster) | (index == pair.other), jnp.inf, merged)
@@ -217,7 +219,7 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
         pair=look(distance, bound),
     )
     state = lax.while_loop(lambda state: state.step < num_merges, advance, state)
-    # Means of equal distances can round below their operands; a cut needs ascending heights.
+    # Means can round below the last height; a cut needs ascending heights.
     return Dendrogram(state.merges[:-1], lax.cummax(state.heights)[:-1], mask)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Real
 from fedjax_cluster.clustering import checks, scores
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans_in_slots
-from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.clustering.similarity import matmul, unit
 
 Method = Literal["gap", "elbow", "silhouette"]
 _REFERENCES = 20  # sets of uniform points that the gap statistic averages over
@@ -78,6 +78,7 @@ def elbow(x: Real[ArrayLike, " n"], y: Real[ArrayLike, " n"]) -> Int[Array, ""]:
 
 @jax.jit
 def _elbow(x: Array, y: Array) -> Array:
+    x, y = x / unit(x), y / unit(y)
     run = x[-1] - x[0]
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / jnp.where(run == 0.0, 1.0, run)
     distance = jnp.abs(y - chord)
@@ -107,7 +108,7 @@ def estimate_num_clusters(
 
     Args:
       rng_key: a JAX random key, for k-means and the reference points.
-      values: n singular values in descending order, or features of M clients.
+      values: n singular values in descending order, or features of M clients; in any unit.
       max_clusters: the largest answer; at most the number of clients that count.
       method: how features are read, see above.
       mask: clients that count, for features; None means all.
@@ -136,6 +137,7 @@ def estimate_num_clusters(
     checks.finite(values, "values", mask)
     if limit == 1:
         return 1
+    values = values / unit(jnp.where(mask[:, None], values, 0.0))
     if method == "gap":
         return _gap_statistic(*jax.device_get(_gap_curves(rng_key, values, mask, limit)))
     runs = _kmeans_curve(rng_key, values, mask, limit, 10)

@@ -36,6 +36,8 @@ def robust_deviations(values: Float[ArrayLike, " M"], mask: Mask = None) -> Floa
     """
     values = checks.floats(values, "values", 1)
     mask = checks.client_mask(mask, values.shape[0])
+    if not len(values):
+        return values
     checks.finite(values, "values", mask)
     return _robust_deviations(values, mask)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
@@ -49,7 +49,22 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
 def unit(values: Float[Array, ...]) -> Float[Array, ""]:
     """The power of two below the largest entry: divided by it, no digit changes, and no square or product overflows."""
     _, exponent = jnp.frexp(jnp.abs(values).max(initial=0.0))
-    return jnp.ldexp(jnp.ones((), values.dtype), jnp.maximum(exponent - 1, jnp.finfo(values.dtype).minexp))
+    # Compilers divide by a power of two as they multiply by its inverse, which has to be a normal number as well.
+    least = int(jnp.finfo(values.dtype).minexp)
+    return jnp.ldexp(jnp.ones((), values.dtype), jnp.clip(exponent - 1, least, -least))
+
+
+def gram_in_units(block: Float[Array, "M d"], mask: Bool[Array, " M"]) -> tuple[Float[Array, "M M"], Float[Array, ""]]:
+    """`block_gram` in the square of the `unit` of the rows that count, and that unit."""
+    scale = unit(jnp.where(mask[:, None], block, 0.0))
+    return _gram(block, jnp.broadcast_to(scale, mask.shape)), scale
+
+
+def norm_in_units(leaves: Sequence[Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The Euclidean norm of all numbers of some arrays together, in their `unit`, and that unit."""
+    leaves = [leaf.astype(jnp.float32) for leaf in leaves]
+    scale = unit(jnp.stack([jnp.abs(leaf).max(initial=0.0) for leaf in leaves]))
+    return jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf / scale)) for leaf in leaves]))), scale
 
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
-from fedjax_cluster.clustering.similarity import block_gram, matmul, unit
+from fedjax_cluster.clustering.similarity import gram_in_units, matmul, unit
 
 Method = Literal["auto", "eigh", "subspace"]
 
@@ -59,7 +59,14 @@ def profile_embedding(
     rank = checks.count(rank, "rank", maximum=min(profile.shape), there_are="singular values exist")
     checks.choice(method, "method", get_args(Method))
     checks.finite(profile, "profile", mask)
-    return embed_gram(block_gram(profile), rank, mask, method)
+    return _profile_embedding(profile, mask, rank, method)
+
+
+@partial(jax.jit, static_argnames=("rank", "method"))
+def _profile_embedding(profile: Array, mask: Array, rank: int, method: str) -> Embedding:
+    gram, scale = gram_in_units(profile, mask)
+    features, singular_values = _embed_gram(gram, mask, rank, method)
+    return Embedding(features * scale, singular_values * scale)
 
 
 def embed_gram(gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, method: Method = "auto") -> Embedding:
@@ -185,9 +192,9 @@ def spectral_clustering(
 
 
 def _checked_affinity(affinity: ArrayLike, mask: Mask) -> tuple[Array, Array]:
-    affinity, mask = checks.client_matrix(affinity, "affinity", mask)
-    checks.symmetric_matrix(affinity, "affinity", mask)
-    if not checks.holds(lambda w, mask: ((w >= 0.0) | ~mask[:, None] | ~mask[None, :]).all(), affinity, mask):
+    affinity, mask = checks.client_matrix(affinity, "affinity", mask, diagonal=False)
+    checks.symmetric_matrix(affinity, "affinity", mask, diagonal=False)
+    if not checks.holds(lambda w, mask: ((w >= 0.0) | ~checks.pairs(mask, diagonal=False)).all(), affinity, mask):
         raise ValueError("affinity holds negative values; degrees need weights >= 0: shift or clip it first.")
     return affinity, mask
 

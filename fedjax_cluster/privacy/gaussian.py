@@ -15,6 +15,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import tree
+from fedjax_cluster.clustering.similarity import unit
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, POSITIVE, Options, option
 from fedjax_cluster.types import PyTree
 
@@ -30,7 +31,6 @@ Sends = Literal["one", "chosen", "all", "shown"]
 STREAM = 0x6A755  # of a key, so that noise depends on nothing else that is drawn
 SUMS, COUNTS, QUANTILES = range(3)  # of that stream
 QUANTILE_SHARE = 0.05  # of 1/z², which the estimates of the quantile take
-TINY = 1e-30
 
 
 class gaussian(Options):
@@ -44,7 +44,7 @@ class gaussian(Options):
     nothing: a client that goes from one cluster to another moves the sums by √2·C alone.
 
     Raises:
-      ValueError: an option of another type or out of its bound, noise without δ, or half of what clusterings need.
+      ValueError: an option of another type or out of its bound, no δ, or half of what clusterings need.
 
     >>> gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5).accountant
     'rdp'
@@ -63,9 +63,12 @@ below 1 in the number of clients, such as 1e-5
         bound=POSITIVE,
     )
     noise_multiplier: float = option(
-        "z, standard deviation of the noise over the sensitivity 2C; 0 is clipping alone", bound=NOT_NEGATIVE
+        "z, standard deviation of the noise over the sensitivity 2C; 0 is clipping alone, with an infinite ε",
+        bound=NOT_NEGATIVE,
     )
-    delta: float | None = option("δ, at which the budget ε holds", default=None, bound=INSIDE_UNIT)
+    delta: float | None = option(
+        "δ, at which the budget ε holds; needed without noise too", default=None, bound=INSIDE_UNIT
+    )
     clipping: Clipping = option(
         '"flat" clips a change as a whole, "layers" each of its L layers to C/√L', default="flat"
     )
@@ -126,12 +129,7 @@ below 1 in the number of clients, such as 1e-5
     def clipped(self, delta: PyTree, clip: Array) -> tuple[PyTree, Array]:
         """One client's change no longer than `clip` f32[L], and its norms before, f32[L]."""
         leaves, structure = jax.tree.flatten(delta)
-        squares = jnp.zeros(len(clip))
-        for leaf, layer in zip(leaves, layers := self.layers(delta), strict=True):
-            squares = squares.at[layer].add(jnp.sum(jnp.square(leaf.astype(jnp.float32))))
-        norms = jnp.sqrt(squares)
-        factor = jnp.minimum(1.0, clip / jnp.maximum(norms, TINY))
-        cut = [leaf * factor[layer].astype(leaf.dtype) for leaf, layer in zip(leaves, layers, strict=True)]
+        cut, norms = _cut(leaves, self.layers(delta), clip)
         return jax.tree.unflatten(structure, cut), norms
 
     def shown(self, rng_key: Array, message: PyTree) -> PyTree:
@@ -145,16 +143,35 @@ below 1 in the number of clients, such as 1e-5
         assert self.clustering_clip is not None
         assert self.clustering_noise_multiplier is not None
         leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), message))
-        norm = jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.zeros(())))
-        finite = tree.all_finite(leaves) & jnp.isfinite(norm)
-        factor = jnp.minimum(1.0, self.clustering_clip / jnp.maximum(norm, TINY))
+        finite = tree.all_finite(leaves)
+        cut, _ = _cut(leaves, [0] * len(leaves), jnp.full(1, self.clustering_clip, jnp.float32))
         scale = self.clustering_noise_multiplier * 2.0 * self.clustering_clip
         key = jax.random.fold_in(rng_key, STREAM)
         noised = [
-            jnp.where(finite, leaf * factor, 0.0) + scale * jax.random.normal(jax.random.fold_in(key, n), leaf.shape)
-            for n, leaf in enumerate(leaves)
+            jnp.where(finite, leaf, 0.0) + scale * jax.random.normal(jax.random.fold_in(key, n), leaf.shape)
+            for n, leaf in enumerate(cut)
         ]
         return jax.tree.unflatten(structure, noised)
+
+
+def _cut(leaves: list[Array], layers: list[int], clip: Array) -> tuple[list[Array], Array]:
+    """Leaves whose layers' norms are at most `clip` f32[L], and those norms before, f32[L]."""
+    largest, squares = jnp.zeros(len(clip)), jnp.zeros(len(clip))
+    for leaf, layer in zip(leaves, layers, strict=True):
+        largest = largest.at[layer].max(jnp.abs(leaf.astype(jnp.float32)).max(initial=0.0))
+    # Each layer in its own: beside a huge one, squares of all others would be lost, and the others not clipped.
+    scale = jax.vmap(unit)(largest)
+    for leaf, layer in zip(leaves, layers, strict=True):
+        squares = squares.at[layer].add(jnp.sum(jnp.square(leaf.astype(jnp.float32) / scale[layer])))
+    lengths = jnp.sqrt(squares)
+    factor = clip / jnp.where(lengths > 0.0, lengths, 1.0)
+    norms = lengths * scale
+
+    def cut(leaf: Array, layer: int) -> Array:
+        within = (leaf / scale[layer].astype(leaf.dtype)) * factor[layer].astype(leaf.dtype)
+        return jnp.where(norms[layer] <= clip[layer], leaf, within)
+
+    return [cut(leaf, layer) for leaf, layer in zip(leaves, layers, strict=True)], norms
 
 
 class Release(NamedTuple):

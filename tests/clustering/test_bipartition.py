@@ -78,13 +78,17 @@ def test_order_and_scale_do_not_matter(seed, order):
 def test_diagonal_is_ignored():
     similarity = _similarity(0)
     expected = _bipartition(similarity)
-    for diagonal in (-9.0, 9.0):
+    for diagonal in (-9.0, 9.0, 1e9, np.nan, np.inf):
         np.fill_diagonal(similarity, diagonal)
         chex.assert_trees_all_equal(_bipartition(similarity), expected)
     group = np.arange(M) % 2
     gap = fcc.separation_gap(similarity, group)
-    np.fill_diagonal(similarity, -9.0)
-    assert fcc.separation_gap(similarity, group) == gap
+    for diagonal in (-9.0, np.nan, np.inf):
+        np.fill_diagonal(similarity, diagonal)
+        assert fcc.separation_gap(similarity, group) == gap
+    similarity[0, 1] += 1
+    with pytest.raises(ValueError, match="not symmetric"):
+        fcc.optimal_bipartition(similarity)
 
 
 def test_runs_under_jit_with_too_few_clients():
@@ -140,6 +144,11 @@ def test_bounds_equal_the_angles_of_the_proof():
     for k in (2, 3, 7):
         expected = np.vectorize(reference.cross_similarity_bound)(alignment, k)
         chex.assert_trees_all_close(fcc.cross_similarity_bound(alignment, k), expected, atol=1e-3)
+
+
+def test_safe_noise_of_rounded_similarities_and_of_no_split():
+    found = fcc.largest_safe_noise(np.float32([1.0000001, -1.0000001, np.inf]))
+    np.testing.assert_array_equal(found, [0.0, 1.0, np.nan])
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 0.5, 1.0])

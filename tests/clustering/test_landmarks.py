@@ -64,8 +64,23 @@ def test_clients_join_the_nearest_landmarks_and_landmarks_keep_their_own(linkage
     assert found.tolist() == reference.extend_labels(distance, CHOSEN.tolist(), labels.tolist(), linkage)
     mask = rng.random(M) < 0.7
     masked = np.where(mask[:, None], distance, np.nan)
-    assert fcc.extend_labels(masked, CHOSEN, labels, 5, linkage, mask).tolist() == np.where(mask, found, -1).tolist()
+    counted = np.where(mask[CHOSEN], labels, -1).tolist()
+    expected = np.where(mask, reference.extend_labels(distance, CHOSEN.tolist(), counted, linkage), -1)
+    assert fcc.extend_labels(masked, CHOSEN, labels, 5, linkage, mask).tolist() == expected.tolist()
     assert (np.asarray(fcc.extend_labels(distance, CHOSEN, np.full(6, -1), 5)) == -1).all()
+
+
+@pytest.mark.parametrize("linkage", ["average", "single", "complete"])
+def test_a_landmark_that_does_not_count_draws_nobody(linkage):
+    distance = np.array([[0, 4, 2], [3, 0, 9], [1, 4, 2], [3, 2, 9]], np.float32)
+    mask = np.array([False, True, True, True])
+    labels = [0, 1, -1]
+    for own in (0.0, np.nan):
+        distance[:, 0] = own
+        found = fcc.extend_labels(distance, [0, 1, 2], labels, 2, linkage, mask)
+        assert found.tolist() == [-1, 1, -1, 1]
+    with pytest.raises(ValueError, match="distance holds NaN"):
+        fcc.extend_labels(distance, [0, 1, 2], labels, 2, linkage)
 
 
 def test_affinity_to_landmarks_is_its_definition_and_with_all_clients_the_exact_one():
@@ -80,6 +95,8 @@ def test_affinity_to_landmarks_is_its_definition_and_with_all_clients_the_exact_
     found = np.array(fcc.landmark_affinity(matrix[:, CHOSEN], CHOSEN, 0.3, mask))
     own = reference.affinity(matrix[np.ix_(part, CHOSEN[inside])], np.searchsorted(part, CHOSEN[inside]), 0.3)
     np.testing.assert_allclose(found[np.ix_(part, inside)], own, rtol=1e-4, atol=1e-6)
+    broken = np.where(mask[CHOSEN], matrix[:, CHOSEN], np.nan)
+    np.testing.assert_array_equal(fcc.landmark_affinity(broken, CHOSEN, 0.3, mask), found)
     found[np.ix_(part, inside)] = 0
     assert (found == 0).all()
 
@@ -108,6 +125,32 @@ def test_proximity_to_landmarks_is_its_definition_and_with_all_clients_the_exact
     assert (found[:, 1] == 0).all()
 
 
+@pytest.mark.parametrize("chosen", [[0, 1], [3, 7], [0, 4, 8]])
+def test_pairs_of_landmarks_that_are_equal_up_to_rounding_add_nothing(chosen):
+    vectors, counts, updates = sent()
+    # All classes' bases and all changes at equal angles: what differs is rounding.
+    vectors = np.broadcast_to(vectors[:1, :1], vectors.shape).copy()
+    angle = 0.7 + np.arange(9) * 2 * np.pi / 3
+    vectors[:, :, :, 1:] = 0
+    if len(chosen) == 3:
+        basis = np.linalg.qr(np.random.default_rng(1).normal(size=(7, 7)))[0]
+        updates = (np.cos(angle)[:, None] * basis[0] + np.sin(angle)[:, None] * basis[1]).astype(np.float32)
+    for beta in (0.0, 0.5, 1.0):
+        found = np.asarray(fcc.landmark_proximity(vectors, counts, updates, np.array(chosen), beta=beta))
+        own = found[chosen]
+        assert np.abs(found).max() < 1e3
+        assert (own == own.T).all()
+        assert (own == 0).all()
+
+
+def test_values_between_landmarks_are_symmetric_and_at_most_one():
+    vectors, counts, updates = sent(30, seed=3)
+    own = np.asarray(fcc.landmark_proximity(vectors, counts, updates, np.arange(30), beta=0.0))
+    assert own.min() == 0
+    assert 1 - 1e-6 < own.max() <= 1
+    np.testing.assert_array_equal(own, own.T)
+
+
 def profiles(clients=60, noise=1.0, seed=0):
     rng = np.random.default_rng(seed)
     group = np.arange(clients) % 4
@@ -129,6 +172,16 @@ def test_projections_on_the_landmarks_directions_are_those_of_their_singular_vec
     expected = reference.projections(profile, chosen, 4)
     # Up to a rotation, which is all that singular values close to each other determine.
     np.testing.assert_allclose((profile @ found) @ (profile @ found).T, expected @ expected.T, atol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_directions_that_are_only_rounding_are_zero(scale):
+    chosen = np.arange(3, 60, 5)
+    rng = np.random.default_rng(1)
+    low = (scale * rng.normal(size=(60, 3)) @ rng.normal(size=(3, 30))).astype(np.float32)
+    found, _ = directions(low, chosen, 6)
+    np.testing.assert_allclose(found.T @ found, np.diag([1, 1, 1, 0, 0, 0]), atol=1e-4)
+    assert (directions(np.zeros_like(low), chosen)[0] == 0).all()
 
 
 def errors(of, numbers, seeds=range(4)):

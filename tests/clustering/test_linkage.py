@@ -108,6 +108,27 @@ def test_merges_at_the_threshold_itself(linkage):
     assert fcc.agglomerative(distance, 0.29, linkage=linkage).tolist() == list(range(M))
 
 
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 1.1])
+def test_clusters_that_are_all_at_the_threshold_are_merged(value):
+    """Sums of equal distances round up, and their mean was an ulp above each."""
+    distance = np.full((M, M), value, np.float32)
+    for inside in (1.0, 0.5):
+        distance[:7, :7] = distance[7:20, 7:20] = distance[20:25, 20:25] = np.float32(value * inside)
+        tree = fcc.dendrogram(distance)
+        assert set(fcc.cut_dendrogram(tree, np.float32(value)).tolist()) == {0}
+        assert set(np.asarray(tree.heights)) <= {np.float32(value), np.float32(value * inside)}
+
+
+@pytest.mark.parametrize("diagonal", [np.nan, np.inf, 1e9])
+def test_anything_may_be_on_the_diagonal(diagonal, monkeypatch):
+    distance = _distance(0)
+    expected = fcc.dendrogram(distance)
+    np.fill_diagonal(distance, diagonal)
+    chex.assert_trees_all_equal(fcc.dendrogram(distance), expected)
+    monkeypatch.setattr(linkage_module, "_DEVICE_LIMIT", 2)
+    chex.assert_trees_all_equal(fcc.dendrogram(distance).merges, expected.merges)
+
+
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_host_and_device_agree(linkage, monkeypatch):
     mask = np.arange(M) % 7 != 3

@@ -27,6 +27,14 @@ def test_gap_statistic_can_answer_one():
     assert fcc.estimate_num_clusters(KEY, np.ones((60, 2)), 6, "gap") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gap", "elbow", "silhouette"])
+@pytest.mark.parametrize("unit", [2.0**-90, 2.0**90])
+def test_the_unit_of_features_does_not_matter(method, unit):
+    features = np.float32(_blobs(3)) * np.float32(unit)
+    assert fcc.estimate_num_clusters(KEY, features, 6, method) == 3
+
+
 @pytest.mark.parametrize("method", ["gap", "elbow", "silhouette"])
 def test_masked_clients_do_not_count(method):
     """40 of 60 clients in two of the four blobs: the other two must not be seen."""
@@ -69,6 +77,10 @@ def test_elbow_is_farthest_from_the_chord(y, index):
     x = np.linspace(1.0, 0.2, 5)
     assert int(fcc.elbow(x, np.array(y))) == index
     assert int(fcc.elbow(3 * x - 7, 1e-3 * np.array(y))) == index
+    for unit in (2.0**-120, 2.0**120):
+        assert int(fcc.elbow(x, np.float32(unit) * np.array(y))) == index
+        assert int(fcc.elbow(np.float32(unit) * x, np.array(y))) == index
+        assert int(fcc.elbow(np.float32(unit) * x, np.float32(unit) * np.array(y))) == index
 
 
 @pytest.mark.parametrize(

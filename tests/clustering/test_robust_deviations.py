@@ -31,6 +31,10 @@ def test_less_than_half_cannot_hide():
     assert (np.abs(np.asarray(robust_deviations(values))[:11]) < 3.5).all()
 
 
+def test_of_nobody_nothing_is_said():
+    assert robust_deviations(np.zeros(0)).shape == (0,)
+
+
 def test_values_that_are_not_finite_are_refused_where_they_count():
     values = jnp.array([1.0, jnp.nan, 2.0])
     assert np.isfinite(robust_deviations(values, jnp.array([True, False, True]))).all()

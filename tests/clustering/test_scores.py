@@ -84,6 +84,8 @@ def test_trivial_partitions():
     assert scores.adjusted_rand_index(alone, together) == 0.0
     assert scores.rand_index(alone, together) == 0.0
     assert scores.purity(alone, together) == 1.0
+    for name in AGREEMENT:
+        assert np.isnan(getattr(scores, name)(np.zeros(0, int), np.zeros(0, int)))
 
 
 @pytest.mark.slow

@@ -232,6 +232,35 @@ def test_qr_partition_is_scikit_learns(k):
         chex.assert_trees_all_close(scale, scale[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("scale", [2.0**-90, 2.0**-10, 2.0**100])
+@pytest.mark.parametrize("method", ["eigh", "subspace"])
+def test_profile_embedding_is_in_the_profiles_unit(scale, method):
+    """Squares of profiles below 1e-23 are 0 in float32, and those above 1e19 infinite."""
+    profile = np.random.default_rng(0).normal(size=(64, 20)).astype(np.float32)
+    features, values = fcc.profile_embedding(profile, 3, method=method)
+    # Of clients that do not count no unit is made.
+    spoilt, mask = np.concatenate([profile * np.float32(scale), np.full((1, 20), np.nan)]), np.arange(65) < 64
+    for scaled_profile, masked in ((profile * np.float32(scale), None), (spoilt, mask)):
+        scaled, scaled_values = fcc.profile_embedding(scaled_profile, 3, masked, method)
+        np.testing.assert_allclose(scaled[:64] / np.float32(scale), features, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(scaled_values / np.float32(scale), values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("diagonal", [np.nan, np.inf, -5.0])
+def test_anything_may_be_on_the_diagonal(diagonal):
+    affinity = np.kron(np.eye(3), np.ones((4, 4))).astype(np.float32) + 0.05
+    spoilt = affinity.copy()
+    np.fill_diagonal(spoilt, diagonal)
+    for of in (
+        lambda w: fcc.spectral_clustering(jax.random.key(0), w, 3),
+        lambda w: fcc.spectral_partitions(jax.random.key(0), w, 3),
+        lambda w: fcc.qr_partition(w, 3).labels,
+    ):
+        np.testing.assert_array_equal(of(spoilt), of(affinity))
+    with pytest.raises(ValueError, match="not symmetric"):
+        fcc.qr_partition(np.triu(spoilt), 3)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -361,3 +361,11 @@ def test_singular_values_on_a_cpu_are_computed_one_matrix_after_the_other():
     assert not any(re.search(r"tensor<\d+x5x5xf32>", line) for line in calls)
     expected = np.linalg.svd(np.moveaxis(np.asarray(matrices), (0, 1), (2, 3)), compute_uv=False)
     np.testing.assert_allclose(np.moveaxis(np.asarray(found(matrices)), 0, 2), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("diagonal", [np.nan, np.inf, -1e9])
+def test_proximity_ignores_the_diagonals(diagonal):
+    data = np.array([[0, 10, 30], [10, 0, 20], [30, 20, 0]], np.float32)
+    expected = fcc.proximity(data, 2 * data)
+    spoilt = data + np.diag(np.full(3, diagonal, np.float32))
+    np.testing.assert_array_equal(fcc.proximity(spoilt, 2 * spoilt), expected)

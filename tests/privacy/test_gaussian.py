@@ -135,6 +135,23 @@ def test_layers_are_clipped_each_to_their_part():
     chex.assert_trees_all_equal(cut["two"], change["two"])
 
 
+@pytest.mark.parametrize("clipping", ["flat", "layers"])
+@pytest.mark.parametrize("size", [1e25, 3e38])
+def test_changes_whose_squares_overflow_are_clipped_and_not_lost(clipping, size):
+    mechanism = dataclasses.replace(
+        PLAIN, clipping=clipping, clustering_clip=0.5, clustering_noise_multiplier=0.0, noise_multiplier=0.0
+    )
+    change = {"one": {"kernel": jnp.full(4, size)}, "two": {"kernel": jnp.full(4, 3.0)}}
+    cut, norms = mechanism.clipped(change, mechanism.start_clip(change))
+    assert (np.asarray(norms) > 0.5).all()
+    # Beside a huge layer a small one is clipped as ever.
+    expected = [0.25, 0.0] if clipping == "flat" else [0.25 / math.sqrt(2)] * 2
+    for name, value in zip(("one", "two"), expected, strict=True):
+        np.testing.assert_allclose(cut[name]["kernel"], value, rtol=1e-5, atol=1e-12)
+    shown = mechanism.shown(jax.random.key(0), change)
+    np.testing.assert_allclose(shown["one"]["kernel"], 0.25, rtol=1e-5)
+
+
 def test_who_sends_nothing_finite_adds_nothing_and_counts():
     """Were it not counted, the others' mean would tell of it."""
     vectors = np.ones((ROWS, 8), np.float32) * 0.01
