@@ -130,10 +130,8 @@ def compare(
     directory = None if run_dir is None else as_path("run_dir", run_dir)
     before = read(directory) if directory is not None and is_comparison(directory) else None
     known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
-    if before is not None:
-        configs = {label: as_begun(config, before.configs.get(label)) for label, config in configs.items()}
-    usual = usual_number(configs, before)
-    of_cells = {label: dict(of) for label, of in (cells or {}).items()}
+    configs = {label: as_begun(each, before and before.configs.get(label)) for label, each in configs.items()}
+    usual, of_cells = usual_number(configs, before), {label: dict(of) for label, of in (cells or {}).items()}
     asked = Comparison(configs, tuple(seeds), known, of_cells, usual)
     comparison = asked if before is None else _united(before, asked)
     errors: list[Exception] = []
@@ -149,10 +147,7 @@ def compare(
     options = {"progress": progress, "time_clustering": time_clustering, "checkpoint_every": checkpoint_every}
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
-    first = {label: dataclasses.replace(config, seed=asked.seeds[0]) for label, config in usable.items()}
-    comparison = comparison._replace(data={**_data_of(first, federation_of), **comparison.data})
-    if before is not None:
-        _refuse_other_data(directory, before, _data_of(first, federation_of))
+    comparison = _with_data(comparison, usable, seeds[0], federation_of, directory)
     with contextlib.nullcontext() if directory is None else _opened(directory, before, asked, comparison):
         ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
@@ -318,24 +313,29 @@ def usual_number(configs: Mapping[str, RunConfig], before: Comparison | None) ->
     return usual_clients(those.values()) if those else None
 
 
-def _data_of(configs: Mapping[str, RunConfig], federation_of: Callable[[RunConfig], Federation]) -> dict[str, str]:
-    """What some configurations' data are called, where that tells their content; of a sweep over data of the first."""
-    found: dict[str, str] = {}
+def _with_data(
+    comparison: Comparison,
+    configs: Mapping[str, RunConfig],
+    seed: int,
+    federation_of: Callable[[RunConfig], Federation],
+    directory: pathlib.Path | None,
+) -> Comparison:
+    """A comparison that knows what its data are called, where that tells what they hold; refuses others than it had."""
+    known = dict(comparison.data)
     for config in configs.values():
         key = digest(_decides_data(dataclasses.replace(config, seed=0)))
-        if key not in found and len(found) < MOST_FEDERATIONS:
-            with contextlib.suppress(Exception):  # its run says why
-                found[key] = federation_of(config).info.name
-    return found
-
-
-def _refuse_other_data(directory: pathlib.Path | None, before: Comparison, here: Mapping[str, str]) -> None:
-    for key, name in here.items():
-        if (old := before.data.get(key, name)) != name:
+        if len(known) >= MOST_FEDERATIONS and key not in known:  # of a sweep over data
+            continue
+        try:
+            name = federation_of(dataclasses.replace(config, seed=seed)).info.name
+        except Exception:
+            continue  # its run says why
+        if known.setdefault(key, name) != name:
             raise ValueError(
-                f"the run directory {directory} belongs to another comparison: its data are {old} there and {name} "
-                "here; choose another directory"
+                f"the run directory {directory} belongs to another comparison: its data are {known[key]} there and "
+                f"{name} here; choose another directory"
             )
+    return comparison._replace(data=known)
 
 
 def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:

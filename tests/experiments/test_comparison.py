@@ -1,10 +1,12 @@
 """Comparisons that finish: a run that fails is a row, an interrupted comparison is taken up as a whole."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
 
+import numpy as np
 import pytest
 
 import fedjax_cluster as fc
@@ -202,3 +204,118 @@ def test_a_real_comparison_reads_back_what_it_did(monkeypatch):
         assert len({summary["accuracy"] for summary in found}) == 1
     assert json.loads(pathlib.Path("own/comparison.json").read_text())["seeds"] == [0, 1]
     assert runs.load_run("own/fedavg-seed1").history["round"][-1] == 1
+
+
+# ------------------------------------------------------------------------------------- whose comparison it is
+
+
+def test_what_the_first_comparison_was_not_given_is_another(pretend, capsys):
+    """The mean's figures were called the median's."""
+    words = [*WORDS.replace(" local-only", "").split(), "--run-dir", "own"]
+    assert cli.main(words) == 0
+    before = pathlib.Path("own/comparison.json").read_text()
+    assert cli.main([*words, "--aggregation", "median"]) == 2
+    assert "for fedavg aggregation is None there and median here" in capsys.readouterr().err
+    assert pathlib.Path("own/comparison.json").read_text() == before
+
+
+def own_rows(seed, rows=60, clients=5):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 4)).astype(np.float32)
+    np.savez("my.npz", x=x, y=(x[:, 0] > 0).astype(np.int32), user=np.arange(rows) % clients)
+
+
+def test_other_rows_under_the_same_name_are_other_data(pretend, capsys):
+    """One table had a method on the file's old rows beside another on its new ones."""
+    words = [
+        *["compare", "fedavg", "--scenario", "users", "--dataset", "my.npz", "--model", "linear", "--rounds", "2"],
+        "--run-dir",
+        "own",
+    ]
+    own_rows(0)
+    assert cli.main(words) == 0
+    own_rows(1)
+    for changed in ([*words[:1], "fairavg", *words[2:]], [*words, "--seeds", "2"]):
+        assert cli.main(changed) == 2
+        assert "another comparison: its data are my.npz@" in capsys.readouterr().err
+    own_rows(0)
+    assert cli.main([*words, "--seeds", "2"]) == 0
+    assert pretend.done == [("fedavg", 0), ("fedavg", 1)]
+
+
+def test_methods_that_are_added_get_the_clients_that_there_are(monkeypatch):
+    """Of a method whose usual clients are more, the comparison's first methods could not be taken up any more."""
+    given = []
+
+    def run(config, *, federation, **rest):
+        given.append((config.method, len(federation.train.num_examples)))
+        raise RuntimeError(f"{config.method} of {config.seed}")
+
+    own_rows(0, rows=9000)
+    monkeypatch.setattr(comparison, "run", run)
+    words = [
+        *[
+            "compare",
+            "fedavg",
+            "--scenario",
+            "dirichlet",
+            "--dataset",
+            "./my.npz",
+            "--model",
+            "linear",
+            "--rounds",
+            "2",
+        ],
+        "--run-dir",
+        "own",
+    ]
+    clients = {name: fc.algorithms.REGISTRY[name].defaults.clients for name in ("fedavg", "gradient_loss")}
+    assert clients["fedavg"] < clients["gradient_loss"]
+    for method in ("fedavg", "gradient-loss", "fedavg"):
+        cli.main([*words[:1], method, *words[2:]])
+    cli.main(["resume", "own"])
+    assert {number for _, number in given} == {clients["fedavg"]}
+    assert comparison.read(pathlib.Path("own")).clients == clients["fedavg"]
+
+
+def test_a_runs_directory_is_no_comparisons(pretend, capsys):
+    pathlib.Path("own").mkdir()
+    pathlib.Path("own/config.json").write_text("{}")
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 2
+    assert "own holds a run, not a comparison" in capsys.readouterr().err
+    assert os.listdir("own") == ["config.json"]
+
+
+def test_what_failed_is_not_read_from_an_older_run(pretend):
+    words = [*WORDS.split(), "--run-dir", "own"]
+    assert cli.main(words) == 0
+    pretend.failing = {("ifca", 1): MISTAKE}
+    assert cli.main(words) == 1
+    (ifca,) = [each for each in saved_runs.read_comparison(pathlib.Path("own")) if each.label == "ifca"]
+    assert ifca.failed == {1: "this cannot be"}
+    assert len(ifca.summaries) == 2
+
+
+@pytest.mark.parametrize(("first", "second", "every"), [(300, 600, 10), (90, 91, 10), (600, 900, 20)])
+def test_more_rounds_keep_the_rounds_of_evaluation(first, second, every):
+    short, long = (RunConfig(method="fedavg", rounds=rounds) for rounds in (first, second))
+    assert runs.as_begun(long, short).eval_every == short.eval_every == every
+    asked = RunConfig(method="fedavg", rounds=second, eval_every=7)
+    assert runs.as_begun(asked, short).eval_every == 7
+
+
+def test_a_longer_run_and_comparison_are_taken_up_across_the_usual_rounds_of_evaluation(pretend):
+    words = [*WORDS.replace("--eval-every 1 ", "").replace("--rounds 2", "--rounds 300").split(), "--run-dir", "own"]
+    assert cli.main(words) == 0
+    assert cli.main(["600" if word == "300" else word for word in words]) == 0
+    assert {config.eval_every for config in comparison.read(pathlib.Path("own")).configs.values()} == {10}
+
+
+def test_runs_that_could_not_be_kept_are_named_and_end_with_status_1(pretend, monkeypatch, capsys):
+    def unkept(config, **given):
+        result = pretend(config, **given)
+        return dataclasses.replace(result, kept=config.method != "ifca")
+
+    monkeypatch.setattr(comparison, "run", unkept)
+    assert cli.main([*WORDS.replace("--seeds 3", "").split(), "--run-dir", "own"]) == 1
+    assert "the end of ifca seed 0 could not be kept in own; make room there" in capsys.readouterr().err

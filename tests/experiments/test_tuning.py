@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_cluster import RunConfig, cli, faults
+from fedjax_cluster import RunConfig, cli, faults, files
 from fedjax_cluster.experiments import comparison, config_files, runs, tuning
 from fedjax_cluster.experiments.config import build_federation
 from fedjax_cluster.experiments.robustness import build_fault
@@ -189,3 +189,30 @@ def test_a_comparison_tunes_each_method_by_itself(tried, pretend, monkeypatch, c
     assert cli.main(words) == 0
     assert len(tried.rates) == 10
     assert "FedAvg: learning rate 0.3" in capsys.readouterr().err
+
+
+def test_what_is_known_of_rates_and_cannot_be_read_ends_the_comparison(tried, pretend, capsys):
+    """It went on untuned, with status 0."""
+    words = [
+        "compare",
+        "fedavg",
+        "ifca",
+        "--clients",
+        "4",
+        "--clusters",
+        "2",
+        "--model",
+        "linear",
+        "--tune",
+        "--run-dir",
+        "own",
+    ]
+    pathlib.Path("own").mkdir()
+    pathlib.Path("own/tuning.json").write_text('{"half')
+    assert cli.main(words) == 2
+    assert "cannot read own/tuning.json" in capsys.readouterr().err
+    pathlib.Path("own/tuning.json").unlink()
+    with files.taken(pathlib.Path("own")):
+        assert cli.main(words) == 2
+    assert "own is in use by" in capsys.readouterr().err
+    assert not pretend.done
