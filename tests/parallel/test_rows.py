@@ -235,3 +235,9 @@ def test_gram_of_rows_of_other_types_is_that_of_one_device():
             ours = [parallel.gram(jnp.asarray(rows, dtype), mapping_of("chunked", 2, devices)) for devices in (1, 2)]
             assert ours[0].dtype == ours[1].dtype
             np.testing.assert_array_equal(*ours)
+
+
+def test_an_index_of_nobody_takes_and_writes_nothing():
+    rows, index = {"a": jnp.arange(3.0)}, jnp.asarray([-1, 1, 3])
+    assert tree.take(rows, index)["a"].tolist() == [0.0, 1.0, 0.0]
+    assert tree.scatter(rows, index, {"a": jnp.full(3, 9.0)})["a"].tolist() == [0.0, 9.0, 2.0]
