@@ -56,7 +56,7 @@ LANDMARKS = 256
 # In the table of growing numbers of chips beside all methods: these compare nobody with all others.
 BY_LANDMARKS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}, {LANDMARKS} landmarks": (name, {"landmarks": LANDMARKS, **options})
-    for name, options in {"cfl_gp": {"profiles_of": "landmarks"}, "fedgwc": {}, "flag": {}}.items()
+    for name, options in {"cfl_gp": {"profiles_of": "landmarks"}, "fedgwc": {}, "flag": {}, "pacfl": {}}.items()
 }
 ROUNDS = 5  # of what is measured, after as many
 TEXT = """# Compiled for accelerators

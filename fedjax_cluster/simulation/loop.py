@@ -107,7 +107,8 @@ def simulate(
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
       eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
       metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client.
-      callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history.
+      callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history. They
+        are no part of what a run directory is told apart by.
       churn: clients who join or leave before given rounds. One whose first entry is a join is absent until then; the
         method's `admit` gives it a cluster.
       run_dir: leaves config.json, metrics.csv, summary.json and checkpoints there; a directory of the same run is
