@@ -90,6 +90,18 @@ def test_who_is_absent_or_unheard_is_nobodys_neighbour():
 
 
 @needs_two
+def test_landmarks_that_one_device_has_no_room_for_come_in_their_order():
+    """Of seven, six are where the first half of the clients is, of whom each device measures four."""
+    chosen = jnp.asarray([0, 1, 2, 3, 5, 6, 12])
+    federation = lines(15, groups=15)
+    one, two = (
+        pacfl_by(7).measure_all(KEY, parallel.place_population(federation.train, federation.info, mapping), chosen)
+        for mapping in (ONE, TWO)
+    )
+    np.testing.assert_allclose(np.abs(one.collected), np.abs(two.collected), atol=1e-4)
+
+
+@needs_two
 @pytest.mark.slow
 def test_two_devices_give_the_same_clusters():
     """Of clients in 15 directions, whom only distances put somewhere."""

@@ -214,5 +214,7 @@ def test_what_is_known_of_rates_and_cannot_be_read_ends_the_comparison(tried, pr
     pathlib.Path("own/tuning.json").unlink()
     with files.taken(pathlib.Path("own")):
         assert cli.main(words) == 2
-    assert "own is in use by" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "own is in use by" in said
+    assert "keeps the learning rate" not in said
     assert not pretend.done

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_cluster import local, nn, privacy
 from fedjax_cluster.algorithms import cfl_gp, fedavg, flag
+from fedjax_cluster.files import taken
 from fedjax_cluster.simulation import run_directory
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import ASSIGNMENTS, read_config
@@ -236,3 +237,18 @@ def test_moves_are_written_before_the_checkpoint_that_they_belong_to(tmp_path, m
     start(tmp_path)
     assert written
     assert all(written)
+
+
+def test_who_lets_go_of_a_directory_that_is_anothers_by_now_leaves_it_the_lock(tmp_path):
+    path = tmp_path / "own"
+    path.mkdir()
+    with taken(path) as still_ours:
+        assert still_ours()
+        shutil.rmtree(path)
+        assert not still_ours()
+        path.mkdir()
+        other = taken(path)
+        assert other.__enter__()()
+    assert (path / ".lock").is_file()
+    other.__exit__(None, None, None)
+    assert not os.listdir(path)
