@@ -214,8 +214,9 @@ def test_too_few_file_descriptors_keep_the_run_in_memory_without_the_errors_of_o
     words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "linear", "--run-dir", "own"]
     limited = ["bash", "-c", 'ulimit -n 12; exec "$@"', "bash", *MAIN, *words]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "cannot save round 2 in own" in done.stderr
+    assert "the end of the run could not be kept in own" in done.stderr
     assert "goes on in memory" in done.stderr
     assert "ERROR:absl" not in done.stderr
 

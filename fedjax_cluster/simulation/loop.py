@@ -180,7 +180,7 @@ def simulate(
         if time_clustering and not ended:
             run.time_clustering()
         result = run.finish()
-        interrupt.stop_if_wanted(*([] if directory is None else [str(directory.path)]))
+        interrupt.stop_if_wanted(*([] if directory is None else [str(directory.named)]))
     return result
 
 
