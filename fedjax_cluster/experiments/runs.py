@@ -87,8 +87,16 @@ def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
 
 
 def as_begun(config: RunConfig, known: RunConfig | None) -> RunConfig:
-    """The configuration, evaluated as often as a shorter run that is `known`, where both leave that to the rounds."""
-    if known is None or any(each.eval_every != usual_every(each.rounds) for each in (known, config)):
+    """The configuration, evaluated as often as a shorter run that is `known`, where both leave that to the rounds.
+
+    >>> short, long = RunConfig(method="fedavg", rounds=300), RunConfig(method="fedavg", rounds=900)
+    >>> long.eval_every, as_begun(long, short).eval_every
+    (30, 10)
+    """
+    if known is None or config.eval_every != usual_every(config.rounds):
+        return config
+    # That of fewer rounds, with which it may have begun.
+    if not usual_every(1) <= known.eval_every <= usual_every(known.rounds):
         return config
     return dataclasses.replace(config, eval_every=known.eval_every)
 

@@ -302,12 +302,14 @@ def test_more_rounds_keep_the_rounds_of_evaluation(first, second, every):
     assert runs.as_begun(long, short).eval_every == short.eval_every == every
     asked = RunConfig(method="fedavg", rounds=second, eval_every=7)
     assert runs.as_begun(asked, short).eval_every == 7
+    assert runs.as_begun(long, dataclasses.replace(short, eval_every=7)) == long
 
 
 def test_a_longer_run_and_comparison_are_taken_up_across_the_usual_rounds_of_evaluation(pretend):
     words = [*WORDS.replace("--eval-every 1 ", "").replace("--rounds 2", "--rounds 300").split(), "--run-dir", "own"]
     assert cli.main(words) == 0
-    assert cli.main(["600" if word == "300" else word for word in words]) == 0
+    for more in ("600", "900"):
+        assert cli.main([more if word == "300" else word for word in words]) == 0
     assert {config.eval_every for config in comparison.read(pathlib.Path("own")).configs.values()} == {10}
 
 
