@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster.clustering.similarity import norm_in_units
+from fedjax_cluster.clustering.similarity import no_longer, two_norms, two_squares
 from fedjax_cluster.neighbours import (
     distances,
     nearest_again_and_again,
@@ -239,12 +239,8 @@ class norm_clipping(Aggregation):
     def limit(self, value: PyTree) -> PyTree:
         whole = not _has_delta(value)
         change = value if whole else value[MEASURED]
-        length, scale = norm_in_units(jax.tree.leaves(change))
-        # Of a change of 1e38 the norm may be infinite, and a factor lost.
-        factor = jnp.where(length > 0.0, self.norm / length, 1.0)
-        clipped = jax.tree.map(
-            lambda leaf: jnp.where(length * scale <= self.norm, leaf, (leaf / scale) * factor), change
-        )
+        norms = two_norms([two_squares(leaf) for leaf in jax.tree.leaves(change)])
+        clipped = jax.tree.map(lambda leaf: no_longer(leaf, norms, self.norm), change)
         return clipped if whole else {**value, MEASURED: clipped}
 
 

@@ -13,6 +13,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 
+HUGE, LEAST = 2.0**80, 1e-30  # in whose units no square of float32 overflows; the least that is divided by
+
 # Columns are cast, scaled and multiplied in chunks, so that no second copy of a large block is made; on a CPU in chunks
 # that stay in the cache, as a product of few long rows is otherwise a third slower than the processor.
 _CHUNK = 2_048
@@ -60,11 +62,24 @@ def gram_in_units(block: Float[Array, "M d"], mask: Bool[Array, " M"]) -> tuple[
     return _gram(block, jnp.broadcast_to(scale, mask.shape)), scale
 
 
-def norm_in_units(leaves: Sequence[Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The Euclidean norm of all numbers of some arrays together, in their `unit`, and that unit."""
-    leaves = [leaf.astype(jnp.float32) for leaf in leaves]
-    scale = unit(jnp.stack([jnp.abs(leaf).max(initial=0.0) for leaf in leaves]))
-    return jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf / scale)) for leaf in leaves]))), scale
+def two_norms(squares: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """The Euclidean norm of what several `two_squares` are of, and the same in units of HUGE."""
+    plain, scaled = (jnp.sqrt(jnp.sum(jnp.stack(each), axis=0)) for each in zip(*squares, strict=True))
+    return plain, scaled
+
+
+def two_squares(leaf: Array) -> tuple[Array, Array]:
+    """The sum of an array's squares, and in units of HUGE², where the first may overflow; in one pass."""
+    values = leaf.astype(jnp.float32)
+    return jnp.sum(jnp.square(values)), jnp.sum(jnp.square(values / HUGE))
+
+
+def no_longer(leaf: Array, norms: tuple[Array, Array], limit: Array | float) -> Array:
+    """A part of what has these norms, shortened as that is to be no longer than the limit."""
+    plain, scaled = norms
+    near = jnp.minimum(1.0, limit / jnp.maximum(plain, LEAST)).astype(leaf.dtype)
+    far = (limit / jnp.maximum(scaled, LEAST)).astype(leaf.dtype)
+    return jnp.where(plain < jnp.inf, leaf * near, (leaf / jnp.asarray(HUGE, leaf.dtype)) * far)
 
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:

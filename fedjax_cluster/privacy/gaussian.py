@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.clustering.similarity import unit
+from fedjax_cluster.clustering.similarity import HUGE, no_longer, two_norms, two_squares
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, POSITIVE, Options, option
 from fedjax_cluster.types import PyTree
 
@@ -156,22 +156,15 @@ below 1 in the number of clients, such as 1e-5
 
 def _cut(leaves: list[Array], layers: list[int], clip: Array) -> tuple[list[Array], Array]:
     """Leaves whose layers' norms are at most `clip` f32[L], and those norms before, f32[L]."""
-    largest, squares = jnp.zeros(len(clip)), jnp.zeros(len(clip))
-    for leaf, layer in zip(leaves, layers, strict=True):
-        largest = largest.at[layer].max(jnp.abs(leaf.astype(jnp.float32)).max(initial=0.0))
-    # Each layer in its own: beside a huge one, squares of all others would be lost, and the others not clipped.
-    scale = jax.vmap(unit)(largest)
-    for leaf, layer in zip(leaves, layers, strict=True):
-        squares = squares.at[layer].add(jnp.sum(jnp.square(leaf.astype(jnp.float32) / scale[layer])))
-    lengths = jnp.sqrt(squares)
-    factor = clip / jnp.where(lengths > 0.0, lengths, 1.0)
-    norms = lengths * scale
-
-    def cut(leaf: Array, layer: int) -> Array:
-        within = (leaf / scale[layer].astype(leaf.dtype)) * factor[layer].astype(leaf.dtype)
-        return jnp.where(norms[layer] <= clip[layer], leaf, within)
-
-    return [cut(leaf, layer) for leaf, layer in zip(leaves, layers, strict=True)], norms
+    # Each layer in its own units: beside a huge one, squares of all others would be lost, and the others not clipped.
+    squares = [two_squares(leaf) for leaf in leaves]
+    by_layer = [
+        two_norms([own for own, layer in zip(squares, layers, strict=True) if layer == number])
+        for number in range(len(clip))
+    ]
+    cut = [no_longer(leaf, by_layer[layer], clip[layer]) for leaf, layer in zip(leaves, layers, strict=True)]
+    norms = jnp.stack([jnp.where(plain < jnp.inf, plain, scaled * HUGE) for plain, scaled in by_layer])
+    return cut, norms
 
 
 class Release(NamedTuple):

@@ -191,22 +191,12 @@ def test_a_comparison_tunes_each_method_by_itself(tried, pretend, monkeypatch, c
     assert "FedAvg: learning rate 0.3" in capsys.readouterr().err
 
 
+TUNED = "compare fedavg ifca --clients 4 --clusters 2 --model linear --tune --run-dir own"
+
+
 def test_what_is_known_of_rates_and_cannot_be_read_ends_the_comparison(tried, pretend, capsys):
     """It went on untuned, with status 0."""
-    words = [
-        "compare",
-        "fedavg",
-        "ifca",
-        "--clients",
-        "4",
-        "--clusters",
-        "2",
-        "--model",
-        "linear",
-        "--tune",
-        "--run-dir",
-        "own",
-    ]
+    words = TUNED.split()
     pathlib.Path("own").mkdir()
     pathlib.Path("own/tuning.json").write_text('{"half')
     assert cli.main(words) == 2

@@ -191,7 +191,9 @@ def test_a_removed_directory_is_left_alone_and_what_another_run_made_of_it_too(t
         shutil.rmtree(path)
         start(path, seed=1, **options)
 
-    files = lambda: {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}  # noqa: E731
+    def files():
+        return {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
     kept = {}
     assert not start(path, callbacks=at_round(2, lambda: (give_to_another(), kept.update(files()))), **options).kept
     assert files() == kept
