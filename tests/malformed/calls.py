@@ -146,9 +146,17 @@ def annotated(function: Callable[..., Any], *, but: tuple[str, ...] = (), **give
     else:
         found = typing.get_type_hints(function)
         hints = {name: found.get(name, Any) for name in inspect.signature(function).parameters}
-        bounds = inspect.getclosurevars(function).nonlocals.get("bounds", {})
+        bounds = bounds_of(function)
     names = [name for name, hint in hints.items() if hint is not Any and name not in but]
     return Spec(function, given, {name: values_for(hints[name], bounds.get(name)) for name in names})
+
+
+def bounds_of(function: Callable[..., Any]) -> dict[str, Bound]:
+    """The bounds that its arguments are checked by, under whatever else is wrapped about it."""
+    closure = inspect.getclosurevars(function).nonlocals
+    if "bounds" in closure or not hasattr(function, "__wrapped__"):
+        return closure.get("bounds", {})
+    return bounds_of(function.__wrapped__)
 
 
 def methods() -> Iterator[Spec]:
