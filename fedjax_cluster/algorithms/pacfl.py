@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -41,8 +42,9 @@ from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
 
+LOG = logging.getLogger(__name__)
 COMPARED = 10  # arrays of 4 bytes a pair at the same time: the angles, and SciPy's copies in 8 bytes
-GAP, SMALLEST_ANGLE = 1.4, 1e-3  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
+GAP, SMALLEST_ANGLE = 1.4, 0.1  # between two merges' angles, as a ratio; degrees, within which float32 is not exact
 
 
 class Clients(NamedTuple):
@@ -269,7 +271,14 @@ class pacfl(SearchingMethod):
         heights = np.asarray(merges.heights)[: max(count - 1, 0)]
         if self.threshold is None:
             # Two clients a cluster at least: the first merges, of whoever is nearest, are far apart by chance.
-            return first_gap(heights, min(self.clusters, count // 2)), (), Effort(0, 0, 0)
+            threshold = first_gap(heights, min(self.clusters, count // 2))
+            if len(heights) and threshold == heights[-1]:
+                LOG.warning(
+                    'pacfl: no two merges are a factor of %g apart, so all clients are one cluster; threshold="search" '
+                    "chooses on held-out rows",
+                    GAP,
+                )
+            return threshold, (), Effort(0, 0, 0)
         if self.threshold != "search":
             return self.threshold, (), Effort(0, 0, 0)
         last = np.float32(max(heights.max(initial=0.0), SMALLEST_ANGLE))

@@ -51,6 +51,16 @@ def test_pacfl_chooses_its_threshold_on_held_out_rows(caplog):
         pacfl(nn.linear(), clusters=2, local=FULL, threshold="elbow")
 
 
+def test_pacfl_tells_when_it_finds_one_cluster_only(caplog):
+    """Whoever gave no threshold reads what to try; nobody does where there are groups, or a threshold was given."""
+    alike = lines()._replace(train=lines().train._replace(x=np.ones_like(lines().train.x)))
+    for federation, options, told in ((alike, {}, 1), (lines(), {}, 0), (alike, {"threshold": 80.0}, 0)):
+        caplog.clear()
+        result = simulate(pacfl(nn.linear(), clusters=6, local=FULL, **options), federation, rounds=1, mapping=SCAN)
+        assert len([record for record in caplog.records if "no two merges" in record.getMessage()]) == told
+        assert (len(set(result.labels.tolist())) == 1) == (federation is alike)
+
+
 def test_nearest_cluster_measures_as_the_linkage_does():
     distance = jnp.asarray([1.0, 9.0, 4.0, 5.0, 0.1])
     weights = jnp.asarray([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0]])
