@@ -150,8 +150,11 @@ def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
 
     Raises:
       Taken: another process has it; says which.
+      ValueError: something else has the lock's name.
     """
     path = directory / LOCK
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory, where a run keeps others out by a file; remove it")
     with path.open("a+", encoding="utf-8") as file:
 
         def same() -> bool:

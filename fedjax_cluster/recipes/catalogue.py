@@ -18,6 +18,7 @@ from fedjax_cluster.recipes import (
     cfl,
     cfl_cifar10,
     cfl_gp,
+    cfl_gp_channels,
     cfl_gp_cifar10,
     cfl_gp_pictures,
     cfl_gp_sweeps,
@@ -32,7 +33,7 @@ from fedjax_cluster.recipes import (
 )
 
 PAPERS = (
-    *(cfl_gp, cfl_gp_pictures, cfl_gp_sweeps, cfl_gp_cifar10, cfl_toys, cfl, cfl_cifar10),
+    *(cfl_gp, cfl_gp_pictures, cfl_gp_sweeps, cfl_gp_cifar10, cfl_gp_channels, cfl_toys, cfl, cfl_cifar10),
     *(fedgwc, fedgwc_pictures, flag, flag_cifar10, gradient_loss),
     privacy_costs,
     attacks,

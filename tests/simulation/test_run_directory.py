@@ -229,6 +229,9 @@ def test_two_names_of_one_lock_are_not_two_locks(tmp_path):
         pass
     with files.taken(tmp_path):
         pass
+    (tmp_path / files.LOCK).mkdir()
+    with pytest.raises(ValueError, match="lock is a directory"), files.taken(tmp_path):
+        pass
 
 
 def test_what_a_killed_process_left_beside_its_files_is_no_run_of_others(tmp_path):
