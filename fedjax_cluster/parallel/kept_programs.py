@@ -39,6 +39,7 @@ from fedjax_cluster.files import atomic_file
 
 LOG = logging.getLogger(__name__)
 LIBRARIES = ("jax", "jaxlib", "numpy", "scipy", "optax", "flax", "ml_dtypes")
+VERSION = re.compile(r"^Version: *(.+)$", re.MULTILINE)
 PACKAGE = pathlib.Path(__file__).parents[1]
 STARTED = time.time()  # whatever of the package is younger may not be what was imported
 PROCESSOR = pathlib.Path("/proc/cpuinfo")
@@ -232,7 +233,10 @@ def _surroundings() -> list[Any] | None:
             return None
         if "editable" in (distribution.read_text("direct_url.json") or ""):
             return None  # its source may change within a version
-        versions.append((name, distribution.version))
+        # Not `distribution.version`, which parses all the library says of itself.
+        if (version := VERSION.search(distribution.read_text("METADATA") or "")) is None:
+            return None
+        versions.append((name, version[1]))
     devices = [(device.id, device.device_kind) for device in jax.devices()]
     flags = os.environ.get("XLA_FLAGS", "")
     return [source.hexdigest(), versions, platform.python_version(), devices, flags, platform.machine(), processor]

@@ -26,6 +26,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster.parallel import processes
+from fedjax_cluster.parallel.kept_programs import kept_program
 from fedjax_cluster.types import ClientMapping, PyTree, State
 
 AXIS = "clients"
@@ -264,8 +265,16 @@ def place_state(state: State, mapping: ClientMapping) -> State:
     shardings = state_shardings(state, mapping)
     if processes.several() and shardings is not None:
         return jax.tree.map(processes.copied, jax.tree.map(processes.put, state, shardings), shardings)
-    state = jax.device_put(state, may_alias=False)
-    return state if shardings is None else jax.device_put(state, shardings)
+    if shardings is None:
+        return jax.device_put(state, may_alias=False)
+    if all(not getattr(leaf, "committed", False) or len(leaf.devices()) > 1 for leaf in jax.tree.leaves(state)):
+        return _placed(state, mapping=mapping)  # one program, where `device_put` compiles one for each shape
+    return jax.device_put(jax.device_put(state, may_alias=False), shardings)
+
+
+@kept_program(static_argnames="mapping")
+def _placed(state: State, *, mapping: ClientMapping) -> State:
+    return constrain_state(state, mapping)
 
 
 def constrain_state(state: State, mapping: ClientMapping) -> State:

@@ -14,6 +14,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -104,10 +105,23 @@ def save(figure: Figure, path: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a figure to '{path.name}'; its name must end in {', '.join(FORMATS)}")
-    given: dict[str, Any] = {"pil_kwargs": {"compress_level": COMPRESSION}} if path.suffix.lower() == ".png" else {}
     with style(), fonts.missing_said_once(), atomic_file(path) as temporary:
-        figure.savefig(temporary, dpi=FILE_DPI, **given)
+        if path.suffix.lower() == ".png":
+            _write_png(figure, temporary)
+        else:
+            figure.savefig(temporary, dpi=FILE_DPI)
     return path
+
+
+def _write_png(figure: Figure, path: pathlib.Path) -> None:
+    """What `savefig` writes in two thirds of its time: it draws all once more, unseen, to lay it out."""
+    dpi, canvas = figure.dpi, figure.canvas
+    try:
+        figure.set_dpi(FILE_DPI)
+        FigureCanvasAgg(figure).print_png(path, pil_kwargs={"compress_level": COMPRESSION})
+    finally:
+        figure.set_dpi(dpi)
+        figure.set_canvas(canvas)
 
 
 def line_look(index: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from fedjax_cluster import parallel
 from fedjax_cluster.parallel import chunks
 from fedjax_cluster.parallel.loop import Contribution
-from fedjax_cluster.types import ClientData, Cohort, DatasetInfo, Selection
+from fedjax_cluster.types import ClientData, Clusters, Cohort, DatasetInfo, Selection, State
 from tests.devices import needs_two
 
 INFO = DatasetInfo("rows", (3,), 2)
@@ -244,3 +244,24 @@ def test_lapack_keeps_to_one_thread_and_numpy_to_its_own():
     assert lapack == [1] * len(lapack)
     own = [library["num_threads"] for library in found if "numpy.libs" in library["filepath"]]
     assert all(threads == os.cpu_count() for threads in own) or not own
+
+
+@needs_two
+def test_a_states_buffers_are_its_own_on_several_devices():
+    """A round donates them; what they were made of stays as it was, whatever kind of array it is."""
+    mapping = mapping_of("scan", None, 2)
+    rows, models = jnp.arange(4 * 64.0).reshape(4, 64), np.arange(2 * 64, dtype=np.float32).reshape(2, 64)
+    clients = {"rows": rows, "placed": parallel.place_rows(mapping, rows), "host": np.arange(4, dtype=np.float32)}
+    state = State(Clusters(models, jnp.asarray(models), jnp.ones(2, bool)), clients, (), jnp.int32(3))
+    before = jax.tree.map(np.array, state)
+    with_keys = state._replace(clients={**clients, "keys": jax.random.split(jax.random.key(0), 4)})
+    here = jax.tree.map(lambda leaf: jax.device_put(leaf, jax.devices()[0]), state)
+    assert parallel.place_state(with_keys, mapping).clients["keys"].sharding.spec == PartitionSpec("clients")
+    for given in (state, here):
+        placed = parallel.place_state(given, mapping)
+        assert [leaf.sharding.spec for leaf in placed.clients.values()] == [PartitionSpec("clients")] * 3
+        assert placed.clusters.params.sharding.is_fully_replicated
+        jax.tree.map(np.testing.assert_array_equal, placed, before)
+        turned = jax.jit(lambda state: jax.tree.map(jnp.flip, state), donate_argnums=0)(placed)
+        jax.tree.map(lambda leaf, was: np.testing.assert_array_equal(leaf, np.flip(was)), turned, before)
+        jax.tree.map(np.testing.assert_array_equal, given, before)

@@ -135,6 +135,19 @@ def test_saved_picture_is_one_column_at_300_dpi(make_history, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["curves.png"]
 
 
+def test_saved_picture_is_what_matplotlib_saves(make_history, tmp_path):
+    """One drawing in place of two; whoever shows the figure has it as it was."""
+    ours, theirs = (curves.learning_curves({"ifca": make_history(), "fedavg": make_history()}) for _ in range(2))
+    canvas, dpi = ours.canvas, ours.dpi
+    with style.style():
+        theirs.savefig(tmp_path / "theirs.png", dpi=style.FILE_DPI)
+    path = style.save(ours, tmp_path / "ours.png")
+    with Image.open(path) as one, Image.open(tmp_path / "theirs.png") as other:
+        assert one.info["dpi"] == other.info["dpi"]
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert (ours.canvas, ours.dpi) == (canvas, dpi)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_other_formats(make_history, tmp_path, ending, start):
@@ -152,13 +165,15 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path.write_bytes(b"old")
     figure = style.new_figure(1, 1)
 
-    def fail(target, **options):
+    def fail(self, target, **options):
         target.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(figure, "savefig", fail)
+    canvas, dpi = figure.canvas, figure.dpi
+    monkeypatch.setattr(style.FigureCanvasAgg, "print_png", fail)
     with pytest.raises(OSError, match="disk full"):
         style.save(figure, path)
+    assert (figure.canvas, figure.dpi) == (canvas, dpi)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
