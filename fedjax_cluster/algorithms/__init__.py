@@ -23,3 +23,4 @@ from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.per_fedavg import per_fedavg
 from fedjax_cluster.algorithms.pfedme import pfedme
 from fedjax_cluster.algorithms.scaffold import scaffold
+from fedjax_cluster.algorithms.stocfl import stocfl

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 PRINTED = (
     *("CFL", "CFL-GP", "Ditto", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedPer", "FedProto", "FedProx"),
     *("FedRep", "FedSoft", "FeSEM", "FLAG", "IFCA", "Local only", "PACFL", "Per-FedAvg", "pFedMe", "SCAFFOLD"),
+    *("StoCFL",),
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES["gradient_loss"] = "Gradient and loss"

@@ -128,7 +128,7 @@ def test_the_server_clusters_where_there_is_a_function_for_it(name):
         return
     label = jax.jit(algorithm.cluster)(jax.random.key(0), state)
     assert (label.shape, label.dtype) == (state.clients.present.shape, jnp.int32)
-    assert found == {"cfl_gp": [0, 1], "fesem": [1, 1], "cfl": [0, 0], "fedgwc": [0, 0]}[name]
+    assert found == {"cfl_gp": [0, 1], "fesem": [1, 1], "cfl": [0, 0], "fedgwc": [0, 0], "stocfl": [1, 1]}[name]
 
 
 @pytest.mark.parametrize("name", METHODS)

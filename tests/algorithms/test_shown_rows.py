@@ -23,6 +23,7 @@ SHOWN = {
     "gradient_loss": lambda state: state.clients.membership,
     "ifca": lambda state: state.clients.membership,
     "pacfl": lambda state: state.clients.vectors,
+    "stocfl": lambda state: state.server.shown,
 }
 
 

@@ -23,7 +23,7 @@ from tests.algorithms.test_fedgwc import hard_and_easy
 from tests.federations import blobs
 
 SGD = local.sgd(0.1, batch_size=8, steps=2)
-CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem")}
+CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "stocfl")}
 # Where all clients are wanted at once.
 NOT_STREAMED = {"fedsoft": "take all clients", **dict.fromkeys(("fesem", "flag", "pacfl"), "wanted at once")}
 
