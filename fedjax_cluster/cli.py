@@ -170,7 +170,7 @@ def _resume(arguments: list[str]) -> int:
     names, rest = _leading_names(arguments, at_most=1)
     if not names and "--help" not in rest and "-h" not in rest:
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
-    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison or recipe.")
+    own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison, sweep or recipe.")
     every, path = own.checkpoint_every, as_path("run_dir", names[0])
     if fc.experiments.comparison.is_comparison(path):
         fc.experiments.several.refuse("a comparison")

@@ -97,12 +97,14 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     {'rounds': 9, 'local_epochs': 1}
     >>> overridden({"method": "cfl_gp", "method_options": {"every": 2}}, {"method": "fedavg"})
     {'method': 'fedavg'}
+    >>> overridden({"method_options": {"weighting": "uniform"}}, {"method": "fedavg"})
+    {'method_options': {'weighting': 'uniform'}, 'method': 'fedavg'}
     """
     merged = dict(settings)
     for kind, (registry, _) in KINDS.items():
-        default = RunConfig.__dataclass_fields__[kind].default
-        old, new = merged.get(kind, default), changes.get(kind, merged.get(kind, default))
-        if known_name(kind, old, registry) != known_name(kind, new, registry):
+        # Options without a name are those of whatever is chosen.
+        old, new = merged.get(kind), changes.get(kind, merged.get(kind))
+        if old is not None and known_name(kind, old, registry) != known_name(kind, new, registry):
             merged.pop(f"{kind}_options", None)
     if any(_differs(settings, name, value) for name, value in changes.items() if name not in UNTUNED):
         merged.pop("tuning", None)  # which was of another run

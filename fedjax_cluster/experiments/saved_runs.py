@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.files import check_writable, read_json
-from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.names import method_name, setting_in_words
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import SUMMARY, read_config, read_history
 
@@ -26,8 +27,8 @@ OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the da
 THE_METHOD = ("identity.algorithm", "method")
 ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
 CLIENTS = "clients.csv"
+OF_SEED = re.compile(r"-seed\d+$")  # in a run's directory
 MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
-COUNTED = ("rounds", "clients")
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ def _grouped(paths: Sequence[pathlib.Path]) -> dict[str, dict[int, SavedRun]]:
             logger.warning(
                 f"{run.path} is not counted: {first.path} is a run of the same experiment and seed {run.seed}"
             )
-    labels = _labels([next(iter(seeds.values())) for seeds in groups.values()])
+    firsts = [next(iter(seeds.values())) for seeds in groups.values()]
+    labels = _labels(firsts, [len(seeds) > 1 for seeds in groups.values()])
     return dict(zip(labels, groups.values(), strict=True))
 
 
@@ -335,8 +337,11 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
             continue
         with contextlib.suppress(ValueError):
             run = read_run(path / comparison.run_name(label, seed))
-            if run.rounds >= config.rounds:
+            if run.rounds == config.rounds:
                 ended.append(run)
+                continue
+            if run.rounds > config.rounds:
+                failed[seed] = f"has {run.rounds} rounds, where the comparison has {config.rounds}; extend all of them"
                 continue
         failed[seed] = "has not ended; continue the comparison with resume"
     summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
@@ -353,20 +358,25 @@ def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarra
     return {run.method: run.history}
 
 
-def _labels(runs: Sequence[SavedRun]) -> list[str]:
+def _labels(runs: Sequence[SavedRun], several: Sequence[bool]) -> list[str]:
     """A label for each group's first run, no two alike: its method, and the settings in which it differs from others.
 
     Options of a method are named only beside the same method's. Where too many differ, the directory tells.
     """
     names = [method_name(run.method) for run in runs]
-    placed = [f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
+    # Two groups in one place are told apart by their first seeds.
+    pooled = [
+        OF_SEED.sub("", str(run.path)) if many else str(run.path) for run, many in zip(runs, several, strict=True)
+    ]
+    paths = pooled if len(set(pooled)) == len(pooled) else [str(run.path) for run in runs]
+    placed = [f"{name} ({path})" for name, path in zip(names, paths, strict=True)]
     for identity in (False, True):
         settings = [run.settings(identity=identity) for run in runs]
         labels = []
         for name, own, by_place in zip(names, settings, placed, strict=True):
             alike = [others for others, of in zip(settings, names, strict=True) if of == name]
             parts = [
-                _in_words(key, value)
+                setting_in_words(key, value)
                 for key, value in own.items()
                 if key not in THE_METHOD and _varies(key, alike if key.startswith(ITS_OPTIONS) else settings)
             ]
@@ -379,19 +389,6 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
 
 def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     return any(others.get(key) != settings[0].get(key) for others in settings)
-
-
-def _in_words(key: str, value: Any) -> str:
-    """A setting as a label has it.
-
-    >>> _in_words("method_options.beta", 0.5), _in_words("rounds", 150), _in_words("local_steps", None)
-    ('beta 0.5', '150 rounds', 'no local steps')
-    """
-    name = key.rpartition(".")[2].replace("_", " ")
-    if value is None:
-        return f"no {name}"
-    text = value.replace("_", "-") if isinstance(value, str) else json.dumps(value)
-    return f"{text} {name}" if name in COUNTED else f"{name} {text}"
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "", *, but: Sequence[str] = ()) -> dict[str, Any]:

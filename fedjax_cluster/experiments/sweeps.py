@@ -154,7 +154,10 @@ def drawn(axes: Mapping[str, Sequence[Any]], count: int, seed: int) -> list[dict
 def combinations(axes: Mapping[str, Sequence[Any]], draws: int | None, seed: int) -> list[dict[str, Any]]:
     """All combinations of the options' values, or so many random ones; a ValueError for what cannot be swept."""
     if not axes:
-        raise ValueError("a sweep needs an option with several values, such as: --learning-rate 0.01 0.03 0.1")
+        raise ValueError(
+            "a sweep needs an option with several values, such as: --learning-rate 0.01 0.03 0.1 "
+            "(a single new one goes beside one that is there)"
+        )
     for name, values in axes.items():
         if name in NOT_SWEPT:
             raise ValueError(f"{name} cannot be swept: {NOT_SWEPT[name]}")

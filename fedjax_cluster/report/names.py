@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 PRINTED = (
     *("CFL", "CFL-GP", "Ditto", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedPer", "FedProto", "FedProx"),
@@ -11,6 +13,7 @@ PRINTED = (
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES["gradient_loss"] = "Gradient and loss"
+COUNTED = ("rounds", "clients")  # settings whose number comes before their name
 LONGEST_WORD, LONGEST_LABEL = 20, 60  # characters of a group's name in a picture
 
 
@@ -87,3 +90,16 @@ def value_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_in_words(key: str, value: Any) -> str:
+    """A setting as a label has it.
+
+    >>> setting_in_words("method_options.beta", 0.5), setting_in_words("rounds", 150)
+    ('beta 0.5', '150 rounds')
+    """
+    name = key.rpartition(".")[2].replace("_", " ")
+    if value is None:
+        return f"no {name}"
+    text = value.replace("_", "-") if isinstance(value, str) else json.dumps(value)
+    return f"{text} {name}" if name in COUNTED else f"{name} {text}"

@@ -15,6 +15,7 @@ from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
 MOST_NAMED = 12  # clients that stand out
+COMPARABLE = ("scenario", "dataset", "clients")  # what runs have alike that are ranked and tested
 
 
 class Runs(Protocol):
@@ -68,12 +69,15 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     lost = [sum(map(diverged, method.summaries)) for method in runs]
     instead = [Number(math.nan) if count else "failed" if of else None for count, of in zip(lost, failed, strict=True)]
     seeds, values, ran = _by_seed(runs, failed, lambda s: quality(s, name, factor))
-    ranks, tests, told = ({}, {}, "") if cells else _against_one_another(values, ran, higher)
+    lengths = {str(summary.get("rounds")) for summary in every}
+    differing = [] if cells else [name for name in COMPARABLE if len({str(summary.get(name)) for summary in every}) > 1]
+    ranks, tests, told = ({}, {}, "") if cells or differing else _against_one_another(values, ran, higher)
     columns = {
         Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
         **ranks,
         **tests,
+        **({} if cells or len(lengths) < 2 else {Column("rounds"): column(lambda s: figure(s, "rounds"), 1)}),
         Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
         Column("final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
         **{
@@ -99,6 +103,7 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         f"mean ± sample standard deviation {over_seeds(counts)}" if max(counts) > 1 else "",
         "in brackets how many seeds have the figure" if partly else "",
         f"runs that ended not finite: {ended}" if ended else "",
+        f"not ranked, as runs differ in {' and '.join(differing)}" if differing else "",
         told,
     ]
     leading = {Column("method"): shown}
