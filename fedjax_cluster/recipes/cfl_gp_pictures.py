@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features
 from fedjax_cluster.clustering import scores
+from fedjax_cluster.data.scenarios.registry import draws_examples
 from fedjax_cluster.experiments.cells import Changes, changed, varied
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.experiments.recipe import Figures, Study
@@ -63,7 +64,8 @@ def features_over_time(
     for (name, time), values in agreement.items():
         found = [{"ARI": value} for value in values]
         printed = {"ARI": paper[name, time]} if (name, time) in paper else {}
-        rows += rows_over_seeds("CFL-GP", f"{name}, t={time}", found, config.dataset, printed)
+        dataset = "synthetic" if draws_examples(config.scenario) else config.dataset
+        rows += rows_over_seeds("CFL-GP", f"{name}, t={time}", found, dataset, printed)
     return rows, clouds
 
 
