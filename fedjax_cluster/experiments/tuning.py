@@ -65,8 +65,14 @@ def tuned(
       The configuration; its `tuning` tells the rates, their figures and how these came about.
 
     Raises:
-      ValueError: no client has two training rows, the configuration cannot be run, or no rate has a finite figure.
+      ValueError: no client has two training rows, the configuration cannot be run or is private, or no rate has a
+        finite figure.
     """
+    if config.privacy_clip is not None:
+        raise ValueError(
+            "tuning tries rates on the clients' rows without counting it in ε, but privacy_clip is "
+            f"{config.privacy_clip:g}; give a learning_rate, or no privacy"
+        )
     full, federation = settled(config, federation)
     fault, rates = build_fault(config), grid(config.learning_rate)
     # The faulty are drawn among all clients, as in the run, and not among those who are left here.

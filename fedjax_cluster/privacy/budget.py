@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import scipy  # whose parts are loaded when first used
 
-from fedjax_cluster.options import POSITIVE, checked
+from fedjax_cluster.options import COUNT, POSITIVE, at_least, checked
 from fedjax_cluster.privacy.gaussian import gaussian
 
 
@@ -45,15 +45,25 @@ def spent(privacy: gaussian, *, clients: int, cohort: int, rounds: int, shown: i
       shown: times that one client may have shown something to a clustering, of which no draw takes anything off.
 
     Raises:
-      ValueError: dp-accounting is not installed, or cohorts of some clients for "pld".
+      ValueError: dp-accounting is not installed, cohorts of some clients for "pld", or impossible numbers.
     """
     assert privacy.delta is not None
+    checked("clients", clients, int, COUNT)
+    for name, number in (("rounds", rounds), ("shown", shown)):
+        checked(name, number, int, at_least(0))
+    if not 1 <= cohort <= clients:
+        raise ValueError(f"cohort is {cohort}, but there are {clients} clients; give 1 to {clients}")
     check_cohorts(privacy, clients, cohort)
     multipliers = (privacy.noise_multiplier, privacy.clustering_noise_multiplier)
     silent = (rounds > 0 and not multipliers[0]) or (shown > 0 and not multipliers[1])
     epsilon = math.inf
     if not silent:
-        epsilon = _epsilon(privacy.accountant, *multipliers, clients, cohort, rounds, shown, delta=privacy.delta)
+        # A round whose cohort is not told is a mixture over cohorts, of which none tells more than a round of all: both
+        # bounds hold. That of samples without replacement is the looser one where they have most of the clients.
+        epsilon = min(
+            _epsilon(privacy.accountant, *multipliers, clients, drawn, rounds, shown, delta=privacy.delta)
+            for drawn in {cohort, clients}
+        )
     return Budget(epsilon, privacy.delta, privacy.accountant, rounds, clients, cohort, shown)
 
 
@@ -87,7 +97,8 @@ def calibrated(
     low, high = math.log(1e-4), math.log(1e6)
     if not excess(low) > 0 > excess(high):
         raise ValueError(
-            f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds; give another, or some noise"
+            f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds with what is shown {shown} times; give "
+            "another, or some noise on all that clients send"
         )
     found: Any = scipy.optimize.brentq(excess, low, high, xtol=1e-4)
     return scaled(found)

@@ -128,7 +128,8 @@ below 1 in the number of clients, such as 1e-5
 
     def clipped(self, delta: PyTree, clip: Array) -> tuple[PyTree, Array]:
         """One client's change no longer than `clip` f32[L], and its norms before, f32[L]."""
-        leaves, structure = jax.tree.flatten(delta)
+        # Of halves the length itself would be rounded, and beyond the clip.
+        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), delta))
         cut, norms = _cut(leaves, self.layers(delta), clip)
         return jax.tree.unflatten(structure, cut), norms
 

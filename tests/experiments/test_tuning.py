@@ -121,6 +121,12 @@ def test_of_losses_the_lowest_is_taken(tried):
     assert tuning.tuned(CONFIG, federation=regression).learning_rate == 0.0111
 
 
+def test_a_private_run_is_not_tuned_on_rows_without_noise(tried):
+    config = dataclasses.replace(CONFIG, privacy_clip=0.5, privacy_noise=1.0, privacy_delta=1e-3)
+    with pytest.raises(ValueError, match=r"without counting it in ε, but privacy_clip is 0.5; give a learning_rate"):
+        tuning.tuned(config)
+
+
 @pytest.mark.slow
 def test_the_same_clients_are_faulty_and_the_honest_choose(tried):
     tried.honest = {**GOOD, 0.0333: 0.9}

@@ -83,6 +83,32 @@ def test_noise_is_found_for_a_budget():
             privacy.calibrated(mechanism, epsilon, clients=100, cohort=100, rounds=40)
 
 
+@pytest.mark.parametrize("z", [1.0, 3.0])
+def test_a_secret_draw_never_costs_more_than_a_round_of_all(z):
+    """The law of samples without replacement alone gives twice that for cohorts of nearly all."""
+    pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+    mechanism, found = dataclasses.replace(NOISY, noise_multiplier=z), []
+    for cohort in (100, 99, 60, 30, 5):
+        found.append(privacy.spent(mechanism, clients=100, cohort=cohort, rounds=40).epsilon)
+    assert found == sorted(found, reverse=True)
+    assert found[0] == found[1] > found[-1]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"rounds": -3}, "rounds"),
+        ({"shown": -1}, "shown"),
+        ({"cohort": 0}, "cohort is 0, but there are 10 clients; give 1 to 10"),
+        ({"cohort": 20}, "cohort is 20"),
+        ({"clients": 0}, "clients"),
+    ],
+)
+def test_impossible_numbers_spend_nothing(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        privacy.spent(NOISY, **{"clients": 10, "cohort": 10, "rounds": 3, **numbers})
+
+
 def test_only_a_secret_sample_is_counted_as_one():
     """Who shows something to a clustering is seen, and so is everybody where all take part."""
     pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")

@@ -126,6 +126,15 @@ def test_a_round_moves_the_models_by_no_more_than_the_clip(name):
     assert np.linalg.norm(sums[0] - sums[1]) <= 2 * 0.5 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_what_is_clipped_of_halves_is_no_longer_than_the_clip(dtype):
+    """Rounded to its own type it would be up to .4 % longer, and the noise that much too small for ε."""
+    change = {"output": {"kernel": jax.random.normal(jax.random.key(0), (40, 5)).astype(dtype)}}
+    for clip in (0.1, 0.37, 1.0):
+        (cut,), _ = NOISY.clipped(tuple(change.values()), jnp.full(1, clip))
+        assert float(jnp.linalg.norm(cut["kernel"])) <= clip * (1 + 1e-6)
+
+
 def test_layers_are_clipped_each_to_their_part():
     mechanism = dataclasses.replace(PLAIN, clipping="layers")
     change = {"one": {"kernel": jnp.full((4, 4), 3.0), "bias": jnp.zeros(4)}, "two": {"kernel": jnp.full(9, 1e-3)}}
