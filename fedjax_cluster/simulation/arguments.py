@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Feder
 # Columns of the history that no metric and no callback may write.
 TAKEN = frozenset(REPORTED) | {"round", "seconds", CLUSTERING_SECONDS}
 TAKEN |= {"test_loss", "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
+LOG = logging.getLogger(__name__)
 INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
 
 
@@ -56,6 +58,11 @@ def check_arguments(
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     found = (*checked_churn(churn), *arrivals(federation, fault, seed))
+    if late := [change for change in found if change.round >= rounds and (change.join or change.leave)]:
+        LOG.warning(
+            f"clients {', '.join(str(client) for change in late for client in (*change.join, *change.leave))} join or "
+            f"leave after {late[0].round} rounds or later, but the run has {rounds}"
+        )
     check_model(getattr(algorithm, "model", None), federation)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:

@@ -162,3 +162,11 @@ def test_a_newcomer_unlike_all_clusters_opens_one_while_there_are_slots():
     assert found[4].history["adjusted_rand_index"][-1] == 1.0
     assert found[4].history["num_clusters"].tolist() == [2, 3, 3]
     assert found[2].history["num_clusters"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("at", "told"), [(2, False), (3, True)])
+def test_who_would_come_after_the_end_is_named(at, told, caplog):
+    """A longer run of the same directory may reach it, so that it is no mistake."""
+    method = fedavg(nn.linear(), local=FULL)
+    simulate(method, blobs(clients=4), rounds=3, churn=[Churn(at, leave=(1, 2))])
+    assert ("clients 1, 2 join or leave after 3 rounds or later, but the run has 3" in caplog.text) == told
