@@ -53,6 +53,7 @@ class Server(NamedTuple):
     common: Clusters  # ω, in a single slot
     shown: Array  # f32[K, d], sum of the movements Ψ of a cluster's clients
     heard: Array  # f32[K], how many these are
+    settled: Array  # bool[], no two clusters are to be united until somebody new is heard
 
 
 class Joined(NamedTuple):
@@ -127,7 +128,11 @@ class stocfl(AveragingMethod):
         common = Clusters(first.params, first.stats, jnp.ones(1, bool))
         size = tree.size(anchor.params)
         server = Server(
-            anchor, with_optimizer(common, self.optimizer), jnp.zeros((self.clusters, size)), jnp.zeros(self.clusters)
+            anchor,
+            with_optimizer(common, self.optimizer),
+            jnp.zeros((self.clusters, size)),
+            jnp.zeros(self.clusters),
+            jnp.asarray(False),
         )
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
         return first_state(models, clients, self.optimizer, server)
@@ -169,7 +174,8 @@ class stocfl(AveragingMethod):
 
         clusters = jax.tree.map(taken, state.clusters, server.common)._replace(active=active)
         membership = clients.membership @ one_hot(found.moved, self.clusters)
-        server = server._replace(shown=found.shown, heard=found.heard)
+        stayed = jnp.all(found.moved == jnp.arange(self.clusters))
+        server = server._replace(shown=found.shown, heard=found.heard, settled=stayed & ~jnp.any(new))
         return State(clusters, clients._replace(membership=membership), server, state.round), found.slot
 
     # ----------------------------------------------------------------------------------------- a round
@@ -177,6 +183,8 @@ class stocfl(AveragingMethod):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         before = cohort_labels(state, cohort)
         new = cohort.mask & (before < 0)
+        arrives = jnp.any(new)
+        unsettled = ~arrives & ~state.server.settled
 
         def hear(carry: tuple[State, Array]) -> tuple[State, Array]:
             return self.hear(rng_key, carry[0], cohort)
@@ -184,8 +192,8 @@ class stocfl(AveragingMethod):
         def join(carry: tuple[State, Array]) -> tuple[State, Array]:
             return self.join(carry[0], *nobody(state.server))[0], carry[1]
 
-        carry = parallel.run_if(jnp.any(new), hear, (state, jnp.zeros(())), cohort.mapping)
-        state, steps = parallel.run_if(~jnp.any(new), join, carry, cohort.mapping)
+        carry = parallel.run_if(arrives, hear, (state, jnp.zeros(())), cohort.mapping)
+        state, steps = parallel.run_if(unsettled, join, carry, cohort.mapping)
         slot, common = cohort_labels(state, cohort), cluster_variables(state.server.common, jnp.zeros((), jnp.int32))
 
         def train(client: Client, slot: Array) -> Trained:
@@ -215,7 +223,7 @@ class stocfl(AveragingMethod):
             models_down=costs.models_down + heard,
             models_up=costs.models_up + heard,
             gradient_evaluations=costs.gradient_evaluations + steps,
-            clusterings=jnp.ones(()),
+            clusterings=(arrives | unsettled).astype(jnp.float32),
         )
         server = state.server._replace(common=of_all.clusters)
         changes = count_changed(cohort, before, slot)

@@ -116,3 +116,13 @@ def test_groups_are_found_by_the_few_of_each_round():
     result = simulate(stocfl(nn.linear(), clusters=8, local=OWN, tau=0.75, participation=0.3), federation, rounds=12)
     assert result.history["adjusted_rand_index"][-1] == 1.0
     assert result.history["accuracy"][-1] > 0.9
+
+
+def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
+    _, reports = play(
+        stocfl(nn.linear(), clusters=6, local=OWN, tau=0.75), blobs(clients=CLIENTS, groups=3, rows=60), 6
+    )
+    looks = [float(report.costs.clusterings) for report in reports]
+    assert looks[:2] == [1, 1]
+    assert looks == sorted(looks, reverse=True)
+    assert looks[-1] == 0

@@ -414,9 +414,7 @@ def test_runs_of_other_data_are_not_ranked_and_other_rounds_are_told():
 
     alike = tables.comparison_table([some("ifca"), some("fedavg", rounds=12)])
     names = [column.name for column in alike.columns]
-    assert "rank" in " ".join(names)
     assert len({row[names.index("rounds")].mean for row in alike.rows}) == 2
-    assert "rounds" not in [column.name for column in tables.comparison_table([some("ifca"), some("cfl")]).columns]
     other = tables.comparison_table([some("ifca"), some("fedavg", scenario="dirichlet", clients=9)])
     assert "rank" not in " ".join(column.name for column in other.columns)
     assert "not ranked, as runs differ in scenario and clients" in other.note
