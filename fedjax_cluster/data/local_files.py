@@ -74,7 +74,7 @@ def npz(path: str | os.PathLike) -> Examples:
             names = list(kept)
     except UNREADABLE as error:
         # A single array, saved as .npy, has no names.
-        raise ValueError(f"{file} is no .npz file of plain arrays ({error}): write it with np.savez.") from error
+        raise ValueError(f"{file} is no .npz file of plain arrays: np.savez writes one; `table` reads .csv.") from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
     if len(names) > len(arrays):
@@ -121,7 +121,7 @@ def table(
     """
     file = _existing(path)
     if file.suffix.lower() not in TABLES:
-        raise ValueError(f"{file} is no table that can be read: give a file ending in {', '.join(TABLES)}.")
+        raise ValueError(f"{file} is no table: give a file ending in {', '.join(TABLES)}; `npz` reads arrays.")
     with working(f"reading {file.name}"):
         read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
         columns = read(file, label, user, group)
@@ -201,7 +201,7 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
             texts = np.loadtxt(file, dtype=str, usecols=own, **options)
             features = np.loadtxt(file, usecols=others, **options)
     except (OSError, ValueError) as error:
-        raise ValueError(_what_is_wrong(file, error)) from error
+        raise ValueError(_what_is_wrong(file, error, names)) from error
     if not len(texts):
         raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
     labels, users, groups = (None if place is None else texts[:, own.index(place)] for place in places)
@@ -225,14 +225,14 @@ def _check_widths(file: Path, width: int, rows: Iterable[Sequence[str]]) -> None
             )
 
 
-def _what_is_wrong(file: Path, error: Exception) -> str:
+def _what_is_wrong(file: Path, error: Exception, names: Sequence[str] = ()) -> str:
     bad = re.search(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)", str(error))
     if bad is None:
         return f"{file} cannot be read as a table ({error}): correct it."
     what = f"{bad[1]!r} in" if bad[1] else "nothing in"
     return (
-        f"{file} has {what} row {int(bad[2]) + 1} below the names, column {bad[3]}, where features are numbers: give "
-        "numbers, name the column of labels, users or groups, or remove the column."
+        f"{file} has {what} row {int(bad[2]) + 1} below the names, column {names[int(bad[3]) - 1]!r}, where features "
+        "are numbers: give numbers, name the column of labels, users or groups, or remove the column."
     )
 
 

@@ -49,7 +49,8 @@ def read(path: str | os.PathLike, *, several: bool = False) -> dict[str, Any]:
     path = as_path("config", path)
     content = _content(path)
     if not isinstance(content, dict):
-        raise ValueError(f"config {path} holds {shown(content)}; it must hold settings by name, such as rounds: 50")
+        held = "nothing" if content is None else shown(content)
+        raise ValueError(f"config {path} holds {held}; it must hold settings by name, such as rounds: 50")
     if "configs" in content:
         raise ValueError(
             f"config {path} is that of a comparison; give the config.json of one of its runs, or resume it"
@@ -172,7 +173,7 @@ def _content(path: pathlib.Path) -> Any:
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ValueError(f"config is {shown(str(path))}; its name must end in .json, .yaml or .yml")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ValueError(f"cannot read the config {path}: {reason}") from None

@@ -291,4 +291,13 @@ def _one_line(message: str) -> str:
     text = " ".join(line for line in lines[1:] if line)
     text = re.split(r"Argument helptext:|For full helptext", text)[0].strip()
     several = r"Error parsing (\S+): no type matching (.*?) could be instantiated from \[(.*?)\]\. Got errors: .*"
-    return re.sub(several, r"\1 is \3; it must be \2", text)
+    return re.sub(several, lambda found: f"{found[1]} is {found[3]}; it must be {_plain(found[2])}", text)
+
+
+def _plain(kind: str) -> str:
+    """tyro's word for what a flag takes, for a person.
+
+    >>> _plain("{None}|FLOAT"), _plain("{None}|{[INT [INT ...]]}")
+    ('FLOAT', 'INT, or several with spaces between')
+    """
+    return re.sub(r"\{\[(\w+) \[\1 \.\.\.\]\]\}", r"\1, or several with spaces between", kind.removeprefix("{None}|"))

@@ -314,12 +314,9 @@ def _parse(
         before = [field for of in groups.values() for field in of]
         names = [_chosen(kind, arguments)] if short else KINDS[kind].registry
         groups[group] += _union_of_options(kind, names, before)
-    single = {
-        name
-        for of in groups.values()
-        for name, hint, _ in of
-        if several and name not in COMMAND_FLAGS and takes_one_word(hint)
-    }
+    unswept = {*COMMAND_FLAGS, *(["seed"] if wants_help(arguments) else [])}
+    every = itertools.chain(*groups.values())
+    single = {name for name, hint, _ in every if several and name not in unswept and takes_one_word(hint)}
     if several:
         groups = {
             group: [widened(field) if field[0] in single else field for field in of] for group, of in groups.items()

@@ -164,6 +164,8 @@ def combinations(axes: Mapping[str, Sequence[Any]], draws: int | None, seed: int
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
             raise ValueError(f"the values of {name} are {shown(values)}; give a list of them")
         texts = [value_text(value) for value in values]
+        if "nan" in texts:
+            raise ValueError(f"{name} has nan among its values; give numbers")
         if twice := [text for place, text in enumerate(texts) if text in texts[:place]]:
             raise ValueError(f"{name} has the value {twice[0]} twice; give each once")
         if not texts:

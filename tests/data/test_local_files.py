@@ -167,8 +167,8 @@ def test_folders_by_user_and_class(tmp_path):
             r"its columns: label;a. They are divided by ';': write .csv with commas, or .tsv with",
         ),
         ("a.csv", "label,label,a\nx,x,1\n", "more than one column 'label'"),
-        ("a.csv", "label,a,b\nx,1,red\ny,2,blue\n", r"'red' in row 1 below the names, column 3"),
-        ("a.csv", "label,a,b\nx,1,2\ny,,blue\n", r"nothing in row 2 below the names, column 2"),
+        ("a.csv", "label,a,b\nx,1,red\ny,2,blue\n", r"'red' in row 1 below the names, column 'b'"),
+        ("a.csv", "label,a,b\nx,1,2\ny,,blue\n", r"nothing in row 2 below the names, column 'a'"),
         ("a.csv", "label,a\nx,1\ny,nan\n", "NaN or infinity, first in example 1"),
         ("a.csv", "label,a\nx,1\ny\n", "cannot be read as a table"),
         ("a.csv", "label,a,b\nx,1,2\n\ny,1,5,2\n", "4 values in row 2 below the names, but 3 columns"),
@@ -180,7 +180,7 @@ def test_folders_by_user_and_class(tmp_path):
         ("a.csv", "label,user\nx,1\n", "no column of features"),
         ("a.csv", b"label,a\n\xff\xfe,1\n", "cannot be read as a table"),
         ("a.parquet", "no such thing", "cannot be read as a Parquet file"),
-        ("a.npz", "no such thing", "no .npz file of plain arrays"),
+        ("a.npz", "no such thing", "np.savez writes one; `table` reads .csv"),
     ],
 )
 def test_files_that_cannot_be_read_say_why_in_one_line(name, content, message, tmp_path):

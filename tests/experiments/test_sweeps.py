@@ -134,6 +134,8 @@ def test_draws_are_log_uniform_for_positive_floats_and_begin_alike(caplog):
         ("--seed 0 1", "seed cannot be swept: --seeds N repeats every cell"),
         ("--learning-rate 0.1 .1", "learning_rate has the value 0.1 twice"),
         ("--learning-rate 0.1 x", "--learning-rate"),
+        ("--learning-rate 0.1,1", "--learning-rate is '0.1,1'; it must be FLOAT, or several with spaces between"),
+        ("--learning-rate 0.1 nan", "learning_rate has nan among its values; give numbers"),
         ("--learning-rate -1 -2", "learning_rate is -1.0; it must be"),
         ("--no-such-option 1 2", "--no-such-option"),
         ("--learning-rate 0.1 1 --random 0", "random is 0"),
