@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
 from fedjax_cluster.data.hugging_face import huggingface
+from fedjax_cluster.data.image_folders import image_folder
 from fedjax_cluster.data.leaf_files import leaf, leaf_files
-from fedjax_cluster.data.local_files import image_folder, is_path, is_table, npz, table
+from fedjax_cluster.data.local_files import ARRAYS, TABLES, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
 from fedjax_cluster.options import COUNT, shown, with_checks
 from fedjax_cluster.types import Examples
@@ -71,6 +72,8 @@ def load(
     if of_leaf:
         return leaf(name)
     if path:
+        if folder.exists() and folder.suffix.lower() not in ARRAYS:
+            raise ValueError(f"{name} is no file that can be read: give one ending in {', '.join((*ARRAYS, *TABLES))}")
         return npz(name)
     if name == "digits":
         return digits()
@@ -106,3 +109,7 @@ def _tfds_with_hint(name: str) -> Examples:
         if not near:
             raise
         raise DatasetNotFoundError(f"{error} OpenML has {', '.join(near)}, which needs no TensorFlow.") from error
+    except ValueError as error:
+        if not os.path.exists(name):
+            raise
+        raise ValueError(f"{error} There is a file or folder of that name: write ./{name}") from error

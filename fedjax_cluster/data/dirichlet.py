@@ -11,6 +11,7 @@ from fedjax_cluster.data.partition import Rows, client_sizes
 
 ClientSizes = Literal["free", "equal"]
 FEWEST_EXAMPLES = 10  # of a client, where sizes are free and none is given
+MOST_MOVED = 0.2  # share of examples of other classes than were drawn that is no news
 
 LOG = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
 
     order = rng.permutation(len(sizes))
     rows: Rows = [np.empty(0, np.int64)] * len(sizes)
+    moved = np.zeros(len(sizes))
     for client in order[np.argsort(-alphas[order], kind="stable")]:
         size = int(sizes[client])
         if alphas[client] == 0:
@@ -107,6 +109,8 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
         else:
             shares = draw(rng, float(alphas[client]), frequencies)
         counts = _draw_counts(rng, shares, size, left)
+        # Beyond what counting a few rows by chance gives: half of the distance between the proportions.
+        moved[client] = np.abs(counts / size - shares).sum() / 2 - np.sqrt(shares * (1 - shares) / size).sum() / 2
         rows[client] = np.concatenate([pool[n - c : n] for pool, n, c in zip(pools, left, counts, strict=True)])
         left = left - counts
     single = np.flatnonzero(alphas == 0)
@@ -115,6 +119,12 @@ def by_client(rng: np.random.Generator, labels: np.ndarray, sizes: np.ndarray, a
         LOG.warning(
             f"{mixed} of {len(single)} clients of α = 0 have more than one class: clients that drew before left no "
             f"class with {sizes[single].max()} examples. Ask for fewer examples per client"
+        )
+    drawn = np.flatnonzero(alphas > 0)
+    if len(drawn) and (off := moved[drawn].mean()) > MOST_MOVED:
+        LOG.warning(
+            f"{100 * off:.0f} % of a client's examples, on average, are of other classes than were drawn, as classes "
+            "were used up: ask for fewer examples per client"
         )
     return rows
 

@@ -94,8 +94,10 @@ class Encoder:
                 )
             self.layout = own
         others = Layout(test_x.dtype, test_x.shape[1:], test_y.dtype, test_y.shape[1:])
+        if len(test_x) != len(test_y):
+            raise ValueError(f"{len(test_x)} rows of test_x and {len(test_y)} of test_y: give one label for each")
         for found in (own, others):
-            if found != self.layout or len(test_x) != len(test_y):
+            if found != self.layout:
                 raise ValueError(
                     f"rows of {_kind(found)} where the first client's are of {_kind(self.layout)}: give all alike"
                 )

@@ -94,9 +94,15 @@ def from_partitioner(
     Raises:
       ValueError: not a partitioner, no such column, or a partition with a single row.
     """
-    if not (hasattr(partitioner, "num_partitions") and hasattr(partitioner, "load_partition")):
+    if not hasattr(type(partitioner), "num_partitions") or not hasattr(partitioner, "load_partition"):
         raise ValueError(f"partitioner is a {type(partitioner).__name__}; give one of flwr_datasets.partitioner")
-    parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    try:
+        parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    except (AttributeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"the {type(partitioner).__name__} cannot divide its data ({error}): set its `dataset` first, and ask for "
+            "no more partitions than that has rows"
+        ) from error
     sources = [_columns(part, inputs, label) for part in parts]
     x, y = (np.concatenate(arrays) for arrays in ([one[0] for one in sources], [one[1] for one in sources]))
     examples = _named(x, y, sources[0][2], name)
@@ -106,7 +112,7 @@ def from_partitioner(
 
 
 def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str) -> Examples:
-    examples = from_arrays(x, class_numbers(y), num_classes=classes, name=name)
+    examples = from_arrays(x, class_numbers(y, classes), num_classes=classes, name=name)
     assert isinstance(examples, Examples)
     return examples
 

@@ -60,8 +60,8 @@ def leaf(folder: str | os.PathLike) -> Examples:
             users += [user] * len(data["x"])
         try:
             return _arranged(place, x, y, np.array(users))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{place}: {error}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(str(error) if str(place) in str(error) else f"{place}: {error}") from error
 
 
 def leaf_files(folder: Path) -> list[Path]:
@@ -73,7 +73,7 @@ def leaf_files(folder: Path) -> list[Path]:
 def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     for file in files:
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))["user_data"]
+            data = json.loads(file.read_text(encoding="utf-8-sig"))["user_data"]
             pairs = [(user, {"x": own["x"], "y": own["y"]}) for user, own in data.items()]
             fits = all(isinstance(own["x"], list) and len(own["x"]) == len(own["y"]) for _, own in pairs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -98,7 +98,12 @@ def _arranged(place: Path, x: list[Any], y: list[Any], users: np.ndarray) -> Exa
         options = {"task": "language", "num_classes": len(ALPHABET)}
         # NOTE: LEAF predicts and scores the character after the text alone; the model here learns from each of them.
         return named_examples(place, tokens[:, :-1], tokens[:, 1:], users, **options)
-    pixels = np.asarray(x, np.float32)
+    try:
+        pixels = np.asarray(x, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "x is neither texts of one length nor rows of as many numbers; of LEAF's texts, only Shakespeare is read"
+        ) from error
     if pixels.shape[1:] == (FEMNIST_PIXELS,) and pixels.min() >= 0 and pixels.max() <= 1:
         images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, 28, 28, 1)
         return named_examples(place, images, np.asarray(y), users, num_classes=FEMNIST_CLASSES)

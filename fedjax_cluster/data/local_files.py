@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from fedjax_cluster.data.sources import from_arrays
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.files import UNREADABLE
 from fedjax_cluster.options import COUNT, as_path, with_checks
-from fedjax_cluster.types import Examples, UserExamples
+from fedjax_cluster.types import Examples, Task, UserExamples
 
 LOG = logging.getLogger(__name__)
 ARRAYS = (".npz",)
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 LABEL, USER, GROUP = "label", "user", "group"
 MOST_NAMED = 8  # columns in a message
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # as pandas and R write what is not there
+BYTES_FROM = 128  # pixels that reach no further are of another scale than 0 to 255
 
 
 def is_path(name: str) -> bool:
@@ -46,12 +46,13 @@ def is_table(path: str | os.PathLike) -> bool:
 
 
 @with_checks()
-def npz(path: str | os.PathLike) -> Examples:
+def npz(path: str | os.PathLike, *, task: Task | None = None) -> Examples:
     """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`, perhaps with their true `group`.
 
     Args:
       path: holds x [N, ...] and y [N, ...] as `from_arrays` takes them, except that classes may be text, and user [N]
         of numbers or text; group [N] likewise, the true groups of their users, for the scenario `users`.
+      task: "regression" where whole numbers in y are values and no classes.
 
     Returns:
       Examples, with `user_ids` where there are users, and with `group_ids` where their groups are known. Its name is
@@ -76,11 +77,11 @@ def npz(path: str | os.PathLike) -> Examples:
         # A single array, saved as .npy, has no names.
         raise ValueError(f"{file} is no .npz file of plain arrays: np.savez writes one; `table` reads .csv.") from error
     if not {"x", "y"} <= set(arrays):
-        raise ValueError(f"{file} holds {_listed(names)}: name the arrays x, y and, of users, {USER}.")
+        raise ValueError(f"{file} holds {listed(names)}: name the arrays x, y and, of users, {USER}.")
     if len(names) > len(arrays):
-        others = _listed([name for name in names if name not in arrays])
+        others = listed([name for name in names if name not in arrays])
         LOG.warning(f"{file}: {others} is left out; what is read are x, y and, of users, {USER} and {GROUP}")
-    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER), arrays.get(GROUP))
+    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER), arrays.get(GROUP), task=task)
 
 
 @with_checks(shape=COUNT)
@@ -91,18 +92,20 @@ def table(
     user: str | None = None,
     group: str | None = None,
     shape: Sequence[int] | None = None,
+    task: Task | None = None,
 ) -> Examples:
     """A table in a `.csv`, `.tsv` or `.parquet` file: a row an example, one column the labels, the others features.
 
     Args:
       path: the file; the first line of a `.csv` or `.tsv` names the columns. A first column without a name, the row
         names that pandas and R write, does not count.
-      label: column of labels. Whole numbers from 0 on are kept, other whole numbers and text are numbered in their
-        order; numbers with fractions make it a regression.
+      label: column of labels. Whole numbers are kept where they are 0 to K − 1; others, which the log tells, and text
+        are numbered in their order; numbers with fractions make it a regression.
       user: column of users; default is `user` where there is one.
       group: column of the users' true groups, which the scenario `users` takes; default is none.
       shape: of an example, where the columns are pixels: such as (28, 28) or (28, 28, 1). Whole numbers from 0 to 255
-        then become uint8, which models scale.
+        then become uint8, which models divide by 255, unless none reaches 128: of another scale they stay as they are.
+      task: "regression" where whole numbers are values and no classes.
 
     Returns:
       Examples with x f32 [N, features] or [N, *shape], with `user_ids` where there are users, and with `group_ids`
@@ -133,43 +136,9 @@ def table(
                 f"{math.prod(shape)}: correct the shape, or remove columns that are no features."
             )
         x = x.reshape(len(x), *shape)
-        if len(shape) > 1 and x.size and x.min() >= 0 and x.max() <= 255 and (x % 1 == 0).all():
+        if len(shape) > 1 and x.size and x.min() >= 0 and BYTES_FROM <= x.max() <= 255 and (x % 1 == 0).all():
             x = x.astype(np.uint8)
-    return named_examples(file, x, columns.labels, columns.users, columns.groups)
-
-
-@with_checks(size=COUNT)
-def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) -> Examples:
-    """A folder of images, by class or by user and class: `folder/class/*.png`, or `folder/user/class/*.png`.
-
-    Args:
-      path: the folder; images are `.png`, `.jpg`, `.jpeg` or `.bmp`, other files do not count.
-      size: (height, width) to bring the images to; default is their own, which must be one.
-
-    Returns:
-      Examples with x uint8 [N, H, W, 3], or [N, H, W, 1] where none has colours, classes numbered in the order of their
-      names, and `user_ids` where there are users.
-
-    Raises:
-      ValueError: no such folder, no images one or two folders down, an unreadable one, or images that differ in size.
-    """
-    folder = as_path("path", path).expanduser()
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: give one that holds images by class, such as {folder}/cat/1.png.")
-    if size is not None and len(size) != 2:
-        raise ValueError(f"size is {list(size)}; give height and width")
-    found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGES and file.name[0] != ".")
-    parts = [file.relative_to(folder).parts[:-1] for file in found]
-    depths = sorted({len(above) for above in parts})
-    if depths not in ([1], [2]):
-        what = f"images {' and '.join(map(str, depths))} folders down" if depths else "no images"
-        raise ValueError(
-            f"{folder} holds {what}: place all as {folder}/CLASS/*.png, or all as {folder}/USER/CLASS/*.png."
-        )
-    with working(f"reading {len(found)} images"):
-        x = _read_images(found, size)
-    users = np.array([above[0] for above in parts]) if depths == [2] else None
-    return named_examples(folder, x, np.array([above[-1] for above in parts]), users)
+    return named_examples(file, x, columns.labels, columns.users, columns.groups, task=task)
 
 
 class _Columns(NamedTuple):
@@ -186,13 +155,13 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
+            places = _places(file, names, label, user, group)
             # Counted first, as taking lines apart costs half of what reading them does.
             if names and any(line.count(delimiter) >= len(names) for line in lines):
                 lines.seek(0)
                 _check_widths(file, len(names), csv.reader(lines, delimiter=delimiter))
     except (OSError, UnicodeError, csv.Error) as error:
         raise ValueError(_what_is_wrong(file, error)) from error
-    places = _places(file, names, label, user, group)
     own = [place for place in places if place is not None]
     others = [place for place, name in enumerate(names) if place not in own and (place or name)]
     try:
@@ -248,14 +217,14 @@ def _places(
             count = "no" if name not in names else "more than one"
             other = len(names) == 1 and next((mark for mark in (";", "\t", "|", ",") if mark in names[0]), None)
             hint = f". They are divided by {other!r}: write .csv with commas, or .tsv with tabs" if other else ""
-            raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {_listed(names)}{hint}")
+            raise ValueError(f"{file} has {count} column {name!r} for the {what}; its columns: {listed(names)}{hint}")
     named = {what: name for what, name in given.items() if name is not None}
     for what, name in named.items():
         first = next(other for other, its in named.items() if its == name)
         if first != what:
             raise ValueError(f"the column {name!r} of {file} cannot be both {first} and {what}: name another one")
     if len(names) - (not names[0]) <= len(named):
-        raise ValueError(f"{file} has no column of features besides {_listed(names)}: add one")
+        raise ValueError(f"{file} has no column of features besides {listed(names)}: add one")
     if group is not None and user is None:
         raise ValueError(f"{file} has a column of groups, {group!r}, but none of users, who are in them: name one")
     of_label, of_user, of_group = (None if name is None else names.index(name) for name in given.values())
@@ -269,12 +238,14 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
     except ImportError as error:
         raise ValueError(f"reading {file} needs pyarrow, which is not installed: install it, or give a .csv") from error
     try:
-        read = pyarrow.parquet.read_table(file)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        schema = pyarrow.parquet.ParquetFile(file).schema_arrow
+        # pandas keeps its index in columns of their own.
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        names = [str(name) for name in schema.names if name not in index or name in (label, user, group)]
+        places = _places(file, names, label, user, group)
+        read = pyarrow.parquet.read_table(file, columns=names)
+    except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a Parquet file ({error}): write it again.") from error
-    # pandas keeps its index in a column of its own.
-    read = read.select([name for name in read.column_names if not name.startswith("__index_level_")])
-    places = _places(file, read.column_names, label, user, group)
     arrays = [column.to_numpy() for column in read.columns]
     rest = [place for place in range(len(arrays)) if place not in places]
     for place in rest:
@@ -287,42 +258,6 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
     features = features if features.dtype.kind == "f" else features.astype(np.float32)
     of_label, *others = places
     return _Columns(features, arrays[of_label], *(None if place is None else arrays[place] for place in others))
-
-
-def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarray:
-    """uint8 [N, H, W, channels]."""
-    looks = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                looks.append((image.size, image.mode))
-                wide = image.mode[0] in "IF"
-        except (OSError, UnidentifiedImageError) as error:
-            raise ValueError(f"{file} is no image that can be read: remove or replace it.") from error
-        if wide:  # Pillow would cut all beyond 255 down to it.
-            raise ValueError(
-                f"{file} has more than 8 bits a pixel: convert the images to 8 bits, or give arrays in an .npz file."
-            )
-    width, height = looks[0][0] if size is None else (size[1], size[0])
-    other = next((index for index, (own, _) in enumerate(looks) if own != (width, height)), None)
-    if size is None and other is not None:
-        own = looks[other][0]
-        raise ValueError(
-            f"the images differ in size: {files[0]} is {height} × {width} and {files[other]} {own[1]} × {own[0]}; give "
-            "a size to bring them to"
-        )
-    grey = all(mode in ("1", "L", "LA") for _, mode in looks)
-    x = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
-    for row, file in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                shown = image.convert("L" if grey else "RGB")
-        except OSError as error:
-            raise ValueError(f"the image {file} is damaged ({error}): remove or replace it.") from error
-        if shown.size != (width, height):
-            shown = shown.resize((width, height), Image.Resampling.BILINEAR)
-        x[row] = np.asarray(shown).reshape(height, width, -1)
-    return x
 
 
 def named_examples(
@@ -348,12 +283,18 @@ def named_examples(
             raise ValueError(
                 f"{file}: {what} {list(each.shape)} and labels {list(labels.shape)} differ: give one for each."
             )
+    values = options.get("task") == "regression"
     try:
-        examples = from_arrays(x, class_numbers(np.asarray(labels)), **options)
+        check_there(labels)
+        y = numbers(labels).astype(np.float32) if values else class_numbers(labels, options.get("num_classes"))
+        examples = from_arrays(x, y, **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
-    ids = None if users is None else _user_ids(users)
+    if users is not None and "" in users.tolist():
+        row = users.tolist().index("") + 1
+        raise ValueError(f"{file} has no user in row {row}: give one, or leave the row out.")
+    ids = None if users is None else numbers(users)
     of_group = None if users is None or groups is None else numbers(groups)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
     # Without groups the names that files had before there were any.
@@ -365,40 +306,62 @@ def named_examples(
     return examples if ids is None else UserExamples.of(examples, ids, of_group)
 
 
-def class_numbers(labels: np.ndarray) -> np.ndarray:
-    """Whole numbers from 0 on as they are, others and text numbered in their order; values with fractions as f32."""
+def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray:
+    """Whole numbers 0 to K − 1 as they are, others and text numbered in their order; values with fractions as f32.
+
+    Args:
+      labels: [N], or [N, ...], which is left alone.
+      declared: the number of classes where the data tell it: then whole numbers mean what they are.
+    """
     values = numbers(labels)
     if values.dtype.kind == "f":
         return values.astype(np.float32)
-    if values.ndim == 1 and (values.dtype.kind not in "iu" or (values.size and values.min() < 0)):
-        try:
-            return np.unique(values, return_inverse=True)[1].astype(np.int32)
-        except TypeError:
-            raise ValueError("the labels hold nothing in some rows, or values of several kinds: mend them") from None
-    return values
+    whole = values.dtype.kind in "iu"
+    if values.ndim != 1 or not values.size or (whole and declared is not None):
+        return values
+    try:
+        found, places = np.unique(values, return_inverse=True)
+    except TypeError:
+        raise ValueError("the labels hold nothing in some rows, or values of several kinds: mend them") from None
+    if whole and found[0] == 0 and found[-1] == len(found) - 1:
+        return values
+    if whole:
+        LOG.warning(
+            f"the labels {listed(found.tolist())} are numbered 0 to {len(found) - 1} in their order; where they are values to "
+            "predict, give task='regression' in Python, or one of them with a fraction"
+        )
+    return places.astype(np.int32)
 
 
-def _user_ids(users: np.ndarray) -> np.ndarray:
-    """Numbers where they are, unless two users would be one, as "7" and "007" or numbers too long for 64 bits."""
-    found = numbers(users)
-    if users.dtype.kind not in "UO" or found.dtype == users.dtype:
-        return found
-    texts = {str(user).strip() for user in users.tolist()}
-    return found if len(np.unique(found)) == len(texts) else users
+def check_there(labels: np.ndarray) -> None:
+    """Raises ValueError for text that stands where a label is missing."""
+    if labels.ndim == 1 and labels.dtype.kind in "UO":
+        lacking = [row for row, label in enumerate(labels.tolist()) if isinstance(label, str) and label in MISSING]
+        if lacking:
+            raise ValueError(
+                f"the labels hold {str(labels[lacking[0]])!r} in row {lacking[0] + 1}, which stands for a missing one: "
+                "leave such rows out, or call the class otherwise"
+            )
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is."""
+    """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is.
+
+    Text stays where numbers would make two texts one, as "7" and "007", or those too long for 64 bits.
+    """
     if values.dtype.kind == "b":
         return values.astype(np.int32)
-    if values.dtype.kind in "UO":
+    texts = values
+    if texts.dtype.kind in "UO":
         try:
-            values = values.astype(np.int64) if values.dtype.kind == "U" else values.astype(str).astype(np.int64)
+            values = texts.astype(str).astype(np.int64)
         except (ValueError, OverflowError):
             try:
-                values = values.astype(np.float64)
+                values = texts.astype(np.float64)
             except (ValueError, TypeError):
-                return values
+                return texts
+        if len(np.unique(values)) < len({str(text).strip() for text in texts.ravel().tolist()}):
+            return texts
     if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all() and values.size:
         return values.astype(np.int64) if np.abs(values).max() < 2**63 else values
     return values
@@ -411,7 +374,7 @@ def _existing(path: str | os.PathLike) -> Path:
     return file
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[Any]) -> str:
     if len(names) > MOST_NAMED:
         # Labels, users and groups often stand last.
         names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]

@@ -60,7 +60,7 @@ def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = 
     if num_rows < 2 * clients:
         raise ValueError(
             f"{num_rows} examples are too few for {clients} clients, as training and test need one of each: ask for at "
-            f"most {num_rows // 2} clients."
+            f"most {max(num_rows // 2, 1)} clients, of two examples or more."
         )
     if examples_per_client is None:
         return equal_sizes(num_rows, clients)
@@ -71,7 +71,7 @@ def client_sizes(num_rows: int, clients: int, examples_per_client: int | None = 
     if clients * examples_per_client > num_rows:
         raise ValueError(
             f"{clients} clients with {examples_per_client} examples each need more than the {num_rows} there are: ask "
-            f"for at most {num_rows // clients} each, or at most {num_rows // examples_per_client} clients."
+            f"for at most {num_rows // clients} each, or at most {max(num_rows // examples_per_client, 1)} clients."
         )
     return np.full(clients, examples_per_client)
 
@@ -232,6 +232,11 @@ def is_missing(ids: Any) -> np.ndarray:
             return True
 
     return np.array([lacks(one) for one in ids.tolist()], bool)
+
+
+def occurring(examples: Examples) -> np.ndarray:
+    """i64[L]: the labels that examples have, of which scenarios choose; numbers between them may be none's."""
+    return np.unique(np.asarray(examples.y))
 
 
 def check_clients(clients: int) -> None:

@@ -143,6 +143,8 @@ def from_arrays(
     if task == "classification":
         if num_classes is None:
             num_classes = int(y.max()) + 1 if np.issubdtype(y.dtype, np.integer) else 0
+        if y.ndim == 2 and y.shape[1] == 1 and num_classes > 1:
+            y = y[:, 0]
         check_labels(y, num_classes)
         y = y.astype(np.int32)
     else:
@@ -164,14 +166,21 @@ def from_arrays(
 
 def narrow(name: str, values: Any) -> np.ndarray:
     """The array in the dtype that it will have on the device."""
+    given = values
     try:
-        values = np.asarray(values)
+        values = np.asarray(given)
     except ValueError as error:
         raise ValueError(f"{name} is no array, its rows differ in shape: give rows of one shape.") from error
-    if values.dtype == np.float64:
+    if np.ma.is_masked(given):
+        raise ValueError(f"{name} is a masked array with {np.ma.count_masked(given)} masked values: fill or drop them.")
+    if values.dtype == object and not values.ndim:
+        raise ValueError(f"{name} is a {type(given).__name__}: give an array with a row for each example.")
+    if values.dtype.kind == "f" and values.dtype.itemsize > 4:
         if values.ndim:
             check_finite(name, values)
         return values.astype(np.float32)
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
     if values.dtype == bool:
         return values.astype(np.float32 if name == "x" else np.int32)
     if values.dtype in (np.int64, np.uint64, np.uint32):

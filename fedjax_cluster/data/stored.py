@@ -170,6 +170,8 @@ class Rows:
         Clients are chosen as NumPy does: from the end where negative, by bool[M], and with an IndexError beyond them.
         """
         first, *rest = clients if isinstance(clients, tuple) else (clients,)
+        if first is None or (np.ndim(first) and any(np.ndim(index) for index in rest if not isinstance(index, slice))):
+            raise IndexError("clients are taken by a number, numbers or a slice, and single rows or slices of theirs")
         several = np.asarray(np.arange(len(self))[first])
         found = self.store.rows(self.part, self.which, several.reshape(-1))
         found = found if several.ndim else found[0]

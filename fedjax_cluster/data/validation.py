@@ -12,6 +12,7 @@ from fedjax_cluster.options import LARGEST, checked, shown
 from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
 
 LOG = logging.getLogger(__name__)
+DARKEST = 16  # images of bytes up to this are of another scale
 
 
 def check_federation(federation: Federation, num_clusters: int | None = None) -> None:
@@ -79,6 +80,11 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
     x, y = np.asarray(examples.x), np.asarray(examples.y)
     check_lengths(x, y)
     check_finite("x", x)
+    if labelled and y.ndim != 1:
+        raise ValueError(
+            f"{examples.info.name!r} has no single label for each example, as y is {list(y.shape)}: take the scenario "
+            "`users` or `size_skew`, or give such labels."
+        )
     if examples.info.task == "classification" or labelled:
         check_labels(y, examples.info.num_classes)
     else:
@@ -99,6 +105,8 @@ def check_lengths(x: np.ndarray, y: np.ndarray) -> None:
         )
     if len(x) == 0:
         raise ValueError("There are no examples at all, x and y are empty: give at least two.")
+    if 0 in x.shape:
+        raise ValueError(f"x {list(x.shape)} has no features: give at least one for each example.")
 
 
 def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
@@ -118,7 +126,11 @@ def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
 
 def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> None:
     """Raises ValueError for images of integers that models do not scale; warns of floats that look unscaled."""
-    if task == "language" or x.dtype == np.uint8:
+    if task == "language":
+        return
+    if x.dtype == np.uint8:
+        if input_dimensions >= 2 and x.size and 0 < (largest := int(x[:100].max())) <= DARKEST:
+            LOG.warning(f"{name} holds bytes up to {largest}, which models divide by 255: spread them over 0 to 255")
         return
     if input_dimensions >= 2 and np.issubdtype(x.dtype, np.integer):
         raise ValueError(

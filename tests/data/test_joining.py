@@ -24,7 +24,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="differ in their inputs"):
         joined([source(4, 2), source(4, 2, shape=(3, 3))])
     texts = from_arrays(np.zeros((4, 3), np.int32), np.zeros((4, 3), np.int32), num_classes=5, name="texts")
-    with pytest.raises(ValueError, match="'texts' has no classes"):
+    with pytest.raises(ValueError, match="'texts' has no single label"):
         joined([texts, texts])
 
 

@@ -16,7 +16,7 @@ import optax
 
 from fedjax_cluster import local, nn, optimizers
 from fedjax_cluster.algorithms import REGISTRY, fedavg
-from fedjax_cluster.data import by_name, check_federation, local_files, sources
+from fedjax_cluster.data import by_name, check_federation, image_folders, local_files, sources
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments import runs as running
@@ -183,7 +183,7 @@ def data() -> Iterator[Spec]:
     yield annotated(by_name.load, but=("name",), name="no_such_set")
     yield annotated(local_files.npz, path="no-such-path")
     yield annotated(local_files.table, path="no-such-path")
-    yield annotated(local_files.image_folder, path="no-such-path")
+    yield annotated(image_folders.image_folder, path="no-such-path")
     yield annotated(check_federation, federation=blobs())
     yield arrays()
 

@@ -32,7 +32,8 @@ def dirichlet(
 
     With free sizes each class is divided among the clients by Dirichlet(α, …, α): labels and sizes differ. With equal
     sizes each client draws its class proportions from Dirichlet(α·p), p the frequencies of the classes (Hsu et al.
-    2019; Sec. 9 of FLAG, Sec. 5 of FedGWC): only labels differ.
+    2019; Sec. 9 of FLAG, Sec. 5 of FedGWC): only labels differ. Examples are dealt without replacement: where most of
+    them are asked for, as by default, classes are used up, clients get others, and the log tells how many.
 
     Args:
       examples: labelled.
@@ -154,9 +155,10 @@ def label_groups(
     check_examples(examples)
     group = partition.assign_groups(clients, num_groups)
     choose, deal, part = partition.generators(seed, 3)
-    owned = _choose_labels(choose, examples.info.num_classes, rho, num_groups, overlap)
+    labels, present = np.asarray(examples.y), partition.occurring(examples)
+    owned = np.zeros((num_groups, examples.info.num_classes), bool)
+    owned[:, present] = _choose_labels(choose, len(present), rho, num_groups, overlap)
 
-    labels = np.asarray(examples.y)
     used = deal.permutation(np.flatnonzero(np.isin(labels, np.flatnonzero(owned.any(axis=0)))))
     used = used[: partition.client_sizes(len(used), clients, examples_per_client).sum()]
     rows = by_class(deal, labels[used], clients, alpha, min_examples, owned[group])

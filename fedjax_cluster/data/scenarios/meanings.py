@@ -50,7 +50,10 @@ def label_swap(
     check_examples(examples)
     classes = examples.info.num_classes
     (choose,) = partition.generators(seed, 1)
-    chosen = _draw_pairs(choose, classes, num_groups) if pairs is None else [tuple(pair) for pair in pairs]
+    drawn = pairs is None
+    chosen = (
+        _draw_pairs(choose, partition.occurring(examples), num_groups) if drawn else [tuple(pair) for pair in pairs]
+    )
     for pair in chosen:
         if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= label < classes for label in pair):
             raise ValueError(f"The pair {pair} is not two different labels: choose between 0 and {classes - 1}.")
@@ -93,12 +96,16 @@ def label_permutation(
     """
     check_examples(examples)
     classes = examples.info.num_classes
-    if num_groups > math.factorial(min(classes, 12)):
-        raise ValueError(f"{classes} labels cannot be permuted in {num_groups} different ways: ask for fewer groups.")
+    present = partition.occurring(examples)
+    if num_groups > math.factorial(min(len(present), 12)):
+        raise ValueError(
+            f"{len(present)} labels cannot be permuted in {num_groups} different ways: ask for fewer groups."
+        )
     (choose,) = partition.generators(seed, 1)
     tables: dict[bytes, np.ndarray] = {}
     while len(tables) < num_groups:
-        permutation = choose.permutation(classes)
+        permutation = np.arange(classes)
+        permutation[present] = choose.permutation(present)
         tables[permutation.tobytes()] = permutation
     names = tuple(f"permutation {i}" for i in range(num_groups))
     stacked = np.array(list(tables.values())).reshape(-1, classes)
@@ -157,7 +164,7 @@ def _federate(
     _, deal, part = partition.generators(seed, 3)
     y = np.asarray(examples.y)
     if balanced:
-        pools = [np.flatnonzero(y == label) for label in range(examples.info.num_classes)]
+        pools = [np.flatnonzero(y == label) for label in partition.occurring(examples)]
         each = _examples_per_label(pools, clients, examples_per_client)
         of_labels = [_deal_and_split(deal, part, pool, clients, each, test_fraction) for pool in pools]
         # One label after the other would make mini-batches of single labels.
@@ -194,11 +201,13 @@ def _examples_per_label(pools: Sequence[np.ndarray], clients: int, examples_per_
     return each
 
 
-def _draw_pairs(rng: np.random.Generator, classes: int, count: int) -> list[tuple[int, int]]:
+def _draw_pairs(rng: np.random.Generator, labels: np.ndarray, count: int) -> list[tuple[int, int]]:
+    classes = len(labels)
     if not 1 <= count <= classes * (classes - 1) // 2:
         raise ValueError(f"{classes} labels do not make {count} different pairs: ask for fewer groups.")
     if 2 * count <= classes:
-        drawn = np.sort(rng.permutation(classes)[: 2 * count].reshape(-1, 2), axis=1)
+        drawn = labels[np.sort(rng.permutation(classes)[: 2 * count].reshape(-1, 2), axis=1)]
         return [(int(one), int(other)) for one, other in drawn]
     first, second = np.triu_indices(classes, 1)
-    return [(int(first[i]), int(second[i])) for i in rng.choice(len(first), count, replace=False)]
+    chosen = rng.choice(len(first), count, replace=False)
+    return [(int(labels[first[i]]), int(labels[second[i]])) for i in chosen]

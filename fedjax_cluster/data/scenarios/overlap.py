@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation
 
+GROUPS = 4  # of a drawn table, by default
 # Fig. 2 of gradient-and-loss CFL: examples of each class (columns) in each cluster (rows).
 TABLES = {
     "mnist": (
@@ -40,7 +42,7 @@ def class_overlap(
     *,
     clients: int,
     table: Sequence[Sequence[float]] | str | None = None,
-    num_groups: int = 4,
+    num_groups: int = GROUPS,
     classes_per_group: int | None = None,
     seed: int = 0,
     test_fraction: float = 0.3,
@@ -75,7 +77,11 @@ def class_overlap(
     """
     check_examples(examples)
     choose, deal, part = partition.generators(seed, 3)
-    weights = _table(choose, examples, table, num_groups, classes_per_group)
+    if table is not None and (num_groups != GROUPS or classes_per_group is not None):
+        raise ValueError("num_groups and classes_per_group are of a drawn table, but a table is given: leave them out.")
+    present = partition.occurring(examples)
+    weights = _table(choose, examples, present, table, num_groups, classes_per_group)
+    _check_distinct(weights[:, present])
     group = partition.assign_groups(clients, len(weights))
 
     # NOTE: the printed counts ask for 6 000 of each digit, but MNIST has 5 421 fives: proportions, not counts.
@@ -91,7 +97,7 @@ def class_overlap(
         sizes = partition.client_sizes(len(pooled), int((group == cluster).sum()), examples_per_client)
         rows += partition.divide(pooled, sizes)
     names = tuple(
-        f"without {' '.join(map(str, np.flatnonzero(row == 0)))}" if (row == 0).any() else "all" for row in weights
+        f"without {' '.join(map(str, present[row == 0]))}" if (row == 0).any() else "all" for row in weights[:, present]
     )
     return partition.federate(examples, rows, part, test_fraction, group, names)
 
@@ -99,16 +105,19 @@ def class_overlap(
 def _table(
     rng: np.random.Generator,
     examples: Examples,
+    present: np.ndarray,
     table: Sequence[Sequence[float]] | str | None,
     num_groups: int,
     classes_per_group: int | None,
 ) -> np.ndarray:
     classes = examples.info.num_classes
-    if table is None and num_groups == 4 and classes_per_group is None:
+    if table is None and num_groups == GROUPS and classes_per_group is None:
         table = {"digits": "mnist"}.get(examples.info.name, examples.info.name)
         table = table if table in TABLES else None
     if table is None:
-        return _draw_table(rng, classes, num_groups, classes_per_group)
+        drawn = np.zeros((num_groups, classes))
+        drawn[:, present] = _draw_table(rng, len(present), num_groups, classes_per_group)
+        return drawn
     if isinstance(table, str):
         if table not in TABLES:
             raise ValueError(f"There is no table {table!r}: choose {', '.join(TABLES)}, or give the amounts.")
@@ -132,8 +141,30 @@ def _draw_table(rng: np.random.Generator, classes: int, num_groups: int, classes
     if not num_groups >= 1:
         raise ValueError(f"num_groups={num_groups!r} leaves no cluster: choose at least 1.")
     lacking = classes - kept
+    if num_groups > math.comb(classes, lacking):
+        raise ValueError(
+            f"{classes} classes of which {lacking} are lacking make {math.comb(classes, lacking)} different groups, "
+            f"not {num_groups}: choose another classes_per_group, or fewer groups."
+        )
     order = rng.permutation(classes)
     table = np.ones((num_groups, classes))
+    seen: set[tuple[int, ...]] = set()
     for i in range(num_groups):
-        table[i, order[np.arange(i * lacking, (i + 1) * lacking) % classes]] = 0
+        without = order[np.arange(i * lacking, (i + 1) * lacking) % classes]
+        # Once all classes had their turn, the same ones might follow again.
+        while tuple(sorted(without.tolist())) in seen:
+            without = rng.choice(classes, lacking, replace=False)
+        seen.add(tuple(sorted(without.tolist())))
+        table[i, without] = 0
     return table
+
+
+def _check_distinct(weights: np.ndarray) -> None:
+    shares = np.round(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300), 9)
+    _, first = np.unique(shares, axis=0, return_index=True)
+    if len(first) < len(shares):
+        again = min(set(range(len(shares))) - set(first.tolist()))
+        raise ValueError(
+            f"Cluster {again} of the table has the same proportions as another one: clusters that are alike are no "
+            "true groups, so leave it out."
+        )

@@ -50,6 +50,8 @@ def linear_regression(
     slopes = np.asarray((-phi, 0.0, phi) if angles is None else angles, float)
     if slopes.ndim != 1 or not len(slopes) or not (np.abs(slopes) < 90).all():
         raise ValueError(f"angles={angles!r} are not one or more angles between −90 and 90 degrees: correct them.")
+    if len(np.unique(slopes)) < len(slopes):
+        raise ValueError(f"the slopes {slopes.tolist()} repeat one: groups that are alike are no true groups.")
     group = partition.assign_groups(clients, len(slopes))
     sizes = sizes_of_drawn(clients, 1000 if examples_per_client is None else examples_per_client)
     draw, part = partition.generators(seed, 2)

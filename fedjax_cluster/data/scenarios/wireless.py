@@ -132,6 +132,8 @@ def channels(
     """
     check_drawn("channels", examples)
     if files:
+        if len(set(map(str, files))) < len(files):
+            raise ValueError(f"files={list(map(str, files))} name one twice: give another for each group.")
         return _of_files(files, clients, seed, test_fraction, examples_per_client)
     names = [str(name).upper() for name in profiles]
     if not names or len(set(names)) < len(names) or not set(names) <= PROFILES.keys():

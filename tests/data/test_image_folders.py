@@ -1,0 +1,66 @@
+"""Folders of images: which files count, and what damaged ones say."""
+
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_cluster.data import image_folder
+
+
+def picture(path, level=200, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8), level, np.uint8)).save(path, **options)
+
+
+def test_all_kinds_count_links_are_followed_and_hidden_folders_left(tmp_path, caplog):
+    for name in ("cat/a.png", "dog/b.webp", "eel/c.gif", "fox/d.tif"):
+        picture(tmp_path / "faces" / name)
+    picture(tmp_path / "elsewhere" / "e.png")
+    (tmp_path / "faces" / "gnu").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    picture(tmp_path / "faces" / "cat" / ".ipynb_checkpoints" / "a-checkpoint.png")
+    picture(tmp_path / "faces" / ".hidden" / "a.png")
+    with caplog.at_level(logging.WARNING):
+        found = image_folder(tmp_path / "faces")
+    assert found.x.shape == (5, 8, 8, 3)  # .webp has colours
+    assert found.y.tolist() == [0, 1, 2, 3, 4]
+    assert not caplog.records
+
+
+def test_what_is_left_out_is_told(tmp_path, caplog):
+    picture(tmp_path / "cat" / "a.png")
+    picture(tmp_path / "dog" / "b.png")
+    (tmp_path / "dog" / "c.heic").write_bytes(b"x")
+    (tmp_path / "eel").mkdir()
+    (tmp_path / "README").write_text("x")
+    with caplog.at_level(logging.WARNING):
+        found = image_folder(tmp_path)
+    assert found.info.num_classes == 2
+    assert "left out are 1 .heic, eel, which has no images" in caplog.text
+
+
+def test_a_link_to_a_folder_above_ends(tmp_path):
+    picture(tmp_path / "cat" / "a.png")
+    (tmp_path / "cat" / "again").symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(ValueError, match="folders down"):
+        image_folder(tmp_path)
+
+
+def damaged(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("place", [14, 17, 22, 30, 42, 60])
+def test_a_damaged_image_is_named_or_read(place, tmp_path):
+    for name in ("a", "b"):
+        path = tmp_path / name / "1.png"
+        path.parent.mkdir()
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8)).astype(np.uint8)).save(path)
+    damaged(tmp_path / "b" / "1.png", place)
+    try:
+        image_folder(tmp_path)
+    except ValueError as error:
+        assert "1.png" in str(error)  # noqa: PT017 - some bytes do no harm
