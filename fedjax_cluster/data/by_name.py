@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
 from fedjax_cluster.data.hugging_face import huggingface
@@ -51,7 +52,7 @@ def load(
     'digits'
     """
     path = is_path(name)
-    columns = {"label": label_column, "user": user_column, "group": group_column}
+    columns: dict[str, Any] = {"label": label_column, "user": user_column, "group": group_column}
     columns = {column: given for column, given in columns.items() if given is not None}
     if name.startswith(HUB) and input_shape is None:
         return huggingface(name.removeprefix(HUB), **columns)
