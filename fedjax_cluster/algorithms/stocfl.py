@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     HardClients,
     Trained,
+    check_memory,
     cluster_round,
     cluster_variables,
     cohort_labels,
@@ -25,6 +26,7 @@ from fedjax_cluster.algorithms.round import (
     size_of,
     start_models,
 )
+from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.local import client_key, honest
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, Bound, at_least, changed, option
@@ -126,7 +128,10 @@ class stocfl(AveragingMethod):
         anchor = cluster_variables(models, jnp.zeros((), jnp.int32))
         first = tree.broadcast(anchor, 1)
         common = Clusters(first.params, first.stats, jnp.ones(1, bool))
-        size = tree.size(anchor.params)
+        size, heard = tree.size(anchor.params), cohort_size(self.participation, len(present))
+        # Movements as they come and beside the clusters', and their cosines, merges and links.
+        what = f"the movements of {heard} clients who are heard first"
+        check_memory(self.name, 4.0 * heard * (2 * size + 3 * heard), what, "let fewer take part in a round")
         server = Server(
             anchor,
             with_optimizer(common, self.optimizer),

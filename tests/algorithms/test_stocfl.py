@@ -1,11 +1,13 @@
 """StoCFL against its NumPy oracle, and what its clusters do."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn
+from fedjax_cluster import local, nn, parallel, tree
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.algorithms.stocfl import merge, stocfl
 from fedjax_cluster.simulation.loop import simulate
@@ -116,6 +118,16 @@ def test_groups_are_found_by_the_few_of_each_round():
     result = simulate(stocfl(nn.linear(), clusters=8, local=OWN, tau=0.75, participation=0.3), federation, rounds=12)
     assert result.history["adjusted_rand_index"][-1] == 1.0
     assert result.history["accuracy"][-1] > 0.9
+
+
+def test_movements_that_do_not_fit_into_memory_are_refused_before_anything_is_computed(monkeypatch):
+    federation = blobs(clients=15, groups=3, rows=60)
+    few = stocfl(nn.linear(), clusters=8, local=OWN, participation=0.3)
+    size = tree.size(few.model.init(jax.random.key(0), federation.info).params)
+    monkeypatch.setattr(parallel, "memory_left", lambda: 4 * 5 * (2 * size + 15))
+    simulate(few, federation, rounds=1, progress=False)
+    with pytest.raises(ValueError, match=r"movements of \d clients who are heard first, .* let fewer take part"):
+        simulate(dataclasses.replace(few, participation=0.4), federation, rounds=1, progress=False)
 
 
 def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
