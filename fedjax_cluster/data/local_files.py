@@ -155,6 +155,8 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
+            if not any(names) or any("\n" in name for name in names):
+                raise csv.Error("its first line has no names of columns, or part of one")
             places = _places(file, names, label, user, group)
             # Counted first, as taking lines apart costs half of what reading them does.
             if names and any(line.count(delimiter) >= len(names) for line in lines):
@@ -196,6 +198,10 @@ def _check_widths(file: Path, width: int, rows: Iterable[Sequence[str]]) -> None
 
 def _what_is_wrong(file: Path, error: Exception, names: Sequence[str] = ()) -> str:
     bad = re.search(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)", str(error))
+    short = re.search(r"invalid column index (\d+) at row (\d+) with (\d+) columns", str(error))
+    if short is not None:
+        missing = names[int(short[1])]
+        return f"{file} has {short[3]} values in row {short[2]} below the names, but none for column {missing!r}."
     if bad is None:
         return f"{file} cannot be read as a table ({error}): correct it."
     what = f"{bad[1]!r} in" if bad[1] else "nothing in"
