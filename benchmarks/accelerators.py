@@ -64,10 +64,10 @@ TEXT = """# Compiled for accelerators
 Written by `python -m benchmarks.accelerators` from `results/accelerators.json`: change these and not this page.
 
 Figures of `fc.plan`: the whole program of a run's rounds, compiled by the device's own compiler for devices that were
-not there. They are compiled, not timed, but for those of an H200. Every client has 64 rows of 28×28 bytes and takes
-one step of 32 of them; all take part; four clusters where a method needs their number. Memory is that of one device,
-at the round's peak; temporaries are its part beside the arguments; a round takes at least what its products, its
-memory's traffic or its messages take at the rates of the data sheets, and likely several times that.
+not there. They are compiled, not timed, but for those of an H200. Every client has 64 rows of 28×28 bytes, none for
+tests, and takes one step of 32 of them; all take part; four clusters where a method needs their number. Memory is that
+of one device, at the round's peak; temporaries are its part beside the arguments; a round takes at least what its
+products, its memory's traffic or its messages take at the rates of the data sheets, and likely several times that.
 
 | device | method | model | clients | peak | temporaries | at a time | messages a round | at least | compilation |
 |---|---|---|---|---|---|---|---|---|---|
@@ -132,7 +132,7 @@ def build(name: str, model: Model, batch: int) -> Any:
 
 def gate(name: str, model: str) -> dict[str, Any]:
     """What the tests hold of a method and a toy model compiled for eight v5e."""
-    shape = fc.PopulationShape(GATE_CLIENTS, 8, SMALL)
+    shape = fc.PopulationShape(GATE_CLIENTS, 8, SMALL, test_rows=0)
     started = time.perf_counter()
     found = fc.plan(build(name, TOYS[model], 4), shape, device=GATE_DEVICE, chunk_size=GATE_CHUNK, whole=False)
     assert found.memory is not None
@@ -180,7 +180,7 @@ def compiled(
 ) -> dict[str, Any]:
     """The figures of one method, model and number of clients; `refused` where the method takes no such number."""
     try:
-        shape = fc.PopulationShape(clients, 64, DIGITS) if data is None else data
+        shape = fc.PopulationShape(clients, 64, DIGITS, test_rows=0) if data is None else data
         whole = data is not None
         found = fc.plan(build(name, model, 32), shape, device=device, chunk_size=chunk_size, whole=whole)
     except ValueError as error:

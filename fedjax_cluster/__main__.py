@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+from fedjax_cluster.endings import quieten_xla
+
 
 def _end_quietly(number: int, _: object) -> None:
     os._exit(128 + number)
@@ -22,6 +24,8 @@ if sys.stderr.isatty() and sys.argv[1:2] and sys.argv[1] in ("run", "compare", "
 # XLA's, which has threads of its own. In benchmarks others are compared with, and have all theirs.
 if sys.argv[1:2] != ["bench"] and "OMP_NUM_THREADS" not in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+quieten_xla(sys.argv)  # which is loaded with what follows
 
 # What is imported stays: to look through it for what can be let go is a tenth of the imports.
 gc.disable()

@@ -16,7 +16,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import command_flags
 from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
 from fedjax_cluster.command_results import compared, show, whole
-from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake, quieten_xla
+from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
@@ -78,7 +78,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     command = COMMANDS.get(arguments[0])
     if command is None:
         return mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
-    quieten_xla(arguments)
     with Interrupt(command=True) as interrupt:
         try:
             if "--dry-run" not in arguments:  # which keeps no compiled programs either

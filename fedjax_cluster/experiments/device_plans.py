@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import tyro
 
+from fedjax_cluster.experiments import several
 from fedjax_cluster.experiments.config import FEW_CLUSTERS, RunConfig, build_algorithm, settled, takes_clusters
 from fedjax_cluster.experiments.flag_groups import Field, noted, parse_fields, wants_help
 from fedjax_cluster.experiments.flags import parse_run
@@ -23,12 +24,14 @@ FLAGS: tuple[Field, ...] = (
     ("device", noted(str, f"what to compile for: {KNOWN}"), "local"),
     ("rows", noted(int | None, "training rows of each client: a population of this shape, without its data"), None),
     ("input", noted(tuple[int, ...], "shape of one input, with --rows"), (28, 28)),
+    ("test_rows", noted(int | None, "of each client, with --rows", "a fifth of all rows"), None),
     ("classes", noted(int, "with --rows"), 10),
     ("dtype", noted(str, "of the inputs, with --rows"), "uint8"),
     ("chunk_size", noted(int | None, "clients at a time on each device; the compiler's memory figures decide"), None),
     ("runs", noted(int, "so many runs of the method side by side on the same clients, as of a sweep"), 1),
 )
-OF_SHAPES = ("input", "classes", "dtype")  # of a population without data
+OF_SHAPES = ("input", "test_rows", "classes", "dtype")  # of a population without data
+OF_DATA = ("--dataset", "--scenario")  # in whose place it stands
 DESCRIPTION = (
     "Compiles a run's start, rounds and evaluation for a device that need not be there, and prints memory, work and "
     "messages. With --rows it "
@@ -45,8 +48,14 @@ def command(arguments: Sequence[str], prog: str) -> int:
     names = [*arguments[:1]] if arguments and not arguments[0].startswith("-") else []
     own, others = _divided(arguments[len(names) :])
     flags = dataclasses.make_dataclass("Plan", [(name, hint, default) for name, hint, default in FLAGS])
+    if several.given(others) is not None:
+        raise ValueError("a plan takes one process: leave out --coordinator, and name all devices, as --device v5e:4x4")
     given = parse_fields(tyro.conf.configure()(flags), own, f"{prog} [METHOD]", DESCRIPTION)
     config, _ = parse_run(names[0] if names else "cfl_gp", others, prog)
+    if getattr(given, "rows", None) is not None:
+        for word in others:
+            if (flag := word.partition("=")[0]) in OF_DATA:
+                raise ValueError(f"{flag} names data, but --rows plans a population without any: leave one of them out")
     without = {"the fault": config.fault, "clients who join and leave": config.churn}
     if left_out := [what for what, value in without.items() if value]:
         LOG.warning("planned is a run without %s", " or ".join(left_out))
@@ -91,8 +100,14 @@ def _shape(config: RunConfig, given: object) -> PopulationShape:
         )
     if config.clients is None:
         raise ValueError("--rows gives a population without data, of which --clients must say how many there are")
-    info = DatasetInfo("shapes", tuple(values["input"]), values["classes"])
-    return PopulationShape(config.clients, values["rows"], info, values["dtype"])
+    inputs, of_rows = tuple(values["input"]), {"test_rows": values["test_rows"]}
+    if not inputs:
+        raise ValueError("input has no numbers; give the shape of one input, such as --input 28 28")
+    if config.model == "lstm":  # tokens, each the label of the one before
+        info = DatasetInfo("shapes", inputs, values["classes"], "language")
+        return PopulationShape(config.clients, values["rows"], info, "int32", inputs, **of_rows)
+    info = DatasetInfo("shapes", inputs, values["classes"])
+    return PopulationShape(config.clients, values["rows"], info, values["dtype"], **of_rows)
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

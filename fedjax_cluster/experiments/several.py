@@ -59,8 +59,16 @@ def given(arguments: Sequence[str]) -> Given | None:
 
 def start(command: str, arguments: Sequence[str]) -> None:
     """Joins the other processes of a run, where its flags say that there are some."""
-    if command not in ("run", "resume") or wants_help(arguments) or (flags := given(arguments)) is None:
+    if wants_help(arguments) or (flags := given(arguments)) is None:
         return
+    if command in ("compare", "sweep", "reproduce"):
+        raise ValueError(
+            f"{command} takes one process: several carry out `run` and `resume` alone, so start its runs one by one"
+        )
+    if command not in ("run", "resume"):
+        return
+    if "--tune" in arguments:
+        raise ValueError("--tune takes one process; leave out --coordinator")
     check_processes(*flags)
     _without_gloo()
     parallel.start_processes(flags.coordinator or AUTO, flags.num_processes, flags.process_id)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.cohorts import cohort_size
-from fedjax_cluster.options import COUNT, changed, checked, shown
+from fedjax_cluster.options import COUNT, at_least, changed, checked, shown
 from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys
@@ -37,6 +37,9 @@ NUMBERS = (jnp.floating, jnp.integer, jnp.bool_)
 FEWEST = 8  # clients of the federations of which states are made, beyond the number of clusters
 
 
+ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
+
+
 class PopulationShape(NamedTuple):
     """A federation without its data: M clients of N rows each.
 
@@ -48,6 +51,7 @@ class PopulationShape(NamedTuple):
       y_shape, y_dtype: of one target.
       groups: whether the clients' true groups are known.
       uneven: whether clients have different numbers of rows, so that several devices are dealt clients by their work.
+      test_rows: of each client; None is a fifth of all rows, as in a run.
     """
 
     clients: int
@@ -58,11 +62,21 @@ class PopulationShape(NamedTuple):
     y_dtype: Any = "int32"
     groups: bool = False
     uneven: bool = False
+    test_rows: int | None = None
 
     def nbytes(self) -> int:
-        """Bytes of all rows, without padding."""
+        """Bytes of all training rows, without padding."""
+        return self.clients * self.rows * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
         x = math.prod(self.info.input_shape) * np.dtype(self.dtype).itemsize
-        return self.clients * self.rows * (x + math.prod(self.y_shape) * np.dtype(self.y_dtype).itemsize)
+        return x + math.prod(self.y_shape) * np.dtype(self.y_dtype).itemsize
+
+    @property
+    def tested_on(self) -> int:
+        """Test rows of each client."""
+        return -(-self.rows // ROWS_TO_A_TEST_ROW) if self.test_rows is None else self.test_rows
 
 
 def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
@@ -74,6 +88,7 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
     if isinstance(federation, PopulationShape):
         for name in ("clients", "rows"):
             checked(name, getattr(federation, name), int, COUNT)
+        checked("test_rows", federation.test_rows, int | None, at_least(0))
         for name in ("dtype", "y_dtype"):
             try:
                 np.dtype(getattr(federation, name))

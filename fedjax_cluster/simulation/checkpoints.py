@@ -72,7 +72,7 @@ class Checkpoints:
         if there:
             self._give_way(number)
         columns = {name: np.asarray(column, np.float64).tolist() for name, column in saved.history.items()}
-        held = saved.state if parallel.several() else self._cut(jax.device_get(saved.state))
+        held = saved.state if parallel.several() else of_clients(jax.device_get(saved.state), self._num_clients)
         leaves = _without_empty(_names(saved.state), jax.tree.leaves(held))
         args = orbax.args.Composite(state=orbax.args.StandardSave(leaves), history=orbax.args.JsonSave(columns))
         try:
@@ -221,11 +221,12 @@ class Checkpoints:
                 (self._directory / str(number)).rename(place)
         self._manager.reload()
 
-    def _cut(self, state: State) -> State:
-        """A state on the host without the rows that fill up the devices: any number of devices can take it up."""
-        leaves, treedef = jax.tree.flatten(state)
-        shapes = _shapes(state, self._num_clients)
-        return treedef.unflatten(leaf[_within(shape)] for leaf, shape in zip(leaves, shapes, strict=True))
+
+def of_clients(state: State, rows: int) -> State:
+    """A state on the host without the rows that fill up the devices: any number of devices can take it up."""
+    leaves, treedef = jax.tree.flatten(state)
+    shapes = _shapes(state, rows)
+    return treedef.unflatten(leaf[_within(shape)] for leaf, shape in zip(leaves, shapes, strict=True))
 
 
 def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
@@ -269,7 +270,8 @@ def _filled_up(saved: Any, leaf: jax.Array, shape: tuple[int, ...]) -> jax.Array
     if isinstance(saved, jax.Array):
         return jax.jit(_chosen, static_argnums=2, out_shardings=leaf.sharding)(saved, leaf, shape)
     whole = saved
-    if shape != leaf.shape:
+    # Other devices may have filled up what these need not.
+    if shape != leaf.shape or shape != saved.shape:
         whole = np.array(leaf)
         whole[_within(shape)] = saved[_within(shape)]
     return jax.device_put(whole, leaf.sharding)

@@ -330,6 +330,8 @@ class Run:
             self.directory.save(Saved(self.state, self.history, self.evaluated), self.moves)
         except (OSError, ValueError, RuntimeError) as error:
             if parallel.several():  # the others would wait for this one
+                kept = f"the checkpoint before round {self.done} stays in {self.directory.named}"
+                error.add_note(f"{kept}: make room, and resume")
                 raise
             LOG.warning(
                 f"cannot save round {self.done} in {self.directory.named} ({' '.join(str(error).split())[:150]}); "

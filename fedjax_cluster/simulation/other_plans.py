@@ -18,7 +18,6 @@ from fedjax_cluster.types import ClusteredAlgorithm, Federation, Population
 
 BEFORE, EVALUATION = "before round 1", "an evaluation"
 LONGEST_MESSAGE = 200
-ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
 
 
 class Other(NamedTuple):
@@ -59,7 +58,9 @@ def other_programs(
         beside = test + (0 if among else bytes_of((population.data.x, population.data.y), len(aim.devices)))
         peak = _peak(each.what, lambda each=each: _compiled_first(each, keys.initialization, aim), aim)
         found.append(Other(BEFORE, each.what, None if peak is None else peak + beside, each.instead))
-    rows = federation.test.x.shape[1] if isinstance(federation, Federation) else -(-shape.rows // ROWS_TO_A_TEST_ROW)
+    rows = federation.test.x.shape[1] if isinstance(federation, Federation) else shape.tested_on
+    if not rows:
+        return tuple(found)
     tested = abstract_population(shape._replace(rows=rows), population.mapping).data
     given = (keys.evaluation, state, population, tested)
     what, options = f"all clients on {counted(rows, 'test row')}", {"model": algorithm.model, "algorithm": algorithm}

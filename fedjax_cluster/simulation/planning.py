@@ -150,9 +150,10 @@ def plan(
         arguments, lots = (*arguments[:2], train, *arguments[3:]), 1 + draws_ahead(algorithm)
     cohort = -(-len(drawn.index) // devices) * devices
     share = -(-cohort // devices)
-    test = 0  # those on disk are read some at a time
-    if isinstance(federation, Federation) and not streamed(federation.test):
-        test = bytes_of(federation.test, devices)
+    if isinstance(federation, PopulationShape):
+        test = -(-shape.clients // devices) * (shape.tested_on * shape.row_bytes + 4)  # 4 of a count
+    else:  # those on disk are read some at a time
+        test = 0 if streamed(federation.test) else bytes_of(federation.test, devices)
     rounds = _compiled_rounds(algorithm, arguments, aim, runs, share, chunk_size, test, lots)
     memory, seconds, tried, others = rounds.memory, rounds.seconds, rounds.tried, ()
     if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:

@@ -24,6 +24,7 @@ from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.privacy.budget import Budget
 from fedjax_cluster.simulation.assignments import Assignments, Kept
+from fedjax_cluster.simulation.checkpoints import of_clients
 from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client, with_metrics
 from fedjax_cluster.simulation.history import NOT_FINITE
@@ -223,13 +224,15 @@ class SimulationResult:
     def on_host(self) -> SimulationResult:
         """The result with its whole state in this process, which can draw and predict from it without the others.
 
-        Of several processes all call it, after `per_client` and `outliers` where these are wanted: what evaluates
-        clients or looks at labels is otherwise to be asked for by all of them, as each has its own clients alone.
+        Of several processes all call it. What evaluates clients, such as `per_client`, is quicker asked for by all of
+        them before: afterwards one process evaluates everybody.
         """
         if not parallel.several():
             return self
         here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
-        found = dataclasses.replace(self, state=parallel.fetched(self.state), mapping=here)
+        # One device needs none of the rows that fill up several.
+        state = of_clients(parallel.fetched(self.state), len(self.federation.train.num_examples))
+        found = dataclasses.replace(self, state=state, mapping=here)
         found.__dict__.update(
             {name: value for name, value in self.__dict__.items() if name in ("per_client", "outliers", "_figures")}
         )

@@ -33,6 +33,8 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
       ValueError: the method takes all clients in a round.
     """
     if len(drawn.index) >= clients:
+        if getattr(algorithm, "participation", 1.0) < 1:
+            raise ValueError(f"{algorithm.name} has all clients in its rounds, whoever takes part; {too_large(rows)}")
         raise ValueError(
             f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
             f"lets it do with a cohort; {too_large(rows)}"

@@ -25,6 +25,10 @@ def test_a_population_without_data(capsys):
         (["--rounds", "0"], "rounds"),
         (["--dtype", "float31"], "dtype is 'float31'"),
         (["--clients", "0"], "clients"),
+        (["--dataset", "mnist"], "--dataset names data, but --rows plans a population without any"),
+        (["--scenario=label-swap"], "--scenario names data"),
+        (["--test-rows", "-1"], "test_rows is -1"),
+        (["--input"], "input has no numbers"),
     ],
 )
 def test_mistakes_are_one_line(words, complaint, capsys):
@@ -39,11 +43,18 @@ def test_rows_need_clients(capsys):
     assert "--clients" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--input", "3"], ["--classes", "3"], ["--dtype", "float32"]])
+@pytest.mark.slow
+def test_texts_are_planned_by_their_length(capsys):
+    shape = ["--clients", "4", "--rows", "4", "--input", "6", "--classes", "50", "--local-steps", "1"]
+    assert cli.main(["plan", "fedavg", "--model", "lstm", *shape]) == 0
+    assert "4 of 4 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--input", "3"], ["--test-rows", "3"], ["--classes", "3"], ["--dtype", "float32"]])
 def test_the_shape_of_a_population_without_data_needs_rows(words, capsys):
     """The data set's own was planned, and the flag had no effect."""
     assert cli.main(["plan", "fedavg", "--clients", "4", *words]) == 2
-    assert f"{words[0][2:]} is " in (said := capsys.readouterr().err)
+    assert f"{words[0][2:].replace('-', '_')} is " in (said := capsys.readouterr().err)
     assert "give rows too" in said
 
 

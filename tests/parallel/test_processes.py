@@ -44,10 +44,10 @@ def free_port():
 # The command line's own processes, which count as lost sooner than a user's: tests need not wait a minute.
 IMPATIENT = """
 import sys
+from fedjax_cluster.__main__ import main
 from fedjax_cluster.parallel import processes
 processes.start_processes.__kwdefaults__["lost_seconds"] = 15
-from fedjax_cluster import cli
-sys.exit(cli.main())
+sys.exit(main())
 """
 
 
@@ -186,6 +186,24 @@ def test_flags_that_make_no_processes_are_one_line(words, message, capsys, monke
         assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("compare fedavg ifca", "compare takes one process: several carry out `run` and `resume` alone"),
+        ("sweep ifca --clusters 2 4", "sweep takes one process"),
+        ("run fedavg --tune", "--tune takes one process"),
+        ("plan fedavg", "a plan takes one process"),
+    ],
+)
+def test_commands_of_one_process_refuse_others_before_they_wait(command, message, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+    words = f"{command} --coordinator localhost:1 --num-processes 2 --process-id 0"
+    assert cli.main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
 def test_what_one_process_is_alone():
     assert processes.is_first()
     assert not processes.several()
@@ -198,7 +216,8 @@ def test_what_one_process_is_alone():
 
 def run_words(port, number, run_dir, *more):
     return [
-        *("-c", IMPATIENT, "run", "fedavg", "--clients", "8", "--model", "linear", "--eval-every", "5"),
+        # Four devices are filled up to eight clients, and those of this process need not be.
+        *("-c", IMPATIENT, "run", "fedavg", "--clients", "6", "--model", "linear", "--eval-every", "5"),
         *("--checkpoint-every", "0", "--run-dir", str(run_dir), *more),
         *("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(number)),
     ]
@@ -220,16 +239,15 @@ def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(kil
     _, said = other.communicate(timeout=150)
     ended(started)
     assert other.returncode not in (0, None)
-    # XLA's service may print an E and an F line of its own before, where it is first to see it.
-    lines = [line for line in said.splitlines() if line.startswith("fedjax-cluster: ")]
+    lines = said.splitlines()
     assert len(lines) == 1, said
-    assert "Traceback" not in said
     assert re.match("fedjax-cluster: another process of the run was lost", lines[0])
     done = fc.experiments.runs.rounds_done(tmp_path / "run")
     found = fc.resume(tmp_path / "run", done + 5, progress=False)
     config = fc.RunConfig.from_json(json.loads((tmp_path / "run" / "config.json").read_text())["experiment"])
     expected = fc.experiments.runs.run(dataclasses.replace(config, rounds=done + 5), progress=False)
     np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_allclose(found.per_client.accuracy, expected.per_client.accuracy, atol=1e-5)
     for leaf, other_leaf in zip(*(jax.tree.leaves(run.state.clusters) for run in (found, expected)), strict=True):
         np.testing.assert_allclose(leaf, other_leaf, atol=1e-5)
 
@@ -243,7 +261,7 @@ def test_the_first_process_shows_and_the_other_is_silent(tmp_path):
     assert "accuracy" in shown
     assert silent == ("", "")
     assert {"report.html", "summary.json", "metrics.csv", "plots"} <= set(os.listdir(tmp_path / "run"))
-    config = {"method": "fedavg", "clients": 8, "model": "linear", "eval_every": 5, "rounds": 10}
+    config = {"method": "fedavg", "clients": 6, "model": "linear", "eval_every": 5, "rounds": 10}
     expected = fc.experiments.runs.run(fc.RunConfig(**config), progress=False)
     found = fc.load_run(tmp_path / "run")
     np.testing.assert_allclose(found.history["accuracy"], expected.history["accuracy"], atol=1e-5)

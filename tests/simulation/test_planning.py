@@ -20,7 +20,7 @@ from fedjax_cluster.simulation.planning import plan
 from fedjax_cluster.simulation.program_costs import program_costs
 from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.simulation.streaming import MOST_ROUNDS, Stream
-from fedjax_cluster.types import DatasetInfo
+from fedjax_cluster.types import ClientData, DatasetInfo
 
 SGD = fc.local.sgd(0.1, batch_size=4, steps=1)
 INFO = DatasetInfo("shapes", (3,), 2)
@@ -104,6 +104,23 @@ def test_of_clients_on_disk_the_cohorts_that_are_read_are_held(tmp_path):
     chex.assert_trees_all_equal_shapes_and_dtypes(cohorts, expected)
     leaves = zip(jax.tree.leaves(cohorts), jax.tree.leaves(expected), strict=True)
     assert all(leaf.sharding.is_equivalent_to(own.sharding, own.ndim) for leaf, own in leaves if own.ndim)
+
+
+def test_a_shape_takes_what_its_data_take_with_the_rows_for_tests():
+    rng = np.random.default_rng(0)
+    counts = {"train": 10, "test": 5}
+    parts = {
+        name: ClientData(
+            rng.normal(size=(8, rows, 3)).astype(np.float32), np.zeros((8, rows), np.int32), np.full(8, rows, np.int32)
+        )
+        for name, rows in counts.items()
+    }
+    of_data = plan(LINEAR, fc.types.Federation(parts["train"], parts["test"], None, None, INFO), whole=False)
+    shape = fc.PopulationShape(8, 10, INFO, "float32")
+    of_shape, without = (plan(LINEAR, shape._replace(test_rows=rows), whole=False) for rows in (5, 0))
+    assert of_shape.memory.peak == of_data.memory.peak
+    assert of_shape.memory.evaluation - without.memory.evaluation == 8 // jax.device_count() * 5 * (3 * 4 + 4)
+    assert shape.tested_on == 3
 
 
 @pytest.mark.slow
@@ -228,7 +245,7 @@ def resident(name):
     return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 method = fc.algorithms.METHOD
-shape = fc.PopulationShape(CLIENTS, 400, fc.types.DatasetInfo("images", (28, 28), 10), "float32")
+shape = fc.PopulationShape(CLIENTS, 400, fc.types.DatasetInfo("images", (28, 28), 10), "float32", test_rows=0)
 expected = planning.plan(method, shape).memory.peak
 mapping, keys = parallel.client_mapping(), run_keys(0)
 compiled = planning._compile(method, abstract_arguments(method, shape, mapping), target("local"))

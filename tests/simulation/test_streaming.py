@@ -25,7 +25,10 @@ from tests.federations import blobs
 SGD = local.sgd(0.1, batch_size=8, steps=2)
 CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "stocfl")}
 # Where all clients are wanted at once.
-NOT_STREAMED = {"fedsoft": "take all clients", **dict.fromkeys(("fesem", "flag", "pacfl"), "wanted at once")}
+NOT_STREAMED = {
+    "fedsoft": "has all clients in its rounds",
+    **dict.fromkeys(("fesem", "flag", "pacfl"), "wanted at once"),
+}
 
 
 @pytest.fixture(scope="module")
