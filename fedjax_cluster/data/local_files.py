@@ -248,6 +248,8 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
         # pandas keeps its index in columns of their own.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
         names = [str(name) for name in schema.names if name not in index or name in (label, user, group)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{file} has more than one column {twice[0]!r}: rename one of them")
         places = _places(file, names, label, user, group)
         read = pyarrow.parquet.read_table(file, columns=names)
     except (OSError, pyarrow.ArrowException) as error:

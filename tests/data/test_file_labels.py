@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pandas
+import pyarrow.parquet
 import pytest
 
 from fedjax_cluster.data import digits, from_arrays, load, npz, scenarios, table
@@ -77,6 +78,11 @@ def test_an_index_that_pandas_has_named_is_no_feature(tmp_path):
     frame.to_parquet(tmp_path / "a.parquet")
     assert table(tmp_path / "a.parquet").x.shape == (3, 1)
     assert table(tmp_path / "a.parquet", label="id").x.shape == (3, 2)
+    twice = pandas.DataFrame([[0, 0.1, 0.2], [1, 0.3, 0.4]], columns=["label", "a", "b"])
+    columns = pyarrow.Table.from_pandas(twice).rename_columns(["label", "a", "a"])
+    pyarrow.parquet.write_table(columns.replace_schema_metadata(), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match="more than one column 'a': rename"):
+        table(tmp_path / "b.parquet")
 
 
 def test_pixels_of_another_scale_stay_as_they_are(tmp_path):
