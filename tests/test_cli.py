@@ -264,14 +264,14 @@ def test_a_diverged_run_says_so(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_clients_join_and_leave_and_resume_knows_it(capsys):
-    words = "run fedavg --clients 5 --rounds 2 --run-dir own --join 1:3 --join 2:4 --leave 2:0"
+    words = "run fedavg --clients 5 --rounds 3 --run-dir own --join 1:3 --join 2:4 --leave 2:0"
     assert cli.main(words.split()) == 0
     assert "belongs to another experiment" in mistake(capsys, *words.split()[:-2])
-    assert cli.main(["resume", "own", "--rounds", "3"]) == 0
+    assert cli.main(["resume", "own", "--rounds", "4"]) == 0
     with open("own/metrics.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [row["num_clients"] for row in rows] == ["3", "4", "4"]
-    assert [row["round (from 1)"] for row in rows] == ["1", "2", "3"]
+    assert [row["num_clients"] for row in rows] == ["3", "4", "4", "4"]
+    assert [row["round (from 1)"] for row in rows] == ["1", "2", "3", "4"]
     assert cli.main(["report", "own"]) == 0
 
 

@@ -32,6 +32,7 @@ ACCEPTED = {
     "--delta": (NOTHING, "class sizes do not count"),
     "--gradient-epochs": ("0", "data alone, as its help says"),
     "--vector-share": (LITTLE, "one vector, as its help says"),
+    "--tau": ("-1 0 1e-50", "a cosine"),
     "--threshold": (NOTHING, "merges only what is equal"),
     "--similarity-weight": (NOTHING, "IFCA's rule, as its help says"),
     "--angles": ("-1 0 1e-50", "degrees, of which the last turn nothing"),
