@@ -329,14 +329,11 @@ class Run:
         try:
             self.directory.save(Saved(self.state, self.history, self.evaluated), self.moves)
         except (OSError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:150]
+            said = f"cannot save round {self.done} in {self.directory.named} ({reason}); the checkpoint before it stays"
             if parallel.several():  # the others would wait for this one
-                kept = f"the checkpoint before round {self.done} stays in {self.directory.named}"
-                error.add_note(f"{kept}: make room, and resume")
-                raise
-            LOG.warning(
-                f"cannot save round {self.done} in {self.directory.named} ({' '.join(str(error).split())[:150]}); "
-                "the checkpoint before it stays, and the run goes on in memory"
-            )
+                raise OSError(f"{said}: make room, and resume") from error
+            LOG.warning(f"{said}, and the run goes on in memory")
             return False
         finally:
             self.saved_at = time.monotonic()
