@@ -23,6 +23,7 @@ LONG_PAGES = (
     "extending.md",
     "index.md",
     "models.md",
+    "plans.md",
     "results.md",
     "sweeps.md",
 )  # to run
