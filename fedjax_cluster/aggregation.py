@@ -206,7 +206,8 @@ class geometric_median(Aggregation):
     smoothing: float = option("ν, distances below which are taken for it", default=1e-6, bound=POSITIVE)
 
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
-        place, leaves = _place(rows.slot, num_slots), _measured(rows.value)
+        counts = (rows.slot < num_slots)[:, None]
+        place, leaves = _place(rows.slot, num_slots), [jnp.where(counts, leaf, 0) for leaf in _measured(rows.value)]
         members = jax.nn.one_hot(rows.slot, num_slots, axis=0)
 
         def step(_: Array, share: Array) -> Array:
@@ -218,7 +219,7 @@ class geometric_median(Aggregation):
             return beta / jnp.maximum(beta.sum(1, keepdims=True), 1e-30)
 
         share = lax.fori_loop(0, self.iterations, step, jnp.zeros_like(members))
-        return _by_rows(rows.value, lambda leaf: jnp.matmul(share, leaf, precision="highest"))
+        return _by_rows(rows.value, lambda leaf: jnp.matmul(share, jnp.where(counts, leaf, 0), precision="highest"))
 
 
 class norm_clipping(Aggregation):
@@ -303,7 +304,10 @@ def mean_of(rows: Rows, chosen: Array, num_slots: int) -> PyTree:
     """The unweighted mean of the chosen rows, bool[R], of each cluster."""
     members = jax.nn.one_hot(rows.slot, num_slots, axis=0) * chosen.astype(jnp.float32)[None]
     share = members / jnp.maximum(members.sum(1, keepdims=True), 1.0)
-    return _by_rows(rows.value, lambda leaf: jnp.matmul(share, leaf, precision="highest"))
+    # What is not chosen may be NaN, which 0 times it would still be.
+    return _by_rows(
+        rows.value, lambda leaf: jnp.matmul(share, jnp.where(chosen[:, None], leaf, 0), precision="highest")
+    )
 
 
 def _has_delta(value: PyTree) -> bool:

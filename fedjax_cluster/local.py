@@ -84,20 +84,21 @@ def mini_batch(
       (x [b, ...], y [b, ...], mask bool[b]); the last batch of an epoch may be short.
     """
     rows = data.x.shape[0]
-    num_examples = jnp.maximum(data.num_examples, 1)
+    num_given = jnp.asarray(data.num_examples, jnp.int32)
+    num_examples = jnp.maximum(num_given, 1)
     if batch_size is None or batch_size >= rows:
         place = jnp.arange(rows, dtype=jnp.int32)
-        mask = place < data.num_examples
+        mask = place < num_given
         if fill:
             return data.x[place % num_examples], data.y[place % num_examples], mask
         return *without_padding((data.x, data.y), mask), mask
     # Of what is not negative `lax.div` and `fmod` are `//` and `%`, in one operation where these take ten.
-    steps_per_epoch = lax.div(num_examples + (batch_size - 1), batch_size)
+    steps_per_epoch = lax.div(num_examples + (batch_size - 1), jnp.int32(batch_size))
     step = jnp.asarray(step, jnp.int32)
     start = jnp.fmod(step, steps_per_epoch) * batch_size
     epoch = lax.div(step, steps_per_epoch)
     index = shuffled_rows(jax.random.fold_in(rng_key, epoch), start, batch_size, num_examples)
-    mask = start + jnp.arange(batch_size) < data.num_examples
+    mask = start + jnp.arange(batch_size, dtype=jnp.int32) < num_given
     return data.x[index], data.y[index], mask
 
 
@@ -371,7 +372,8 @@ class sgd(Options):
             return self.steps, self.steps
         if self.batch_size is None or self.batch_size >= rows:
             return self.epochs, self.epochs
-        batches = lax.div(data.num_examples + (self.batch_size - 1), self.batch_size)
+        count = jnp.asarray(data.num_examples, jnp.int32)
+        batches = lax.div(count + (self.batch_size - 1), jnp.int32(self.batch_size))
         return self.epochs * math.ceil(rows / self.batch_size), self.epochs * batches
 
     def first_loss(self, rng_key: Array, model: Model, variables: Variables, data: ClientData) -> Array:

@@ -100,7 +100,8 @@ def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mas
     mask = checks.labelled(checks.client_mask(mask, similarity.shape[0]), group)
     max_cross = optimal_bipartition(similarity, mask).max_cross
     pairs = mask[:, None] & mask[None, :] & ~jnp.eye(similarity.shape[0], dtype=bool)
-    return jnp.where(pairs & (group[:, None] == group[None, :]), similarity, 1.0).min() - max_cross
+    within = jnp.where(pairs & (group[:, None] == group[None, :]), similarity, jnp.inf).min()
+    return jnp.where(jnp.isfinite(within), within, 1.0) - max_cross
 
 
 def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: int) -> Float[Array, ...]:

@@ -53,6 +53,8 @@ def floats(array: ArrayLike, name: str, *ndims: int, like: Array | None = None) 
     if ndims and array.ndim not in ndims:
         wanted = " or ".join(str(ndim) for ndim in ndims)
         raise ValueError(f"{name} has shape {array.shape}; it must have {wanted} axes: reshape it.")
+    if ndims and min(ndims) >= 2 and not array.size:
+        raise ValueError(f"{name} has shape {array.shape}, which is empty: give at least one entry along each axis.")
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise ValueError(f"{name} has dtype {array.dtype}; it must hold real numbers: convert it to float32.")
     wide = jax.dtypes.canonicalize_dtype(array.dtype) == np.float64

@@ -247,7 +247,8 @@ def _laplacian_vectors(affinity: Array, mask: Array, rank: int) -> tuple[Array, 
     """Leading eigenvectors [M, rank] of D^(-1/2) W D^(-1/2), and the diagonal [M] of D^(-1/2)."""
     weights = jnp.where(mask[:, None] & mask[None, :] & ~jnp.eye(mask.shape[0], dtype=bool), affinity, 0.0)
     degree = weights.sum(axis=1)
-    inverse_root = jnp.where(degree > 0.0, lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0)), 0.0)
+    # Of a client that is like nobody 1, as SciPy has it: with 0 its own eigenvector would be lost.
+    inverse_root = lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0))
     laplacian = weights * inverse_root[:, None] * inverse_root[None, :]
     # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
     laplacian -= 2.0 * jnp.diag((~mask).astype(weights.dtype))

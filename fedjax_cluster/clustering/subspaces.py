@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, Real
 
@@ -93,7 +94,9 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         column = jnp.arange(width, dtype=jnp.int32)
         kept = (column < count) & (singular_values > _NOISE_FLOOR * singular_values[0])
         if share is not None:
-            kept &= column < jnp.maximum(jnp.floor(share * count.astype(jnp.float32)).astype(jnp.int32), 1)
+            # Rounded on the host, as 0.53 · 100 in float32 is below 53.
+            most = np.floor(np.round(share * np.arange(x.shape[0] + 1), 9)).astype(np.int32)
+            kept &= column < jnp.maximum(jnp.asarray(most)[count], 1)
         return jnp.pad(jnp.where(kept[None, :], vectors, 0.0), ((0, 0), (0, rank - width)))
 
     def of_present_class(label: Array) -> Array:

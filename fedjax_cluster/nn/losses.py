@@ -44,7 +44,8 @@ def objective(loss: LossName = "auto") -> Objective:
 def cross_entropy(outputs: Float[Array, "N *tokens classes"], y: Int[Array, " N *tokens"]) -> Float[Array, " N"]:
     """Cross entropy −log softmax(outputs)[y] of logits per example, averaged over the further dimensions of y (tokens).
 
-    ValueError where y is not of integers, or its shape differs from that of outputs without the classes.
+    ValueError where y is not of integers, or its shape differs from that of outputs without the classes. Labels outside
+    of 0 … classes − 1 are not looked for: −1 counts as the last class, and one beyond gives NaN.
     """
     _check_labels(outputs, y)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)

@@ -105,7 +105,7 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
     used = size > 0.0
     pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
     # Centroids are rounded means of values up to 1: closer than this they are the same.
-    coincide = apart <= 1e-6
+    coincide = apart <= 8 * jnp.finfo(apart.dtype).eps
     ratio = jnp.where(coincide, jnp.inf, (width[:, None] + width[None, :]) / jnp.where(coincide, 1.0, apart))
     worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
     num_clusters = used.sum()

@@ -1,0 +1,84 @@
+"""What a notebook may give: clients like nobody, similarities of any size, shares that are whole, nothing at all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.cluster import SpectralClustering
+
+import fedjax_cluster as fc
+from fedjax_cluster import clustering
+from fedjax_cluster.aggregation import Rows, geometric_median, krum, median, multi_krum
+
+
+@pytest.mark.filterwarnings("ignore:Graph is not fully connected")
+@pytest.mark.parametrize(("alone", "k"), [(1, 2), (2, 2), (2, 3)])
+def test_clients_like_nobody_are_clusters_as_scikit_learn_has_it(alone, k):
+    affinity = np.zeros((5 + alone, 5 + alone))
+    affinity[:5, :5] = 1 - np.eye(5)
+    expected = SpectralClustering(k, affinity="precomputed", assign_labels="cluster_qr").fit_predict(affinity)
+    found = clustering.qr_partition(affinity, k)
+    assert clustering.scores.adjusted_rand_index(found.labels, expected) == 1.0
+    assert np.isfinite(found.embedding).all()
+
+
+def test_the_gap_of_similarities_above_one_is_theirs():
+    similarity = np.array([[9, 5, 0.5], [5, 9, 0.2], [0.5, 0.2, 9]])
+    assert float(clustering.separation_gap(similarity, np.array([0, 0, 1]))) == pytest.approx(4.5)
+    assert float(clustering.separation_gap(similarity, np.array([0, 1, 2]))) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("share", "rows", "expected"), [(0.53, 100, 53), (0.21, 300, 63), (0.5, 7, 3), (0.01, 20, 1)])
+def test_a_share_of_the_rows_is_rounded_down_once(share, rows, expected):
+    x = np.random.default_rng(0).normal(size=(rows, 70))
+    found = clustering.principal_vectors(x, np.zeros(rows, int), rows, 1, 70, share=share)
+    assert int((np.abs(np.asarray(found[0])).max(0) > 0).sum()) == expected
+
+
+@pytest.mark.parametrize(
+    "rule", [median(), krum(), multi_krum(), geometric_median()], ids=lambda rule: type(rule).__name__
+)
+def test_rows_that_do_not_count_may_be_nan(rule):
+    values = np.array([[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [np.nan, np.nan]], np.float32)
+    slot = np.array([0, 0, 0, 0, 0, 1], np.int32)
+    whole = rule.combine(Rows(jnp.asarray(values), jnp.asarray(slot), jnp.ones(6)), 1)
+    without = rule.combine(Rows(jnp.asarray(values[:5]), jnp.asarray(slot[:5]), jnp.ones(5)), 1)
+    np.testing.assert_array_equal(whole, without)
+
+
+@pytest.mark.parametrize("rule", [krum(), multi_krum()], ids=lambda rule: type(rule).__name__)
+def test_krum_does_not_choose_what_is_nan(rule):
+    values = np.array([[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [np.nan, np.nan]], np.float32)
+    assert np.isfinite(rule.combine(Rows(jnp.asarray(values), jnp.zeros(6, jnp.int32), jnp.ones(6)), 1)).all()
+
+
+def test_what_holds_nothing_is_refused_in_one_line():
+    key = jax.random.key(0)
+    empty = [
+        lambda: clustering.classwise_angles(np.zeros((3, 2, 4, 0)), np.ones((3, 2), int)),
+        lambda: clustering.kmeans(key, np.zeros((3, 0)), 2),
+        lambda: clustering.principal_vectors(np.zeros((0, 3)), np.zeros(0, int), 0, 2, 1),
+        lambda: clustering.joint_basis(np.zeros((2, 3, 0))),
+        lambda: clustering.scores.silhouette(np.zeros((0, 2)), np.zeros(0, int)),
+        lambda: clustering.gaussian_rewards(np.zeros((0, 2))),
+        lambda: clustering.data_dissimilarity(np.zeros((3, 3, 0)), np.ones((3, 0), int)),
+    ]
+    for call in empty:
+        with pytest.raises(ValueError, match=r"is empty|at least one"):
+            call()
+
+
+def test_centroids_that_are_apart_in_double_precision_are_so():
+    x = np.array([[0.0], [1e-4], [0.01], [0.0101], [2e4], [2e4 + 0.01]])
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    with jax.enable_x64(True):
+        assert float(clustering.scores.davies_bouldin(x, labels)) == pytest.approx(0.006667, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [np.int32(4), np.int64(4), 4])
+def test_a_mini_batch_is_the_same_in_double_precision(count):
+    data = fc.types.ClientData(np.zeros((5, 2), np.float32), np.zeros(5, np.int32), count)
+    index = [fc.local.mini_batch(jax.random.key(0), data, 2, 1)[2]]
+    with jax.enable_x64(True):
+        index.append(fc.local.mini_batch(jax.random.key(0), data, 2, 1)[2])
+    np.testing.assert_array_equal(*index)
