@@ -81,14 +81,11 @@ def _small(*columns: str, **changes: Any):
 def _splitting_freely(recipe: Recipe) -> Recipe:
     """A recipe in which MADMO has as many slots as it may want: with eight it had to stop from 32 clients on."""
 
-    def free(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-        slots = [min(MOST_SLOTS, cell.config.clients or MOST_SLOTS) for cell in cells]
-        return tuple(
-            dataclasses.replace(cell, config=changed(cell.config, clusters=most)) if cell.row == "MADMO" else cell
-            for cell, most in zip(cells, slots, strict=True)
-        )
+    def free(cell: Cell) -> Cell:
+        most = min(MOST_SLOTS, cell.config.clients or MOST_SLOTS)
+        return dataclasses.replace(cell, config=changed(cell.config, clusters=most)) if cell.row == "MADMO" else cell
 
-    return dataclasses.replace(recipe, cells=free(recipe.cells), quick=free(recipe.quick))
+    return dataclasses.replace(recipe, cells=tuple(map(free, recipe.cells)), quick=tuple(map(free, recipe.quick)))
 
 
 TABLE_10 = _splitting_freely(
