@@ -66,11 +66,8 @@ HARD_AND_MADMO = {name: METHODS[name] for name in ("CFL-GP", "IFCA", "MADMO", "G
 
 PROTOCOL = "Gradient averaging: one mini-batch gradient a round. IFCA chooses on the mini-batch that it then steps on."
 MOST_SLOTS = 64
-FREE_MADMO = (
-    f"MADMO is CFL on these gradients, ε₁ 0.4, ε₂ 1.6, split after five rounds at the earliest, up to {MOST_SLOTS} "
-    "clusters, or as many as there are clients."
-)
 MADMO = "MADMO is CFL on these gradients, ε₁ 0.4, ε₂ 1.6, split after five rounds at the earliest, up to 8 clusters."
+FREE_MADMO = MADMO.replace("8 clusters", f"{MOST_SLOTS} clusters, or as many as there are clients")
 FULL_DATA = f"All 70 000 images are divided among the clients, however many these are. {PROTOCOL}"
 
 
