@@ -54,13 +54,12 @@ def damaged(path, place):
 
 
 @pytest.mark.parametrize("place", [14, 17, 22, 30, 42, 60])
-def test_a_damaged_image_is_named_or_read(place, tmp_path):
+def test_a_damaged_image_is_named(place, tmp_path):
+    """Faults: a broken chunk is a SyntaxError of Pillow's, a cut header a struct.error."""
     for name in ("a", "b"):
         path = tmp_path / name / "1.png"
         path.parent.mkdir()
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8)).astype(np.uint8)).save(path)
     damaged(tmp_path / "b" / "1.png", place)
-    try:
+    with pytest.raises(ValueError, match=r"b/1\.png is (no image|damaged)"):
         image_folder(tmp_path)
-    except ValueError as error:
-        assert "1.png" in str(error)  # noqa: PT017 - some bytes do no harm
