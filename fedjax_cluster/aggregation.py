@@ -134,7 +134,7 @@ class krum(Aggregation):
         count = sizes(rows.slot, num_slots)
         together = same_cluster(rows.slot, num_slots)
         near = num_neighbours(count, self.byzantine)[_place(rows.slot, num_slots)]
-        score = nearest_sums(distances(_measured(rows.value), rows.mapping), together, near, rows.mapping)
+        score = nearest_sums(distances(_measured(rows.value), together, rows.mapping), together, near, rows.mapping)
         chosen = rank_within(score, together) < self.kept(count)[_place(rows.slot, num_slots)]
         return mean_of(rows, chosen & (rows.slot < num_slots), num_slots)
 
@@ -179,7 +179,8 @@ class bulyan(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         count = sizes(rows.slot, num_slots)
         wanted = jnp.where(count > 0, jnp.maximum(count - 2 * self.byzantine, 1), 0)
-        distance = distances(_measured(rows.value), rows.mapping)
+        together = same_cluster(rows.slot, num_slots)
+        distance = distances(_measured(rows.value), together, rows.mapping)
         chosen = nearest_again_and_again(distance, rows.slot, wanted, count, self.byzantine, num_slots, rows.mapping)
         slot = jnp.where(chosen, rows.slot, num_slots)
         middle = (wanted - 1) // 2

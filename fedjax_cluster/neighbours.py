@@ -20,12 +20,39 @@ from fedjax_cluster.parallel.mapping import AXIS, num_devices
 from fedjax_cluster.types import ONE_DEVICE, ClientMapping
 
 
-def distances(leaves: list[Array], mapping: ClientMapping = ONE_DEVICE) -> Array:
+CLOSE = 1e-3  # of two squares, below which the square of their difference has lost its digits
+
+
+def distances(leaves: list[Array], together: Array, mapping: ClientMapping = ONE_DEVICE) -> Array:
     """f32[R, R]: squared Euclidean distances of rows that lie in leaves [R, d]; no sum of R of them overflows.
 
-    Squares of numbers above 1e19 are not finite in float32, and nobody may come nearer by sending such.
+    Squares of numbers above 1e19 are not finite in float32, and nobody may come nearer by sending such. Of rows that
+    share nearly all they have |x|² + |y|² − 2xy keeps no digit: where a cluster's majority is such, the row that is
+    nearest to half of its cluster is subtracted first. It is not the mean, which a single row moves as far as it wants.
     """
     products = _products(leaves, mapping)
+    squares = jnp.diagonal(products)
+    distance = _differences(products)
+    close = together & (distance < CLOSE * (squares[:, None] + squares[None]))
+    size = together.sum(1, dtype=jnp.int32)
+    # Of two halves of n rows, one that is close makes n/2 · n/2 pairs.
+    lost = jnp.any((size > 1) & (4 * _within(together, close.sum(1, dtype=jnp.int32)) >= size * size))
+
+    def from_the_middle() -> Array:
+        score = nearest_sums(distance, together, jnp.maximum(size // 2, 1), mapping)
+        middle = jnp.argmin(jnp.where(together, score[None], jnp.inf), 1)
+        return _differences(_products([leaf - leaf[middle] for leaf in leaves], mapping))
+
+    return lax.cond(lost, from_the_middle, lambda: distance)
+
+
+def _within(together: Array, number: Array) -> Array:
+    """i32[R]: the sum of a number over each row's cluster."""
+    return jnp.sum(jnp.where(together, number[None], 0), 1, dtype=jnp.int32)
+
+
+def _differences(products: Array) -> Array:
+    """f32[R, R]: squared distances from inner products."""
     squares = jnp.diagonal(products)
     distance = squares[:, None] + squares[None] - 2 * products
     farthest = jnp.float32(jnp.finfo(jnp.float32).max / (2 * len(distance)))

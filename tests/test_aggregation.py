@@ -93,6 +93,10 @@ def test_the_oracles_agree_with_others():
         assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
 
 
+TOGETHER = np.ones((9, 9), bool)
+ORACLES = {aggregation.krum: oracle.krum, aggregation.multi_krum: oracle.multi_krum, aggregation.bulyan: oracle.bulyan}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [aggregation.median(), aggregation.multi_krum(byzantine=1), aggregation.bulyan(byzantine=1)], ids=str
@@ -111,8 +115,24 @@ def test_devices_divide_the_columns_of_distances():
     leaves = [np.random.default_rng(0).normal(size=(9, width)).astype(np.float32) for width in (5, 1, 4)]
     rows = np.concatenate(leaves, 1).astype(np.float64)
     expected = np.square(rows[:, None] - rows[None]).sum(2)
-    found = jax.jit(lambda leaves: neighbours.distances(leaves, two))(leaves)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    found = jax.jit(lambda leaves, offset: neighbours.distances([leaf + offset for leaf in leaves], TOGETHER, two))
+    np.testing.assert_allclose(found(leaves, 0.0), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found(leaves, 1e4), expected, rtol=1e-2, atol=1e-2)  # what its digits allow
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "byzantine" in rule.__dataclass_fields__], ids=str)
+@pytest.mark.parametrize("shared", [1e3, 1e4])
+def test_what_all_clients_share_does_not_hide_who_is_near(rule, shared):
+    """|x|² + |y|² − 2xy had no digit left: Krum took the first. Two move the mean so far that it is no help either."""
+    both = dataclasses.replace(rule, byzantine=2)
+    for seed in range(5):
+        sent = cohort([0] * 10 + [1] * 2, seed, faulty=False)
+        sent.value[:] += shared * np.linspace(-1, 1, 7, dtype=np.float32)
+        sent.value[[2, 5]] *= np.array([[-30], [40]], np.float32)
+        found = flat(combined(both, as_leaves(sent), jnp.ones(ROWS, bool)))[0]
+        more = [both.selected] if isinstance(both, aggregation.multi_krum) else []
+        expected = ORACLES[type(rule)](sent.value[:10].astype(np.float64), 2, *more)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * shared)
 
 
 def test_a_share_of_the_clients_is_cut_without_rounding_errors():
