@@ -19,7 +19,6 @@ from fedjax_cluster.order_statistics import Ranks, mean_of_ranks
 from fedjax_cluster.parallel.mapping import AXIS, num_devices
 from fedjax_cluster.types import ONE_DEVICE, ClientMapping
 
-
 CLOSE = 1e-3  # of two squares, below which the square of their difference has lost its digits
 
 

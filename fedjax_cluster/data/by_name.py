@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
 from fedjax_cluster.data.hugging_face import huggingface
@@ -18,6 +18,9 @@ from fedjax_cluster.options import COUNT, shown, with_checks
 from fedjax_cluster.types import Examples
 
 HUB = "hf:"
+OwnTask = Literal["classification", "regression"]
+# What a configuration says of how a file is read.
+READING = ("label_column", "user_column", "group_column", "input_shape", "task")
 LOG = logging.getLogger(__name__)
 
 
@@ -29,6 +32,7 @@ def load(
     user_column: str | None = None,
     group_column: str | None = None,
     input_shape: Sequence[int] | None = None,
+    task: OwnTask | None = None,
 ) -> Examples:
     """A data set by its name: the embedded digits, one's own file or folder, a set of TFDS, or OpenML's copy of it.
 
@@ -40,6 +44,8 @@ def load(
       user_column: of a table, or of the hub's data set; default is `user` where there is one.
       group_column: likewise, of the users' true groups; default is none.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
+      task: "regression" where the whole numbers of a table, an `.npz` file or the hub's data set are values and no
+        classes.
 
     Returns:
       What `digits`, `npz`, `table`, `image_folder`, `leaf`, `tfds` or `openml` returns.
@@ -55,13 +61,15 @@ def load(
     columns: dict[str, Any] = {"label": label_column, "user": user_column, "group": group_column}
     columns = {column: given for column, given in columns.items() if given is not None}
     if name.startswith(HUB) and input_shape is None:
-        return huggingface(name.removeprefix(HUB), **columns)
+        return huggingface(name.removeprefix(HUB), task=task, **columns)
     if columns and not (path and is_table(name)):
         column, given = next(iter(columns.items()))
         raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")
     if path and is_table(name):
-        return table(name, shape=input_shape, **columns)
+        return table(name, shape=input_shape, task=task, **columns)
     folder = Path(name).expanduser()
+    if task == "regression" and (not path or folder.is_dir()):
+        raise ValueError(f"task is 'regression', but {shown(name)} has classes: leave it out")
     of_leaf = path and folder.is_dir() and bool(leaf_files(folder))
     if path and folder.is_dir() and not of_leaf:
         return image_folder(name, size=input_shape)
@@ -75,7 +83,7 @@ def load(
     if path:
         if folder.exists() and folder.suffix.lower() not in ARRAYS:
             raise ValueError(f"{name} is no file that can be read: give one ending in {', '.join((*ARRAYS, *TABLES))}")
-        return npz(name)
+        return npz(name, task=task)
     if name == "digits":
         return digits()
     known = openml_name(name)

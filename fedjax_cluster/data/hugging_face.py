@@ -10,7 +10,7 @@ from fedjax_cluster.data import partition
 from fedjax_cluster.data.local_files import class_numbers, numbers
 from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays
 from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
-from fedjax_cluster.types import Examples, Federation, UserExamples
+from fedjax_cluster.types import Examples, Federation, Task, UserExamples
 
 ROWS_AT_ONCE = 4096
 
@@ -24,6 +24,7 @@ def huggingface(
     label: str | None = None,
     user: str | None = None,
     group: str | None = None,
+    task: Task | None = None,
 ) -> Examples:
     """A data set of the Hugging Face hub, such as `ylecun/mnist`; needs the package `datasets`.
 
@@ -34,6 +35,7 @@ def huggingface(
       label: column of labels; default is the only one that declares its classes.
       user: column of users; default is none.
       group: column of the users' true groups; default is none.
+      task: "regression" where whole numbers in the column of labels are values and no classes.
 
     Returns:
       Examples with x uint8 [N, H, W, channels] of images, with `user_ids` where a column of users is named, and with
@@ -64,7 +66,9 @@ def huggingface(
         raise ValueError(f"group is {group!r}, but there are no users, who are in groups: name their column")
     whole = datasets.concatenate_datasets([found[part] for part in wanted])
     x, y, classes, users, groups = _columns(whole, inputs, label, user, group)
-    examples = _named(x, y, classes, name)
+    if task == "regression" and classes is not None:
+        raise ValueError(f"task is 'regression', but the labels of {name!r} are {classes} classes: leave it out")
+    examples = _named(x, y, classes, name, task)
     return examples if users is None else UserExamples.of(examples, users, groups)
 
 
@@ -111,8 +115,9 @@ def from_partitioner(
     return partition.federate(examples, rows, rng, test_fraction)
 
 
-def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str) -> Examples:
-    examples = from_arrays(x, class_numbers(y, classes), num_classes=classes, name=name)
+def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str, task: Task | None = None) -> Examples:
+    y = np.asarray(y, np.float32) if task == "regression" else class_numbers(y, classes)
+    examples = from_arrays(x, y, num_classes=classes, name=name, task=task)
     assert isinstance(examples, Examples)
     return examples
 

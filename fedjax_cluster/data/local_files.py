@@ -336,7 +336,7 @@ def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray
     if whole:
         LOG.warning(
             f"the labels {listed(found.tolist())} are numbered 0 to {len(found) - 1} in their order; where they are "
-            "values to predict, give task='regression' in Python, or one of them with a fraction"
+            "values to predict, say so by task='regression' (--task regression)"
         )
     return places.astype(np.int32)
 

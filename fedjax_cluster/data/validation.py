@@ -85,6 +85,11 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
             f"{examples.info.name!r} has no single label for each example, as y is {list(y.shape)}: take the scenario "
             "`users` or `size_skew`, or give such labels."
         )
+    if labelled and examples.info.task == "regression":
+        raise ValueError(
+            f"{examples.info.name!r} has values to predict and no classes, which this scenario divides by: take "
+            "`users` or `size_skew`."
+        )
     if examples.info.task == "classification" or labelled:
         check_labels(y, examples.info.num_classes)
     else:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
 from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
@@ -402,7 +403,7 @@ def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: in
 def _decides_data(config: RunConfig) -> str:
     """All of a configuration that its federation depends on."""
     names = (
-        *("scenario", "dataset", "label_column", "user_column", "group_column", "input_shape", "population"),
+        *("scenario", "dataset", *READING, "population"),
         *("clients", "seed", "test_fraction", "examples_per_client"),
     )
     return repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])

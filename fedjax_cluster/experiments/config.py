@@ -14,6 +14,7 @@ import optax
 from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
+from fedjax_cluster.data.by_name import READING, OwnTask
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
@@ -86,16 +87,14 @@ class RunConfig(Robustness):
         "Hugging Face hub; several joined by +, their classes numbered one after the other, or kept by mixed-datasets",
         default="digits",
     )
-    population: str | None = option(
-        "folder that `fc.data.write_population` wrote, in place of scenario and data set; rows are read when needed",
-        default=None,
-    )
+    population: str | None = option("folder of `fc.data.write_population`, in place of scenario and data", default=None)
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
     user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
     group_column: str | None = option("column of a table that holds the users' true groups, if known", default=None)
     input_shape: Sequence[int] | None = option(
         "of a table's rows that are images; height and width for a folder's images", default=None, bound=COUNT
     )
+    task: OwnTask | None = option("regression where whole numbers of one's own are values and no classes", default=None)
     model: str = option(f"{', '.join(MODELS)}, or your own", default="mlp")
     clients: int | None = option(
         "M, number of clients; if not given the method's usual one, fewer where the data set is small, and in the "
@@ -366,8 +365,8 @@ def load_examples(config: RunConfig) -> Examples | list[Examples] | None:
         return None
     # A path may have a plus in it.
     names = [config.dataset] if os.path.exists(os.path.expanduser(config.dataset)) else config.dataset.split("+")
-    columns = {name: getattr(config, name) for name in ("label_column", "user_column", "group_column", "input_shape")}
-    sources = [data.load(name, **columns) for name in names]
+    read = {name: getattr(config, name) for name in READING}
+    sources = [data.load(name, **read) for name in names]
     if config.scenario == "mixed_datasets":
         return sources
     return data.joined(sources) if len(sources) > 1 else sources[0]

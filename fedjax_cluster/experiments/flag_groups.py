@@ -16,6 +16,7 @@ import docstring_parser
 import tyro
 
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments.config import estimates_clusters, takes_clusters
 from fedjax_cluster.experiments.unknown import unknown_words
@@ -26,10 +27,7 @@ Hints = Callable[[Sequence[str]], Iterable[str]]
 NEEDED = "needed"
 # Where help shows the fields of a configuration and of the command; what is not named comes last.
 GROUPS = {
-    "data": (
-        *("scenario", "dataset", "population", "clients", "test_fraction", "examples_per_client"),
-        *("label_column", "user_column", "group_column", "input_shape"),
-    ),
+    "data": (*("scenario", "dataset", "population", "clients", "test_fraction", "examples_per_client"), *READING),
     "model": ("model",),
     "method": ("clusters",),
     "training": (
@@ -48,10 +46,7 @@ GROUPS = {
 }
 # Left to --help-all, by group.
 LESS_USED = {
-    "data": (
-        *("population", "test_fraction", "examples_per_client"),
-        *("label_column", "user_column", "group_column", "input_shape"),
-    ),
+    "data": (*("population", "test_fraction", "examples_per_client"), *READING),
     "model": ("init", "loss", "normalize", "num_outputs"),
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],

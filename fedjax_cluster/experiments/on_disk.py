@@ -6,14 +6,12 @@ import dataclasses
 from typing import Any
 
 from fedjax_cluster import data
+from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.options import as_path, shown
 from fedjax_cluster.types import Federation
 
 # What else decides who has which rows.
-OTHERS = (
-    *("scenario", "dataset", "label_column", "user_column", "group_column", "input_shape"),
-    *("test_fraction", "examples_per_client", "scenario_options"),
-)
+OTHERS = (*("scenario", "dataset", *READING), *("test_fraction", "examples_per_client", "scenario_options"))
 
 
 def check_data(config: Any) -> None:

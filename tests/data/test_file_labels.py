@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from fedjax_cluster.data import digits, from_arrays, load, npz, scenarios, table
+from fedjax_cluster.experiments.config import RunConfig, build_federation
 
 
 def csv(path, text):
@@ -36,6 +37,18 @@ def test_whole_numbers_are_values_where_the_task_is_a_regression(tmp_path):
     assert npz(tmp_path / "a.npz", task="regression").y.dtype == np.float32
     with pytest.raises(ValueError, match="could not convert"):
         table(csv(tmp_path / "b.csv", "label,a\ncat,1\ndog,2\n"), task="regression")
+    lines = "".join(f"{5 * row},{row},{row % 2}\n" for row in range(12))
+    np.savez(tmp_path / "b.npz", x=np.eye(12), y=5 * np.arange(12), user=np.arange(12) % 2)
+    for file in (csv(tmp_path / "c.csv", f"label,a,user\n{lines}"), tmp_path / "b.npz"):
+        found = build_federation(RunConfig(dataset=str(file), scenario="users", task="regression"))
+        values = np.concatenate(
+            [rows.y[m, :n] for rows in (found.train, found.test) for m, n in enumerate(rows.num_examples)]
+        )
+        assert sorted(values.tolist()) == [5.0 * row for row in range(12)]
+    with pytest.raises(ValueError, match="task is 'regression', but 'digits' has classes"):
+        load("digits", task="regression")
+    with pytest.raises(ValueError, match="has values to predict and no classes, which this scenario divides by"):
+        scenarios.dirichlet(table(path, task="regression"), clients=1)
 
 
 @pytest.mark.parametrize(
