@@ -229,6 +229,19 @@ def of_clients(state: State, rows: int) -> State:
     return treedef.unflatten(leaf[_within(shape)] for leaf, shape in zip(leaves, shapes, strict=True))
 
 
+def with_clients(state: State, rows: int) -> State:
+    """A state on the host with so many rows of clients: zeros, which is nobody, beyond those that it has."""
+    leaves, treedef = jax.tree.flatten(state)
+    shapes = _shapes(state, rows)
+
+    def filled(leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
+        whole = np.zeros(shape, leaf.dtype)
+        whole[_within(leaf.shape)] = leaf
+        return whole
+
+    return treedef.unflatten(filled(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True))
+
+
 def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     """The history of the newest checkpoint whose history is whole, without its state; None where there is none."""
     steps = [path for path in directory.glob("*") if path.name.isdigit()]

@@ -29,6 +29,7 @@ from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client, with_metrics
 from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.simulation.model_files import check_folder, save_client, save_clusters
+from fedjax_cluster.simulation.newcomers import admitted, before_admission, check_newcomers, with_newcomers
 from fedjax_cluster.simulation.outliers import Outliers, outliers
 from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, Measure, State
@@ -237,6 +238,36 @@ class SimulationResult:
             {name: value for name, value in self.__dict__.items() if name in ("per_client", "outliers", "_figures")}
         )
         return found
+
+    @in_32_bits
+    def admit(self, newcomers: Federation) -> SimulationResult:
+        """The result with clients who were in no round: the method's own rule gives each a cluster, and nobody trains.
+
+        It is the rule by which clients join during a run (`Churn`). What nobody has trained stays so: layers of a
+        client's own, and the model of a cluster that a newcomer opens as it is far from all (PACFL, StoCFL).
+
+        They are the last ones of the new result, whose `labels`, `per_client`, `predict` and `save_models` have them;
+        models, history and summary are those of the run, which in its directory stays as it is.
+
+        Args:
+          newcomers: a federation of their own, with inputs and classes as the run's: such as
+            `fc.data.from_arrays(x, y, client_ids, num_classes=10)`.
+
+        Raises:
+          ValueError: data of another kind, ids that the federation has already, or a run that admits nobody: of some
+            methods, with privacy, of a population on disk, in several processes.
+        """
+        check_newcomers(self.algorithm, self.federation, newcomers)
+        known, number = len(self.federation.train.num_examples), len(newcomers.train.num_examples)
+        federation = with_newcomers(self.federation, newcomers)
+        state = of_clients(parallel.fetched(self.state), known)
+        key = jax.random.fold_in(jax.random.fold_in(self.evaluation_key, known + number), number)
+        state = admitted(key, self.algorithm, state, federation.train, known)
+        moves, events = before_admission({**self.moves, int(self.state.round): self.labels}, self.events, known, number)
+        here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
+        return dataclasses.replace(
+            self, federation=federation, state=state, events=events, mapping=here, moves=moves, kept=False
+        )
 
     def _told(self) -> dict[str, str]:
         return {"algorithm": self.algorithm.name, "rounds": str(int(self.state.round))}

@@ -1,0 +1,131 @@
+"""Clients who come after a run: a state with rows for them, and the method's own word on where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedjax_cluster import parallel
+from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.validation import check_federation
+from fedjax_cluster.marked_clients import MarkedData
+from fedjax_cluster.nn.precision import in_32_bits
+from fedjax_cluster.simulation.checkpoints import with_clients
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Event, Federation, State, UserFederation
+
+COMPARED = ("input_shape", "num_classes", "task")
+
+
+def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newcomers: Any) -> None:
+    """Raises a ValueError where a run cannot admit these clients."""
+    if not isinstance(newcomers, Federation):
+        raise ValueError(
+            f"newcomers is a {type(newcomers).__name__}; give a Federation, as fc.data.from_arrays makes of ids"
+        )
+    if algorithm.admit is None:
+        raise ValueError(f"{algorithm.name} admits no client, so that nothing tells where one who comes later belongs")
+    if getattr(algorithm, "privacy", None) is not None:
+        raise ValueError("the run's privacy is that of its own clients; what a newcomer shows would not be covered")
+    if parallel.several():
+        raise ValueError("several processes hold the clients; load the run in one, and admit the newcomers there")
+    if stored(federation) or stored(newcomers):
+        raise ValueError("the clients' rows are on disk; newcomers are admitted to a federation in memory")
+    check_federation(newcomers)
+    for name in COMPARED:
+        own, new = getattr(federation.info, name), getattr(newcomers.info, name)
+        if own != new:
+            raise ValueError(f"the newcomers' {name} is {new}, but the federation's is {own}; bring them to the same")
+    for part in ("x", "y"):
+        own, new = (np.asarray(getattr(each.train, part)).dtype for each in (federation, newcomers))
+        if own != new:
+            raise ValueError(f"the newcomers' {part} is {new}, but the federation's is {own}; convert it")
+    known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
+    if known is not None and new is not None:
+        twice = np.intersect1d(np.asarray(known).astype(str), np.asarray(new).astype(str))
+        if len(twice):
+            raise ValueError(f"the federation has a client {str(twice[0])!r} already; give the newcomers other ids")
+
+
+def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
+    """The clients of both, the newcomers last."""
+    validation = None
+    if federation.validation is not None and newcomers.validation is not None:
+        validation = _joined(federation.validation, newcomers.validation)
+    group = None
+    if federation.group is not None:
+        unknown = np.full(len(newcomers.train.num_examples), -1, np.int32)
+        group = np.concatenate([federation.group, unknown if newcomers.group is None else newcomers.group])
+    train, test = _joined(federation.train, newcomers.train), _joined(federation.test, newcomers.test)
+    both = Federation(train, test, validation, group, federation.info)
+    known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
+    if known is None or new is None:
+        return both
+    return UserFederation.of(both, np.concatenate([np.asarray(known).astype(str), np.asarray(new).astype(str)]))
+
+
+def _joined(old: ClientData, new: ClientData) -> ClientData:
+    """Clients of both, with as many rows as the larger has."""
+    rows = max(np.shape(old.x)[1], np.shape(new.x)[1])
+
+    def filled(leaf: Any) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        return np.pad(leaf, ((0, 0), (0, rows - leaf.shape[1]), *((0, 0),) * (leaf.ndim - 2)))
+
+    x, y = (np.concatenate([filled(one), filled(other)]) for one, other in ((old.x, new.x), (old.y, new.y)))
+    both = ClientData(x, y, np.concatenate([np.asarray(old.num_examples), np.asarray(new.num_examples)]))
+    if not isinstance(old, MarkedData):
+        return both
+    honest = np.zeros(len(new.num_examples), bool)
+    shown = None if old.shown is None else _joined(old.shown, new)
+    return MarkedData.of(both, np.concatenate([np.asarray(old.faulty), honest]), shown)
+
+
+def admitted(rng_key: Array, algorithm: ClusteredAlgorithm, state: State, data: ClientData, known: int) -> State:
+    """The state of `known` clients, on the host, with those of `data` that come after them.
+
+    Args:
+      rng_key: of what the method draws for a newcomer.
+      algorithm: the method, whose `admit` decides.
+      state: after the run, without rows that fill up devices.
+      data: all clients' training rows, the newcomers last.
+      known: how many were in the run.
+    """
+    number = len(data.num_examples) - known
+    new = ClientData(*(jnp.asarray(leaf[known:]) for leaf in data))
+    indices = jnp.arange(known, known + number, dtype=jnp.int32)
+    keys = jax.random.split(rng_key, number)
+    return _admit_all(keys, with_clients(state, known + number), new, indices, algorithm=algorithm)
+
+
+@parallel.kept_program(static_argnames="algorithm")
+@in_32_bits
+def _admit_all(keys: Array, state: State, data: ClientData, indices: Array, *, algorithm: ClusteredAlgorithm) -> State:
+    """One newcomer after the other, each among all before it."""
+    assert algorithm.admit is not None  # by `check_newcomers`
+
+    def admit(state: State, newcomer: tuple[Array, ClientData, Array]) -> tuple[State, None]:
+        key, rows, index = newcomer
+        found = algorithm.admit(key, state, rows, index)  # pyright: ignore[reportOptionalCall]
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), found, state), None
+
+    return lax.scan(admit, state, (keys, data, indices))[0]
+
+
+def before_admission(kept: Mapping[int, np.ndarray], events: tuple[Event, ...], known: int, number: int) -> Any:
+    """Assignments and events of the run, in which the newcomers were in no cluster."""
+
+    def longer(clusters: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(clusters)[:known], np.full(number, -1, np.int32)]).astype(np.int32)
+
+    of_events = (
+        event._replace(content={**event.content, "labels": longer(event.content["labels"])})
+        if "labels" in event.content
+        else event
+        for event in events
+    )
+    return {rounds: longer(clusters) for rounds, clusters in kept.items()}, tuple(of_events)

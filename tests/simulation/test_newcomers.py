@@ -1,0 +1,126 @@
+"""Clients who come after a run."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_cluster import algorithms, faults, local, nn, parallel, privacy
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.data import from_arrays
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import ClientData, UserFederation
+from tests.devices import needs_two
+from tests.federations import blobs
+
+# Their newcomers' models are not those of the run's clients: their own layers are untrained, a mixture is estimated
+# from nothing, or weights and fine-tuning are of the newest models.
+OWN = ("ditto", "fedem", "fedper", "fedproto", "fedrep", "fedsoft", "local_only", "per_fedavg", "pfedme")
+FAST = ("ifca",)
+
+
+def run(name, federation=None, rounds=6, fault=None, **options):
+    own = local.sgd(0.2, batch_size=4, epochs=1)
+    factory = REGISTRY[name]
+    if "clusters" in factory.__dataclass_fields__:
+        options.setdefault("clusters", 4 if name in ("flag", "pacfl", "stocfl") else 2)
+    if name == "pacfl":
+        options["threshold"] = 60.0
+    algorithm = factory(nn.mlp(hidden=(5,)), local=own, **options)
+    federation = blobs(clients=7) if federation is None else federation
+    return simulate(algorithm, federation, rounds=rounds, eval_every=rounds, fault=fault, progress=False)
+
+
+def some(federation, clients, extra=0):
+    """These of the clients as a federation, with rows of padding beyond their own."""
+
+    def part(data):
+        x, y, count = (np.asarray(leaf)[list(clients)] for leaf in data)
+        grow = [(0, 0), (0, extra)]
+        return ClientData(np.pad(x, [*grow, (0, 0)], constant_values=7), np.pad(y, grow), count)
+
+    return federation._replace(
+        train=part(federation.train), test=part(federation.test), group=federation.group[list(clients)]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY)]
+)
+def test_a_newcomer_belongs_where_one_with_its_rows_does_and_moves_nobody(name):
+    result = run(name)
+    found = result.admit(some(result.federation, (3, 0, 2), extra=5))
+    assert found.labels.tolist() == [
+        *result.labels,
+        *(found.labels[7:] if name == "fedsoft" else result.labels[[3, 0, 2]]),
+    ]
+    assert found.federation.group.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 0]
+    np.testing.assert_array_equal(found.per_client.accuracy[:7], result.per_client.accuracy)
+    jax.tree.map(np.testing.assert_array_equal, found.state.clusters.params, result.state.clusters.params)
+    if name not in OWN:
+        x = result.federation.test.x[3]
+        np.testing.assert_allclose(found.predict(x, 7), result.predict(x, 3), rtol=1e-4, atol=1e-5)
+    assert found.assignments.cluster[0, 7:].tolist() == [-1] * 3
+    assert found.assignments.cluster[-1].tolist() == found.labels.tolist()
+    assert result.labels.shape == (7,)
+
+
+@needs_two
+def test_rows_that_fill_up_devices_are_nobody():
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    own = local.sgd(0.2, batch_size=4, epochs=1)
+    algorithm = algorithms.ifca(nn.mlp(hidden=(5,)), clusters=2, local=own)
+    result = simulate(algorithm, blobs(clients=7), rounds=6, eval_every=6, mapping=two, progress=False)
+    found = result.admit(some(result.federation, (1, 2)))
+    assert found.labels.tolist() == [*result.labels, *result.labels[[1, 2]]]
+    again = found.admit(some(result.federation, (0,)))
+    assert again.labels.tolist() == [*found.labels, result.labels[0]]
+
+
+def test_users_keep_their_ids_and_faults_their_clients():
+    plain = blobs(clients=7)
+    users = UserFederation.of(plain, [f"u{client}" for client in range(7)])
+    result = run("ifca", users, fault=faults.sign_flip(share=0.2))
+    assert result.faulty.any()
+    new = UserFederation.of(some(plain, (0, 1)), ["v", "w"])
+    found = result.admit(new)
+    assert found.user_ids.tolist() == [*(f"u{i}" for i in range(7)), "v", "w"]
+    assert found.faulty.tolist() == [*result.faulty.tolist(), False, False]
+    np.testing.assert_array_equal(found.predict(plain.test.x[0], "v"), found.predict(plain.test.x[0], 7))
+    with pytest.raises(ValueError, match="has a client 'u3' already; give the newcomers other ids"):
+        result.admit(UserFederation.of(some(plain, (0,)), ["u3"]))
+
+
+@pytest.mark.slow
+def test_events_and_files_are_of_all(tmp_path):
+    result = run("cfl", rounds=12, clusters=3, first_round=2)
+    assert any("labels" in event.content for event in result.events)
+    found = result.admit(some(result.federation, (1, 0)))
+    assert found.assignments.cluster.shape[1] == 9
+    assert (found.assignments.cluster[:-1, 7:] == -1).all()
+    assert found.write_clients(tmp_path / "clients.csv").read_text().count("\n") == 10
+    assert not found.kept
+
+
+def test_what_cannot_be_admitted_is_one_line():
+    result = run("ifca", rounds=1)
+    plain = blobs(clients=7)
+    other = from_arrays(np.random.default_rng(0).normal(size=(20, 6)), np.arange(20) % 2, np.arange(20) % 2)
+    empty = some(plain, (0, 1))
+    empty = empty._replace(train=empty.train._replace(num_examples=np.array([0, 3], np.int32)))
+    integers = some(plain, (0,))
+    integers = integers._replace(train=integers.train._replace(x=integers.train.x.astype(np.float64)))
+    for newcomers, message in (
+        (plain.train, "newcomers is a ClientData; give a Federation"),
+        (other, "the newcomers' num_classes is 2, but the federation's is 3"),
+        (empty, "1 of 2 clients have no example in 'train': client 0"),
+        (integers, "the newcomers' x is float64, but the federation's is float32; convert it"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            result.admit(newcomers)
+    closed = run("flag", rounds=1, newcomers=False)
+    with pytest.raises(ValueError, match="flag admits no client"):
+        closed.admit(some(plain, (0,)))
+    gaussian = privacy.gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-3)
+    private = run("fedavg", rounds=1, privacy=gaussian, weighting="uniform")
+    with pytest.raises(ValueError, match="the run's privacy is that of its own clients"):
+        private.admit(some(plain, (0,)))
