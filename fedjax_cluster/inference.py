@@ -126,23 +126,25 @@ def finite_rows(predictions: Any, mask: Array) -> Array:
     return jnp.all(jnp.stack(rows))
 
 
-def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Array) -> Array:
-    """Predictions [N, ...] of a mixture f32[P] of models [P, ...]: Σ_p mixture_p · predict(f(x; θ_p))."""
+def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Array) -> Any:
+    """Predictions, leaves [N, ...], of a mixture f32[P] of models [P, ...]: Σ_p mixture_p · predict(f(x; θ_p))."""
 
-    def mixed(rows: Array) -> Array:
-        def one(variables: Variables) -> Array:
+    def mixed(rows: Array) -> Any:
+        def one(variables: Variables) -> Any:
             outputs, _ = model.apply(variables, rows, train=False)
             return model.predict(outputs)
 
         if mixture.shape[0] == 1:
             return one(jax.tree.map(lambda leaf: leaf[0], variables))
-        return jnp.tensordot(mixture, lax.map(one, variables), axes=1)
+        return jax.tree.map(lambda leaf: jnp.tensordot(mixture, leaf, axes=1), lax.map(one, variables))
 
-    def write(predictions: Array, piece: Array, fresh: Array, start: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(predictions, mixed(piece), start, 0)
+    def write(predictions: Any, piece: Array, fresh: Array, start: Array) -> Any:
+        return jax.tree.map(
+            lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, start, 0), predictions, mixed(piece)
+        )
 
     count = x.shape[0]
     if count <= CPU_ROWS:
         return mixed(x)
     shape = jax.eval_shape(mixed, x)
-    return walk_rows(write, jnp.zeros(shape.shape, shape.dtype), x, count)
+    return walk_rows(write, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape), x, count)

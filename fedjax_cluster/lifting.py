@@ -7,8 +7,9 @@ number is a constant of the programs, as it always was.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
+import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
@@ -134,6 +135,11 @@ def path_of(value: Any, name: str) -> str:
     if not path:
         known = [*_named_parts(value), *(f"local.{part}" for part in _named_parts(getattr(value, "local", None)))]
         raise ValueError(f"options has {shown(name)}, which {value.name} does not have; it has {', '.join(known)}")
+    if (beside := kept_beside(value)) is not None:
+        raise ValueError(
+            f"{value.name} keeps {beside}, made of its options, which would not follow {name}: make it a property, or "
+            f"{ELSEWHERE}"
+        )
     *outer, last = path.split(".")
     owner = number_at(value, ".".join(outer)) if outer else value
     if isinstance(number_at(value, path), NamedOptimizer):
@@ -145,6 +151,19 @@ def path_of(value: Any, name: str) -> str:
         if not takes_fractions(hint):
             raise ValueError(f"{path} is not a number that a program computes with: {ELSEWHERE}")
     return path
+
+
+def kept_beside(value: Any) -> str | None:
+    """An attribute that a method, or an option of it, has made of its options and keeps; None without one.
+
+    With another number as an argument of a program it would still be that of the first.
+    """
+    if not isinstance(value, Options):
+        return None
+    cached = {name for name, of in inspect.getmembers_static(type(value)) if isinstance(of, functools.cached_property)}
+    parts = _parts(value)
+    own = sorted(set(getattr(value, "__dict__", {})) - set(parts) - cached)
+    return own[0] if own else next(filter(None, map(kept_beside, parts.values())), None)
 
 
 def checked_values(path: str, values: Any) -> tuple[float, ...]:
@@ -162,6 +181,8 @@ def checked_values(path: str, values: Any) -> tuple[float, ...]:
 
 
 def _liftable(value: Any) -> dict[str, float]:
+    if kept_beside(value):
+        return {}
     return {path: number for path, number in numbers_of(value).items() if path not in OF_SHAPES}
 
 
@@ -193,6 +214,8 @@ def _replaced(value: Any, names: list[str], number: Any, *, check: bool) -> Any:
         return named(value.optimizer, **{**dict(value.numbers), name: new}) if check else value.with_number(name, new)
     if check:
         return dataclasses.replace(value, **{name: new})
-    made = copy.copy(value)
-    object.__setattr__(made, name, new)
+    # Not what is kept beside the options, such as a cached property: it was made of the number that goes.
+    made = object.__new__(type(value))
+    for field in dataclasses.fields(value):
+        object.__setattr__(made, field.name, new if field.name == name else getattr(value, field.name))
     return made

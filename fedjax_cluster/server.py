@@ -109,7 +109,15 @@ def combine(
     value = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[slot.ndim :]).astype(jnp.float32), value)
     rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1), mapping)
     total = jnp.zeros(num_slots + 1).at[rows.slot].add(rows.weight)[:num_slots]
-    return Aggregated(aggregation.combine(rows, num_slots), total)
+    found = aggregation.combine(rows, num_slots)
+    shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
+    if shapes - {(num_slots,)} or jax.tree.structure(found) != jax.tree.structure(value):
+        raise ValueError(
+            f"combine of {type(aggregation).__name__} gives {jax.tree.structure(found)} with first axes "
+            f"{sorted(shapes)}; it must give what it gets, {jax.tree.structure(value)}, with a row for each of "
+            f"{num_slots} clusters"
+        )
+    return Aggregated(found, total)
 
 
 def _limited(private: Release, contribution: Contribution) -> Contribution:

@@ -60,6 +60,8 @@ class Server(NamedTuple):
     threshold: Array  # f32[], largest angle at which clusters merge
     search: Any  # Search, with thresholds in degrees; () where none was made
 
+    BETWEEN_CLIENTS = ("angles",)
+
 
 class LandmarkServer(NamedTuple):
     """What the server keeps with landmarks, so that newcomers can be compared with them."""

@@ -233,6 +233,8 @@ def cluster_round(
     checked("weighting", weighting, Weighting)
 
     def contribute(output: Trained) -> Contribution:
+        if not isinstance(output, Trained):
+            raise ValueError(f"train returns a {type(output).__name__}; it must return rounds.Trained(slot, result)")
         weight = jnp.where(output.slot < 0, 0.0, client_weight(weighting, output.result.num_examples))
         return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
 

@@ -16,7 +16,8 @@ from fedjax_cluster.types import DatasetInfo, Model
 def gradient_flops(model: Model, info: DatasetInfo, batch: int) -> float:
     """FLOPs of the matrix products and convolutions in one gradient of the mean loss over `batch` examples.
 
-    A multiplication and its addition count as two, convolutions and their gradients as in the direct algorithm.
+    A multiplication and its addition count as two, convolutions and their gradients as in the direct algorithm. Where a
+    program has branches, the largest counts. Depthwise convolutions of `nn.Conv`, which are no products, do not.
     The task decides what a target is: a token for each of the inputs, the inputs themselves, or one number.
 
     >>> from fedjax_cluster import nn
@@ -28,10 +29,11 @@ def gradient_flops(model: Model, info: DatasetInfo, batch: int) -> float:
     target = jnp.int32 if info.task in ("classification", "language") else jnp.float32
     shape = info.input_shape if info.task in ("language", "reconstruction") else ()
     y = jax.ShapeDtypeStruct((batch, *shape), target)
-    variables = jax.eval_shape(lambda key: model.init(key, info), jax.random.key(0))
+    key = jax.random.key(0)
+    variables = jax.eval_shape(lambda key: model.init(key, info), key)
 
     def loss(params: Any, stats: Any, x: Any, y: Any) -> Any:
-        outputs, _ = model.apply(variables._replace(params=params, stats=stats), x, train=True)
+        outputs, _ = model.apply(variables._replace(params=params, stats=stats), x, train=True, rng_key=key)
         return model.loss(outputs, y).mean()
 
     return _flops(jax.make_jaxpr(jax.grad(loss))(variables.params, variables.stats, x, y).jaxpr)
@@ -56,6 +58,13 @@ def _flops(jaxpr: Any) -> float:
             operands = (*equation.invars, *equation.outvars)
             shapes = {role: operand.aval.shape for role, operand in zip(roles, operands, strict=True)}
             total += 2.0 * math.prod(shapes["kernel"]) * math.prod(shapes["y"]) / shapes["kernel"][-1]
+        elif name == "conv_general_dilated":
+            kernel, features = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
+            products = math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / kernel[features]
+            total += 2.0 * products / math.prod(equation.params["lhs_dilation"])
+        if name == "cond":
+            total += max(_flops(branch.jaxpr) for branch in equation.params["branches"])
+            continue
         times = equation.params.get("length", 1) if name == "scan" else 1
         total += times * sum(_flops(inner) for inner in jaxprs_in_params(equation.params))
     return total

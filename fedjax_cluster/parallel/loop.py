@@ -84,6 +84,13 @@ def for_each_client(
       Mapped(reduced, collected, accepted).
     """
     mapping = cohort.mapping
+    size = len(cohort.index)
+    for leaf in jax.tree.leaves(rows):
+        if (shape := jnp.shape(leaf))[:1] != (size,):
+            raise ValueError(
+                f"rows of a cohort of {size} clients have the shape {shape}; give a row for each client of the cohort, "
+                "as parallel.gather_rows(cohort, rows) makes of rows of all clients"
+            )
 
     def mapped(cohort_rows, rows):
         return map_rows(fn, cohort_rows, rows, mapping, num_slots, reduce, collect)

@@ -116,6 +116,10 @@ def gather_cohort(population: Population, selection: Selection) -> Cohort:
     devices and dealt out among them, so that each has as many valid rows as the others, and about as much work.
     """
     _refuse_rows_on_disk(population)
+    if not isinstance(selection, Selection):
+        raise ValueError(
+            f"select returns a {type(selection).__name__}; it must return a Selection, as cohorts.uniform does"
+        )
     mapping, data, size = population.mapping, population.data, len(population.data.num_examples)
     in_place = len(selection.index) == size
     place = None if population.placement is None else population.placement.place

@@ -132,7 +132,7 @@ def _legend_name(method: str, runs: Sequence[History], metrics: Sequence[str]) -
     """The method's name, and how many of its seeds are drawn where some have no value of a column."""
     counts = [sum(has_values({method: [run]}, name) for run in runs) for name in metrics]
     known = [count for count in counts if count]
-    name = method_name(method)
+    name = method_name(method).replace("$", r"\$")
     if not known:
         return name + NO_VALUE
     return name if min(known) == len(runs) else f"{name} ({min(known)} of {len(runs)} seeds)"

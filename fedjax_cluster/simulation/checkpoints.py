@@ -64,6 +64,7 @@ class Checkpoints:
         Unless it was saved before its evaluation: then it gives way. Of several processes each writes what its own
         devices have, and the first seals it.
         """
+        saved = saved._replace(state=_bits(saved.state))
         step = self._directory / str(number)
         if there := parallel.agreed(int(number in self._manager.all_steps())):
             there += not (step / SEAL).is_file() or _checked_seal(step)["evaluated"] == saved.evaluated
@@ -135,7 +136,7 @@ class Checkpoints:
         for number in sorted(self._manager.all_steps(), reverse=True):
             try:
                 with parallel.processes.together():
-                    found = self._read(number, like, must_be_sealed)
+                    found = self._read(number, _bits(like), must_be_sealed)
             except parallel.ProcessLost:
                 raise
             except Exception as error:  # orbax and tensorstore raise what they like
@@ -145,7 +146,7 @@ class Checkpoints:
             for text in reasons:
                 LOG.warning(f"damaged checkpoint of round {text}; going on from that of round {number}")
                 self._set_aside(int(text.partition(":")[0]))
-            return found
+            return found._replace(state=jax.tree.map(_key_again, found.state, like))
         # An interrupted save leaves one without a seal; the ones before it had theirs.
         if len(reasons) > 1 or (reasons and not unfinished):
             raise Damaged("; ".join(reasons))
@@ -254,17 +255,40 @@ def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
 
 
 def _shapes(state: State, rows: int) -> list[tuple[int, ...]]:
-    """The shapes of a state's leaves with so many rows of clients."""
+    """The shapes of a state's leaves with so many rows of clients, and columns of what `BETWEEN_CLIENTS` names."""
     padded = len(state.clients.present)
 
-    def between(leaf: Any) -> tuple[int, ...]:
-        return (*leaf.shape[:-2], rows, rows) if leaf.shape[-2:] == (padded, padded) else leaf.shape
+    def between(leaf: Any) -> _Shape:
+        return _Shape((*leaf.shape[:-2], rows, rows) if leaf.shape[-2:] == (padded, padded) else leaf.shape)
+
+    def of_server(node: Any) -> Any:
+        if not _has_pairs(node):
+            return _Shape(node.shape)
+        pairs = {name: jax.tree.map(between, getattr(node, name)) for name in node.BETWEEN_CLIENTS}
+        return jax.tree.map(lambda leaf: _Shape(leaf.shape), node)._replace(**pairs)
 
     shapes = jax.tree.map(lambda leaf: _Shape(leaf.shape), state)._replace(
         clients=jax.tree.map(lambda leaf: _Shape((rows, *leaf.shape[1:])), state.clients),
-        server=jax.tree.map(lambda leaf: _Shape(between(leaf)), state.server),
+        server=jax.tree.map(of_server, state.server, is_leaf=_has_pairs),
     )
     return [shape.sides for shape in jax.tree.leaves(shapes)]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _bits(state: State) -> State:
+    """The state with numbers in place of JAX's typed keys, which orbax would not read back."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)
+
+
+def _key_again(found: Any, like: Any) -> Any:
+    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like)) if _is_key(like) else found
+
+
+def _has_pairs(node: Any) -> bool:
+    return hasattr(type(node), "BETWEEN_CLIENTS")
 
 
 @dataclasses.dataclass

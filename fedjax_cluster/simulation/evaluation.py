@@ -21,7 +21,7 @@ from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State
+from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State, Variables
 
 LOG = logging.getLogger(__name__)
 EVALUATIONS = 30  # of a long run
@@ -97,6 +97,30 @@ def evaluate_cohort(
     return evaluated(rng_key, state, cohort, test, model, with_numbers(algorithm, numbers or {}))
 
 
+def personal_models(
+    algorithm: ClusteredAlgorithm, rng_key: Array, state: State, data: ClientData, index: Array
+) -> tuple[Variables, Array]:
+    """What the method's `personalize` gives of a client: models, leaves [P, ...], and their weights f32[P].
+
+    Raises:
+      ValueError: it gives something else.
+    """
+    given = algorithm.personalize(rng_key, state, data, index)
+    what = f"personalize of {algorithm.name}"
+    if type(given) is not tuple or len(given) != 2 or not isinstance(given[0], Variables):
+        raise ValueError(
+            f"{what} returns a {type(given).__name__}; it must return (Variables [P, ...], weights f32[P])"
+        )
+    variables, mixture = given
+    shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(variables)}
+    if jnp.ndim(mixture) != 1 or shapes - {jnp.shape(mixture)}:
+        raise ValueError(
+            f"{what} returns weights {jnp.shape(mixture)} and models whose first axes are "
+            f"{sorted(shapes)}; both need an axis of P models in front, of one model P = 1"
+        )
+    return variables, mixture
+
+
 def evaluated(
     rng_key: Array, state: State, cohort: Cohort, test: ClientData, model: Model, algorithm: ClusteredAlgorithm
 ) -> dict[str, Array]:
@@ -106,7 +130,7 @@ def evaluated(
         key = jax.random.fold_in(rng_key, client.index)
         # Of its own row alone: all rows would be brought to every device.
         own = state._replace(clients=jax.tree.map(lambda leaf: leaf[None], row))
-        variables, mixture = algorithm.personalize(key, own, client.data, jnp.zeros((), jnp.int32))
+        variables, mixture = personal_models(algorithm, key, own, client.data, jnp.zeros((), jnp.int32))
         predictions = mixed_predictions(model, variables, mixture, test.x)
         mask = jnp.arange(test.x.shape[0]) < test.num_examples
         spoilt = jnp.where(test.num_examples > 0, (~finite_rows(predictions, mask)).astype(jnp.float32), jnp.nan)
@@ -189,7 +213,7 @@ def predict_client(
     rng_key: Array, state: State, data: ClientData, index: Array, x: Array, *, algorithm: ClusteredAlgorithm
 ) -> Array:
     """One client's predictions for rows x [N, ...]: the mixture of its personal models' predictions."""
-    variables, mixture = algorithm.personalize(rng_key, state, data, index)
+    variables, mixture = personal_models(algorithm, rng_key, state, data, index)
     return mixed_predictions(algorithm.model, variables, mixture, x)
 
 

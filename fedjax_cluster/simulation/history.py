@@ -30,6 +30,14 @@ REPORTED = (
     *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
     *(name for name in Costs._fields if name != CLUSTERING_SECONDS),  # that is no step's to tell
 )
+TIMED = ("round", "seconds", CLUSTERING_SECONDS)  # columns that are no figures of a round
+# What a summary has beside the metrics, and the ledger's fields.
+SUMMARISED = (
+    *("algorithm", "scenario", "dataset", "clients", "rounds", "seed", "tuning", "train_loss", "privacy"),
+    *("first_round_of_final_clustering", "first_round_of_best_agreement", "first_round_of_ideal_agreement"),
+    *("first_round_of_purity_90", "first_round_not_finite", "client_rounds_per_second"),
+    *("compile_seconds", "run_seconds"),
+)
 
 
 def report_round(info: RoundInfo) -> dict[str, Array]:
@@ -154,7 +162,7 @@ def summarize(
     others = {
         name: latest(column)
         for name, column in history.items()
-        if name in OF_HONEST or (name not in (*last, *REPORTED, NOT_FINITE) and np.isnan(column[: rounds - 1]).any())
+        if name in OF_HONEST or (name not in (*last, *REPORTED, *TIMED, NOT_FINITE))
     }
     agreement = history["adjusted_rand_index"]
     purity = history.get("purity", np.full(rounds, np.nan))

@@ -54,8 +54,14 @@ def _save(path: pathlib.Path, content: Any, told: Mapping[str, str]) -> pathlib.
         raise ImportError('models are saved by safetensors: pip install "fedjax_cluster[safetensors]"') from None
     leaves = jax.tree_util.tree_flatten_with_path(content)[0]
     arrays = {
-        jax.tree_util.keystr(place, simple=True, separator="/"): np.ascontiguousarray(leaf) for place, leaf in leaves
+        jax.tree_util.keystr(place, simple=True, separator="/"): np.asarray(leaf, order="C") for place, leaf in leaves
     }
+    for place, _ in leaves:
+        if any("/" in jax.tree_util.keystr((part,), simple=True) for part in place):
+            name = jax.tree_util.keystr(place, simple=True, separator=" → ")
+            raise ValueError(
+                f"the parameter {name} has a / in a name, which files take for a branch; name it otherwise"
+            )
     with atomic_file(path) as beside:
         save_file(arrays, beside, metadata=dict(told))
     return path

@@ -18,6 +18,10 @@ ADVICE = {"aggregation": "aggregation=self.aggregation", "privacy": "private=sel
 OURS = __name__.partition(".")[0]
 
 
+def is_ours(algorithm: ClusteredAlgorithm) -> bool:
+    return type(algorithm).__module__.partition(".")[0] == OURS
+
+
 class _Heeded(Exception):
     """The option was used."""
 
@@ -58,6 +62,10 @@ def checked_start(algorithm: ClusteredAlgorithm, given: Any, population: Populat
             f"init of {name} gives clients without {' and '.join(lacking)}; keep rounds.HardClients, or a NamedTuple "
             "of its fields and your own"
         )
+    if state.clients.present.dtype != bool:
+        raise ValueError(f"init of {name} gives present as {state.clients.present.dtype}; it is bool[M]")
+    if (begun := int(parallel.fetched(state.round))) != 0:
+        raise ValueError(f"init of {name} gives round {begun}; a run begins at round 0")
     wanted = len(population.data.num_examples), len(state.clusters.active)
     if state.clients.membership.shape != wanted:
         raise ValueError(
@@ -86,7 +94,7 @@ def check_heeded(algorithm: ClusteredAlgorithm, rng_key: jax.Array, state: State
 
     A round is traced for it, not computed.
     """
-    if not isinstance(algorithm, Method) or type(algorithm).__module__.partition(".")[0] == OURS:
+    if not isinstance(algorithm, Method) or is_ours(algorithm):
         return
     for name in ADVICE:
         given = getattr(algorithm, name, None)

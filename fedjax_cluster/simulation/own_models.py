@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_cluster.nn import losses
 from fedjax_cluster.types import Federation, Model, Variables
 
 ROWS = 2
+MASK = jax.ShapeDtypeStruct((ROWS,), np.dtype(bool))
 OURS = __name__.partition(".")[0]
 
 
 def check_model(model: Any, federation: Federation) -> None:
     """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it."""
-    if not isinstance(model, Model) or type(model.init).__module__.partition(".")[0] == OURS:
+    if not isinstance(model, Model) or all(map(_is_ours, (model.init, model.predict, model.metrics))):
         return
     x, y = (jax.ShapeDtypeStruct((ROWS, *of.shape[2:]), np.dtype(of.dtype)) for of in federation.train[:2])
     key, info = jax.random.key(0), federation.info
     variables = _traced("init", lambda: model.init(key, info), "a key and the data's description")
-    if not isinstance(variables, Variables):
+    if isinstance(variables, Variables):
+        for leaf in jax.tree.leaves(variables.params):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(
+                    f"the model's init gives a parameter of {leaf.dtype}, which has no gradient; give floats"
+                )
+    else:
         given = _kind(variables)
         raise ValueError(f"the model's init returns {given}; it must return fc.types.Variables(params, stats)")
     what = f"x of shape {x.shape}, {x.dtype}"
@@ -37,6 +45,14 @@ def check_model(model: Any, federation: Federation) -> None:
             f"the model's apply returns stats {jax.tree.structure(stats)}, of which its init had "
             f"{jax.tree.structure(variables.stats)}; return variables.stats where there are none"
         )
+    predictions = _traced("predict", model.predict, f"outputs of {what}", outputs)
+    figures = _traced("metrics", model.metrics, "predictions, y and a mask", predictions, y, MASK)
+    shapes = {name: jnp.shape(each) for name, each in figures.items()} if isinstance(figures, Mapping) else None
+    if shapes is None or any(shapes.values()):
+        given = _kind(figures) if shapes is None else next(f"{name} of shape {of}" for name, of in shapes.items() if of)
+        raise ValueError(f"the model's metrics gives {given}; it must give one number for each name, of all the rows")
+    if _is_ours(model.init):
+        return
     found = _traced("loss", model.loss, f"outputs of {what}", outputs, y)
     if getattr(found, "shape", None) != (ROWS,):
         raise ValueError(f"the model's loss gives {_kind(found)} for {ROWS} examples; it must give one number for each")
@@ -45,6 +61,11 @@ def check_model(model: Any, federation: Federation) -> None:
             f"the model's apply gives {outputs.shape[-1]} outputs, but {info.name} has {info.num_classes} classes; "
             "give as many outputs (info.num_classes)"
         )
+
+
+def _is_ours(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.partition(".")[0] == OURS
 
 
 def _check_call(apply: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ from fedjax_cluster.privacy.budget import Budget
 from fedjax_cluster.simulation.assignments import Assignments, Kept
 from fedjax_cluster.simulation.checkpoints import of_clients
 from fedjax_cluster.simulation.client_files import write_clients
-from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, predict_client, with_metrics
+from fedjax_cluster.simulation.evaluation import evaluate_in_chunks, personal_models, predict_client, with_metrics
 from fedjax_cluster.simulation.history import NOT_FINITE
 from fedjax_cluster.simulation.model_files import check_folder, save_client, save_clusters
 from fedjax_cluster.simulation.newcomers import admitted, before_admission, check_newcomers, with_newcomers
@@ -218,7 +218,7 @@ class SimulationResult:
             for client in range(len(self.federation.train.num_examples)):
                 data = ClientData(*(jnp.asarray(leaf[client]) for leaf in self.federation.train))
                 key = jax.random.fold_in(self.evaluation_key, client)
-                variables, mixture = self.algorithm.personalize(key, self.state, data, jnp.asarray(client))
+                variables, mixture = personal_models(self.algorithm, key, self.state, data, jnp.asarray(client))
                 files.append(save_client(folder, client, variables, mixture, self._told()))
         return files
 

@@ -15,7 +15,7 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.options import shown
 from fedjax_cluster.simulation.history import clusters_of_all, report_round
-from fedjax_cluster.simulation.own_methods import hint_of_tracing
+from fedjax_cluster.simulation.own_methods import hint_of_tracing, is_ours
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
@@ -166,7 +166,11 @@ def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsA
 def placed_clients(
     algorithm: ClusteredAlgorithm, federation: Federation, mapping: ClientMapping, by_work: bool = True
 ) -> tuple[Population, Array | None]:
-    """A federation's clients on the devices, divided among these by their work, and their true groups, −1 for none."""
+    """A federation's clients on the devices, divided among these by their work, and their true groups, −1 for none.
+
+    A method that is not ours may look at rows in place, and finds them in the order of the clients.
+    """
+    by_work = by_work and is_ours(algorithm)
     measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
     work = measure(federation.train) if measure is not None and by_work else None
     train = parallel.place_population(federation.train, federation.info, mapping, work)

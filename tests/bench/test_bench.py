@@ -6,6 +6,8 @@ import pathlib
 
 import jax
 import pytest
+from flax import linen
+from jax import lax
 
 from benchmarks import readme_tables
 from benchmarks.peers import __main__ as peers
@@ -25,6 +27,33 @@ def test_flops_of_a_gradient_are_those_of_the_direct_algorithms():
     first = 2 * 32 * 28 * 28 * 25 * 32
     others = 2 * 32 * (14 * 14 * 25 * 32 * 64 + 3136 * 512 + 512 * 10)
     assert gradient_flops(nn.cnn(), IMAGES, 32) == 2 * first + 3 * others
+
+
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_flops_of_convolutions_that_are_flax_modules(groups):
+    """They counted nothing; nor did models with dropout, which failed."""
+
+    class small(linen.Module):
+        @linen.compact
+        def __call__(self, x, train):
+            x = linen.Conv(6, (3, 3))(x)
+            x = linen.Conv(12, (3, 3), (2, 2), feature_group_count=groups)(x)
+            x = linen.Dropout(0.5, deterministic=not train)(x)
+            return linen.Dense(10)(x.mean((1, 2)))
+
+    info = DatasetInfo("images", (8, 8, 3), 10)
+    first, second, dense = 8 * 8 * 9 * 3 * 6, 4 * 4 * 9 * 6 // groups * 12, 12 * 10
+    assert gradient_flops(nn.from_flax(small()), info, 5) == 5 * 2 * (2 * first + 3 * second + 3 * dense)
+
+
+def test_flops_of_a_program_with_branches_are_those_of_the_largest():
+    own = nn.linear()
+    branched = own._replace(
+        loss=lambda outputs, y: own.loss(lax.cond(y.sum() > 3, lambda of: of @ of.T @ of, lambda of: of, outputs), y)
+    )
+    info = DatasetInfo("digits", (8, 8), 10)
+    square = 3 * (10 * 10 * 10)
+    assert gradient_flops(branched, info, 10) >= gradient_flops(own, info, 10) + 2 * 2 * square
 
 
 def test_flops_of_a_recurrence_are_counted_for_every_step():

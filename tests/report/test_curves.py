@@ -246,6 +246,13 @@ def test_ten_methods_keep_their_legend_within_the_column(make_history, check_lay
     check_layout(figure)
 
 
+@pytest.mark.parametrize("label", ["costs $5 or $10", "gain $_$", "50 $"])
+def test_a_dollar_in_a_name_begins_no_formula(label, make_history):
+    figure = curves.learning_curves({label: make_history()})
+    figure.draw_without_rendering()
+    assert legend_texts(figure) == [label.replace("$", r"\$")]
+
+
 def test_what_cannot_be_drawn_is_refused(make_history):
     with pytest.raises(ValueError, match="histories is empty"):
         curves.learning_curves({})

@@ -11,6 +11,7 @@ from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.many import simulate_many
+from fedjax_cluster.simulation.model_files import save_clusters
 from fedjax_cluster.types import Event, UserFederation, Variables
 from tests.federations import blobs
 
@@ -95,6 +96,19 @@ def test_saved_models_are_read_without_the_package(result, tmp_path):
     own = unflatten_dict(numpy.load_file(files[1]), sep="/")
     np.testing.assert_array_equal(own["mixture"], [1.0])
     assert own["params"].keys() == read["params"].keys()
+
+
+def test_a_parameters_shape_and_name_come_back(result, tmp_path):
+    """A scalar came back as one of length 1, and a / in a name as a branch."""
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def saved(name):
+        clusters = result.state.clusters._replace(params={"of": {name: np.ones(1)}}, stats={})
+        return numpy.load_file(save_clusters(tmp_path, result.state._replace(clusters=clusters), [0], {})[0])
+
+    assert saved("scale")["params/of/scale"].shape == ()
+    with pytest.raises(ValueError, match="params → of → a/b has a / in a name"):
+        saved("a/b")
 
 
 def test_models_are_not_mixed_with_others(result, tmp_path):

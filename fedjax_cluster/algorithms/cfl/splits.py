@@ -75,6 +75,8 @@ class Server(NamedTuple):
     similarity: Array  # f32[M, M], of the last round in which a cluster met the criteria
     coordinates: Array  # i32[r], those kept on the tree's edges; none for all
 
+    BETWEEN_CLIENTS = ("similarity",)
+
 
 class Sent(NamedTuple):
     """What a client sends, and reports."""

@@ -35,6 +35,8 @@ class Server(NamedTuple):
     tested: Array  # f32[], its running average at that time
     refused: Array  # i32[], splits for which there were not slots enough
 
+    BETWEEN_CLIENTS = "interactions", "meetings"
+
 
 class Sent(NamedTuple):
     """What a cohort's clients send the server beside their changes."""

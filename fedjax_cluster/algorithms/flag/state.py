@@ -31,6 +31,8 @@ class Matrices(NamedTuple):
     gradient: Array  # f32[M, M], G in degrees
     proximity: Array  # f32[M, M], A in [0, 1]
 
+    BETWEEN_CLIENTS = "data", "gradient", "proximity"
+
 
 class Server(NamedTuple):
     """What the server keeps."""
