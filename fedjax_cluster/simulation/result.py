@@ -279,7 +279,7 @@ class SimulationResult:
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
         columns = report.style.wrapped(f"history: {', '.join(self.history)}", SCREEN)
         more = "also: per_client, outliers, assignments, labels, events, state, plot(), predict(), to_pandas(), "
-        more += "save_models()"
+        more += "save_models(), admit()"
         return "\n".join([*lines, columns, report.style.wrapped(more, SCREEN)])
 
     @in_32_bits
