@@ -232,7 +232,7 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
             given = bound(function.__name__, signature, args, keywords)
             for name, value in given.arguments.items():
                 if name not in but:
-                    given.arguments[name] = checked(name, value, _hints(function)[name], bounds.get(name))
+                    given.arguments[name] = checked(name, value, _hints(function).get(name, Any), bounds.get(name))
             return function(*given.args, **given.kwargs)
 
         return typing.cast(Function, call)

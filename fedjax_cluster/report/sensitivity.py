@@ -32,6 +32,7 @@ LEAST_RATIO = 4  # of values on a logarithmic axis
 MOST_IN_LINE, MOST_SPREAD, MOST_NUMBERED = 3, 7, 20  # columns with room for mean ± std, both in two lines, the mean
 CHARACTER = 0.56 * style.FONT_POINTS / 72  # inches, on average
 LONGEST, LINE = 24, 12  # characters of a name on an axis, and of one of its lines at the side
+LINE_HEIGHT = 1.15 * style.FONT_POINTS / 72  # inches
 UPRIGHT = 12  # columns, beyond which their names stand upright
 LEGIBLE = 0.45  # lightness above which a cell's number is black
 FAILED: dict[str, Any] = {"facecolor": "#EEEEEE", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
@@ -271,10 +272,12 @@ def _mark(axes: Axes, at: np.ndarray, levels: Sequence[Any], texts: Sequence[str
 def _name_columns(figure: Figure, axes: Axes, texts: Sequence[str], room: float) -> None:
     """Names beneath columns, turned where the longest is wider than a column of `room` inches' axis.
 
-    They end at their ticks then, and the figure gets as much higher as they need.
+    They end at their ticks then, and the figure gets as much higher as they need. Of more than stand side by side
+    upright, every second, third … has its name.
     """
-    names = [style.shortened(text, LONGEST) for text in texts]
-    axes.set_xticks(range(len(names)), names)
+    every = math.ceil(len(texts) * LINE_HEIGHT / room)
+    names = [style.shortened(text, LONGEST) for text in texts[::every]]
+    axes.set_xticks(range(0, len(texts), every), names)
     width = CHARACTER * max(map(len, names))
     if len(names) * (width + CHARACTER) > room:
         angle = 60 if len(names) <= UPRIGHT else 90

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster.data import check_federation, digits, npz
-from fedjax_cluster.data.scenarios import SCENARIOS
+from fedjax_cluster.data.scenarios import SCENARIOS, registry
 from fedjax_cluster.types import Examples, Federation
 
 DRAWN = {"linear_regression", "xor", "channels", "topics"}  # need no examples
@@ -26,6 +26,17 @@ def _build(name: str, examples: Examples, **arguments) -> Federation:
     elif name == "users":
         extra = {"user_ids": np.arange(len(examples.y)) % 12}
     return SCENARIOS[name](source, **{"clients": 12, **extra, **arguments})
+
+
+def test_a_scenario_that_gives_no_federation_is_named(monkeypatch):
+    monkeypatch.setattr("fedjax_cluster.data.scenarios.registry.SCENARIOS", {})
+
+    @registry.scenario
+    def mine(examples, *, clients, seed=0):
+        return examples
+
+    with pytest.raises(ValueError, match="scenario mine returns a Examples; it must return a Federation"):
+        mine(digits(), clients=2)
 
 
 def test_users_that_a_scenario_leaves_unheeded_are_named(tmp_path, caplog):

@@ -69,6 +69,18 @@ def test_draws_of_two_options_are_dots_and_three_have_no_picture():
     assert drawn([{"a": 1}], [[]]) is None
 
 
+def test_of_very_many_columns_some_have_names(check_layout):
+    values = [round(0.001 * 1.25**power, 6) for power in range(40)]
+    cells = [{"learning_rate": value, "optimizer": name} for value in values for name in ("sgd", "adam")]
+    figure = drawn(cells, [[0.5]] * len(cells), ari=False)
+    figure.canvas.draw()
+    labels = figure.axes[0].get_xticklabels()
+    assert 10 < len(labels) < 30
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+    check_layout(figure)
+
+
 @pytest.mark.parametrize(
     ("values", "angle"),
     [((0.1, 0.3, 1.0), 0), ((0.0001, 0.00033, 0.001, 0.0033, 0.01, 0.1, 1.0, 3.0), 60), (range(10000, 10020), 90)],

@@ -61,8 +61,23 @@ def scenario(build: Scenario) -> Scenario:
     checked = with_checks(but=("examples",), **_BOUNDS)(build)
     if build.__module__.startswith(f"{OURS}.") and "user_ids" not in inspect.signature(build).parameters:
         checked = _telling_of_users(checked)
+    if not build.__module__.startswith(f"{OURS}."):
+        checked = _giving_a_federation(checked)
     SCENARIOS[build.__name__] = checked
     return checked
+
+
+def _giving_a_federation(build: Scenario) -> Scenario:
+    """Names the scenario where it returns something else."""
+
+    @functools.wraps(build)
+    def built(*args: Any, **kwargs: Any) -> Federation:
+        found = build(*args, **kwargs)
+        if not isinstance(found, Federation):
+            raise ValueError(f"scenario {build.__name__} returns a {type(found).__name__}; it must return a Federation")
+        return found
+
+    return cast(Scenario, built)
 
 
 def _telling_of_users(build: Scenario) -> Scenario:
