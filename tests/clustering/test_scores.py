@@ -192,3 +192,14 @@ def test_scores_run_under_jit():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e9])
+def test_a_cluster_far_away_costs_the_others_no_digit(far):
+    """From the middle of all, 500 000 away, what differs in two near clusters was .03 of the truth or nothing."""
+    rng = np.random.default_rng(3)
+    points = np.concatenate([rng.normal(size=(6, 3)), rng.normal(size=(5, 3)) + 4, rng.normal(size=(4, 3)) + far])
+    points, label = points.astype(np.float32), np.repeat([0, 1, 2], [6, 5, 4])
+    exact = points.astype(np.float64)
+    for name, expected in SEPARATION.items():
+        np.testing.assert_allclose(getattr(scores, name)(points, label), expected(exact, label), rtol=1e-5)

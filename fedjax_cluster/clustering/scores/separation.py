@@ -15,8 +15,9 @@ from jaxtyping import Array, ArrayLike, Float, Real
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Labels, Mask
-from fedjax_cluster.clustering.kmeans import bounding_box_units, squared_distances
+from fedjax_cluster.clustering.kmeans import squared_distances
 from fedjax_cluster.clustering.scores.agreement import run_index
+from fedjax_cluster.clustering.similarity import unit
 
 
 def silhouette(
@@ -50,7 +51,7 @@ def silhouette(
 @partial(jax.jit, static_argnames="bound")
 def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
-    features, _, _ = bounding_box_units(features, mask)
+    features = _in_units(features, mask)
     distances = jnp.where(mask[:, None] & mask[None, :], jnp.sqrt(squared_distances(features, features)), 0.0)
     total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
     size = size.astype(features.dtype)
@@ -94,18 +95,24 @@ def davies_bouldin(
 @partial(jax.jit, static_argnames="bound")
 def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
-    features, _, _ = bounding_box_units(features, mask)
+    features = _in_units(features, mask)
     size = size.astype(features.dtype)
     safe_size = jnp.maximum(size, 1.0)
-    centroids = jax.ops.segment_sum(features, cluster, bound) / safe_size[:, None]
-    offset = features - centroids[jnp.minimum(cluster, bound - 1)]
-    to_centroid = jnp.where(mask, jnp.sqrt(jnp.square(offset).sum(axis=1)), 0.0)
+    # Each cluster is looked at from one of its own clients, so that one far away costs the others no digit.
+    place, row = jnp.minimum(cluster, bound - 1), jnp.arange(len(features))
+    first = jnp.full(bound, len(features) - 1).at[cluster].min(row, mode="drop")
+    base = features[first]
+    offset = jnp.where(mask[:, None], features - base[place], 0.0)
+    centre = jax.ops.segment_sum(offset, cluster, bound) / safe_size[:, None]
+    to_centroid = jnp.where(mask, jnp.sqrt(jnp.square(offset - centre[place]).sum(axis=1)), 0.0)
     width = jax.ops.segment_sum(to_centroid, cluster, bound) / safe_size
-    apart = jnp.sqrt(squared_distances(centroids, centroids))
+    between = (base[:, None] - base[None, :]) + (centre[:, None] - centre[None, :])
+    apart = jnp.sqrt(jnp.square(between).sum(axis=-1))
     used = size > 0.0
     pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
-    # Centroids are rounded means of values up to 1: closer than this they are the same.
-    coincide = apart <= 8 * jnp.finfo(apart.dtype).eps
+    # Centroids are rounded means: closer than this, for what they are means of, they are the same.
+    extent = jax.ops.segment_max(jnp.abs(offset).max(axis=1, initial=0.0), cluster, bound)
+    coincide = apart <= 8 * jnp.finfo(apart.dtype).eps * jnp.maximum(extent[:, None], extent[None, :])
     ratio = jnp.where(coincide, jnp.inf, (width[:, None] + width[None, :]) / jnp.where(coincide, 1.0, apart))
     worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
     num_clusters = used.sum()
@@ -193,6 +200,13 @@ def _of_ranked_frequencies(score: Callable[..., Array], counts: Array, labels: A
     total = counts.sum(axis=1)
     frequencies = counts / jnp.where(total > 0.0, total, 1.0)[:, None]
     return score(-jnp.sort(-frequencies, axis=1), labels, mask & (total > 0.0), bound)
+
+
+def _in_units(features: Array, mask: Array) -> Array:
+    """In units of the largest distance from one of the clients, as powers of two, which changes no digit."""
+    counted = jnp.where(mask[:, None], features, 0.0)
+    scale = unit(jnp.where(mask[:, None], features - features[jnp.argmax(mask)][None], 0.0))
+    return counted / scale
 
 
 def _dense_labels(labels: Array, mask: Array, bound: int) -> tuple[Array, Array]:
