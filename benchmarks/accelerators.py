@@ -41,7 +41,6 @@ GATES = PAGE.parents[1] / "tests" / "simulation" / "compiled_for_v5e.json"
 SIZES = (1_000, 100_000, 1_000_000)
 CHIPS = {"v5e:1x1": 1, "v5e:2x4": 8, "v5e:8x8": 64, "v5e:16x16": 256}
 A_CHIP = 1_000  # clients, in the table of growing numbers of chips
-DEVICE_NAMES = {"h100": "one H100"}  # those whose rows have all methods
 ONE_CHIP, OF_ONE, AT_A_TIME = "v5e:1x1", 100_000, 32
 DIGITS = DatasetInfo("28×28 bytes", (28, 28), 10)
 SMALL = DatasetInfo("8×8 bytes", (8, 8), 4)
@@ -77,12 +76,26 @@ OF_DEVICE = """
 ## Every method on {device}
 
 A device's memory at the round's peak, and what a round takes at least, with the clients at a time that `fc.plan`
-chooses. A model of each of a hundred thousand clients is 80 GB with this MLP, all pairs of them are 40 GB a matrix:
-methods that keep these do not fit, and where a cell is empty were not compiled. Of the CNN six methods were compiled.
+chooses. {text}
 
 | method | {columns} |
 |---|{rules}|
 """
+# Those whose rows have all methods: what they are, and what is said of them.
+DEVICES = {
+    "h100": (
+        "one H100",
+        "A model of each of a hundred thousand clients is 80 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
+        "methods that keep these do not fit, and where a cell is empty were not compiled. Of the CNN six methods were\n"
+        "compiled.",
+    ),
+    "v5e:16x16": (
+        "256 v5e",
+        "They have 4.1 TB together. A model of each of a million clients is 640 GB with this MLP, all pairs of them are\n"
+        "4 TB a matrix: methods that compare all whom they hear, here everybody, take landmarks for so many. Where a\n"
+        "cell is empty they were not compiled.",
+    ),
+}
 OF_SCALING = """
 ## A thousand clients a chip
 
@@ -269,8 +282,9 @@ def device_lines(rows: list[dict[str, Any]], device: str) -> list[str]:
         return f"{row['peak'] / 1e9:.2f} GB, {1e3 * row['roofline']:,.1f} ms"
 
     names = [f"{model.upper()}, {clients:,}" for model, clients in columns]
+    called, text = DEVICES[device]
     heading = OF_DEVICE.format(
-        device=DEVICE_NAMES[device], columns=" | ".join(names), rules="|".join("---" for _ in names)
+        device=called, text=text, columns=" | ".join(names), rules="|".join("---" for _ in names)
     )
     methods = sorted({method for method, *_ in found})
     lines = [
@@ -367,7 +381,7 @@ def page(rows: list[dict[str, Any]], gates: dict[str, Any]) -> str:
     own = [
         line(row) for row in rows if row["clients"] in SIZES and "chunk_size" not in row and row["method"] == "fedavg"
     ]
-    of_devices = [text for device in DEVICE_NAMES for text in device_lines(rows, device)]
+    of_devices = [text for device in DEVICES for text in device_lines(rows, device)]
     of_gates = [gate_line(method, gates) for method in sorted(fc.algorithms.REGISTRY)]
     parts = [
         (TEXT, own),
