@@ -92,8 +92,8 @@ DEVICES = {
     "v5e:16x16": (
         "256 v5e",
         "They have 4.1 TB together. A model of each of a million clients is 640 GB with this MLP, all pairs of them\n"
-        "are 4 TB a matrix: methods that compare all whom they hear, here everybody, take landmarks for so many. Where\n"
-        "a cell is empty they were not compiled.",
+        "are 4 TB a matrix: methods that compare all whom they hear, here everybody, take landmarks for so many.\n"
+        "Where a cell is empty they were not compiled.",
     ),
 }
 OF_SCALING = """
