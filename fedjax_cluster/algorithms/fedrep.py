@@ -17,6 +17,8 @@ from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
 from fedjax_cluster.types import ClientData, LocalResult, LocalUpdate, Model, PyTree, State, Variables
 
+NO_EPOCHS = ("head_epochs left out", lambda method: method.head_epochs is None)
+
 
 class fedrep(fedper):
     """A shared representation under heads that are fitted to it.
@@ -43,7 +45,9 @@ class fedrep(fedper):
     sends = ONE
 
     local: LocalUpdate = option("the steps of the representation; the head's have the same rate and mini-batches")
-    head_steps: int = option("τ, mini-batch steps of the head, which come first", default=10, bound=at_least(1))
+    head_steps: int = option(
+        "τ, mini-batch steps of the head, which come first", default=10, bound=at_least(1), used=NO_EPOCHS
+    )
     head_epochs: int | None = option(
         "passes of the head over its client's rows in place of `head_steps`; the paper's experiments have ten, and one "
         "or five of the representation",

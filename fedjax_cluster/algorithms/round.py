@@ -83,8 +83,9 @@ class Round(NamedTuple):
     extra: PyTree  # leaves [C, ...]
 
     def costs(self, mask: Array) -> Costs:
-        """A model to each participant of mask bool[C] and an update back; a gradient a step."""
-        return training_costs(mask, self.reports.num_steps)
+        """A model to each participant of mask bool[C] in a cluster and an update back; a gradient a step."""
+        trained = mask & (self.slot >= 0)
+        return training_costs(trained, jnp.where(trained, self.reports.num_steps, 0))
 
     def info(
         self, mask: Array, num_changed: Array | int = 0, costs: Costs | None = None, event: Array | bool = False

@@ -329,7 +329,8 @@ def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
         extent = jnp.where(pairs, matrix, -jnp.inf).max() - least
         return jnp.where(pairs, matrix - least, 0.0) / jnp.where(extent > 0.0, extent, 1.0)
 
-    return beta * scaled(data) + (1.0 - beta) * scaled(gradient)
+    # A fused product and sum may round to just below 0.
+    return jnp.clip(beta * scaled(data) + (1.0 - beta) * scaled(gradient), 0.0, 1.0)
 
 
 def _class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import client_labels, clusters, curves, timeline
 from fedjax_cluster.report.histories import History, by_seed, chosen_metric, has_values
-from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.report.style import save
 from fedjax_cluster.types import FinishedRun
 
@@ -76,6 +76,7 @@ def _can_cluster(run: FinishedRun) -> bool:
 
 def run_figures(run: FinishedRun) -> dict[str, Figure]:
     """Name -> picture of all that applies to a finished run."""
+    run = without_newcomers(run)
     index, labels, group, names = shown_clients(run)
     figures = round_figures(run)
     info = run.federation.info

@@ -16,7 +16,7 @@ from fedjax_cluster.report import captions, headlines
 from fedjax_cluster.report import web_page as web
 from fedjax_cluster.report.client_labels import label_counts
 from fedjax_cluster.report.names import counted, group_name, method_name
-from fedjax_cluster.report.shown_clients import ShownClients, shown_clients
+from fedjax_cluster.report.shown_clients import ShownClients, shown_clients, without_newcomers
 from fedjax_cluster.report.style import distinct
 from fedjax_cluster.report.table import NOTHING
 from fedjax_cluster.report.tables import figure, summary_table
@@ -60,6 +60,7 @@ def write_run_page(
         link = path.relative_to(directory).as_posix() if path.is_relative_to(directory) else ""
         drawn.setdefault(known.section, []).append(web.picture(path, known.title, known.sentence, link))
     pictures = {name: web.figures(drawn.get(name, ())) for name in captions.SECTIONS}
+    run = None if run is None else without_newcomers(run)
     clients = None if run is None else shown_clients(run)
     lines = summary_table(summary)
     told_once = dataclasses.replace(lines, title="", rows=tuple(row for row in lines.rows if row[0] not in COSTS))

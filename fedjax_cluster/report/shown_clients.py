@@ -19,6 +19,11 @@ class ShownClients(NamedTuple):
     group_names: Sequence[str]
 
 
+def without_newcomers(run: FinishedRun) -> FinishedRun:
+    """The run as it ended, where clients came after it: its events know only its own."""
+    return getattr(run, "before", None) or run
+
+
 def shown_clients(run: FinishedRun) -> ShownClients:
     """The clients that a picture of the run shows."""
     federation = run.federation

@@ -230,17 +230,17 @@ def of_clients(state: State, rows: int) -> State:
     return treedef.unflatten(leaf[_within(shape)] for leaf, shape in zip(leaves, shapes, strict=True))
 
 
-def with_clients(state: State, rows: int) -> State:
-    """A state on the host with so many rows of clients: zeros, which is nobody, beyond those that it has."""
+def with_clients(state: State, like: State) -> State:
+    """A state on the host with the rows beyond its own that `like`, of more clients, has."""
     leaves, treedef = jax.tree.flatten(state)
-    shapes = _shapes(state, rows)
+    shapes = _shapes(state, len(like.clients.present))
 
-    def filled(leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
-        whole = np.zeros(shape, leaf.dtype)
+    def filled(leaf: Any, shape: tuple[int, ...], other: Any) -> np.ndarray:
+        whole = np.array(other) if other.shape == shape else np.zeros(shape, leaf.dtype)
         whole[_within(leaf.shape)] = leaf
         return whole
 
-    return treedef.unflatten(filled(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True))
+    return treedef.unflatten(map(filled, leaves, shapes, jax.tree.leaves(like)))
 
 
 def newest_history(directory: pathlib.Path) -> dict[str, np.ndarray] | None:

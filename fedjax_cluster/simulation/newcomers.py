@@ -16,7 +16,7 @@ from fedjax_cluster.data.validation import check_federation
 from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.checkpoints import with_clients
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Event, Federation, State, UserFederation
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State, UserFederation
 
 COMPARED = ("input_shape", "num_classes", "task")
 
@@ -85,21 +85,35 @@ def _joined(old: ClientData, new: ClientData) -> ClientData:
     return MarkedData.of(both, np.concatenate([np.asarray(old.faulty), honest]), shown)
 
 
-def admitted(rng_key: Array, algorithm: ClusteredAlgorithm, state: State, data: ClientData, known: int) -> State:
-    """The state of `known` clients, on the host, with those of `data` that come after them.
+def admitted(
+    rng_key: Array,
+    algorithm: ClusteredAlgorithm,
+    state: State,
+    federation: Federation,
+    mapping: ClientMapping,
+    known: int,
+) -> State:
+    """The state of `known` clients, on the host, with those of the federation that come after them.
 
     Args:
       rng_key: of what the method draws for a newcomer.
       algorithm: the method, whose `admit` decides.
       state: after the run, without rows that fill up devices.
-      data: all clients' training rows, the newcomers last.
+      federation: all clients, the newcomers last.
+      mapping: of one device.
       known: how many were in the run.
     """
-    number = len(data.num_examples) - known
-    new = ClientData(*(jnp.asarray(leaf[known:]) for leaf in data))
+    train = federation.train
+    number, counts = len(train.num_examples) - known, np.array(train.num_examples, np.int32)
+    counts[known:] = 0
+    # What is kept of clients who are not there yet is as the method begins it, and as those who join a run have it.
+    start = algorithm.init if algorithm.template is None else algorithm.template
+    population = parallel.place_population(ClientData(train.x, train.y, counts), federation.info, mapping)
+    like, _ = start(jax.random.fold_in(rng_key, number), population)
+    new = ClientData(*(jnp.asarray(leaf[known:]) for leaf in train))
     indices = jnp.arange(known, known + number, dtype=jnp.int32)
-    keys = jax.random.split(rng_key, number)
-    return _admit_all(keys, with_clients(state, known + number), new, indices, algorithm=algorithm)
+    whole = with_clients(state, jax.device_get(like))
+    return _admit_all(jax.random.split(rng_key, number), whole, new, indices, algorithm=algorithm)
 
 
 @parallel.kept_program(static_argnames="algorithm")

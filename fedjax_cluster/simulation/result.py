@@ -65,6 +65,7 @@ class SimulationResult:
       moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
       metrics: those that were taken beside the model's.
       kept: whether the run directory has all of it; False where its disk was full, or it was removed.
+      before: the run's own result, where clients came after it, of which pages and pictures are.
     """
 
     algorithm: ClusteredAlgorithm
@@ -78,6 +79,7 @@ class SimulationResult:
     moves: Kept = dataclasses.field(default_factory=dict)
     metrics: tuple[Measure, ...] = ()
     kept: bool = True
+    before: SimulationResult | None = None
 
     @property
     def labels(self) -> np.ndarray:
@@ -247,7 +249,7 @@ class SimulationResult:
         client's own, and the model of a cluster that a newcomer opens as it is far from all (PACFL, StoCFL).
 
         They are the last ones of the new result, whose `labels`, `per_client`, `predict` and `save_models` have them;
-        models, history and summary are those of the run, which in its directory stays as it is.
+        models, history, summary and pictures are those of the run, which in its directory stays as it is.
 
         Args:
           newcomers: a federation of their own, with inputs and classes as the run's: such as
@@ -262,12 +264,11 @@ class SimulationResult:
         federation = with_newcomers(self.federation, newcomers)
         state = of_clients(parallel.fetched(self.state), known)
         key = jax.random.fold_in(jax.random.fold_in(self.evaluation_key, known + number), number)
-        state = admitted(key, self.algorithm, state, federation.train, known)
-        moves, events = before_admission({**self.moves, int(self.state.round): self.labels}, self.events, known, number)
         here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
-        return dataclasses.replace(
-            self, federation=federation, state=state, events=events, mapping=here, moves=moves, kept=False
-        )
+        state = admitted(key, self.algorithm, state, federation, here, known)
+        moves, events = before_admission({**self.moves, int(self.state.round): self.labels}, self.events, known, number)
+        changes = {"federation": federation, "state": state, "events": events, "mapping": here, "moves": moves}
+        return dataclasses.replace(self, **changes, kept=False, before=self.before or self)
 
     def _told(self) -> dict[str, str]:
         return {"algorithm": self.algorithm.name, "rounds": str(int(self.state.round))}

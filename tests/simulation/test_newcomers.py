@@ -6,9 +6,13 @@ import pytest
 
 from fedjax_cluster import algorithms, faults, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, parameter_tree
 from fedjax_cluster.data import from_arrays
-from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.report.pages import run_figures
+from fedjax_cluster.simulation.checkpoints import of_clients
+from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import ClientData, UserFederation
+from tests.algorithms import test_protocol as protocol
 from tests.devices import needs_two
 from tests.federations import blobs
 
@@ -18,8 +22,8 @@ OWN = ("ditto", "fedem", "fedper", "fedproto", "fedrep", "fedsoft", "local_only"
 FAST = ("ifca",)
 
 
-def run(name, federation=None, rounds=6, fault=None, **options):
-    own = local.sgd(0.2, batch_size=4, epochs=1)
+def run(name, federation=None, rounds=6, fault=None, batch_size=4, **options):
+    own = local.sgd(0.2, batch_size=batch_size, epochs=1)
     factory = REGISTRY[name]
     if "clusters" in factory.__dataclass_fields__:
         options.setdefault("clusters", 4 if name in ("flag", "pacfl", "stocfl") else 2)
@@ -62,6 +66,32 @@ def test_a_newcomer_belongs_where_one_with_its_rows_does_and_moves_nobody(name):
     assert found.assignments.cluster[0, 7:].tolist() == [-1] * 3
     assert found.assignments.cluster[-1].tolist() == found.labels.tolist()
     assert result.labels.shape == (7,)
+
+
+def test_a_newcomer_is_led_past_the_splits():
+    """Rows of zeros stood for clients on a split's first side, which drew the others there."""
+    federation = blobs(clients=9, groups=3)
+    options = {"clusters": 3, "first_round": 2, "gamma_max": 0.0, "epsilon_1": 10.0, "epsilon_2": 0.0}
+    result = run("cfl", federation, rounds=8, batch_size=None, **options)
+    assert len(set(result.labels)) == 3
+    new = blobs(clients=12, groups=4, seed=5)
+    found = result.admit(new)
+    parameters = parameter_tree(result)
+    expected = [
+        assign_client(parameters, jax.tree.map(lambda leaf, own=own: leaf[own], new.train)) for own in range(12)
+    ]
+    assert found.labels[9:].tolist() == expected
+    assert parameter_tree(found).nodes[0].clients.tolist() == list(range(9))  # whom the split divided
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cfl", "cfl_gp", "fedgwc", "flag"])
+def test_pictures_are_of_the_run(name):
+    options = {"cfl": {"first_round": 2, "gamma_max": 0.0, "epsilon_1": 10.0, "epsilon_2": 0.0}}.get(name, {})
+    result = run(name, rounds=6, **options)
+    found = result.admit(some(result.federation, (3, 0)))
+    assert found.admit(some(result.federation, (1,))).before is result
+    assert run_figures(found).keys() == run_figures(result).keys()
 
 
 @needs_two
@@ -124,3 +154,18 @@ def test_what_cannot_be_admitted_is_one_line():
     private = run("fedavg", rounds=1, privacy=gaussian, weighting="uniform")
     with pytest.raises(ValueError, match="the run's privacy is that of its own clients"):
         private.admit(some(plain, (0,)))
+
+
+@pytest.mark.slow
+@needs_two
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_rows_that_fill_up_two_devices_are_left_out_whole(name):
+    """What a run on two devices keeps is what one device has: CFL-GP's Gram matrices had a row too many."""
+    two = parallel.client_mapping("scan", devices=jax.devices()[:2])
+    states = []
+    for mapping in (protocol.SCAN, two):
+        population = protocol.place(blobs(clients=7), mapping)
+        state, _ = protocol.build(name).init(run_keys(0).initialization, population)
+        states.append(of_clients(jax.device_get(state), 7))
+    one, other = (jax.tree.map(np.shape, state) for state in states)
+    assert one == other

@@ -66,6 +66,9 @@ from fedjax_cluster.types import (
     Variables,
 )
 
+NEAR = ("epsilon_1 left out", lambda method: method.epsilon_1 is None)
+FAR = ("epsilon_2 left out", lambda method: method.epsilon_2 is None)
+
 
 class cfl(AveragingMethod):
     """Clustered Federated Learning by recursive bipartition.
@@ -95,8 +98,12 @@ class cfl(AveragingMethod):
     epsilon_2: float | None = option(
         "ε₂, norm that one of their updates must exceed; None: by `far`", default=None, bound=NOT_NEGATIVE
     )
-    near: float = option("(ours) ε₁ as a part of the root mean square of the clients' norms", default=0.5, bound=SHARE)
-    far: float = option("(ours) ε₂ as a part of the largest norm of the run so far", default=0.475, bound=SHARE)
+    near: float = option(
+        "(ours) ε₁ as a part of the root mean square of the clients' norms", default=0.5, bound=SHARE, used=NEAR
+    )
+    far: float = option(
+        "(ours) ε₂ as a part of the largest norm of the run so far", default=0.475, bound=SHARE, used=FAR
+    )
     gamma_max: float = option(
         "γ_max, relative noise of the clients' updates that splits must bear; 0 keeps every split, 0.71 those alone "
         "whose parts disagree (a cosine below 0)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ from fedjax_cluster.types import (
 
 # Beyond this the M×M Gram matrices of K blocks outweigh the profiles; subspace iteration then works on those.
 LARGEST_GRAM = 2048
+PILOT = ('clusters="auto"', lambda method: method.clusters == "auto")
 DECIMALS = Bound(lambda value: 0 <= value <= 20, "from 0 to 20; float32 has no more")
 
 
@@ -140,8 +142,8 @@ class cfl_gp(AveragingMethod):
         "and any other client joins by the update that it has just shown",
         default="everybody",
     )
-    max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2))
-    pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2))
+    max_clusters: int = option("number of models of the pilot", default=8, bound=at_least(2), used=PILOT)
+    pilot_rounds: int = option("length of the pilot", default=20, bound=at_least(2), used=PILOT)
 
     def __post_init__(self):
         super().__post_init__()
@@ -169,11 +171,12 @@ class cfl_gp(AveragingMethod):
         most = min(self.max_clusters, int(present_clients(population).sum()))
         state, _ = self.init_with(rng_key, population, most)
         costs = Costs()
+        pilot = dataclasses.replace(self, cluster_until=None, stop_after=None)  # a profile of each model
         for number in range(self.pilot_rounds):
             cohort = parallel.whole_population(population)
             # Awaited, as many rounds under way at once could block one another (`parallel.use_all_cores`).
             key = jax.random.fold_in(pilot_key, number)
-            state, info = jax.block_until_ready(_step(key, state, cohort, method=self))
+            state, info = jax.block_until_ready(_step(key, state, cohort, method=pilot))
             costs = jax.tree.map(jnp.add, costs, info.costs)
         found = estimate_clusters(pilot_key, state, most).num_clusters
         state, _ = self.init_with(rng_key, population, found)

@@ -21,6 +21,8 @@ class Server(NamedTuple):
     stopped: Array  # bool[], clustering has ended for good
     coordinates: Array  # i32[d̂], random coordinates of the profile; empty for all
 
+    BETWEEN_CLIENTS = ("grams",)
+
 
 def start_state(
     rng_key: Array, models: Clusters, present: Array, *, method: Any, num_clusters: int, side: int

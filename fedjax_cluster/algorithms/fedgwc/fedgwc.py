@@ -48,6 +48,7 @@ Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
+AS_IN_PAPER = ('variant="paper"', lambda method: method.variant == "paper")
 
 
 class Standing(NamedTuple):
@@ -80,10 +81,7 @@ class fedgwc(AveragingMethod):
     fewest_in_cohort: ClassVar[Any] = property(lambda self: 1 if self.released else 3)
     defaults = Defaults(local_steps=7, participation=0.1, rounds=1500, clients=100, finds_clusters=True)
 
-    clusters: int = option(
-        "K_max, slots for clusters; a split that finds too few left is refused, and counted in the state",
-        bound=at_least(1),
-    )
+    clusters: int = option("K_max, slots; a split that finds too few left is refused, and counted", bound=at_least(1))
     server: optax.GradientTransformation | None = option(
         "any optax transformation of minus the mean change; None is plain averaging. A child inherits its state",
         default=None,
@@ -94,6 +92,7 @@ class fedgwc(AveragingMethod):
         "thousands of rounds who met whom",
         default="count",
         bound=SHARE,
+        used=AS_IN_PAPER,
     )
     tolerance: float = option(
         "ε; a cluster is tested when the running average (from 1, with coefficient α or the participation) of its mean "
@@ -109,13 +108,15 @@ class fedgwc(AveragingMethod):
         bound=at_least(2),
     )
     smallest: int = option(
-        "clients that each child of a split must have; ours, after the K_min of Theorem A.5: with fewer, a cohort of a "
-        "cluster would be everybody",
+        "clients that each child of a split must have; ours, after Theorem A.5's K_min: else cohorts are everybody",
         default=3,
         bound=at_least(1),
+        used=AS_IN_PAPER,
     )
     sampling: Literal["rare", "uniform"] = option(
-        '"rare" draws clients with probability ∝ 1/(1 + times seen), "uniform" all alike', default="rare"
+        '"rare" draws clients with probability ∝ 1/(1 + times seen), "uniform" all alike',
+        default="rare",
+        used=AS_IN_PAPER,
     )
     centre: bool | None = option(
         "(ours) takes each row's mean off P before the affinity, so that only the company counts; None does where P "

@@ -14,7 +14,7 @@ from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import round_axis, shared_legend
 from fedjax_cluster.report.histories import chosen_metric, column_label
 from fedjax_cluster.report.names import group_label
-from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.report.similarity_matrix import similarity_matrix
 from fedjax_cluster.types import FinishedRun
 
@@ -29,6 +29,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     `split_history` always; `similarity_matrix` of the last split, or else of the last round in which a cluster met the
     criteria; `parameter_tree` where there was a split.
     """
+    run = without_newcomers(run)
     index, labels, group, names = shown_clients(run)
     drawn = {"split_history": split_history(run.history)}
     splits = [event.content for event in run.events if len(event.content["child"])]

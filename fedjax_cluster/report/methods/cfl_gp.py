@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.algorithms.cfl_gp import profiles
 from fedjax_cluster.report import clusters, style
-from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.types import FinishedRun
 
 FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is seen
@@ -18,6 +18,7 @@ FEWEST_SINGULAR_VALUES = 8  # drawn, so that what follows the largest gap is see
 
 def figures(run: FinishedRun) -> dict[str, Figure]:
     """The pictures of a run of `cfl_gp`: `client_features` and `singular_values`; none before the first update."""
+    run = without_newcomers(run)
     who, clients = profiles.profiled(run.state)
     if not np.asarray(clients.updates).any():
         return {}

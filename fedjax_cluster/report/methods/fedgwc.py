@@ -13,7 +13,7 @@ from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import style
 from fedjax_cluster.report.clusters import client_features
 from fedjax_cluster.report.curves import draw_line, round_axis
-from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_cluster, heat_map, without_diagonal
 from fedjax_cluster.types import Federation, FinishedRun
 
@@ -29,6 +29,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     the second split's names end in `_2`, and so on. Without a split they show the final state. `convergence` always;
     for classification `class_distributions` of the final clusters.
     """
+    run = without_newcomers(run)
     splits = [event.content for event in run.events if (event.content["labels"] != event.content["previous"]).any()]
     drawn: dict[str, Figure] = {}
     for place, content in enumerate(splits[:MOST_SPLITS] or [run.algorithm.snapshot(jax.device_get(run.state))]):

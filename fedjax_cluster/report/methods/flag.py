@@ -17,7 +17,7 @@ from fedjax_cluster.clustering.linkage import LINKAGES
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import shared_legend
 from fedjax_cluster.report.names import group_label
-from fedjax_cluster.report.shown_clients import shown_clients
+from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.report.similarity_matrix import blocks_of, check_matrix, heat_map, without_diagonal
 from fedjax_cluster.types import FinishedRun
 
@@ -31,6 +31,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     FLAG: `dissimilarity_matrices`, `dendrogram`, and `threshold_search` where α was searched for. None for a run
     without an event, or in which fewer than two clients were compared.
     """
+    run = without_newcomers(run)
     if not run.events:
         return {}
     content, algorithm = run.events[0].content, run.algorithm
