@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(USAGE)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
@@ -167,7 +167,7 @@ def _of_data(config: fc.RunConfig) -> str:
 
 def _resume(arguments: list[str]) -> int:
     names, rest = _leading_names(arguments, at_most=1)
-    if not names and "--help" not in rest and "-h" not in rest:
+    if not names and not fc.experiments.flag_groups.wants_help(rest):
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
     own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison, sweep or recipe.")
     every, path = own.checkpoint_every, as_path("run_dir", names[0])

@@ -65,13 +65,17 @@ def tuned(
       The configuration; its `tuning` tells the rates, their figures and how these came about.
 
     Raises:
-      ValueError: no client has two training rows, the configuration cannot be run or is private, or no rate has a
-        finite figure.
+      ValueError: no client has two training rows, the configuration cannot be run or is private, its clients are on
+        disk, or no rate has a finite figure.
     """
     if config.privacy_clip is not None:
         raise ValueError(
             "tuning tries rates on the clients' rows without counting it in ε, but privacy_clip is "
             f"{config.privacy_clip:g}; give a learning_rate, or no privacy"
+        )
+    if config.population is not None:
+        raise ValueError(
+            f"tuning needs the clients in memory, but those of {config.population} are on disk; give a learning_rate"
         )
     full, federation = settled(config, federation)
     fault, rates = build_fault(config), grid(config.learning_rate)

@@ -244,6 +244,6 @@ ATTACKED = Study(
     "those of the last four pass for the first group, divide it, or join it after a third of the rounds. Crosses: the "
     "method has no such clustering, or no such server.",
     seeds=2,
-    minutes=25.0,
+    minutes=30.0,
     run=_attacks,
 )

@@ -55,7 +55,7 @@ def overview() -> str:
 def _minutes(recipe: Recipe | Study) -> str:
     """Measured minutes, or "~" and an estimate by the FLOPs."""
     measured = results.seconds_per_run(recipe.name)
-    return f"~{recipe.minutes:g}" if measured is None else f"{_runs(recipe) * measured[0] / 60:.2g}"
+    return f"~{recipe.minutes:g}" if measured is None else f"{float(f'{_runs(recipe) * measured[0] / 60:.2g}'):g}"
 
 
 def _runs(recipe: Recipe | Study) -> int:

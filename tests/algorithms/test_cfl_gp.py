@@ -342,3 +342,16 @@ def test_compression_by_a_thousand_keeps_the_clusters():
     own = local.sgd(1.0, batch_size=100, steps=1)
     algorithm = cfl_gp(nn.mlp(), clusters=4, compression=1000.0, every=1, local=own, server=optax.sgd(0.1))
     assert simulate(algorithm, federation, rounds=11).summary["adjusted_rand_index"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_pilot_clusters_until_its_end():
+    """With `cluster_until=0` it counted the clusters of profiles that nobody had filled."""
+    own = local.sgd(1.0, batch_size=None, steps=1)
+    method = functools.partial(cfl_gp, nn.linear(), clusters="auto", max_clusters=4, pilot_rounds=8, local=own)
+    federation = blobs(clients=12, groups=3)
+    found = [
+        len(simulate(method(cluster_until=until), federation, rounds=1, progress=False).state.clusters.active)
+        for until in (None, 0)
+    ]
+    assert found[0] == found[1]

@@ -193,3 +193,18 @@ def test_landmarks_who_leave_are_told_before_the_first_round():
         simulate(algorithm, federation, rounds=3, mapping=ONE, churn=churn, progress=False)
     back = [Churn(1, leave=chosen[:1]), Churn(2, join=chosen[:1]), Churn(2, leave=chosen[1:2])]
     simulate(algorithm, federation, rounds=3, mapping=ONE, churn=back, progress=False)
+
+
+def test_who_is_in_no_cluster_yet_trains_none_and_pays_for_none():
+    """A model and an update were counted for each, though no cluster had them."""
+    algorithm = cfl_gp(
+        nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=8, steps=3), participation=0.5, cluster_cohort=True,
+        landmarks=3, every=5,
+    )  # fmt: skip
+    result = simulate(algorithm, blobs(clients=9), rounds=1, mapping=ONE, progress=False)
+    trained, steps = result.history["models_down"][0], result.history["gradient_evaluations"][0]
+    cohort = result.history["num_clients"][0]
+    assert 0 < trained < 5
+    assert trained == cohort
+    assert result.history["models_up"][0] == trained
+    assert steps == 3 * trained

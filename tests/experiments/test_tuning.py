@@ -127,6 +127,12 @@ def test_a_private_run_is_not_tuned_on_rows_without_noise(tried):
         tuning.tuned(config)
 
 
+def test_clients_on_disk_are_not_tuned_on():
+    """They were told to take a method that streams, as FedAvg does."""
+    with pytest.raises(ValueError, match="needs the clients in memory, but those of people are on disk; give a learn"):
+        tuned(RunConfig(method="fedavg", population="people"))
+
+
 @pytest.mark.slow
 def test_the_same_clients_are_faulty_and_the_honest_choose(tried):
     tried.honest = {**GOOD, 0.0333: 0.9}

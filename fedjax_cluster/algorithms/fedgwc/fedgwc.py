@@ -48,7 +48,7 @@ Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
-AS_IN_PAPER = ('variant="paper"', lambda method: method.variant == "paper")
+AS_IN_PAPER = ('variant="paper"', lambda method: method.variant == "paper" or method.rate == "participation")
 
 
 class Standing(NamedTuple):
