@@ -130,7 +130,7 @@ def test_a_private_run_is_not_tuned_on_rows_without_noise(tried):
 def test_clients_on_disk_are_not_tuned_on():
     """They were told to take a method that streams, as FedAvg does."""
     with pytest.raises(ValueError, match="needs the clients in memory, but those of people are on disk; give a learn"):
-        tuned(RunConfig(method="fedavg", population="people"))
+        tuning.tuned(dataclasses.replace(CONFIG, population="people"))
 
 
 @pytest.mark.slow
