@@ -72,9 +72,9 @@ def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     if without := [outcome for outcome in outcomes if outcome.failed]:
         seeds = [f" (seed {', '.join(map(str, each.failed))})" if each.summaries else "" for each in without]
         what, between = ("cells", "; ") if found.cells else ("methods", ", ")
-        failed = "failed" if any(each.label in found.configs for each in without) else "cannot be run"
+        how = "failed" if any(each.label in found.configs for each in without) else "cannot be run"
         named = between.join(each.label + of for each, of in zip(without, seeds, strict=True))
-        print(f"{PROG}: {len(without)} of {len(outcomes)} {what} {failed}: {named}", file=sys.stderr)
+        print(f"{PROG}: {len(without)} of {len(outcomes)} {what} {how}: {named}", file=sys.stderr)
     if lost:
         print(
             f"{PROG}: the end of {', '.join(lost)} could not be kept in {directory}; make room there", file=sys.stderr

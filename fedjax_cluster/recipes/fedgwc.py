@@ -186,7 +186,7 @@ LEVELS = _table(
     metrics={**headings(was="WAS", wadb="WADB"), **RAND, **CLUSTERS},
     seeds=3,
     quick=shortened(rows=(COUNTED,), columns=("(10, 90, 0)",), rounds=900),
-    figure=figures.bars("was", "Wasserstein-adjusted silhouette"),
+    figure=figures.bars_of_columns("was", "WAS"),
 )
 UNEVEN = changed(
     BASE,

@@ -73,6 +73,20 @@ def bars(metric: str, label: str) -> Drawing:
     return figure
 
 
+def bars_of_columns(metric: str, label: str) -> Drawing:
+    """`bars`, a picture for each column."""
+
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Mapping[str, Figure]:
+        columns = dict.fromkeys(column for _, column in outcomes)
+        drawn = {}
+        for number, column in enumerate(columns):
+            own = {(row, ""): each for (row, of), each in outcomes.items() if of == column}
+            drawn[str(number + 1) if number else ""] = bars(metric, f"{label}, {column}")(cells, own)
+        return drawn
+
+    return figure
+
+
 def _deviation(outcomes: Outcomes) -> str:
     return f"± sample std {over_seeds(len(each.summaries) for each in outcomes.values())}"
 
