@@ -48,7 +48,7 @@ Rate = float | Literal["participation", "count"]
 Variant = Literal["paper", "released"]
 Perceived = Literal["rows", "columns"]
 MOST_CHILDREN = 4
-AS_IN_PAPER = ('variant="paper"', lambda method: method.variant == "paper" or method.rate == "participation")
+AS_IN_PAPER = ('variant="paper"', lambda method: method.variant == "paper")
 
 
 class Standing(NamedTuple):
@@ -92,7 +92,7 @@ class fedgwc(AveragingMethod):
         "thousands of rounds who met whom",
         default="count",
         bound=SHARE,
-        used=AS_IN_PAPER,
+        used=('variant="paper"', lambda method: method.variant == "paper" or method.rate == "participation"),
     )
     tolerance: float = option(
         "ε; a cluster is tested when the running average (from 1, with coefficient α or the participation) of its mean "
