@@ -24,6 +24,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from benchmarks import h200
 from fedjax_cluster import cli
 from fedjax_cluster.bench.workloads import noise_clients
 from fedjax_cluster.simulation.devices import target
+from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.types import DatasetInfo, Federation, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
@@ -57,7 +59,7 @@ BY_LANDMARKS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}, {LANDMARKS} landmarks": (name, {"landmarks": LANDMARKS, **options})
     for name, options in {"cfl_gp": {"profiles_of": "landmarks"}, "fedgwc": {}, "flag": {}, "pacfl": {}}.items()
 }
-ROUNDS = 5  # of what is measured, after as many
+ROUNDS, TIMED = 5, 20  # of what is measured: before, and timed
 TEXT = """# Compiled for accelerators
 
 Written by `python -m benchmarks.accelerators` from `results/accelerators.json`: change these and not this page.
@@ -208,8 +210,11 @@ def compiled(
     return row
 
 
-def measure(methods: list[str], models: list[str], sizes: list[int]) -> None:
-    """Plans runs for the device that is here, then runs them, the smallest first: a device tells its highest peak."""
+def measure(methods: list[str], models: list[str], sizes: list[int], turn: Callable[[], None] = lambda: None) -> None:
+    """Plans runs for the device that is here, then runs them, the smallest first: a device tells its highest peak.
+
+    `turn` is called before the rounds that are timed, when all is compiled.
+    """
     planned, here = [], f"measured: {jax.devices()[0].device_kind}"
     data = {}
     for each in sizes:
@@ -226,7 +231,20 @@ def measure(methods: list[str], models: list[str], sizes: list[int]) -> None:
             continue
         before = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
         mapping = fc.parallel.client_mapping("auto", row["chunk"] if jax.default_backend() != "cpu" else None)
-        result = fc.simulate(method, federation, rounds=2 * ROUNDS, eval_every=ROUNDS, progress=False, mapping=mapping)
+
+        def when_compiled(found: Evaluation) -> None:
+            if found.round == ROUNDS:
+                turn()
+
+        result = fc.simulate(
+            method,
+            federation,
+            rounds=ROUNDS + TIMED,
+            eval_every=ROUNDS,
+            callbacks=[when_compiled],
+            mapping=mapping,
+            progress=False,
+        )
         peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
         row |= {"seconds": statistics.median(result.history["seconds"][ROUNDS:])}
         row |= {"measured_peak": peak if peak > before else None}  # else an earlier run's
