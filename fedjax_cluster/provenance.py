@@ -47,6 +47,18 @@ def cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def own_version() -> str:
+    """The release that is installed; "0" where the sources are run without being installed.
+
+    >>> own_version()[0]
+    '0'
+    """
+    try:
+        return importlib.metadata.version("fedjax-cluster")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
 def provenance() -> dict[str, Any]:
     """Commit, date, versions and device of what is computed now.
 
@@ -62,11 +74,7 @@ def provenance() -> dict[str, Any]:
     return {
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": {
-            "fedjax_cluster": importlib.metadata.version("fedjax-cluster"),
-            "jax": jax.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {"fedjax_cluster": own_version(), "jax": jax.__version__, "python": platform.python_version()},
         "backend": jax.default_backend(),
         "device": f"{processor()}, {cores()} cores" if jax.default_backend() == "cpu" else device,
     }

@@ -20,6 +20,7 @@ from fedjax_cluster.simulation import arguments
 from fedjax_cluster.simulation.evaluation import honest_figures
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Selection
+from tests.devices import needs_two
 from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -55,6 +56,7 @@ def test_the_faulty_are_drawn_by_the_seed_among_those_with_examples():
     )
 
 
+@needs_two
 def test_marks_go_where_the_rows_go():
     federation = faults.afflicted(blobs(clients=7), faults.sign_flip(0.4), seed=0)
     marks = faults.faulty_clients(federation)

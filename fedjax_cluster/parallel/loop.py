@@ -234,7 +234,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     def single(position, carry: Mapped) -> Mapped:
         client, row = row_at(position)
         contribution, collected = lax.cond(client.mask, lambda: joined(outputs(client, row)), lambda: zeros(shapes))
-        finite = tree.all_finite((contribution, collected))
+        finite = _can_be_added(contribution, collected)
         reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)
         write = functools.partial(lax.dynamic_update_index_in_dim, index=position, axis=0)
         return Mapped(
@@ -247,7 +247,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         batch, row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, chunk), (clients, rows))
         batch, row = kept((batch, row))
         contribution, collected = joined(jax.vmap(outputs)(batch, row))
-        finite = jax.vmap(tree.all_finite)((contribution, collected))
+        finite = jax.vmap(_can_be_added)(contribution, collected)
         mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
         reduced = carry.reduced if contribution is None else _add_many(carry.reduced, contribution, mask, finite)
         collected = tree.where(batch.mask, collected, jax.tree.map(jnp.zeros_like, collected))
@@ -271,6 +271,18 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
         if chunk == 1:
             return split(lax.fori_loop(0, last, single, carry))
         return split(lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry))
+
+
+def _can_be_added(contribution: Contribution | None, collected: Any) -> Array:
+    """bool[]: all of what a client sends is finite, and its contribution's square too.
+
+    Reports have that square (`round.size_of`), which so is all that is read of an update as large as a model.
+    """
+    if contribution is None:
+        return tree.all_finite(collected)
+    floats = [leaf for leaf in contribution.value if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in floats]
+    return tree.all_finite((contribution._replace(value=squares), collected))
 
 
 def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.metadata
 import io
 import logging
 import pathlib
@@ -34,6 +33,7 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
+from fedjax_cluster.provenance import own_version
 from fedjax_cluster.simulation.assignments import Kept, read_moves, write_moves
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
 from fedjax_cluster.simulation.identity import identity_of
@@ -134,7 +134,7 @@ class RunDirectory:
 
     def _write_config(self, known: Mapping[str, Any] | None) -> None:
         """A new run's config.json, or that of one that is to have more rounds now."""
-        versions = {"fedjax_cluster": importlib.metadata.version("fedjax-cluster"), "jax": jax.__version__}
+        versions = {"fedjax_cluster": own_version(), "jax": jax.__version__}
         if known is not None and known.get("versions", versions) != versions:
             text = " and ".join(f"{name} {version}" for name, version in known["versions"].items())
             LOG.warning(f"{self.named} was begun with {text}; with other versions the last digits may differ")

@@ -87,8 +87,10 @@ def test_fedsofts_pull_is_of_the_parameters_as_they_are():
         ).state.clusters.params
         for weight in (0.0, 10.0)
     )
+    # A GPU's compiler leaves out roundings to bfloat16 between two operations.
+    tolerance = 0 if jax.default_backend() == "cpu" else 1e-2
     for a, b in zip(*map(jax.tree.leaves, (free, pulled)), strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["fedsoft", "scaffold"])

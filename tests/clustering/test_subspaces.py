@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
 from fedjax_cluster.clustering import dissimilarity
+from tests.devices import on_a_cpu
 from tests.reference import subspaces as reference
 
 N, F, L, P, M = 60, 30, 4, 3, 6
@@ -37,7 +38,7 @@ def test_principal_vectors_span_what_the_svd_does(num_features):
         for label, number in ((0, 3), (1, 3), (2, 2)):
             expected = reference.principal_vectors(x[:50], y[:50], label, P)
             actual = vectors[label][:, :number]
-            chex.assert_trees_all_close(actual.T @ actual, np.eye(number), atol=1e-5)
+            chex.assert_trees_all_close(actual.T @ actual, np.eye(number), atol=3e-5)
             overlap = np.abs(actual.T @ expected)
             chex.assert_trees_all_close(overlap, np.eye(number), atol=2e-3)
         assert (vectors[2][:, 2:] == 0.0).all()
@@ -351,6 +352,7 @@ def test_mistakes_are_named(call, message):
         call()
 
 
+@on_a_cpu
 def test_singular_values_on_a_cpu_are_computed_one_matrix_after_the_other():
     """Catches calls of many at once, with which two devices wait for each other's threads for good."""
     matrices = jnp.asarray(np.random.default_rng(0).normal(size=(5, 5, 3, 2)), jnp.float32)

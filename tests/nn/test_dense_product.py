@@ -14,7 +14,7 @@ from fedjax_cluster import nn
 from fedjax_cluster.nn.dense_product import product
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo, Variables
-from tests.devices import needs_two
+from tests.devices import needs_two, on_a_cpu
 
 SPREAD = 528  # features that 512 are laid out as
 
@@ -97,6 +97,7 @@ def test_the_precision_is_that_of_where_the_product_is_written(mapped):
     assert all("HIGHEST" in line for line in products)
 
 
+@on_a_cpu
 def test_the_compiler_leaves_the_products_as_they_are():
     def compiled(features):
         operands = jnp.ones((16, 512)), jnp.ones((512, features))

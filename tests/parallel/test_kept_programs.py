@@ -16,9 +16,10 @@ from fedjax_cluster import described, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.parallel import kept_programs
 from fedjax_cluster.simulation.loop import simulate
-from tests.devices import needs_two
+from tests.devices import needs_two, on_a_cpu
 from tests.federations import blobs
 
+pytestmark = on_a_cpu  # programs are kept on a CPU alone
 traced = []
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -231,7 +231,7 @@ def test_no_more_clients_at_a_time_than_keep_a_device_busy(monkeypatch):
     one = (jax.ShapeDtypeStruct((3,), jnp.float32),)
     mapping = mapping_of("chunked", None, 1)
     assert chunks.chunk_size(jnp.sin, one, mapping, 32) == 32
-    monkeypatch.setattr(chunks, "MOST_AT_A_TIME", {"cpu": 6})
+    monkeypatch.setattr(chunks, "MOST_AT_A_TIME", {jax.devices()[0].platform: 6})
     assert chunks.chunk_size(jnp.sin, one, mapping, 32) == 6
     assert chunks.chunk_size(jnp.sin, one, mapping._replace(chunk_size=9), 32) == 9
 

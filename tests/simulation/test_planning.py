@@ -21,6 +21,7 @@ from fedjax_cluster.simulation.program_costs import program_costs
 from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.simulation.streaming import MOST_ROUNDS, Stream
 from fedjax_cluster.types import ClientData, DatasetInfo
+from tests.devices import on_a_cpu
 
 SGD = fc.local.sgd(0.1, batch_size=4, steps=1)
 INFO = DatasetInfo("shapes", (3,), 2)
@@ -381,6 +382,7 @@ def test_what_never_fitted_is_said_to_need_more(failing_compiler):
     assert "RESOURCE_EXHAUSTED" in found.advice[0]
 
 
+@on_a_cpu
 def test_memory_that_keeps_files_is_free(monkeypatch):
     """Where the system had filled it with files that were read, nothing fitted."""
     monkeypatch.setattr(parallel, "memory_left", lambda: 2.0**40)
