@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster.options import COUNT, checked
@@ -94,6 +96,17 @@ def slices_by_output(x: Array, kernel: Sequence[int], window: Window) -> list[Ar
     """For every output position, the inputs [N, kh, kw, C] it sees."""
     outputs = output_size(x.shape[1:3], kernel, window)
     return slices(padded(x, window), outputs, window.strides, kernel, window.kernel_dilation)
+
+
+def positions(image: Sequence[int], outputs: Sequence[int], kernel: Sequence[int], window: Window) -> np.ndarray:
+    """i32[outputs, taps]: which pixels, in row-major order, of a padded image each output sees."""
+    rows, columns = (
+        np.arange(outputs[axis])[:, None] * window.strides[axis]
+        + np.arange(kernel[axis]) * window.kernel_dilation[axis]
+        for axis in (0, 1)
+    )
+    found = rows[:, None, :, None] * image[1] + columns[None, :, None, :]
+    return found.reshape(math.prod(outputs), math.prod(kernel)).astype(np.int32)
 
 
 def padded(x: Array, window: Window, fill: float = 0.0) -> Array:

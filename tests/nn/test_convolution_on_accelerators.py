@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from fedjax_cluster.nn import convolution
+from fedjax_cluster.nn import convolution, windows
 from fedjax_cluster.nn.convolution import convolve
 from tests.nn.test_convolution import assert_close, normal, value_and_gradients, xla
 
@@ -30,6 +30,26 @@ def test_vmap_on_an_accelerator(backend, channels, loops, monkeypatch):
     run = jax.jit(jax.vmap(value_and_gradients(convolution)))
     assert ("while" in run.lower(x, kernel).as_text()) == loops
     assert_close(run(x, kernel), expected)
+
+
+@pytest.mark.parametrize("strides", [1, (2, 1)])
+@pytest.mark.parametrize("dilation", [1, (1, 2)])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((2, 0), (-1, 3))])
+def test_gathered_patches_are_those_of_slices(strides, dilation, padding):
+    """Of a layer and of its kernel's gradient, where the output is in the kernel's place."""
+    module = sys.modules[convolve.__module__]
+    x, kernel = normal(2, 9, 8, 3), normal(3, 2, 3, 4, seed=1)
+    steps, taps = windows.pair(strides, "strides"), windows.pair(dilation, "kernel_dilation")
+    pads = windows.explicit_padding(padding, x.shape[1:3], windows.dilated(kernel.shape, taps), steps)
+    forward = windows.Window(steps, pads, kernel_dilation=taps)
+    out = module._matrix_product(x, kernel, window=forward)
+    assert_close(module._gathered_product(x, kernel, window=forward), out)
+    backward = windows.Window(taps, pads, kernel_dilation=steps)
+    exchanged, cotangent = x.transpose(3, 1, 2, 0), out.transpose(1, 2, 0, 3)
+    assert_close(
+        module._gathered_product(exchanged, cotangent, window=backward),
+        module._matrix_product(exchanged, cotangent, window=backward),
+    )
 
 
 def test_a_strided_pointwise_convolution_keeps_slice_and_product_apart():
