@@ -24,7 +24,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,7 +34,6 @@ from benchmarks import h200
 from fedjax_cluster import cli
 from fedjax_cluster.bench.workloads import noise_clients
 from fedjax_cluster.simulation.devices import target
-from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.types import DatasetInfo, Federation, Model
 
 PAGE = pathlib.Path(__file__).with_suffix(".md")
@@ -210,10 +209,11 @@ def compiled(
     return row
 
 
-def measure(methods: list[str], models: list[str], sizes: list[int], turn: Callable[[], None] = lambda: None) -> None:
+def measure(methods: list[str], models: list[str], sizes: list[int], mapped: Mapping[str, Any] | None = None) -> None:
     """Plans runs for the device that is here, then runs them, the smallest first: a device tells its highest peak.
 
-    `turn` is called before the rounds that are timed, when all is compiled.
+    Args:
+      mapped: an earlier record of such a row, which is timed anew and not planned.
     """
     planned, here = [], f"measured: {jax.devices()[0].device_kind}"
     data = {}
@@ -223,7 +223,7 @@ def measure(methods: list[str], models: list[str], sizes: list[int], turn: Calla
     for name, model, clients in itertools.product(methods, models, sizes):
         row = {"device": here, "method": name, "model": model, "clients": clients}
         network, federation = MODELS[model], data[clients]
-        found = compiled(name, network, clients, "local", None, federation)
+        found = dict(mapped or {}) or compiled(name, network, clients, "local", None, federation)
         planned.append((found.get("peak", math.inf), row | found, build(name, network, 32), federation))
         print(line(planned[-1][1]), flush=True)
     for _, row, method, federation in sorted(planned, key=lambda each: each[0]):
@@ -231,23 +231,12 @@ def measure(methods: list[str], models: list[str], sizes: list[int], turn: Calla
             continue
         before = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
         mapping = fc.parallel.client_mapping("auto", row["chunk"] if jax.default_backend() != "cpu" else None)
-
-        def when_compiled(found: Evaluation) -> None:
-            if found.round == ROUNDS:
-                turn()
-
-        result = fc.simulate(
-            method,
-            federation,
-            rounds=ROUNDS + TIMED,
-            eval_every=ROUNDS,
-            callbacks=[when_compiled],
-            mapping=mapping,
-            progress=False,
-        )
+        rounds = ROUNDS + TIMED
+        result = fc.simulate(method, federation, rounds=rounds, eval_every=ROUNDS, progress=False, mapping=mapping)
         peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
         row |= {"seconds": statistics.median(result.history["seconds"][ROUNDS:])}
-        row |= {"measured_peak": peak if peak > before else None}  # else an earlier run's
+        if mapped is None:
+            row |= {"measured_peak": peak if peak > before else None}  # else an earlier run's
         kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
         names = ("device", "method", "model", "clients")
         kept = [each for each in kept if any(each[name] != row[name] for name in names)]

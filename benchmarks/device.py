@@ -1,13 +1,14 @@
-"""An accelerator in a few minutes, as they are lent: all is compiled beside one another, and then timed in turns.
+"""An accelerator in a few minutes, as they are lent: what is timed is compiled first, all parts beside one another.
 
     python -m benchmarks.device FOLDER                  # all parts; what is done is in FOLDER whenever it ends
-    python -m benchmarks.device FOLDER --seconds 300    # nothing goes on after so many
+    python -m benchmarks.device FOLDER --seconds 300    # no part is begun, and none goes on, after so many
     python -m benchmarks.device FOLDER --parts mlp "ifca mlp 1000" published
     python -m benchmarks.device FOLDER --tests tests/clustering tests/nn   # these beside the compilation
 
 The parts are those of the suite `accelerator`, the suite `published` of `benchmarks.peers`, and rounds of methods
-beside their plans. Each has a process, which compiles, waits for its turn and is timed while the others wait; those
-that are not compiled by half of the time are timed as they become ready, beside the compilation of the others.
+beside their plans. As many processes compile as there are cores. Each ends before anything is timed: some forty that
+only waited made rounds on an H200 ten times as long. The rounds are then timed in one process, every other part in one
+of its own, from the compiled programs in FOLDER/cache, which a second call on the same machine finds too.
 On a machine with other work or few cores XLA may choose other kernels than alone.
 """
 
@@ -38,9 +39,8 @@ MORE = (
     *("pacfl, 256 landmarks mlp 100000", "flag, 256 landmarks mlp 100000"),
 )
 ROUNDS = (*(f"{name} mlp 1000" for name in sorted(REGISTRY)), *MORE)
-PARTS = (*ROUNDS, *accelerator.PARTS, "published")
-SHARE = 0.5  # of the seconds, for the compilation at most
-TOGETHER = 40  # processes that compile: each takes memory of the machine and of the device
+PARTS = ("published", *ROUNDS, *accelerator.PARTS)
+SHARE = 0.4  # of the seconds, for the compilation at most
 
 
 class Compiling(Bench):
@@ -58,86 +58,69 @@ class Compiling(Bench):
         return row
 
 
-def part(name: str, folder: pathlib.Path, *, smoke: bool) -> None:
-    """One part, in a process of its own."""
-    cli._prepare_jax()
-
-    def turn() -> None:
-        sign(folder, name, "ready").touch()
-        while not sign(folder, name, "go").exists():
-            time.sleep(0.05)
-
+def compile_part(name: str, folder: pathlib.Path, *, smoke: bool) -> None:
+    """In a process of its own: runs a part once. Of rounds the plan and the memory are kept."""
     if name in ROUNDS:
         method, model, clients = name.rsplit(" ", 2)
         accelerators.RECORD = folder / f"{file_of(name)}.json"
-        return accelerators.measure([method], [model], [20 if smoke else int(clients)], turn)
-    if name == "published":
+        accelerators.measure([method], [model], [20 if smoke else int(clients)])
+    elif name == "published":
         published.cifar("1", "50", "10", "0.1", "1000", "50")
         published.femnist("1", "10", "20", "0.1", "3400")
     else:
         accelerator.PARTS[name](Compiling(smoke=smoke))
-    turn()
-    bench = Bench(smoke=smoke)
-    (published.run if name == "published" else accelerator.PARTS[name])(bench)
-    write_json(folder / f"{name}.json", bench.report(name))
+
+
+def time_part(name: str, folder: pathlib.Path, *, smoke: bool) -> None:
+    """In a process of its own: a part, or the rounds of all methods that were compiled."""
+    if name != "rounds":
+        bench = Bench(smoke=smoke)
+        (published.run if name == "published" else accelerator.PARTS[name])(bench)
+        return write_json(folder / f"{name}.json", bench.report(name))
+    for each in ROUNDS:
+        accelerators.RECORD = folder / f"{file_of(each)}.json"
+        rows = json.loads(accelerators.RECORD.read_text()) if accelerators.RECORD.is_file() else []
+        for row in rows:
+            accelerators.measure([row["method"]], [row["model"]], [row["clients"]], row)
+            jax.clear_caches()
 
 
 def file_of(name: str) -> str:
     return name.replace(",", "").replace(" ", "-")
 
 
-def sign(folder: pathlib.Path, name: str, what: str) -> pathlib.Path:
-    return folder / f"{file_of(name)}.{what}"
-
-
 def started(name: str, folder: pathlib.Path, variables: Mapping[str, str], *options: str) -> subprocess.Popen:
-    for what in ("ready", "go"):
-        sign(folder, name, what).unlink(missing_ok=True)
+    log = (folder / f"{file_of(name)}{''.join(options)}.log").open("w")
     command = [sys.executable, "-m", "benchmarks.device", str(folder), "--part", name, *options]
-    log = sign(folder, name, "log").open("w")
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
 
 
-def all_parts(names: list[str], folder: pathlib.Path, seconds: float, tests: list[str], *options: str) -> None:
-    """Starts the parts, gives each a turn, and prints how it ended."""
-    begin = time.monotonic()
-    # Several processes share the device; what one compiles the suite `published` finds in others.
-    variables = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-    running: dict[str, subprocess.Popen] = {}
-    testing: dict[str, subprocess.Popen] = {}
-    if tests:
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-        log = (folder / "tests.log").open("w")
-        # As the tests' tolerances want it; on a GPU a product is in TF32 otherwise.
-        precise = {**os.environ, **variables, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-        testing["tests"] = subprocess.Popen([*command, "-v", *tests], stdout=log, stderr=log, env=precise)
-    waiting, ended = list(names), {}
-    while (waiting or running) and time.monotonic() < begin + seconds:
-        while waiting and len(running) < TOGETHER:
-            running[waiting[0]] = started(waiting[0], folder, variables, *options)
-            del waiting[0]
-        ready = [name for name in running if sign(folder, name, "ready").exists()]
-        late = time.monotonic() > begin + SHARE * seconds
-        if ready and (late or len(ready) == len(running)):
-            sign(folder, ready[0], "go").touch()
-            while running[ready[0]].poll() is None and time.monotonic() < begin + seconds:
-                time.sleep(0.05)
-        for name, process in list(running.items()):
-            if (code := process.poll()) is not None:
-                ended[name] = "done" if code == 0 else f"failed ({code})"
-                print(f"{time.monotonic() - begin:.0f} s: {name} {ended[name]}", flush=True)
-                del running[name]
-        time.sleep(0.2)
-    for name, process in (running | testing).items():
-        ended[name] = "done" if process.poll() == 0 else "late"
+def wait(process: subprocess.Popen, until: float) -> str:
+    """How the process ended, ended here where it is not done by then."""
+    try:
+        code = process.wait(max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    write_json(folder / "ended.json", {**ended, **dict.fromkeys(waiting, "not begun")})
-    print(json.dumps(ended), flush=True)
+        return "late"
+    return "done" if code == 0 else f"failed ({code})"
+
+
+def compile_parts(
+    names: list[str], folder: pathlib.Path, variables: Mapping[str, str], until: float, *options: str
+) -> dict[str, str]:
+    """How the parts' compilations ended, as many at a time as there are cores."""
+    running: dict[str, subprocess.Popen] = {}
+    ended = {}
+    while running or (names and time.monotonic() < until):
+        while names and len(running) < (os.cpu_count() or 1) and time.monotonic() < until:
+            running[names[0]] = started(names[0], folder, variables, "--compile", *options)
+            names = names[1:]
+        for name, process in list(running.items()):
+            if process.poll() is not None or time.monotonic() > until:
+                ended[f"{name}, compiled"] = wait(running.pop(name), until)
+        time.sleep(0.1)
+    return ended | dict.fromkeys([f"{name}, compiled" for name in names], "not begun")
 
 
 def main(arguments: list[str]) -> None:
@@ -148,13 +131,40 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.part:
-        return part(given.part, given.folder, smoke=given.smoke)
+        cli._prepare_jax()
+        return (compile_part if given.compile else time_part)(given.part, given.folder, smoke=given.smoke)
     if unknown := [name for name in given.parts if name not in PARTS]:
         parser.error(f"unknown parts {unknown}; known: {', '.join(PARTS)}")
-    all_parts(given.parts, given.folder, given.seconds, given.tests, *(["--smoke"] if given.smoke else []))
+    begin = time.monotonic()
+    end, smoke = begin + given.seconds, ["--smoke"] if given.smoke else []
+    # Several processes share the device while they compile.
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(given.folder / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    sharing = {**cache, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    testing = []
+    if given.tests:
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+        log = (given.folder / "tests.log").open("w")
+        # As the tests' tolerances want it; on a GPU a product is in TF32 otherwise.
+        variables = {**os.environ, **sharing, "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+        testing = [subprocess.Popen([*command, "-v", *given.tests], stdout=log, stderr=log, env=variables)]
+    ended = compile_parts(given.parts, given.folder, sharing, begin + SHARE * given.seconds, *smoke)
+    for each in testing:
+        ended["tests"] = wait(each, begin + SHARE * given.seconds)
+    print(json.dumps(ended), flush=True)
+    rounds = ["rounds"] if any(name in ROUNDS for name in given.parts) else []
+    others = [name for name in given.parts if name not in ROUNDS]
+    for name in [*others[:1], *rounds, *others[1:]]:
+        if time.monotonic() < end:
+            ended[name] = wait(started(name, given.folder, cache, *smoke), end)
+            print(f"{time.monotonic() - begin:.0f} s: {name} {ended[name]}", flush=True)
+    write_json(given.folder / "ended.json", ended)
 
 
 if __name__ == "__main__":
