@@ -8,21 +8,22 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
 from fedjax_cluster import cohorts, marked_clients, parallel, tree
+from fedjax_cluster.algorithms.cfl import landmarks as by_landmarks
+from fedjax_cluster.algorithms.cfl import newcomers
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
 from fedjax_cluster.algorithms.cfl.splits import (
     Division,
     Sent,
     Server,
-    admitted,
     divide,
     fall_back,
     gain_over_parent,
     inherit,
-    lead_to_leaf,
     norms_of_updates,
     on_probation,
     record_models,
@@ -154,11 +155,24 @@ class cfl(AveragingMethod):
         bound=SHARE,
     )
 
+    landmarks: int | None = option(
+        "(ours) m, landmark clients, in every round: these alone are judged, compared and divided, and every other "
+        "client joins the side with the landmark whose update is most like its own, in the same round or when it next "
+        "takes part. None divides all, as the paper does",
+        default=None,
+        bound=at_least(2),
+    )
+
     def check(self) -> None:
+        for name in ("keep_optimizer", "fall_back_after"):
+            if self.landmarks is not None and getattr(self, name):
+                raise ValueError(f"landmarks is given, but {name} keeps something of every client; give one of the two")
         if self.keep_optimizer and not jax.tree.leaves(self.local.init_optimizer(jnp.zeros(1))):
             raise ValueError("keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum")
 
     def unprotected(self, privacy: gaussian) -> str | None:
+        if self.landmarks is not None:
+            return "landmarks are in more rounds than others, so that no draw is of equal chances; give none"
         return unprotected(privacy, self.of_gradients, self.fall_back_after)
 
     def times_shown(self, rounds: int) -> int:
@@ -174,8 +188,12 @@ class cfl(AveragingMethod):
         return self.similarity_of == "gradients"
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
-        check_square(self.name, len(population.data.num_examples), 3)  # kept, new, and cut in two
+        capacity = len(population.data.num_examples)
+        # Kept, new, and cut in two.
+        check_square(self.name, capacity if self.landmarks is None else self.landmarks, 3, landmarks=True)
         models, present = start_models(self.model, rng_key, population, self.clusters)
+        if self.landmarks is not None:
+            by_landmarks.check_number(self, int(np.asarray(present).sum()), capacity)
         # One program in place of one for each array, which would be lowered anew in every process.
         start = parallel.compile_quickly(start_state, static_argnames=("method",))
         return start(rng_key, models, present, method=self)
@@ -191,7 +209,18 @@ class cfl(AveragingMethod):
             return OrthonormalTransform(lambda vector: vector, lambda vector: vector, size)
         return orthonormal_transform(self.transform, jax.random.key(self.transform_seed), size)
 
+    @property
+    def landmarks_in_cohort(self) -> bool:
+        """Whether a cohort must have room for all landmarks."""
+        return True
+
+    @property
+    def draws_ahead(self) -> bool:
+        return self.landmarks is not None
+
     def select(self, rng_key: Array, state: State) -> Selection:
+        if self.landmarks is not None:
+            return by_landmarks.select(self, rng_key, state)
         # A cluster that fell back keeps its parent's model; its clients have nothing to train.
         settled = state.clients.membership @ (state.server.fell_back >= 0).astype(jnp.float32)
         working = state.clients.present & (settled == 0)
@@ -201,6 +230,8 @@ class cfl(AveragingMethod):
     # ----------------------------------------------------------------------------------------- a round
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+        if self.landmarks is not None:
+            return by_landmarks.step(self, rng_key, state, cohort)
         secret = self.secret(state.clusters)
         slot = jnp.maximum(cohort_labels(state, cohort), 0)
         due = on_probation(state, self.fall_back_after)
@@ -317,6 +348,8 @@ class cfl(AveragingMethod):
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """One test, of the largest cluster. Tests in the same round share the cosines, which is most of the work."""
+        if self.landmarks is not None:
+            state, mapping = by_landmarks.of_landmarks(state), ONE_DEVICE
         largest = jnp.argmax(state.clients.membership.sum(0))
         return self.find_splits(state, jnp.arange(self.clusters) == largest, mapping)[0].label
 
@@ -374,21 +407,9 @@ class cfl(AveragingMethod):
     # ------------------------------------------------------------------------------ newcomers, snapshots
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
-        clients, server = state.clients, state.server
-        secret, rows = self.secret(state.clusters), self.training_rows(marked_clients.shown_rows(data))
-
-        def change(variables: Variables) -> Array:
-            if self.of_gradients:
-                sent = full_gradient(self.model, variables, rows)
-            else:
-                key = client_key(rng_key, index)
-                sent = self.local.run(key, self.model, variables, rows, round=state.round).delta
-            vector = secret.apply(tree.ravel(sent))
-            return vector[server.coordinates] if len(server.coordinates) else vector
-
-        slot = lead_to_leaf(server.splits, clients.side, clients.edges, change)
-        optimizer = self.start_optimizer(cluster_variables(state.clusters, slot).params)
-        return state._replace(clients=admitted(clients, index, one_hot(slot, self.clusters), optimizer))
+        return newcomers.admit(self, rng_key, state, data, index)
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
-        return snapshot_of_splits(state)
+        if self.landmarks is None:
+            return snapshot_of_splits(state)
+        return {**snapshot_of_splits(by_landmarks.of_landmarks(state)), "landmarks": state.server.landmarks}

@@ -71,7 +71,12 @@ def parameter_tree(result: FinishedRun) -> ParameterTree:
         raise ValueError(f"a run of {result.algorithm.name} has no parameter tree; only cfl splits clusters")
     count = len(result.federation.train.num_examples)
     now = np.asarray(labels(state.clients.membership))
-    side = np.asarray(state.clients.side)[:count]
+    kept = getattr(state.server, "kept", None)
+    side = np.full((count, len(splits.parent)), -1)
+    if kept is None:
+        side = np.asarray(state.clients.side)[:count]
+    else:  # nodes within have the landmarks alone
+        side[np.asarray(state.server.landmarks)] = np.asarray(kept.side)
     present = np.asarray(state.clients.present)
     nodes: list[Node] = []
 

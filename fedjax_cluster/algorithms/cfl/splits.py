@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster import clustering, parallel, tree
+from fedjax_cluster import clustering, marked_clients, parallel, tree
 from fedjax_cluster.algorithms.round import Report, labels, one_hot
-from fedjax_cluster.inference import score_rows
+from fedjax_cluster.inference import full_gradient, score_rows
+from fedjax_cluster.local import client_key
 from fedjax_cluster.types import ClientData, Cohort, Model, PyTree, State, Variables
 
 
@@ -32,8 +33,25 @@ def lead_to_leaf(splits: Splits, side: Array, edges: Array, change: Callable[[Va
     `side` i32[M, S] and `edges` f32[M, S, r] are as in `Clients`; `change` gives the newcomer's update from a node's
     model.
     """
+    root = jnp.zeros((), jnp.int32)
+    return led_past(splits, side, edges, change, root, root, number_of_splits(splits))[0]
 
-    def visit(number: Array, slot: Array) -> Array:
+
+def led_past(
+    splits: Splits,
+    side: Array,
+    edges: Array,
+    change: Callable[[Variables], Array],
+    slot: Array,
+    first: Array,
+    end: Array,
+) -> tuple[Array, Array]:
+    """Algorithm 4 from cluster `slot` past splits `first` to `end` − 1: where that leads, and how many it met."""
+
+    def visit(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        slot, met = carry
+        here = (splits.parent[number] == slot) & (number >= first) & (number < end)
+
         def choose() -> Array:
             params, stats = jax.tree.map(lambda leaf: leaf[number], (splits.params, splits.stats))
             own, others = change(Variables(params, stats)), edges[:, number]
@@ -42,9 +60,26 @@ def lead_to_leaf(splits: Splits, side: Array, edges: Array, change: Callable[[Va
             most = [jnp.max(jnp.where(side[:, number] == part, cosine, -jnp.inf)) for part in (0, 1)]
             return jnp.where(most[0] > most[1], slot, splits.child[number])
 
-        return lax.cond(splits.parent[number] == slot, choose, lambda: slot)
+        return parallel.unless(~here, slot, choose), met + here.astype(jnp.int32)
 
-    return lax.fori_loop(0, len(splits.parent), visit, jnp.zeros((), jnp.int32))
+    return lax.fori_loop(0, len(splits.parent), visit, (slot, jnp.zeros((), jnp.int32)))
+
+
+def change_on_edges(
+    method: Any, rng_key: Array, state: State, secret: Any, data: ClientData, index: Array, variables: Variables
+) -> Array:
+    """What the edges have of a client's change of a split's model, f32[r]; `secret` is the client's transform."""
+    rows = method.training_rows(marked_clients.shown_rows(data))
+    if method.of_gradients:
+        sent = full_gradient(method.model, variables, rows)
+    else:
+        sent = method.local.run(client_key(rng_key, index), method.model, variables, rows, round=state.round).delta
+    return on_edges(state.server, secret.apply(tree.ravel(sent)))
+
+
+def on_edges(server: Any, vector: Array) -> Array:
+    """The coordinates f32[r] that are kept of an update f32[D]."""
+    return vector[server.coordinates] if len(server.coordinates) else vector
 
 
 class Clients(NamedTuple):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import tree
+from fedjax_cluster.algorithms.cfl.landmarks import by_landmarks, landmarks_among
 from fedjax_cluster.algorithms.cfl.splits import Clients, Server, empty_splits
 from fedjax_cluster.algorithms.round import cluster_variables, first_state, one_hot
 from fedjax_cluster.local import server_key
@@ -18,7 +19,10 @@ from fedjax_cluster.types import Clusters, RoundInfo, State
 def start_state(rng_key: Array, models: Clusters, present: Array, *, method: Any) -> tuple[State, RoundInfo]:
     """Clients that have sent nothing, and a server that has seen nothing, of a `cfl` method."""
     models = models._replace(active=jnp.arange(method.clusters) == 0)
-    capacity, one = len(present), cluster_variables(models, jnp.asarray(0))
+    everybody, one = present, cluster_variables(models, jnp.asarray(0))
+    landmarks = None if method.landmarks is None else landmarks_among(method, present)
+    present = present if landmarks is None else present[landmarks]
+    capacity = len(present)
     width = method.secret(models).size
     kept = width if method.edge_coordinates is None else min(method.edge_coordinates, width)
     coordinates = jnp.zeros(0, jnp.int32)
@@ -49,4 +53,5 @@ def start_state(rng_key: Array, models: Clusters, present: Array, *, method: Any
         similarity=jnp.zeros((capacity, capacity)),
         coordinates=coordinates,
     )
-    return first_state(models, clients, method.optimizer, server)
+    state, info = first_state(models, clients, method.optimizer, server)
+    return (state if landmarks is None else by_landmarks(state, everybody, landmarks)), info

@@ -13,7 +13,7 @@ from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train
-from fedjax_cluster.algorithms.cfl_gp.landmarks import check_landmarks, forget, group_all, group_cohort, landmarks_among
+from fedjax_cluster.algorithms.cfl_gp.landmarks import forget, group_all, group_cohort, landmarks_among
 from fedjax_cluster.algorithms.cfl_gp.profiles import (
     Beta,
     Clients,
@@ -25,6 +25,7 @@ from fedjax_cluster.algorithms.cfl_gp.profiles import (
     regroup,
 )
 from fedjax_cluster.algorithms.cfl_gp.start import Server, start_state
+from fedjax_cluster.algorithms.heard_landmarks import check_landmarks
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Round,

@@ -6,7 +6,6 @@ it has made it: nobody holds what all of them show.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +17,12 @@ from jax import Array, lax
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.cfl_gp.landmarks import Groups, grouped, landmark_rows, placed
 from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Kept, folded
+from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
 from fedjax_cluster.algorithms.round import Trained, cohort_labels, labels, one_hot
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.local import server_key
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.types import Cohort, Population, RoundInfo, Selection, State
+from fedjax_cluster.types import Cohort, RoundInfo, State
 
 
 def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
@@ -35,7 +35,7 @@ def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) ->
         # Not known from training, which comes afterwards.
         return method.query(rng_key, state, client, nobody, jax.tree.map(lambda leaf: leaf[0], state.clusters.params))
 
-    columns, heard = heard_landmarks(ask, landmarks, cohort, everybody=method.privacy is not None)
+    columns, heard, _ = heard_landmarks(ask, landmarks, cohort, everybody=method.privacy is not None)
     state = state._replace(server=state.server._replace(kept=keep(method.beta, state.server, columns, heard)))
     found = grouped(server_key(rng_key), landmark_rows(state)[1], cohort.mapping)
     nearest = nearest_by_block(found.groups, block)
@@ -56,34 +56,6 @@ def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) ->
     membership = parallel.scatter_rows(cohort, state.clients.membership, label)
     state = state._replace(clients=state.clients._replace(membership=membership))
     return method.after_clustering(state, cohort, done, changed, columns.shape[1])
-
-
-def heard_landmarks(
-    ask: Callable[[Client], Any], landmarks: Array, cohort: Cohort, everybody: bool
-) -> tuple[Array, Array]:
-    """What the landmarks i32[m] of the cohort show, f32[m, d̂], and who of them was heard, bool[m].
-
-    With `everybody` all who are there were, whatever they show.
-    """
-    rows, index, mask = len(cohort.mask), cohort.index, cohort.mask
-    if cohort.in_place:
-        where, there = landmarks, mask[landmarks]
-    else:
-        index, mask = parallel.to_each_device((index, mask), cohort.mapping)
-        itself = (landmarks[:, None] == index[None]) & mask[None]
-        where, there = jnp.argmax(itself, 1).astype(jnp.int32), itself.any(1)
-    chosen = Selection(jnp.where(there, where, rows), there)
-    if len(landmarks) == rows:  # which stay in place
-        chosen = Selection(jnp.arange(rows, dtype=jnp.int32), jnp.zeros(rows, bool).at[chosen.index].set(there))
-    among = Population(cohort.data, None, cohort.mapping, None, cohort.placement)  # pyright: ignore[reportArgumentType]
-    own = parallel.gather_cohort(among, chosen)
-    place = own.index
-    own = dataclasses.replace(own, index=index.at[place].get(mode="fill", fill_value=rows))
-    mapped = parallel.for_each_client(ask, own, collect=lambda shown: shown)
-    columns = jnp.concatenate(mapped.collected[0], axis=1)
-    those, place = parallel.to_each_device((own.mask if everybody else mapped.accepted, place), cohort.mapping)
-    itself = (where[:, None] == place[None]) & those[None] & there[:, None]
-    return columns[jnp.argmax(itself, 1)], itself.any(1)
 
 
 def keep(beta: Beta, server: Any, columns: Array, heard: Array) -> Kept:

@@ -134,12 +134,3 @@ def forget(server: Any, index: Array) -> Any:
     fresh = server.landmarks == index
     profile = jnp.where(fresh[:, None, None], 0.0, server.kept.profile)
     return server._replace(kept=Kept(profile, jnp.where(fresh[:, None], 0, server.kept.updates)))
-
-
-def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | None) -> None:
-    """Raises a ValueError where landmarks are too few for the clusters, or too many for the clients or a cohort."""
-    if number < num_clusters:
-        raise ValueError(f"landmarks is {number}, but clusters is {num_clusters}; give at least {num_clusters}")
-    whose, most = ("there are", there) if cohort is None else ("a cohort has", cohort)
-    if number > most:
-        raise ValueError(f"landmarks is {number}, but {whose} only {most} clients; give at most {most}, or None")

@@ -34,6 +34,14 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     drawn = {"split_history": split_history(run.history)}
     splits = [event.content for event in run.events if len(event.content["child"])]
     similarity = splits[-1]["similarity"] if splits else np.asarray(run.state.server.similarity)
+    chosen = getattr(run.state.server, "landmarks", None)
+    if chosen is not None:  # of whom alone there are similarities
+        chosen = np.asarray(chosen)
+        labels, group = (
+            np.asarray(run.labels)[chosen],
+            None if group is None else np.asarray(run.federation.group)[chosen],
+        )
+        index = np.arange(len(chosen))
     if splits:
         labels = splits[-1]["labels"][index]
         known = None if group is None else run.federation.group

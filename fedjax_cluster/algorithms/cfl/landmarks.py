@@ -1,0 +1,237 @@
+"""CFL by landmark clients, ours, for more clients than have pairs.
+
+The landmarks take part in every round, and train first: their updates alone are kept, judged by ε₁ and ε₂, compared and
+divided, as Algorithm 5 divides a cluster of these clients. Then everybody trains, and a client of a cluster that is
+divided joins the side of the landmark whose update is most like the one that it has just made, as Algorithm 4 has
+newcomers. Who was not in that round stays with the side that keeps the parent's slot, and is led past the splits that
+it missed by Algorithm 4, a local training each, when it next takes part. Nothing of the size of a model is kept of
+anybody else, and nobody's update outlives its client's turn.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedjax_cluster import clustering, cohorts, parallel, tree
+from fedjax_cluster.algorithms.cfl.splits import (
+    Clients,
+    Sent,
+    Splits,
+    change_on_edges,
+    led_past,
+    number_of_splits,
+    on_edges,
+)
+from fedjax_cluster.algorithms.heard_landmarks import check_landmarks, heard_landmarks
+from fedjax_cluster.algorithms.round import clients_info, cohort_labels, labels, one_hot
+from fedjax_cluster.local import num_batches
+from fedjax_cluster.parallel import Client, Contribution
+from fedjax_cluster.server import aggregate_clients, step_clusters
+from fedjax_cluster.types import ONE_DEVICE, Cohort, Costs, RoundInfo, Selection, State
+
+SEED = 0  # the landmarks are the same in all runs
+
+
+class LandmarkClients(NamedTuple):
+    membership: Array  # f32[M, K], one-hot; zero for the absent
+    present: Array  # bool[M]
+    placed: Array  # i32[M], splits that the client was in, or has been led past
+
+
+class Kept(NamedTuple):
+    """What is kept of the landmarks, as in `splits.Clients`."""
+
+    update: Array  # f32[m, D]
+    share: Array  # f32[m]
+    seen: Array  # bool[m]
+    valid: Array  # bool[m]
+    side: Array  # i32[m, S]
+    edges: Array  # f32[m, S, r]
+
+
+class LandmarkServer(NamedTuple):
+    """As `splits.Server`, and the landmarks."""
+
+    splits: Splits
+    origin: Array
+    tested: Array
+    mean_norm: Array
+    max_norm: Array
+    largest: Array
+    refused: Array
+    fell_back: Array
+    similarity: Array  # f32[m, m]
+    coordinates: Array
+    landmarks: Array  # i32[m], ascending; one that leaves is not replaced
+    kept: Kept
+
+
+class Joined(NamedTuple):
+    """A client's part of a round."""
+
+    slot: Array  # i32[], its cluster after the round's splits
+    sent: Sent
+    met: Array  # i32[], earlier splits that it was led past
+    chosen: Array  # bool[], a landmark
+
+
+def landmarks_among(method: Any, present: Array) -> Array:
+    """i32[m]: the landmarks of the clients that are present at the start, bool[M]."""
+    return clustering.draw_landmarks(jax.random.key(SEED), method.landmarks, present)
+
+
+def check_number(method: Any, there: int, capacity: int) -> None:
+    """Raises a ValueError where landmarks are too many for the clients that are there, or for a cohort."""
+    size = cohorts.cohort_size(method.participation, capacity)
+    check_landmarks(method.landmarks, there, 1, size if size < capacity else None)
+
+
+def select(method: Any, rng_key: Array, state: State) -> Selection:
+    """A uniform draw in which the landmarks that are there come first."""
+    present, landmarks = state.clients.present, state.server.landmarks
+    part = cohorts.uniform(rng_key, present, method.participation)
+    return cohorts.with_these_first(part, landmarks, present[landmarks], len(present), jnp.asarray(True))
+
+
+def by_landmarks(first: State, present: Array, landmarks: Array) -> State:
+    """A first state, in which `clients` are the landmarks, with everybody present, bool[M], in the first cluster."""
+    membership = one_hot(jnp.where(present, 0, -1), first.clients.membership.shape[1])
+    everybody = LandmarkClients(membership, present, jnp.zeros(len(present), jnp.int32))
+    server = LandmarkServer(**first.server._asdict(), landmarks=landmarks, kept=_kept(first.clients))
+    return first._replace(clients=everybody, server=server)
+
+
+def of_landmarks(state: State) -> State:
+    """The state of the landmarks alone, as CFL has it of everybody."""
+    membership, present = tree.take((state.clients.membership, state.clients.present), state.server.landmarks)
+    return state._replace(clients=Clients(membership, present, **state.server.kept._asdict(), optimizer=()))
+
+
+def _kept(clients: Clients) -> Kept:
+    return Kept(**{name: getattr(clients, name) for name in Kept._fields})
+
+
+# ----------------------------------------------------------------------------------------------- a round
+
+
+def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
+    """A round of `method`, a `cfl` with landmarks."""
+    secret, landmarks = method.secret(state.clusters), state.server.landmarks
+    send = functools.partial(method.send, rng_key, state, secret, due=jnp.asarray(False), optimizer=())
+    after, old, qualified = _divided(method, send, state, cohort)
+    splits, kept = after.server.splits, after.clients
+    earlier, total = number_of_splits(state.server.splits), number_of_splits(splits)
+    label = labels(kept.membership)
+    past = functools.partial(led_past, splits, kept.side, kept.edges)
+
+    def train(client: Client, slot: Array, placed: Array) -> Joined:
+        itself = landmarks == client.index
+        chosen = itself.any()
+        change = functools.partial(change_on_edges, method, rng_key, state, secret, client.data, client.index)
+        known, none = chosen | (placed >= earlier), jnp.zeros((), jnp.int32)
+        slot, met = parallel.unless(known, (slot, none), lambda: past(change, slot, placed, earlier))
+        sent = send(slot=slot, client=client)
+        own = on_edges(state.server, _compared(sent))
+        joined, _ = parallel.unless(
+            chosen | (total == earlier), (slot, none), lambda: past(lambda _: own, slot, earlier, total)
+        )
+        return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), sent, met, chosen)
+
+    slot = jnp.maximum(cohort_labels(state, cohort), 0)
+    means, (new, reports, met, chosen), accepted = aggregate_clients(
+        train,
+        cohort,
+        slot,
+        parallel.gather_rows(cohort, state.clients.placed),
+        num_slots=method.clusters,
+        contribute=lambda found: Contribution(
+            found.slot, found.sent.weight, {"delta": found.sent.delta, "stats": found.sent.stats}
+        ),
+        collect=lambda found: (found.slot, found.sent.report, found.met, found.chosen),
+        aggregation=method.aggregation,
+    )
+    one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
+    delta = jax.vmap(lambda vector: tree.unravel(secret.invert(vector), one))(means.value["delta"])
+    means = means._replace(value={**means.value, "delta": delta})
+    clusters, refused = step_clusters(method.optimizer, after.clusters, means)
+
+    # A landmark is where the division put it, whatever it sent.
+    there = cohort.mask & (accepted | chosen)
+    rows = one_hot(new, method.clusters), jnp.full(new.shape, total, jnp.int32)
+    changed = parallel.scatter_rows(cohort, (state.clients.membership, state.clients.placed), rows, there)
+    refusing = jnp.any((state.server.refused < 0) & (after.server.refused >= 0))
+    info = clients_info(
+        new,
+        reports,
+        cohort.mask,
+        accepted & ~refused[new],
+        method.clusters,
+        jnp.sum((there & (new != slot)).astype(jnp.int32)),
+        _costs(method, cohort, reports, met)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
+        event=jnp.any(label != old) | refusing,
+    )
+    clients = state.clients._replace(membership=changed[0], placed=changed[1])
+    server = after.server._replace(kept=_kept(kept))
+    return state._replace(clusters=clusters, clients=clients, server=server, round=state.round + 1), info
+
+
+def _compared(sent: Sent) -> Array:
+    return sent.delta if sent.gradient is None else sent.gradient
+
+
+def _divided(method: Any, send: Any, state: State, cohort: Cohort) -> tuple[State, Array, Array]:
+    """The landmarks' state after their training and division, their clusters i32[m] before, and who qualified."""
+    landmarks, own = state.server.landmarks, of_landmarks(state)
+    old = labels(own.clients.membership)
+
+    def ask(client: Client) -> Any:
+        sent = send(slot=jnp.maximum(old[jnp.argmax(landmarks == client.index)], 0), client=client)
+        return [_compared(sent), sent.weight[None]], sent.report.size
+
+    columns, heard, there = heard_landmarks(ask, landmarks, cohort, everybody=False)
+    clients = own.clients._replace(
+        update=jnp.where(heard[:, None], columns[:, :-1], own.clients.update),
+        share=jnp.where(heard, columns[:, -1], own.clients.share),
+        seen=own.clients.seen | there,
+        valid=jnp.where(there, heard, own.clients.valid),
+    )
+    alone = ONE_DEVICE._replace(runs=cohort.mapping.runs)
+
+    def decide(own: State) -> tuple[State, Array]:
+        server, qualified = method.criteria(own)
+        split = functools.partial(method.split, qualified=qualified, mapping=alone)
+        return parallel.run_if(jnp.any(qualified), split, own._replace(server=server), alone), qualified
+
+    after, qualified = parallel.on_each_device(decide, cohort.mapping)(own._replace(clients=clients))
+    return after, old, qualified
+
+
+def _costs(method: Any, cohort: Cohort, reports: Any, met: Array) -> Costs:
+    """A round's costs: a model, what is made of it and what is sent for each split that a client was led past."""
+    costs = method.costs(cohort, reports)
+    met = jnp.where(cohort.mask, met, 0).astype(jnp.float32)
+    each = num_batches(method.local, cohort.data) if method.of_gradients else reports.num_steps.astype(jnp.float32)
+    return costs._replace(
+        models_down=costs.models_down + jnp.sum(met),
+        models_up=costs.models_up + jnp.sum(met),
+        gradient_evaluations=costs.gradient_evaluations + jnp.sum(jnp.where(met > 0, met * each, 0.0)),
+    )
+
+
+# --------------------------------------------------------------------------------------------- newcomers
+
+
+def admit(state: State, slot: Array, index: Array) -> State:
+    """The state with a client that joins cluster `slot`; of a landmark that was away nothing has been heard."""
+    server, slots = state.server, state.clients.membership.shape[1]
+    row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), number_of_splits(server.splits))
+    fresh = server.landmarks == index
+    kept = server.kept._replace(
+        share=jnp.where(fresh, 0.0, server.kept.share), seen=server.kept.seen & ~fresh, valid=server.kept.valid & ~fresh
+    )
+    return state._replace(clients=tree.scatter(state.clients, index, row), server=server._replace(kept=kept))
