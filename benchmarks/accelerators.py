@@ -56,7 +56,13 @@ LANDMARKS = 256
 # In the table of growing numbers of chips beside all methods: these compare nobody with all others.
 BY_LANDMARKS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}, {LANDMARKS} landmarks": (name, {"landmarks": LANDMARKS, **options})
-    for name, options in {"cfl_gp": {"profiles_of": "landmarks"}, "fedgwc": {}, "flag": {}, "pacfl": {}}.items()
+    for name, options in {
+        "cfl": {},
+        "cfl_gp": {"profiles_of": "landmarks"},
+        "fedgwc": {},
+        "flag": {},
+        "pacfl": {},
+    }.items()
 }
 ROUNDS, TIMED = 5, 20  # of what is measured: before, and timed
 TEXT = """# Compiled for accelerators

@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
     text = str(error.value)
     assert "\n" not in text
     assert text.startswith(f"{name} takes")
-    assert ("landmarks" in text) == (name in ("fedgwc", "flag", "pacfl"))
+    assert ("landmarks" in text) == (name in ("cfl", "fedgwc", "flag", "pacfl"))
     if name == "cfl_gp":
         few = dataclasses.replace(algorithm, landmarks=3)
         with pytest.raises(ValueError, match=r"or give profiles_of='landmarks'$"):

@@ -220,7 +220,9 @@ def test_newcomers_are_led_to_a_leaf_and_a_landmark_that_was_away_is_new():
     kept = np.delete(np.asarray(again.server.kept.seen), 2)
     assert kept.all()
     found = simulate(ours, federation, rounds=10, progress=False)
-    assert found.admit(federation.train).labels.tolist()
+    came = found.admit(blobs(clients=4, seed=0))
+    assert came.labels[:16].tolist() == found.labels.tolist()
+    assert (came.labels[16:] >= 0).all()
 
 
 @pytest.mark.slow
@@ -228,6 +230,9 @@ def test_pictures_and_tree_are_of_the_landmarks():
     result = simulate(build(), blobs(clients=16), rounds=8, progress=False)
     content = result.events[0].content
     assert content["similarity"].shape == (6, 6)
+    assert content["labels"].shape == content["previous_labels"].shape == (16,)
+    assert (content["labels"] != content["previous_labels"]).any()
+    assert result.assignments.cluster.shape[1] == 16
     assert content["landmarks"].tolist() == result.state.server.landmarks.tolist()
     drawn = pictures.figures(result)
     assert set(drawn) == {"split_history", "similarity_matrix", "parameter_tree"}

@@ -410,6 +410,6 @@ class cfl(AveragingMethod):
         return newcomers.admit(self, rng_key, state, data, index)
 
     def snapshot(self, state: State) -> Mapping[str, Any]:
-        if self.landmarks is None:
-            return snapshot_of_splits(state)
-        return {**snapshot_of_splits(by_landmarks.of_landmarks(state)), "landmarks": state.server.landmarks}
+        compared = state if self.landmarks is None else by_landmarks.of_landmarks(state)
+        whose = {} if self.landmarks is None else {"landmarks": state.server.landmarks}
+        return {**snapshot_of_splits(compared, state.clients.membership), **whose}

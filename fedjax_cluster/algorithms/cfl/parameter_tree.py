@@ -32,7 +32,7 @@ class Node:
       children: numbers of the two below; empty for a leaf.
       slot: the cluster's slot.
       since: 0-based round whose end made it; −1 for the root.
-      clients: i32[n], its members when it was split, or now.
+      clients: i32[n], its members when it was split (by landmarks: these alone), or now.
       variables: the model on which it was split, or the cluster's present one.
     """
 

@@ -330,17 +330,17 @@ def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Arra
     return state._replace(clusters=clusters, server=server), fallen
 
 
-def snapshot_of_splits(state: State) -> Mapping[str, Any]:
+def snapshot_of_splits(state: State, membership: Array) -> Mapping[str, Any]:
     """What is kept of a round with splits, refused splits or fall-backs; n splits, M clients.
 
     `similarity` [M, M]; `labels`, `previous_labels` [M]; `parent`, `child` [n] (slots); `side` [M, n]; `edges` [M, n,
     r] at `coordinates` [r]; `models` [n, d]; `refused` and `fell_back`: slots for which that was so first in this
-    round.
+    round. By landmarks `similarity`, `side` and `edges` are theirs; `membership` f32[M, K] is everybody's.
     """
     own, now = state.server, int(state.round) - 1
     splits = own.splits
     rows = np.flatnonzero(np.asarray(splits.round) == now)
-    label = np.asarray(labels(state.clients.membership))
+    label = np.asarray(labels(membership))
     previous = label.copy()
     for row in rows[::-1]:
         previous[label == splits.child[row]] = splits.parent[row]

@@ -30,24 +30,21 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     criteria; `parameter_tree` where there was a split.
     """
     run = without_newcomers(run)
-    index, labels, group, names = shown_clients(run)
+    index, _, group, names = shown_clients(run)
     drawn = {"split_history": split_history(run.history)}
     splits = [event.content for event in run.events if len(event.content["child"])]
     similarity = splits[-1]["similarity"] if splits else np.asarray(run.state.server.similarity)
-    chosen = getattr(run.state.server, "landmarks", None)
-    if chosen is not None:  # of whom alone there are similarities
-        chosen = np.asarray(chosen)
-        labels, group = (
-            np.asarray(run.labels)[chosen],
-            None if group is None else np.asarray(run.federation.group)[chosen],
-        )
-        index = np.arange(len(chosen))
+    known = None if group is None else run.federation.group
     if splits:
-        labels = splits[-1]["labels"][index]
-        known = None if group is None else run.federation.group
         drawn["parameter_tree"] = parameter_tree(trees.parameter_tree(run), names, known)
+    landmarks = getattr(run.state.server, "landmarks", None)
+    rows = index
+    if landmarks is not None:  # of whom alone there are similarities
+        index = np.asarray(landmarks)
+        rows, group = np.arange(len(index)), None if known is None else np.asarray(known)[index]
+    labels = (splits[-1]["labels"] if splits else np.asarray(run.labels))[index]
     if similarity.any() and np.isfinite(similarity).all() and (labels >= 0).any():
-        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(index, index)], labels, group, names)
+        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(rows, rows)], labels, group, names)
     return drawn
 
 
@@ -167,16 +164,17 @@ def parameter_tree(tree: trees.ParameterTree, group_names: Sequence[str] = (), g
                 since = f"split in round {nodes[node.children[0]].since + 1}"
                 axes.annotate(since, (x, y - 0.5), bbox=split, color=style.NEUTRAL, zorder=2, **text)
             colored = {**box, "facecolor": "#E8F1F8" if node.children else "#FFF3DC"}
-            axes.annotate(_node_text(node, group, group_names), (x, y), bbox=colored, zorder=3, **text)
+            who = "landmark" if node.children and hasattr(tree.state.server, "landmarks") else "client"
+            axes.annotate(_node_text(node, who, group, group_names), (x, y), bbox=colored, zorder=3, **text)
         axes.set(xlim=(-0.6, count - 0.4), ylim=(-max(depth) - 0.5, 0.5), xticks=[], yticks=[])
         axes.axis("off")
     return figure
 
 
-def _node_text(node: trees.Node, group: Any | None, names: Sequence[str]) -> str:
+def _node_text(node: trees.Node, who: str, group: Any | None, names: Sequence[str]) -> str:
     count = len(node.clients)
     head = f"cluster {node.slot}" if node.parent is not None and not node.children else "$\\theta^*$"
-    lines = [head, f"{count} client{'' if count == 1 else 's'}"]
+    lines = [head, f"{count} {who}{'' if count == 1 else 's'}"]
     known = [] if group is None else [int(value) for value in np.unique(np.asarray(group)[node.clients]) if value >= 0]
     if known and names:
         lines.append(", ".join([group_label(value, names) for value in known[:2]] + ["…"] * (len(known) > 2)))
