@@ -152,8 +152,9 @@ def test_others_join_the_most_similar_landmark_now_or_when_they_next_take_part(o
             np.testing.assert_allclose(bias, expected[k][1], rtol=1e-3, atol=1e-4)
     assert len(walk.splits) >= 2
     assert (walk.late > 0) == (method.participation < 1)
-    led = sum(float(turn.info.costs.models_down) - len(turn.clients) for turn in played)
-    assert led == walk.late
+    for name, each in (("models_down", 1), ("models_up", 1), ("gradient_evaluations", 3)):
+        more = sum(float(getattr(turn.info.costs, name)) - each * len(turn.clients) for turn in played)
+        assert more == each * walk.late, name
 
 
 def test_who_sends_nothing_finite_is_where_it_was_and_is_led_later():
