@@ -49,7 +49,7 @@ class Reduced(NamedTuple):
     total: PyTree  # leaves [K, ...]: Σ weight · value
     weight: Array  # f32[K]: Σ weight
     count: Array  # i32[K]: contributions with a positive weight
-    num_rejected: Array  # i32[]: clients left out for a non-finite value
+    num_rejected: Array  # i32[]: clients left out for a value that is not finite, or whose square is not
 
 
 class Mapped(NamedTuple):
@@ -70,7 +70,7 @@ def for_each_client(
 ) -> Mapped:
     """Maps a function over a cohort's clients and folds what it returns, without keeping it.
 
-    total_k = Σ_c [slot_c = k] · weight_c · value_c over the clients c whose value is finite.
+    total_k = Σ_c [slot_c = k] · weight_c · value_c over the clients c whose value is finite, its square in float32 too.
 
     Args:
       fn: written for one client, `fn(client, *rows) -> output`; arrays it closes over are shared by all clients.

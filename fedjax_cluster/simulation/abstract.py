@@ -195,11 +195,7 @@ def _state_shapes(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients
     fewest = FEWEST + (slots if isinstance(slots, int) else 0)
     if not (isinstance(algorithm, Method) and isinstance(landmarks, int) and landmarks > fewest):
         return _over_clients(algorithm, shape, fewest, clients)
-    cohort = (
-        cohort_size(algorithm.participation, clients)
-        if any(getattr(algorithm, name, False) for name in ("cluster_cohort", "landmarks_in_cohort"))
-        else clients
-    )
+    cohort = cohort_size(algorithm.participation, clients) if getattr(algorithm, "cluster_cohort", False) else clients
     if landmarks > cohort:
         raise ValueError(f"landmarks is {landmarks}, but only {cohort} clients can be some; give at most {cohort}")
     few = fewest, fewest + 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_cluster as fc
-from fedjax_cluster import local, nn, parallel, privacy
+from fedjax_cluster import cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.algorithms.cfl import parameter_tree as trees
 from fedjax_cluster.algorithms.round import labels as labels_of
@@ -18,7 +18,7 @@ from fedjax_cluster.data import in_memory, write_population
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Churn
-from tests.federations import blobs
+from tests.federations import blobs, play
 from tests.reference import cfl as reference
 from tests.reference.federated import change_on
 from tests.turns import drawn_batches, linear_models, turns, uneven
@@ -55,6 +55,15 @@ def test_with_everybody_as_landmark_it_is_the_exact_one(options):
     for name in ("num_clusters", "num_changed", "loss", "accuracy", "models_up", "gradient_evaluations"):
         np.testing.assert_allclose(ours.history[name], exact.history[name], rtol=1e-5, err_msg=name)
     np.testing.assert_allclose(ours.state.server.similarity, exact.state.server.similarity, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_round_is_told_of_the_clusters_that_were_trained():
+    """In the round of a split too: losses are of the parent's model."""
+    exact, ours = (play(build(landmarks=number), uneven(), 4)[1] for number in (None, 9))
+    for one, other in zip(exact, ours, strict=True):
+        assert one.num_clients.tolist() == other.num_clients.tolist()
+        np.testing.assert_allclose(one.loss, other.loss, rtol=1e-5)
 
 
 def flat(change):
@@ -144,6 +153,8 @@ def test_others_join_the_most_similar_landmark_now_or_when_they_next_take_part(o
     walk = Walk(method, chosen, 16, counts if method.weighting == "examples" else np.ones(16))
     for number, turn in enumerate(played):
         assert set(chosen) <= set(turn.clients)
+        slots = np.asarray(turn.info.num_clients).sum()
+        assert slots == len(turn.clients)
         expected = walk.round(number, linear_models(turn.before.clusters.params), drawn_batches(turn, federation))
         assert labels_of(turn.after.clients.membership).tolist() == [walk.label[i] for i in range(16)]
         assert turn.after.clients.placed.tolist() == [walk.placed[i] for i in range(16)]
@@ -173,7 +184,7 @@ def test_who_sends_nothing_finite_is_where_it_was_and_is_led_later():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"participation": 0.6}], ids=["all", "some"])
+@pytest.mark.parametrize("options", [{}, {"participation": 0.4}], ids=["all", "some"])
 def test_rows_on_disk_devices_and_chunks_change_nothing(options, tmp_path):
     federation, given = blobs(clients=13), {"rounds": 9, "eval_every": 4, "progress": False}
     ours = build(**options)
@@ -233,6 +244,8 @@ def test_pictures_and_tree_are_of_the_landmarks():
     assert content["similarity"].shape == (6, 6)
     assert content["labels"].shape == content["previous_labels"].shape == (16,)
     assert (content["labels"] != content["previous_labels"]).any()
+    before = simulate(build(), blobs(clients=16), rounds=result.events[0].round, progress=False)
+    assert content["previous_labels"].tolist() == before.labels.tolist()
     assert result.assignments.cluster.shape[1] == 16
     assert content["landmarks"].tolist() == result.state.server.landmarks.tolist()
     drawn = pictures.figures(result)
@@ -263,6 +276,7 @@ def test_nothing_of_a_models_size_is_kept_of_others():
     ("options", "message"),
     [
         ({"landmarks": 1}, "landmarks is 1"),
+        ({"landmarks": 2}, "landmarks is 2, but min_size is 3, and no cluster of fewer landmarks is divided"),
         ({"fall_back_after": 3}, "landmarks is given, but fall_back_after keeps something of every client"),
         (
             {"keep_optimizer": True, "local": local.sgd(0.1, batch_size=8, steps=1)},
@@ -287,12 +301,56 @@ def test_what_cannot_be_is_refused(options, message):
     ("options", "message"),
     [
         ({"landmarks": 13}, "landmarks is 13, but there are only 12 clients; give at most 12"),
-        ({"landmarks": 6, "participation": 0.4}, "landmarks is 6, but a cohort has only 5 clients; give at most 5"),
+        ({"churn": [Churn(3, leave=(0, 1, 2, 3, 4, 5, 6, 7, 8, 9))]}, "of the landmarks .* are there, but cfl needs 3"),
     ],
 )
-def test_too_many_landmarks_are_refused_before_the_first_round(options, message):
+def test_other_numbers_of_landmarks_are_refused_before_the_first_round(options, message):
+    churn = options.pop("churn", [])
     with pytest.raises(ValueError, match=message):
-        simulate(build(**options), blobs(clients=12), rounds=1, progress=False)
+        simulate(build(**options), blobs(clients=12), rounds=9, churn=churn, progress=False)
+
+
+@pytest.mark.parametrize("participation", [0.2, 0.5, 0.9])
+def test_all_landmarks_and_a_share_of_the_others_take_part(participation):
+    """A few landmarks had all places of a small cohort, and nobody else ever took part."""
+    federation = blobs(clients=14)
+    method = build(participation=participation, landmarks=6)
+    played = turns(method, federation, 3)
+    chosen = set(played[0].after.server.landmarks.tolist())
+    heard = [set(turn.clients) for turn in played]
+    assert all(chosen <= each for each in heard)
+    assert {len(each - chosen) for each in heard} == {int(np.ceil(participation * 8 - 1e-9))}
+    assert len(set.union(*heard)) > 6 + int(np.ceil(participation * 8)) or participation == 0.9
+
+
+def test_a_landmark_that_was_heard_and_is_away_is_where_the_division_put_it():
+    """Away from a round, in which its cluster is divided by its earlier update."""
+    federation = blobs(clients=16, groups=2)
+    method = build(landmarks=7, first_round=2, clusters=2)
+    population = parallel.place_population(federation.train, federation.info, ONE)
+    state, _ = method.init(run_keys(0).initialization, population)
+    landmarks = np.asarray(state.server.landmarks)
+
+    @jax.jit
+    def one_round(state, mask):
+        cohort = parallel.gather_cohort(population, cohorts.in_place(mask))
+        return method.step(jax.random.fold_in(run_keys(0).local, state.round), state, cohort)[0]
+
+    def played(away):
+        found = state
+        for number in range(3):
+            mask = np.ones(16, bool)
+            mask[away] = number < 2
+            found = one_round(found, jnp.asarray(mask))
+        return found, np.asarray(found.server.kept.side)[:, 0]
+
+    _, side = played([])
+    away = [int(np.flatnonzero(side == part)[0]) for part in (0, 1)]
+    state, side = played(landmarks[away])
+    assert side[away].max() == 1
+    now = np.asarray(labels_of(state.clients.membership))[landmarks]
+    assert now.tolist() == side.tolist()
+    assert (np.asarray(state.clients.placed)[landmarks] == 1).all()
 
 
 def test_without_landmarks_the_configuration_is_that_of_before():

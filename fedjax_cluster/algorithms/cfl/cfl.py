@@ -32,6 +32,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     without_held_out,
 )
 from fedjax_cluster.algorithms.cfl.start import start_state
+from fedjax_cluster.algorithms.heard_landmarks import check_landmarks
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
     Report,
@@ -111,7 +112,7 @@ class cfl(AveragingMethod):
         default=0.67,
         bound=BELOW_ONE,
     )
-    min_size: int = option("fewest clients of a cluster that may be split", default=3, bound=at_least(2))
+    min_size: int = option("fewest clients, or landmarks, of a cluster that may be split", default=3, bound=at_least(2))
     first_round: int = option("0-based round from which on clusters may be split", default=5, bound=at_least(0))
     similarity_of: Literal["updates", "gradients"] = option(
         'criteria and cosines of the weight "updates", or of full "gradients" at the cluster\'s model',
@@ -156,17 +157,15 @@ class cfl(AveragingMethod):
     )
 
     landmarks: int | None = option(
-        "(ours) m, landmark clients, in every round: these alone are judged, compared and divided, and every other "
-        "client joins the side with the landmark whose update is most like its own, in the same round or when it next "
-        "takes part. None divides all, as the paper does",
+        "(ours) m, landmark clients, in every round beside a share of the others: these alone are judged, compared and "
+        "divided, and every other client joins the side with the landmark whose update is most like its own, in the "
+        "same round or when it next takes part. None divides all, as the paper does",
         default=None,
         bound=at_least(2),
     )
 
     def check(self) -> None:
-        for name in ("keep_optimizer", "fall_back_after"):
-            if self.landmarks is not None and getattr(self, name):
-                raise ValueError(f"landmarks is given, but {name} keeps something of every client; give one of the two")
+        by_landmarks.check_options(self)
         if self.keep_optimizer and not jax.tree.leaves(self.local.init_optimizer(jnp.zeros(1))):
             raise ValueError("keep_optimizer is set, but the clients' optimiser keeps no state; give it a momentum")
 
@@ -193,7 +192,7 @@ class cfl(AveragingMethod):
         check_square(self.name, capacity if self.landmarks is None else self.landmarks, 3, landmarks=True)
         models, present = start_models(self.model, rng_key, population, self.clusters)
         if self.landmarks is not None:
-            by_landmarks.check_number(self, int(np.asarray(present).sum()), capacity)
+            check_landmarks(self.landmarks, int(np.asarray(present).sum()), 1, None)
         # One program in place of one for each array, which would be lowered anew in every process.
         start = parallel.compile_quickly(start_state, static_argnames=("method",))
         return start(rng_key, models, present, method=self)
@@ -210,9 +209,13 @@ class cfl(AveragingMethod):
         return orthonormal_transform(self.transform, jax.random.key(self.transform_seed), size)
 
     @property
-    def landmarks_in_cohort(self) -> bool:
-        """Whether a cohort must have room for all landmarks."""
-        return True
+    def fewest_landmarks(self) -> int:
+        """How many of them must be there."""
+        return self.min_size
+
+    def clients_in_round(self, present: int) -> int:
+        others = max(present - (self.landmarks or 0), 0)
+        return present - others + AveragingMethod.clients_in_round(self, others) if others else present
 
     @property
     def draws_ahead(self) -> bool:
@@ -412,4 +415,5 @@ class cfl(AveragingMethod):
     def snapshot(self, state: State) -> Mapping[str, Any]:
         compared = state if self.landmarks is None else by_landmarks.of_landmarks(state)
         whose = {} if self.landmarks is None else {"landmarks": state.server.landmarks}
-        return {**snapshot_of_splits(compared, state.clients.membership), **whose}
+        previous = {} if self.landmarks is None else {"previous_labels": state.clients.previous}
+        return {**snapshot_of_splits(compared, state.clients.membership), **previous, **whose}

@@ -1,11 +1,11 @@
 """CFL by landmark clients, ours, for more clients than have pairs.
 
-The landmarks take part in every round, and train first: their updates alone are kept, judged by ε₁ and ε₂, compared and
-divided, as Algorithm 5 divides a cluster of these clients. Then everybody trains, and a client of a cluster that is
-divided joins the side of the landmark whose update is most like the one that it has just made, as Algorithm 4 has
-newcomers. Who was not in that round stays with the side that keeps the parent's slot, and is led past the splits that
-it missed by Algorithm 4, a local training each, when it next takes part. Nothing of the size of a model is kept of
-anybody else, and nobody's update outlives its client's turn.
+The landmarks take part in every round, beside a share of the others, and train first: their updates alone are kept,
+judged by ε₁ and ε₂, compared and divided, as Algorithm 5 divides a cluster of these clients. Then everybody trains, and
+a client of a cluster that is divided joins the side of the landmark whose update is most like the one that it has just
+made, as Algorithm 4 has newcomers. Who was not in that round stays with the side that keeps the parent's slot, and is
+led past the splits that it missed by Algorithm 4, a local training each, when it next takes part. Nothing of the size
+of a model is kept of anybody else, and nobody's update outlives its client's turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     number_of_splits,
     on_edges,
 )
-from fedjax_cluster.algorithms.heard_landmarks import check_landmarks, heard_landmarks
+from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
 from fedjax_cluster.algorithms.round import clients_info, cohort_labels, labels, one_hot
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client, Contribution
@@ -41,6 +41,7 @@ class LandmarkClients(NamedTuple):
     membership: Array  # f32[M, K], one-hot; zero for the absent
     present: Array  # bool[M]
     placed: Array  # i32[M], splits that the client was in, or has been led past
+    previous: Array  # i32[M], its cluster before the last round
 
 
 class Kept(NamedTuple):
@@ -75,6 +76,7 @@ class Joined(NamedTuple):
     """A client's part of a round."""
 
     slot: Array  # i32[], its cluster after the round's splits
+    trained: Array  # i32[], the one whose model it trained
     sent: Sent
     met: Array  # i32[], earlier splits that it was led past
     chosen: Array  # bool[], a landmark
@@ -85,23 +87,37 @@ def landmarks_among(method: Any, present: Array) -> Array:
     return clustering.draw_landmarks(jax.random.key(SEED), method.landmarks, present)
 
 
-def check_number(method: Any, there: int, capacity: int) -> None:
-    """Raises a ValueError where landmarks are too many for the clients that are there, or for a cohort."""
-    size = cohorts.cohort_size(method.participation, capacity)
-    check_landmarks(method.landmarks, there, 1, size if size < capacity else None)
+def check_options(method: Any) -> None:
+    """Raises a ValueError where a `cfl` has options that do not go with its landmarks, if it has some."""
+    if method.landmarks is None:
+        return
+    for name in ("keep_optimizer", "fall_back_after"):
+        if getattr(method, name):
+            raise ValueError(f"landmarks is given, but {name} keeps something of every client; give one of the two")
+    if method.landmarks < method.min_size:
+        raise ValueError(
+            f"landmarks is {method.landmarks}, but min_size is {method.min_size}, and no cluster of fewer landmarks is "
+            f"divided; give at least {method.min_size}"
+        )
 
 
 def select(method: Any, rng_key: Array, state: State) -> Selection:
-    """A uniform draw in which the landmarks that are there come first."""
+    """All landmarks that are there, and a share of the others."""
     present, landmarks = state.clients.present, state.server.landmarks
-    part = cohorts.uniform(rng_key, present, method.participation)
-    return cohorts.with_these_first(part, landmarks, present[landmarks], len(present), jnp.asarray(True))
+    others, there = present.at[landmarks].set(False), present[landmarks]
+    part = cohorts.uniform(rng_key, others, method.participation)
+    capacity = len(present)
+    if len(part.index) + len(landmarks) >= capacity:
+        drawn = jnp.zeros(capacity, bool).at[part.index].set(part.mask, mode="drop")
+        return cohorts.in_place(drawn | (present & ~others))
+    index = jnp.concatenate([jnp.where(there, landmarks, capacity), part.index])
+    return Selection(index.astype(jnp.int32), jnp.concatenate([there, part.mask]))
 
 
 def by_landmarks(first: State, present: Array, landmarks: Array) -> State:
     """A first state, in which `clients` are the landmarks, with everybody present, bool[M], in the first cluster."""
     membership = one_hot(jnp.where(present, 0, -1), first.clients.membership.shape[1])
-    everybody = LandmarkClients(membership, present, jnp.zeros(len(present), jnp.int32))
+    everybody = LandmarkClients(membership, present, jnp.zeros(len(present), jnp.int32), labels(membership))
     server = LandmarkServer(**first.server._asdict(), landmarks=landmarks, kept=_kept(first.clients))
     return first._replace(clients=everybody, server=server)
 
@@ -140,10 +156,10 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         joined, _ = parallel.unless(
             chosen | (total == earlier), (slot, none), lambda: past(lambda _: own, slot, earlier, total)
         )
-        return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), sent, met, chosen)
+        return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), slot, sent, met, chosen)
 
     slot = jnp.maximum(cohort_labels(state, cohort), 0)
-    means, (new, reports, met, chosen), accepted = aggregate_clients(
+    means, (new, trained, reports, met, chosen), accepted = aggregate_clients(
         train,
         cohort,
         slot,
@@ -152,7 +168,7 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         contribute=lambda found: Contribution(
             found.slot, found.sent.weight, {"delta": found.sent.delta, "stats": found.sent.stats}
         ),
-        collect=lambda found: (found.slot, found.sent.report, found.met, found.chosen),
+        collect=lambda found: (found.slot, found.trained, found.sent.report, found.met, found.chosen),
         aggregation=method.aggregation,
     )
     one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
@@ -164,9 +180,14 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
     there = cohort.mask & (accepted | chosen)
     rows = one_hot(new, method.clusters), jnp.full(new.shape, total, jnp.int32)
     changed = parallel.scatter_rows(cohort, (state.clients.membership, state.clients.placed), rows, there)
+
+    def divided(changed: tuple[Array, Array]) -> tuple[Array, Array]:
+        return changed[0].at[landmarks].set(kept.membership), changed[1].at[landmarks].set(total)
+
+    changed = parallel.run_if(total > earlier, divided, changed, cohort.mapping)
     refusing = jnp.any((state.server.refused < 0) & (after.server.refused >= 0))
     info = clients_info(
-        new,
+        trained,
         reports,
         cohort.mask,
         accepted & ~refused[new],
@@ -175,7 +196,7 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         _costs(method, cohort, reports, met)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
         event=jnp.any(label != old) | refusing,
     )
-    clients = state.clients._replace(membership=changed[0], placed=changed[1])
+    clients = LandmarkClients(changed[0], state.clients.present, changed[1], labels(state.clients.membership))
     server = after.server._replace(kept=_kept(kept))
     return state._replace(clusters=clusters, clients=clients, server=server, round=state.round + 1), info
 
@@ -229,7 +250,7 @@ def _costs(method: Any, cohort: Cohort, reports: Any, met: Array) -> Costs:
 def admit(state: State, slot: Array, index: Array) -> State:
     """The state with a client that joins cluster `slot`; of a landmark that was away nothing has been heard."""
     server, slots = state.server, state.clients.membership.shape[1]
-    row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), number_of_splits(server.splits))
+    row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), number_of_splits(server.splits), slot)
     fresh = server.landmarks == index
     kept = server.kept._replace(
         share=jnp.where(fresh, 0.0, server.kept.share), seen=server.kept.seen & ~fresh, valid=server.kept.valid & ~fresh
