@@ -168,6 +168,7 @@ def test_others_join_the_most_similar_landmark_now_or_when_they_next_take_part(o
         assert more == each * walk.late, name
 
 
+@pytest.mark.slow
 def test_who_sends_nothing_finite_is_where_it_was_and_is_led_later():
     """A client that diverges in the round of a split keeps its cluster, and has not been past the split."""
     federation = blobs(clients=12, groups=2, rows=24)
@@ -310,6 +311,7 @@ def test_other_numbers_of_landmarks_are_refused_before_the_first_round(options, 
         simulate(build(**options), blobs(clients=12), rounds=9, churn=churn, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [0.2, 0.5, 0.9])
 def test_all_landmarks_and_a_share_of_the_others_take_part(participation):
     """A few landmarks had all places of a small cohort, and nobody else ever took part."""
@@ -323,6 +325,7 @@ def test_all_landmarks_and_a_share_of_the_others_take_part(participation):
     assert len(set.union(*heard)) > 6 + int(np.ceil(participation * 8)) or participation == 0.9
 
 
+@pytest.mark.slow
 def test_a_landmark_that_was_heard_and_is_away_is_where_the_division_put_it():
     """Away from a round, in which its cluster is divided by its earlier update."""
     federation = blobs(clients=16, groups=2)
