@@ -245,8 +245,6 @@ def test_pictures_and_tree_are_of_the_landmarks():
     assert content["similarity"].shape == (6, 6)
     assert content["labels"].shape == content["previous_labels"].shape == (16,)
     assert (content["labels"] != content["previous_labels"]).any()
-    before = simulate(build(), blobs(clients=16), rounds=result.events[0].round, progress=False)
-    assert content["previous_labels"].tolist() == before.labels.tolist()
     assert result.assignments.cluster.shape[1] == 16
     assert content["landmarks"].tolist() == result.state.server.landmarks.tolist()
     drawn = pictures.figures(result)
@@ -255,6 +253,20 @@ def test_pictures_and_tree_are_of_the_landmarks():
     assert set(tree.nodes[0].clients.tolist()) == set(content["landmarks"].tolist())
     below = sum(len(tree.nodes[number].clients) for number in tree.leaves.values())
     assert below == 16
+
+
+@pytest.mark.slow
+def test_an_event_tells_where_everybody_was_before():
+    """Also of clients who are led past an earlier split in the very round of the next."""
+    federation, method = blobs(clients=16, groups=3, rows=24), build(participation=0.3)
+    played = turns(method, federation, ROUNDS)
+    both = 0
+    for turn in played:
+        content = method.snapshot(turn.after)
+        before = labels_of(turn.before.clients.membership)
+        assert content["previous_labels"].tolist() == before.tolist()
+        both += len(content["child"]) > 0 and float(turn.info.costs.models_down) > len(turn.clients)
+    assert both > 0
 
 
 def test_nothing_of_a_models_size_is_kept_of_others():
