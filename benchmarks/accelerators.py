@@ -215,11 +215,11 @@ def compiled(
     return row
 
 
-def measure(methods: list[str], models: list[str], sizes: list[int], mapped: Mapping[str, Any] | None = None) -> None:
+def measure(methods: list[str], models: list[str], sizes: list[int], known: Mapping[str, Any] | None = None) -> None:
     """Plans runs for the device that is here, then runs them, the smallest first: a device tells its highest peak.
 
     Args:
-      mapped: an earlier record of such a row, which is timed anew and not planned.
+      known: an earlier record of such a row, which is timed anew and not planned.
     """
     planned, here = [], f"measured: {jax.devices()[0].device_kind}"
     data = {}
@@ -229,7 +229,7 @@ def measure(methods: list[str], models: list[str], sizes: list[int], mapped: Map
     for name, model, clients in itertools.product(methods, models, sizes):
         row = {"device": here, "method": name, "model": model, "clients": clients}
         network, federation = MODELS[model], data[clients]
-        found = dict(mapped or {}) or compiled(name, network, clients, "local", None, federation)
+        found = dict(known or {}) or compiled(name, network, clients, "local", None, federation)
         planned.append((found.get("peak", math.inf), row | found, build(name, network, 32), federation))
         print(line(planned[-1][1]), flush=True)
     for _, row, method, federation in sorted(planned, key=lambda each: each[0]):
@@ -241,7 +241,7 @@ def measure(methods: list[str], models: list[str], sizes: list[int], mapped: Map
         result = fc.simulate(method, federation, rounds=rounds, eval_every=ROUNDS, progress=False, mapping=mapping)
         peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
         row |= {"seconds": statistics.median(result.history["seconds"][ROUNDS:])}
-        if mapped is None:
+        if known is None:
             row |= {"measured_peak": peak if peak > before else None}  # else an earlier run's
         kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
         names = ("device", "method", "model", "clients")

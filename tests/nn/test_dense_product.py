@@ -97,7 +97,7 @@ def test_the_precision_is_that_of_where_the_product_is_written(mapped):
     assert all("HIGHEST" in line for line in products)
 
 
-@on_a_cpu
+@on_a_cpu("the compiled products have these shapes")
 def test_the_compiler_leaves_the_products_as_they_are():
     def compiled(features):
         operands = jnp.ones((16, 512)), jnp.ones((512, features))

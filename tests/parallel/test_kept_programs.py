@@ -19,7 +19,7 @@ from fedjax_cluster.simulation.loop import simulate
 from tests.devices import needs_two, on_a_cpu
 from tests.federations import blobs
 
-pytestmark = on_a_cpu  # programs are kept on a CPU alone
+pytestmark = on_a_cpu("programs are kept")
 traced = []
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -382,7 +382,7 @@ def test_what_never_fitted_is_said_to_need_more(failing_compiler):
     assert "RESOURCE_EXHAUSTED" in found.advice[0]
 
 
-@on_a_cpu
+@on_a_cpu("memory is shared with files that are kept in it")
 def test_memory_that_keeps_files_is_free(monkeypatch):
     """Where the system had filled it with files that were read, nothing fitted."""
     monkeypatch.setattr(parallel, "memory_left", lambda: 2.0**40)

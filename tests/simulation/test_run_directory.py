@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -44,6 +45,15 @@ def test_a_run_leaves_its_directory(tmp_path):
     with (tmp_path / "run" / "metrics.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 3
     assert len(read_history(tmp_path / "run")["loss"]) == 3
+
+
+def test_sources_that_are_not_installed_leave_files_too(tmp_path, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    simulate(method(), blobs(), rounds=3, run_dir=tmp_path / "run")
+    assert read_config(tmp_path / "run")["versions"]["fedjax_cluster"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class LandmarkClients(NamedTuple):
     membership: Array  # f32[M, K], one-hot; zero for the absent
     present: Array  # bool[M]
     placed: Array  # i32[M], splits that the client was in, or has been led past
-    previous: Array  # i32[M], its cluster before the last round
+    previous: Array  # i32[M], its cluster before the last event
 
 
 class Kept(NamedTuple):
@@ -114,7 +114,7 @@ def select(method: Any, rng_key: Array, state: State) -> Selection:
     return Selection(index.astype(jnp.int32), jnp.concatenate([there, part.mask]))
 
 
-def by_landmarks(first: State, present: Array, landmarks: Array) -> State:
+def with_everybody(first: State, present: Array, landmarks: Array) -> State:
     """A first state, in which `clients` are the landmarks, with everybody present, bool[M], in the first cluster."""
     membership = one_hot(jnp.where(present, 0, -1), first.clients.membership.shape[1])
     everybody = LandmarkClients(membership, present, jnp.zeros(len(present), jnp.int32), labels(membership))
@@ -186,6 +186,11 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
 
     changed = parallel.run_if(total > earlier, divided, changed, cohort.mapping)
     refusing = jnp.any((state.server.refused < 0) & (after.server.refused >= 0))
+    event = jnp.any(label != old) | refusing
+    # Only then, as all clients are looked through.
+    previous = parallel.run_if(
+        event, lambda _: labels(state.clients.membership), state.clients.previous, cohort.mapping
+    )
     info = clients_info(
         trained,
         reports,
@@ -194,9 +199,9 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         method.clusters,
         jnp.sum((there & (new != slot)).astype(jnp.int32)),
         _costs(method, cohort, reports, met)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
-        event=jnp.any(label != old) | refusing,
+        event=event,
     )
-    clients = LandmarkClients(changed[0], state.clients.present, changed[1], labels(state.clients.membership))
+    clients = LandmarkClients(changed[0], state.clients.present, changed[1], previous)
     server = after.server._replace(kept=_kept(kept))
     return state._replace(clusters=clusters, clients=clients, server=server, round=state.round + 1), info
 

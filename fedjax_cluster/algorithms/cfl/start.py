@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import tree
-from fedjax_cluster.algorithms.cfl.landmarks import by_landmarks, landmarks_among
+from fedjax_cluster.algorithms.cfl.landmarks import landmarks_among, with_everybody
 from fedjax_cluster.algorithms.cfl.splits import Clients, Server, empty_splits
 from fedjax_cluster.algorithms.round import cluster_variables, first_state, one_hot
 from fedjax_cluster.local import server_key
@@ -54,4 +54,4 @@ def start_state(rng_key: Array, models: Clusters, present: Array, *, method: Any
         coordinates=coordinates,
     )
     state, info = first_state(models, clients, method.optimizer, server)
-    return (state if landmarks is None else by_landmarks(state, everybody, landmarks)), info
+    return (state if landmarks is None else with_everybody(state, everybody, landmarks)), info
