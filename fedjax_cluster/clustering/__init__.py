@@ -14,6 +14,7 @@ from fedjax_cluster.clustering.bipartition import (
     separation_gap,
 )
 from fedjax_cluster.clustering.dissimilarity import classwise_angles, data_dissimilarity, gradient_angles, proximity
+from fedjax_cluster.clustering.distances import pairwise_distances
 from fedjax_cluster.clustering.interactions import gaussian_rewards, interaction_affinity, update_interactions
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans
 from fedjax_cluster.clustering.landmarks import (
@@ -69,6 +70,7 @@ __all__ = [
     "largest_safe_noise",
     "match_labels",
     "optimal_bipartition",
+    "pairwise_distances",
     "principal_vectors",
     "profile_embedding",
     "proximity",

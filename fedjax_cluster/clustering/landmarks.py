@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
 from fedjax_cluster.clustering.dissimilarity import Reduction, angles_between, weights_between
-from fedjax_cluster.clustering.linkage import LINKAGES, Linkage
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.clustering.spectral import Embedding
 
 Clients = Int[ArrayLike, " m"]
+Linkage = Literal["average", "single", "complete"]
 
 _CHUNK = 512  # clients compared with the landmarks at a time
 _LEAST = 1e-6  # of the largest singular value; below it all is rounding, and what is divided by it no unit vector
@@ -99,7 +99,7 @@ def extend_labels(
     k = checks.count(k, "k")
     if not checks.holds(lambda labels: (labels < k).all(), labels):
         raise ValueError(f"labels holds {labels.max()}, but k is {k}: give a k above the largest label.")
-    checks.choice(linkage, "linkage", LINKAGES)
+    checks.choice(linkage, "linkage", get_args(Linkage))
     mask = checks.client_mask(mask, len(distance))
     _check_finite(distance, "distance", landmarks, mask)
     return _extend_labels(distance, landmarks, labels, mask, k, linkage)

@@ -17,7 +17,7 @@ from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
 from fedjax_cluster.options import checked
 
-Linkage = Literal["average", "single", "complete"]
+Linkage = Literal["average", "single", "complete", "ward"]
 LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
 # Beyond this many clients SciPy takes over where the distances are known outside jit.
 _DEVICE_LIMIT = 1024
@@ -46,7 +46,7 @@ def agglomerative(
       distance: symmetric; the diagonal is ignored.
       threshold: merge while the distance is <= this; in the distances' unit.
       num_clusters: or merge until this many clusters are left. Give one of the two.
-      linkage: d, static.
+      linkage: d, static; "ward" as for `dendrogram`.
       mask: clients that count; None means all.
 
     Returns:
@@ -67,11 +67,15 @@ def dendrogram(distance: Float[ArrayLike, "M M"], linkage: Linkage = "average", 
 
     .. math:: d(A \cup B, C) = \frac{|A| d(A, C) + |B| d(B, C)}{|A| + |B|}, \quad \min, \quad\text{or } \max
 
+    .. math:: d(A \cup B, C)^2 = \frac{(|A| + |C|) d(A, C)^2 + (|B| + |C|) d(B, C)^2 - |C| d(A, B)^2}{|A| + |B| + |C|}
+        \quad \text{with "ward"}
+
     Computed in JAX with nearest-neighbour bounds (Müllner 2011); known matrices of over 1024 clients go to SciPy.
 
     Args:
       distance: symmetric; the diagonal is ignored.
-      linkage: d of a merged cluster: the mean, the minimum or the maximum; static.
+      linkage: d of a merged cluster: the mean, the minimum, the maximum, or "ward", which merges the two that add least
+        to the squared distances from the clusters' means, where distances are Euclidean; static.
       mask: clients that count; None means all.
 
     Raises:
@@ -183,6 +187,8 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
             merged = (size * pair.row + other_size * pair.other_row) / (size + other_size)
             # Means of equal distances are rounded to others, past a threshold that is equal to all.
             merged = jnp.clip(merged, jnp.minimum(pair.row, pair.other_row), jnp.maximum(pair.row, pair.other_row))
+        elif linkage == "ward":
+            merged = _ward(pair, size, other_size, state.size)
         else:
             merged = (jnp.minimum if linkage == "single" else jnp.maximum)(pair.row, pair.other_row)
         merged = jnp.where((index == pair.cluster) | (index == pair.other), jnp.inf, merged)
@@ -221,6 +227,17 @@ def _dendrogram(distance: Array, mask: Array, linkage: str) -> Dendrogram:
     state = lax.while_loop(lambda state: state.step < num_merges, advance, state)
     # Means can round below the last height; a cut needs ascending heights.
     return Dendrogram(state.merges[:-1], lax.cummax(state.heights)[:-1], mask)
+
+
+def _ward(pair: _Pair, size: Array, other_size: Array, sizes: Array) -> Array:
+    """f32[M]: distances of two merged clusters of these sizes to all others, of `sizes` f32[M]."""
+    near, far = jnp.minimum(pair.row, pair.other_row), jnp.maximum(pair.row, pair.other_row)
+    scale = jnp.where((far > 0.0) & jnp.isfinite(far), far, 1.0)  # no square overflows
+    row, other, apart = (jnp.square(distance / scale) for distance in (pair.row, pair.other_row, pair.nearest))
+    total = (size + sizes) * row + (other_size + sizes) * other - sizes * apart
+    merged = scale * jnp.sqrt(jnp.maximum(total, 0.0) / (size + other_size + sizes))
+    # As near as the nearer at least, which rounding must not undo: bounds rely on it.
+    return jnp.where(jnp.isfinite(far), jnp.maximum(merged, near), jnp.inf)
 
 
 def _host_dendrogram(distance: np.ndarray, mask: np.ndarray, linkage: str) -> Dendrogram:

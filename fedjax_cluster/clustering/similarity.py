@@ -84,7 +84,7 @@ def no_longer(leaf: Array, norms: tuple[Array, Array], limit: Array | float) -> 
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:
     """Inner products of the rows of two matrices."""
-    return _over_chunks(lambda a, b: matmul(a, b.T), left, right)
+    return over_chunks(lambda a, b: matmul(a, b.T), left, right)
 
 
 @jax.jit
@@ -97,10 +97,10 @@ def _gram(block: Array, scale: Array | None) -> Array:
             chunk = chunk / scale[:, None]
         return matmul(chunk, chunk.T)
 
-    return _over_chunks(product, block)
+    return over_chunks(product, block)
 
 
-def _over_chunks(product: Callable[..., Array], *blocks: Array) -> Array:
+def over_chunks(product: Callable[..., Array], *blocks: Array) -> Array:
     """The sum of `product(*chunks)` over chunks of the columns that all blocks have."""
     if blocks[0].shape[1] < _CHUNK:
         return product(*blocks)

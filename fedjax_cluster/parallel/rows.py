@@ -313,21 +313,24 @@ def _local_position(index: Array, rows_per_device: int) -> Array:
     return jnp.where(position < 0, rows_per_device, position)
 
 
-def gram(rows: Array, mapping: ClientMapping) -> Array:
-    """Inner products f32[M, M] of the rows of [M, d]; on several devices each multiplies its rows with all in turn."""
+def gram(rows: Array, mapping: ClientMapping, compare: Callable[[Array, Array], Array] = row_products) -> Array:
+    """Inner products f32[M, M] of the rows of [M, d]; on several devices each multiplies its rows with all in turn.
+
+    Or what else `compare` gives of rows [M, d] and [N, d], f32[M, N].
+    """
     if mapping.mesh is None:
-        return row_products(rows, rows)
+        return compare(rows, rows)
     devices = num_devices(mapping)
 
     def local(rows: Array) -> Array:
         own, count = lax.axis_index(AXIS), rows.shape[0]
-        dtype = jax.eval_shape(row_products, rows, rows).dtype
+        dtype = jax.eval_shape(compare, rows, rows).dtype
         products, visiting = jnp.zeros((count, devices * count), dtype), rows
         # Whole rows go round: to exchange columns would copy the rows four times over before anything is sent.
         for turn in range(devices):
             if turn:
                 visiting = lax.ppermute(visiting, AXIS, [(i, (i + 1) % devices) for i in range(devices)])
-            product = row_products(rows, visiting)
+            product = compare(rows, visiting)
             products = lax.dynamic_update_slice_in_dim(products, product, (own - turn) % devices * count, 1)
         return lax.all_gather(products, AXIS, tiled=True)
 

@@ -20,7 +20,14 @@ from fedjax_cluster.types import FinishedRun
 logger = logging.getLogger(__name__)
 
 # The module that draws the pictures of each method alone; imported when there is something to draw.
-METHOD_FIGURES = {"cfl": "cfl", "cfl_gp": "cfl_gp", "fedgwc": "fedgwc", "flag": "flag", "pacfl": "flag"}
+METHOD_FIGURES = {
+    "cfl": "cfl",
+    "cfl_gp": "cfl_gp",
+    "fedgwc": "fedgwc",
+    "flag": "flag",
+    "fl_hc": "flag",
+    "pacfl": "flag",
+}
 
 
 def write_plots(

@@ -19,6 +19,7 @@ SHOWN = {
     "cfl_gp": lambda state: state.clients.profile,
     "fedgwc": lambda state: state.server.interactions,
     "fedsoft": lambda state: state.clients.membership,
+    "fl_hc": lambda state: (state.server.mean, state.server.distance),
     "flag": lambda state: (state.clients.vectors, state.clients.counts, state.clients.updates),
     "gradient_loss": lambda state: state.clients.membership,
     "ifca": lambda state: state.clients.membership,

@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.spatial.distance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,3 +94,35 @@ def test_gram_of_half_precision_accumulates_in_single():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def _cdist(points, others, metric):
+    names = {"euclidean": "euclidean", "manhattan": "cityblock", "cosine": "cosine"}
+    return scipy.spatial.distance.cdist(np.asarray(points, np.float64), np.asarray(others, np.float64), names[metric])
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "manhattan", "cosine"])
+def test_distances_are_scipys(metric):
+    """Of more columns than are summed at a time, near one another and far from the origin, tiny and huge."""
+    rng = np.random.default_rng(0)
+    points, others = rng.normal(size=(7, 5_000)).astype(np.float32), rng.normal(size=(4, 5_000)).astype(np.float32)
+    for scale, offset in ((1.0, 0.0), (1e-2, 100.0), (1e-25, 0.0), (1e25, 0.0)):
+        first, second = (np.float32(scale) * part + np.float32(offset) for part in (points, others))
+        expected = _cdist(first, second, metric)
+        tolerance = {"rtol": 1e-5} if metric != "cosine" else {"rtol": 0, "atol": 2e-6}
+        np.testing.assert_allclose(fcc.pairwise_distances(first, second, metric), expected, **tolerance)
+        own = np.asarray(jax.jit(lambda rows: fcc.pairwise_distances(rows, metric=metric))(first))
+        np.testing.assert_allclose(own, _cdist(first, first, metric), atol=0 if metric != "cosine" else 2e-6, rtol=1e-5)
+        assert metric == "cosine" or (np.diagonal(own) == 0).all()
+
+
+def test_distances_of_what_cannot_be_compared():
+    zero = np.zeros((1, 3), np.float32)
+    assert fcc.pairwise_distances(zero, np.ones((1, 3)), "cosine").tolist() == [[1.0]]
+    assert fcc.pairwise_distances(zero).tolist() == [[0.0]]
+    with pytest.raises(ValueError, match="points has 3 columns and others 2: give rows of equal length"):
+        fcc.pairwise_distances(zero, np.ones((1, 2)))
+    with pytest.raises(ValueError, match="metric is 'l2', which is unknown"):
+        fcc.pairwise_distances(zero, metric="l2")
+    with pytest.raises(ValueError, match="others holds NaN"):
+        fcc.pairwise_distances(zero, zero * np.nan)

@@ -121,7 +121,16 @@ def test_a_method_must_say_itself_what_its_clients_send(monkeypatch):
 
     with pytest.raises(ValueError, match="more does not say what its clients send"):
         more(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1), privacy=NOISY)
-    assert set(SETTLED) == set(REGISTRY) - {"more", "scaffold", "fedsoft", "fedproto", "flag", "local_only", "stocfl"}
+    assert set(SETTLED) == set(REGISTRY) - {
+        "more",
+        "scaffold",
+        "fedsoft",
+        "fedproto",
+        "flag",
+        "local_only",
+        "stocfl",
+        "fl_hc",
+    }
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ def test_search_without_accuracies_has_no_elbow():
     assert len(figure.axes[1].get_lines()) == 1
 
 
+def test_a_cut_that_leaves_so_many_clusters_is_midway_between_two_merges():
+    heights = hierarchy.linkage(squareform(distances(), checks=False), "average")[:, 2]
+    for left, at in ((2, heights[3:].mean()), (5, heights[:2].mean())):
+        (cut,) = flag.dendrogram(distances(), num_clusters=left).axes[0].get_lines()
+        np.testing.assert_allclose(cut.get_ydata(), at)
+    assert not flag.dendrogram(distances(), num_clusters=1).axes[0].get_lines()
+
+
 @pytest.mark.parametrize("linkage", LINKAGES)
 def test_tree_has_scipys_heights_and_the_groups_beneath(linkage):
     distance = distances()
@@ -140,7 +148,7 @@ def test_a_finished_run_is_drawn_from_what_was_harvested(searched, monkeypatch):
         (lambda: flag.threshold_search([1.0], [0.5, 0.6], [1], 0), "same length"),
         (lambda: flag.threshold_search([1.0], [0.5], [1], 3), "chosen is 3"),
         (lambda: flag.dendrogram(np.zeros((1, 1))), "single client"),
-        (lambda: flag.dendrogram(distances(), linkage="ward"), "linkage is 'ward'"),
+        (lambda: flag.dendrogram(distances(), linkage="median"), "linkage is 'median'"),
     ],
 )
 def test_mistakes_are_named(call, message):

@@ -29,6 +29,8 @@ def run(name, federation=None, rounds=6, fault=None, batch_size=4, **options):
         options.setdefault("clusters", 4 if name in ("flag", "pacfl", "stocfl") else 2)
     if name == "pacfl":
         options["threshold"] = 60.0
+    if name == "fl_hc":
+        options.setdefault("warm_up", 3)
     algorithm = factory(nn.mlp(hidden=(5,)), local=own, **options)
     federation = blobs(clients=7) if federation is None else federation
     return simulate(algorithm, federation, rounds=rounds, eval_every=rounds, fault=fault, progress=False)

@@ -24,6 +24,7 @@ from tests.federations import blobs
 
 SGD = local.sgd(0.1, batch_size=8, steps=2)
 CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "stocfl")}
+CLUSTERED["fl_hc"] = {"clusters": 2, "warm_up": 2, "cluster_cohort": True}
 # Where all clients are wanted at once.
 NOT_STREAMED = {
     "fedsoft": "has all clients in its rounds",

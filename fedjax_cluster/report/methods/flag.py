@@ -1,4 +1,4 @@
-"""Pictures of FLAG and PACFL: the dissimilarities of clients, the search for α, and the dendrogram."""
+"""Pictures of FLAG, PACFL and FL+HC: the dissimilarities of clients, the search for α, and the dendrogram."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ MOST_NAMED_GROUPS = 12
 
 
 def figures(run: FinishedRun) -> dict[str, Figure]:
-    """The pictures of a run of `flag` or of `pacfl`, of which there are no matrices.
+    """The pictures of a run of `flag`, or of `pacfl` or `fl_hc`, of which there are no matrices.
 
     FLAG: `dissimilarity_matrices`, `dendrogram`, and `threshold_search` where α was searched for. None for a run
-    without an event, or in which fewer than two clients were compared.
+    without an event, in which fewer than two clients were compared, or a cohort alone.
     """
     run = without_newcomers(run)
     if not run.events:
         return {}
     content, algorithm = run.events[0].content, run.algorithm
-    distance = content["angles"] if "angles" in content else content["proximity"]
+    distance = next((content[name] for name in ("angles", "distance", "proximity") if name in content), None)
+    if distance is None:
+        return {}
     whose = np.asarray(content["landmarks"]) if "landmarks" in content else np.arange(len(distance))
     # Who joined later, or sent infinities, was compared with nobody: 0 to all would look like everybody.
     compared = np.flatnonzero((content["labels"][whose] >= 0) & (distance.any(1) | ~distance.any()))
@@ -44,7 +46,11 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     pairs, names = np.ix_(compared, compared), run.federation.info.group_names
     group = None if shown_clients(run).group is None else np.asarray(run.federation.group)[whose[compared]]
     tree = functools.partial(dendrogram, distance[pairs], linkage=algorithm.linkage, group=group, group_names=names)
-    if "angles" in content:
+    if "distance" in content:
+        found = len(np.unique(content["labels"][compared]))
+        label = f"{algorithm.distance.capitalize()} distance at which clusters merge"
+        drawn, heading = {"dendrogram": tree(threshold=None, num_clusters=found, label=label)}, ""
+    elif "angles" in content:
         # Runs of former versions do not tell the one that was found.
         threshold = content.get("threshold", algorithm.threshold)
         label = "Angle at which clusters merge (degrees)"
@@ -165,6 +171,7 @@ def dendrogram(
     distance: Any,
     *,
     threshold: float | None = None,
+    num_clusters: int | None = None,
     linkage: str = "average",
     group: Any | None = None,
     group_names: Sequence[str] = (),
@@ -175,7 +182,8 @@ def dendrogram(
     Args:
       distance: f32[M, M], symmetric, at least two clients.
       threshold: height of the cut, drawn as a line.
-      linkage: "average", "single" or "complete".
+      num_clusters: or how many clusters the cut leaves; it is drawn midway between two merges.
+      linkage: "average", "single", "complete" or "ward".
       group: i32[M], true groups, coloured in the strip under the tree.
       group_names: what the groups are called.
       label: of the vertical axis, with the distances' unit.
@@ -191,6 +199,8 @@ def dendrogram(
     symmetric = 0.5 * (matrix + matrix.T)
     np.fill_diagonal(symmetric, 0.0)
     merges = scipy.cluster.hierarchy.linkage(scipy.spatial.distance.squareform(symmetric, checks=False), linkage)
+    if num_clusters is not None and 1 < num_clusters <= len(merges):
+        threshold = float(merges[-num_clusters : len(merges) + 2 - num_clusters, 2].mean())
     drawing = scipy.cluster.hierarchy.dendrogram(merges, no_plot=True)
     # SciPy puts leaf i at 10 i + 5.
     paths = list(np.stack([(np.asarray(drawing["icoord"]) - 5) / 10, drawing["dcoord"]], axis=-1))

@@ -1,0 +1,81 @@
+"""Distances between clients' vectors."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float
+
+from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.similarity import over_chunks, row_products, unit
+
+Metric = Literal["euclidean", "manhattan", "cosine"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+def pairwise_distances(
+    points: Float[ArrayLike, "M d"], others: Float[ArrayLike, "N d"] | None = None, metric: Metric = "euclidean"
+) -> Float[Array, "M N"]:
+    r"""Distances of the rows of one matrix to those of another, or to each other (FL+HC, Section III).
+
+    .. math:: \|x - y\|_2, \qquad \|x - y\|_1, \qquad 1 - \frac{\langle x, y \rangle}{\|x\| \|y\|}
+
+    Differences are summed directly, so that near rows far from the origin lose no digits.
+
+    Args:
+      points: one row per client.
+      others: rows they are compared with; None is the points themselves.
+      metric: static; the cosine of a row of zeros is 0, which is a distance of 1.
+
+    Returns:
+      In the unit of the points; "cosine" without unit, in [0, 2].
+
+    Raises:
+      ValueError: shapes that do not fit, an unknown metric, or entries that are not finite.
+
+    >>> points = jnp.array([[0.0, 0.0], [3.0, 4.0]])
+    >>> pairwise_distances(points)[0].tolist(), pairwise_distances(points, metric="manhattan")[0].tolist()
+    ([0.0, 5.0], [0.0, 7.0])
+    """
+    checks.choice(metric, "metric", METRICS)
+    points = checks.floats(points, "points", 2)
+    others = points if others is None else checks.floats(others, "others", 2)
+    if points.shape[1] != others.shape[1]:
+        raise ValueError(
+            f"points has {points.shape[1]} columns and others {others.shape[1]}: give rows of equal length."
+        )
+    for rows, name in ((points, "points"), (others, "others")):
+        if not checks.holds(lambda rows: (abs(rows) < math.inf).all(), rows):
+            raise ValueError(f"{name} holds NaN or infinite values: leave such rows out or repair them.")
+    return _pairwise_distances(*checks.alike(points, others), metric)
+
+
+@partial(jax.jit, static_argnames="metric")
+def _pairwise_distances(points: Array, others: Array, metric: Metric) -> Array:
+    if metric == "cosine":
+        cosine = row_products(_of_length_one(points), _of_length_one(others))
+        return 1.0 - jnp.clip(cosine, -1.0, 1.0)
+    scale = jnp.maximum(unit(points), unit(others))
+    squared = metric == "euclidean"
+
+    def summed(points: Array, others: Array) -> Array:
+        def to_all(row: Array) -> Array:
+            apart = (row[None] - others) / scale
+            return (jnp.square(apart) if squared else jnp.abs(apart)).sum(1)
+
+        return lax.map(to_all, points)
+
+    total = over_chunks(summed, points, others)
+    return (jnp.sqrt(total) if squared else total) * scale
+
+
+def _of_length_one(rows: Array) -> Array:
+    largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    rows = rows / jnp.where(largest > 0.0, largest, 1.0)
+    length = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / jnp.where(length > 0.0, length, 1.0)
