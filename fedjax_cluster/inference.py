@@ -102,11 +102,17 @@ def full_gradient(model: Model, variables: Variables, data: ClientData, *, chunk
 
 
 def score_rows(model: Model, variables: Variables, first: Array, data: ClientData) -> Array:
-    """f32[]: accuracy on the rows from `first` on, or minus the loss where there is no accuracy; 0 without rows."""
+    """f32[]: accuracy on the rows from `first` on, or minus the loss where there is no accuracy; 0 without rows.
+
+    The loss is the one of the metrics, or of training where these have neither.
+    """
     place = jnp.arange(data.x.shape[0])
     rows = (place >= first) & (place < data.num_examples)
     outputs, _ = model.apply(variables, data.x, train=False)
     figures = measure(model, model.predict(outputs), data.y, rows)
+    if "accuracy" not in figures and "loss" not in figures:
+        losses = jnp.where(rows, model.loss(outputs, data.y), 0.0)
+        figures["loss"] = losses.sum() / rows.sum().astype(jnp.float32)
     score, worst = (figures["accuracy"], 0.0) if "accuracy" in figures else (-figures["loss"], LEAST_SCORE)
     return jnp.where(rows.any(), jnp.maximum(jnp.where(jnp.isnan(score), worst, score), worst), 0.0)
 

@@ -95,3 +95,14 @@ def test_a_model_that_diverged_scores_below_any_other(loss, outputs):
     assert scores[1] == scores[2]
     assert np.isfinite(scores).all()
     assert scores[3] == 0
+
+
+def test_a_score_without_accuracy_or_loss_is_that_of_training():
+    """CFL ended in a KeyError where metrics of one's own have neither."""
+    federation = blobs(clients=1, groups=1, ragged=False)
+    model = nn.linear()._replace(metrics=lambda predictions, y, mask: {"nll": jnp.zeros(())})
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
+    variables = model.init(jax.random.key(0), INFO)
+    outputs, _ = model.apply(variables, data.x, train=False)
+    expected = -model.loss(outputs, data.y)[5:].mean()
+    np.testing.assert_allclose(inference.score_rows(model, variables, jnp.asarray(5), data), expected, rtol=1e-6)

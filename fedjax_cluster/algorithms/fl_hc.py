@@ -150,7 +150,7 @@ class fl_hc(AveragingMethod):
     def update_of_all(self, rng_key: Array, anchor: Variables, client: Client) -> tuple[Array, Array]:
         """Δ f32[d], a client's update of the model of all, and the gradient steps i32[] that it took."""
         key = jax.random.fold_in(client_key(rng_key, client.index), 1)
-        result = honest(self.local).run(key, self.model, anchor, shown_rows(client.data), round=0)
+        result = honest(self.local).run(key, self.model, anchor, shown_rows(client.data), round=self.warm_up)
         return tree.ravel(result.delta).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
 
     def cluster_all(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array]:

@@ -211,7 +211,13 @@ def train_in_clusters(
         _, held = hold_out(client_key(split_key, client.index), client.data)
         outputs, _ = model.apply(cluster_variables(clusters, slot), held.x, train=False)
         mask = jnp.arange(held.x.shape[0]) < held.num_examples
-        accuracy = measure(model, model.predict(outputs), held.y, mask)["accuracy"]
+        figures = measure(model, model.predict(outputs), held.y, mask)
+        if "accuracy" not in figures:
+            raise ValueError(
+                f"thresholds are compared by held-out accuracy, but metrics of light_model are {', '.join(figures)}; "
+                "give a light_model whose metrics have `accuracy`, or a threshold"
+            )
+        accuracy = figures["accuracy"]
         # Without rows there is none, and a model that diverged has predicted nothing right.
         return jnp.where(jnp.isnan(accuracy), 0.0, accuracy), held.num_examples > 0
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import partition
+from fedjax_cluster.data.image_folders import in_colour, pixels
 from fedjax_cluster.data.local_files import class_numbers, numbers
 from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays
 from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
@@ -65,6 +66,8 @@ def huggingface(
     if group is not None and user is None:
         raise ValueError(f"group is {group!r}, but there are no users, who are in groups: name their column")
     whole = datasets.concatenate_datasets([found[part] for part in wanted])
+    if not len(whole):
+        raise ValueError(f"{name!r} has no rows in {' and '.join(wanted)}: choose another split of {', '.join(found)}")
     x, y, classes, users, groups = _columns(whole, inputs, label, user, group)
     if task == "regression" and classes is not None:
         raise ValueError(f"task is 'regression', but the labels of {name!r} are {classes} classes: leave it out")
@@ -107,6 +110,12 @@ def from_partitioner(
             f"the {type(partitioner).__name__} cannot divide its data ({error}): set its `dataset` first, and ask for "
             "no more partitions than that has rows"
         ) from error
+    for number, part in enumerate(parts):
+        if len(part) < 2:
+            raise ValueError(
+                f"Client {number} has {len(part)} example{'s' * (len(part) != 1)}, but training and test need one "
+                "each: leave such clients out, or divide the data among fewer."
+            )
     sources = [_columns(part, inputs, label) for part in parts]
     x, y = (np.concatenate(arrays) for arrays in ([one[0] for one in sources], [one[1] for one in sources]))
     examples = _named(x, y, sources[0][2], name)
@@ -138,13 +147,16 @@ def _columns(
     rest: dict[str, list[Any]] = {column: [] for column in (label, user, group) if column}
     for start in range(0, len(found), ROWS_AT_ONCE):
         batch = chosen[start : start + ROWS_AT_ONCE]
-        rows = [np.asarray(row) for row in batch[inputs]]
-        if len({row.shape for row in rows} | {piece.shape[1:] for piece in pieces}) > 1:
+        rows = [pixels(row) if images else np.asarray(row) for row in batch[inputs]]
+        if images:
+            rows = in_colour(rows)
+        sides = 2 if images else None
+        if len({row.shape[:sides] for row in rows} | {piece.shape[1:][:sides] for piece in pieces}) > 1:
             raise ValueError(f"the rows of {inputs!r} differ in shape: resize them, and use fc.data.from_arrays")
         pieces.append(np.stack(rows))
         for column, values in rest.items():
             values.extend(batch[column])
-    x = np.concatenate(pieces)
+    x = np.concatenate(in_colour(pieces) if images else pieces)
     if images and x.ndim == 3:
         x = x[..., None]
     users, groups = (None if column is None else numbers(np.asarray(rest[column])) for column in (user, group))

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,7 @@ from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples
 
 LOG = logging.getLogger(__name__)
+GREY, WIDE = ("1", "L", "LA"), "IF"  # Pillow's modes; the first letters of those with more than 8 bits
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 DEEPEST = 3  # folders that are looked into; a link may lead back to one above it
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
@@ -81,6 +83,25 @@ def _images(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def pixels(image: Any) -> np.ndarray:
+    """uint8 [H, W] of a grey image of Pillow, [H, W, 3] of any other; an array as it is.
+
+    Raises:
+      ValueError: more than 8 bits a pixel, of which Pillow would cut all beyond 255 down to it.
+    """
+    if not isinstance(image, Image.Image):
+        return np.asarray(image)
+    if image.mode[0] in WIDE:
+        raise ValueError("an image has more than 8 bits a pixel: convert it to 8 bits, or use fc.data.from_arrays")
+    return np.asarray(image.convert("L" if image.mode in GREY else "RGB"))
+
+
+def in_colour(images: list[np.ndarray]) -> list[np.ndarray]:
+    """Images [..., H, W] and [..., H, W, 3], all of the second form where some are."""
+    most = max(image.ndim for image in images)
+    return [image if image.ndim == most else np.repeat(image[..., None], 3, -1) for image in images]
+
+
 def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarray:
     """uint8 [N, H, W, channels]."""
     looks = []
@@ -88,7 +109,7 @@ def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarra
         try:
             with Image.open(file) as image:
                 looks.append((image.size, image.mode))
-                wide = image.mode[0] in "IF"
+                wide = image.mode[0] in WIDE
         except DAMAGED as error:
             raise ValueError(f"{file} is no image that can be read: remove or replace it.") from error
         if wide:  # Pillow would cut all beyond 255 down to it.
@@ -103,7 +124,7 @@ def _read_images(files: Sequence[Path], size: Sequence[int] | None) -> np.ndarra
             f"the images differ in size: {files[0]} is {height} × {width} and {files[other]} {own[1]} × {own[0]}; give "
             "a size to bring them to"
         )
-    grey = all(mode in ("1", "L", "LA") for _, mode in looks)
+    grey = all(mode in GREY for _, mode in looks)
     x = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
     for row, file in enumerate(files):
         try:

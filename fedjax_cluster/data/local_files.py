@@ -169,7 +169,8 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a file without rows, which is refused below
-            texts = np.loadtxt(file, dtype=str, usecols=own, **options)
+            # Without spaces around them, as the names: "cat " is no other class than "cat".
+            texts = np.char.strip(np.loadtxt(file, dtype=str, usecols=own, **options))
             features = np.loadtxt(file, usecols=others, **options)
     except (OSError, ValueError) as error:
         raise ValueError(_what_is_wrong(file, error, names)) from error
@@ -178,7 +179,7 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
     labels, users, groups = (None if place is None else texts[:, own.index(place)] for place in places)
     for what, values in (("label", labels), ("user", users)):
         # Text of no length would be one more class, or one more user.
-        missing = [] if values is None else np.flatnonzero(np.char.strip(values) == "")
+        missing = [] if values is None else np.flatnonzero(values == "")
         if len(missing):
             row = int(missing[0]) + 1
             raise ValueError(f"{file} has no {what} in row {row} below the names: give one, or leave the row out.")
@@ -291,17 +292,21 @@ def named_examples(
             raise ValueError(
                 f"{file}: {what} {list(each.shape)} and labels {list(labels.shape)} differ: give one for each."
             )
+    if users is not None and "" in users.tolist():
+        row = users.tolist().index("") + 1
+        raise ValueError(f"{file} has no user in row {row}: give one, or leave the row out.")
     values = options.get("task") == "regression"
+    if not values and labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind != "f":
+        labels = labels[:, 0]
     try:
         check_there(labels)
+        if users is not None:
+            check_there(users, "users", "user")
         y = numbers(labels).astype(np.float32) if values else class_numbers(labels, options.get("num_classes"))
         examples = from_arrays(x, y, **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
-    if users is not None and "" in users.tolist():
-        row = users.tolist().index("") + 1
-        raise ValueError(f"{file} has no user in row {row}: give one, or leave the row out.")
     ids = None if users is None else numbers(users)
     of_group = None if users is None or groups is None else numbers(groups)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
@@ -341,14 +346,14 @@ def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray
     return places.astype(np.int32)
 
 
-def check_there(labels: np.ndarray) -> None:
-    """Raises ValueError for text that stands where a label is missing."""
+def check_there(labels: np.ndarray, what: str = "labels", one: str = "class") -> None:
+    """Raises ValueError for text that stands where a label, or a user, is missing."""
     if labels.ndim == 1 and labels.dtype.kind in "UO":
         lacking = [row for row, label in enumerate(labels.tolist()) if isinstance(label, str) and label in MISSING]
         if lacking:
             raise ValueError(
-                f"the labels hold {str(labels[lacking[0]])!r} in row {lacking[0] + 1}, which stands for a missing one: "
-                "leave such rows out, or call the class otherwise"
+                f"the {what} hold {str(labels[lacking[0]])!r} in row {lacking[0] + 1}, which stands for a missing one: "
+                f"leave such rows out, or call the {one} otherwise"
             )
 
 

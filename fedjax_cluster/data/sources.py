@@ -149,6 +149,8 @@ def from_arrays(
         y = y.astype(np.int32)
     else:
         check_finite("y", y)
+    if task == "language":
+        x, y = whole_tokens(x), whole_tokens(y)
     check_pixels("x", x, x.ndim - 1, task)
     info = DatasetInfo(name, x.shape[1:], num_classes or 0, task)
     if client_ids is None:
@@ -162,6 +164,11 @@ def from_arrays(
     rows = partition.divide(np.argsort(client, kind="stable"), counts)
     (rng,) = partition.generators(seed, 1)
     return UserFederation.of(partition.federate(Examples(x, y, info), rows, rng, test_fraction), distinct)
+
+
+def whole_tokens(tokens: np.ndarray) -> np.ndarray:
+    """Tokens as i32: bytes would be divided by 255, as models take them for pixels."""
+    return tokens.astype(np.int32) if tokens.dtype.kind in "iu" else tokens
 
 
 def narrow(name: str, values: Any) -> np.ndarray:

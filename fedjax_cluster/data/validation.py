@@ -195,6 +195,8 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
                 f"{which} of {name!r} holds {tokens.dtype} from {tokens.min()} to {tokens.max()}, but tokens are "
                 f"integers from 0 on, below the {info.num_classes} classes: correct them, or the number of classes."
             )
+    if info.task == "language" and x.dtype == np.uint8:
+        raise ValueError(f"x of {name!r} holds tokens as bytes, which models divide by 255: give x.astype(np.int32).")
 
 
 def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> None:

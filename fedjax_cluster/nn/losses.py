@@ -48,6 +48,7 @@ def cross_entropy(outputs: Float[Array, "N *tokens classes"], y: Int[Array, " N 
     of 0 … classes − 1 are not looked for: −1 counts as the last class, and one beyond gives NaN.
     """
     _check_labels(outputs, y)
+    outputs = wide(outputs)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, y)
     return losses.reshape(losses.shape[0], -1).mean(axis=1)
 
@@ -62,7 +63,7 @@ def squared_error(outputs: Float[Array, "N ..."], y: Shaped[Array, "N ..."]) -> 
             f"outputs have shape {outputs.shape} and y {y.shape}: the squared error needs as many values per"
             " example; labels of classes need loss='cross_entropy', other targets a matching num_outputs"
         )
-    errors = outputs - scale(y).astype(jnp.float32).reshape(outputs.shape)
+    errors = wide(outputs) - scale(y).astype(jnp.float32).reshape(outputs.shape)
     return jnp.square(errors).reshape(errors.shape[0], -1).mean(axis=1)
 
 
@@ -79,6 +80,7 @@ def classification_metrics(
     (0.667, 0.5)
     """
     _check_labels(predictions, y)
+    predictions = wide(predictions)
     num_classes = predictions.shape[-1]
     labels = y.reshape(-1).astype(jnp.int32)
     valid = jnp.broadcast_to(mask.reshape(-1, *[1] * (y.ndim - 1)), y.shape).reshape(-1)
@@ -119,6 +121,12 @@ def scale(x: Array) -> Array:
         return x.astype(jnp.float32) / 255.0
     unchanged = jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == jnp.bfloat16
     return x if unchanged else x.astype(jnp.float32)
+
+
+def wide(outputs: Array) -> Array:
+    """Outputs of half precision as float32: a loss of eight bits tells little, and probabilities of eight are tied."""
+    short = jnp.issubdtype(outputs.dtype, jnp.floating) and outputs.dtype.itemsize < 4
+    return outputs.astype(jnp.float32) if short else outputs
 
 
 def _unchanged(outputs: Array) -> Array:

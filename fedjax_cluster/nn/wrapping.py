@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_cluster.nn.losses import LossName, objective, scale
+from fedjax_cluster.nn.losses import LossName, objective, scale, wide
 from fedjax_cluster.options import COUNT, FINITE, POSITIVE, checked, with_checks
 from fedjax_cluster.types import DatasetInfo, Model, PyTree, Variables
 
@@ -108,7 +109,7 @@ class _Init:
     def __call__(self, rng_key: Array, info: DatasetInfo) -> Variables:
         module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
-        outputs, variables = module.init_with_output(rng_key, x, **_mode(module, train=False))
+        outputs, variables = _first_pass(module, rng_key, x)
         if unknown := set(variables) - {"params", "batch_stats"}:
             raise ValueError(
                 f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
@@ -137,14 +138,27 @@ class _Apply:
         options["rngs"] = None if rng_key is None else {"dropout": rng_key}
         if train and stats:
             outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
-            return outputs, updated["batch_stats"]
+            return wide(outputs), updated["batch_stats"]
         try:
-            return module.apply(collections, inputs, **options), stats
+            return wide(module.apply(collections, inputs, **options)), stats
         except flax.errors.ModifyScopeVariableError as error:
             raise ValueError(
                 f"{type(module).__name__} changes its batch statistics outside of training; let its "
                 "__call__ take `train`, and give a BatchNorm use_running_average=not train"
             ) from error
+
+
+def _first_pass(module: linen.Module, rng_key: Array, x: Array) -> tuple[Any, Any]:
+    """Outputs and variables for inputs like x; of integers where the module takes no others, as one of tokens does."""
+    mode = _mode(module, train=False)
+    try:
+        return module.init_with_output(rng_key, x, **mode)
+    except (TypeError, ValueError):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise
+        with contextlib.suppress(TypeError, ValueError):
+            return module.init_with_output(rng_key, x.astype(jnp.int32), **mode)
+        raise
 
 
 def _hashable(network: Network) -> Network | _ByIdentity:

@@ -34,6 +34,8 @@ def json_lines(path: str | os.PathLike) -> Log:
       ValueError: it cannot be written.
     """
     path = pathlib.Path(path)
+    if not parallel.is_first():
+        return _nothing
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a", encoding="utf-8").close()
@@ -44,7 +46,7 @@ def json_lines(path: str | os.PathLike) -> Log:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": evaluation.round, **_finite(evaluation)}) + "\n")
 
-    return _of_the_first(log)
+    return log
 
 
 def tensorboard(folder: str | os.PathLike) -> Log:
@@ -57,6 +59,8 @@ def tensorboard(folder: str | os.PathLike) -> Log:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("TensorBoard's event files", "tensorboardX", "tensorboard") from None
+    if not parallel.is_first():
+        return _nothing
     writer = SummaryWriter(str(folder))
 
     def log(evaluation: Evaluation) -> None:
@@ -64,7 +68,7 @@ def tensorboard(folder: str | os.PathLike) -> Log:
             writer.add_scalar(name, value, evaluation.round)
         writer.flush()
 
-    return _of_the_first(log)
+    return log
 
 
 def wandb(**options: Any) -> Log:
@@ -80,12 +84,14 @@ def wandb(**options: Any) -> Log:
         import wandb as library  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("Weights & Biases", "wandb", "wandb") from None
+    if not parallel.is_first():
+        return _nothing
     run = library.init(**options)
 
     def log(evaluation: Evaluation) -> None:
         run.log(_finite(evaluation), step=evaluation.round)
 
-    return _of_the_first(log)
+    return log
 
 
 def mlflow(experiment: str | None = None) -> Log:
@@ -101,18 +107,19 @@ def mlflow(experiment: str | None = None) -> Log:
         import mlflow as library  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise _missing("MLflow", "mlflow", "mlflow") from None
+    if not parallel.is_first():
+        return _nothing
     if experiment is not None:
         library.set_experiment(experiment)
 
     def log(evaluation: Evaluation) -> None:
         library.log_metrics(_finite(evaluation), step=evaluation.round)
 
-    return _of_the_first(log)
+    return log
 
 
-def _of_the_first(log: Log) -> Log:
-    """A log that of several processes only the first keeps."""
-    return lambda evaluation: log(evaluation) if parallel.is_first() else None
+def _nothing(evaluation: Evaluation) -> None:
+    """The log of any process but the first, which alone keeps one: in the others nothing is begun."""
 
 
 def _finite(evaluation: Evaluation) -> Mapping[str, float]:

@@ -270,7 +270,7 @@ class Run:
             figures |= honest_figures(per_client, assigned, self.federation.group, ~faulty, diverged)
         latest = {**figures, **last_report(self.history)}
         for callback in callbacks:
-            found = callback(Evaluation(self.done, self.state, latest))
+            found = callback(Evaluation(self.done, self.state, {**latest, **figures}))
             figures = figures if found is None else further_figures(figures, found, "a callback")
         self.history, self.evaluated = with_figures(self.history, figures), True
         self.warned = self.warned or warn_of_divergence(self.history, num_clients)

@@ -199,6 +199,8 @@ class SimulationResult:
             read = unflatten_dict(load_file("models/cluster0.safetensors"), sep="/")
             outputs, _ = model.apply(fc.types.Variables(read["params"], read.get("stats", {})), x, train=False)
 
+        Lists and tuples are dicts then, with their places as names; the page on results reads them as they were.
+
         Args:
           folder: where; cluster0.safetensors and so on, numbered as `labels` are.
           clients: also the personal models of each client, client0.safetensors and so on, which is all that methods
@@ -284,8 +286,10 @@ class SimulationResult:
         return "\n".join([*lines, columns, report.style.wrapped(more, SCREEN)])
 
     @in_32_bits
-    def predict(self, x: Any, client: int | str) -> np.ndarray:
+    def predict(self, x: Any, client: int | str) -> Any:
         """Predictions of one client's personal model for rows x [N, ...]; a user's own id, as text, names the client.
+
+        Arrays [N, ...] as the model's `predict` gives them, one or a tree of several.
 
         Raises:
           ValueError: no such client, no rows, or rows of another shape than the client's.
@@ -310,7 +314,7 @@ class SimulationResult:
         data = ClientData(*(jnp.asarray(leaf[client]) for leaf in train))
         key = jax.random.fold_in(self.evaluation_key, client)
         found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)
-        return np.asarray(parallel.fetched(found))
+        return jax.tree.map(np.asarray, parallel.fetched(found))
 
     def plot(self, metric: str | None = None):
         """Draws accuracy (or another column of the history) and ARI against rounds; returns the figure."""

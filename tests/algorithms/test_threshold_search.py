@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import clustering, nn
+from fedjax_cluster import clustering, local, nn
 from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.simulation.loop import run_keys, simulate
@@ -27,6 +27,7 @@ from tests.directions import (
     place,
     true_class_probability,
 )
+from tests.federations import blobs
 from tests.reference import flag as reference
 
 
@@ -232,3 +233,13 @@ def test_alpha_one_is_one_cluster_whatever_rounding_says():
         [0] * 5,
         list(range(5)),
     ]
+
+
+def test_a_light_model_whose_metrics_have_no_accuracy_is_named():
+    light = nn.linear()._replace(metrics=lambda predictions, y, mask: {"nll": jnp.zeros(())})
+    own = local.sgd(0.1, batch_size=8, steps=1)
+    method = flag(nn.linear(), clusters=8, local=own, light_model=light, interval=0.25, search_rounds=1)
+    with pytest.raises(
+        ValueError, match="by held-out accuracy, but metrics of light_model are nll; give a light_model"
+    ):
+        simulate(method, blobs(), rounds=1, progress=False)

@@ -204,3 +204,30 @@ def test_files_that_are_not_read_say_so(tmp_path, monkeypatch):
     csv(tmp_path / "b.csv", "label;a\n0;1,5\n1;2,5\n")
     with pytest.raises(ValueError, match="They are divided by ';'"):
         load("b.csv")
+
+
+@pytest.mark.parametrize("missing", ["NA", "NaN", "null"])
+def test_text_that_stands_for_a_missing_user_is_no_user(missing, tmp_path):
+    """Rows of several unknown users would be one client."""
+    with pytest.raises(ValueError, match=f"users hold '{missing}' in row 2, .* or call the user otherwise"):
+        table(csv(tmp_path / "a.csv", f"label,user,a\ncat,u,1\ndog,{missing},2\ncat,v,3\n"))
+
+
+def test_spaces_around_values_are_none_of_them(tmp_path):
+    """As in the names of columns."""
+    found = table(csv(tmp_path / "a.csv", "a, label, user\n1, cat, u\n2,cat , u\n3, dog, v\n4, dog,v\n"))
+    assert found.y.tolist() == [0, 0, 1, 1]
+    assert found.user_ids.tolist() == ["u", "u", "v", "v"]
+    with pytest.raises(ValueError, match="hold 'NA' in row 1"):
+        table(csv(tmp_path / "b.csv", "a, label\n1, NA\n2, cat\n"))
+    with pytest.raises(ValueError, match="no label in row 2"):
+        table(csv(tmp_path / "c.csv", "a, label\n1, cat\n2, \n"))
+
+
+@pytest.mark.parametrize("labels", [[5, 9, 7, 5], ["e", "i", "g", "e"]])
+def test_a_column_of_labels_is_a_row_of_them(labels, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(4), y=np.array(labels)[:, None])
+    found = npz(tmp_path / "a.npz")
+    assert (found.y.tolist(), found.info.num_classes) == ([0, 2, 1, 0], 3)
+    if isinstance(labels[0], int):
+        assert npz(tmp_path / "a.npz", task="regression").y.tolist() == [[5.0], [9.0], [7.0], [5.0]]

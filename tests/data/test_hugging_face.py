@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.data import DatasetNotFoundError, check_federation, from_partitioner, huggingface, load, scenarios
+from fedjax_cluster.data import (
+    DatasetNotFoundError,
+    check_federation,
+    from_partitioner,
+    huggingface,
+    image_folder,
+    load,
+    scenarios,
+)
+from fedjax_cluster.data.image_folders import pixels
 
 ROWS = 40
 
@@ -101,3 +110,42 @@ def test_without_the_package_it_is_said(monkeypatch):
         huggingface("ylecun/mnist")
     with pytest.raises(ValueError, match="partitioner is a list"):
         from_partitioner([])
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "LA", "RGBA"])
+def test_images_of_any_mode_are_as_those_of_a_folder(mode, tmp_path):
+    """Numbers of a palette are no brightness, and no model wants to see through an image."""
+    own = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)).convert(mode)
+    for name in ("cat/1.png", "dog/1.png"):
+        (tmp_path / name).parent.mkdir()
+        own.save(tmp_path / name)
+    expected = image_folder(tmp_path).x[0]
+    found = pixels(own)
+    np.testing.assert_array_equal(found.reshape(6, 5, -1), expected)
+    assert pixels(np.arange(3)).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="more than 8 bits a pixel: convert it to 8 bits"):
+        pixels(Image.new("I;16", (5, 6)))
+
+
+def test_grey_images_among_coloured_ones_have_three_channels(hub):
+    datasets = pytest.importorskip("datasets")
+    images = [Image.new("L", (4, 5), i) if i % 2 else Image.new("RGB", (4, 5), (i, 1, 2)) for i in range(ROWS)]
+    columns = {"image": images, "label": [i % 3 for i in range(ROWS)]}
+    hub["a/b"] = {"train": datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())}
+    x = huggingface("a/b", label="label").x
+    assert x.shape == (ROWS, 5, 4, 3)
+    assert x[[2, 3], 0, 0].tolist() == [[2, 1, 2], [3, 3, 3]]
+    hub["c/d"] = {"train": made(), "test": made().select(range(0))}
+    with pytest.raises(ValueError, match="has no rows in test: choose another split of train, test"):
+        huggingface("c/d", split="test")
+
+
+def test_a_partition_without_rows_is_named():
+    class Partitioner:
+        num_partitions = 2
+
+        def load_partition(self, number):
+            return [1, 2, 3][: 3 * (1 - number)]
+
+    with pytest.raises(ValueError, match="Client 1 has 0 examples, but training and test need one each"):
+        from_partitioner(Partitioner())

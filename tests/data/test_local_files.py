@@ -295,6 +295,8 @@ def test_groups_may_be_given_by_hand_and_are_numbered_among_those_who_take_part(
         ([None, "b", "a"], [-1, 1, 0], ("a", "b")),
         ([pandas.NA, 3, 1], [-1, 1, 0], ("1", "3")),
         ([" ", "b", ""], [-1, 0, -1], ("b",)),
+        (["NA", "b", "a"], [-1, 1, 0], ("a", "b")),
+        (["10", "2", "NaN"], [1, 0, -1], ("2", "10")),
         ([None, None, None], [-1, -1, -1], ()),
         ([True, False, True], [1, 0, 1], ("0", "1")),
     ],

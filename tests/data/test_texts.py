@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_cluster as fc
-from fedjax_cluster.data import digits, partition, scenarios
+from fedjax_cluster.data import check_federation, digits, from_arrays, partition, scenarios, write_population
 from fedjax_cluster.data.scenarios import texts
 
 
@@ -81,3 +81,18 @@ def test_gradients_tell_the_topics_and_the_perplexity_falls():
     result = fc.simulate(method, federation, rounds=15, progress=False, eval_every=5)
     assert result.summary["adjusted_rand_index"] == 1
     assert 12 > result.history["perplexity"][4] > 1.1 * result.summary["perplexity"] > 2
+
+
+def test_tokens_of_bytes_are_tokens(tmp_path):
+    """Models take bytes for pixels, and would divide them by 255."""
+    tokens = (np.arange(24)[:, None] + np.arange(6)) % 9
+    given = tokens[:, :-1].astype(np.uint8), tokens[:, 1:].astype(np.uint8)
+    federation = from_arrays(*given, client_ids=np.arange(24) % 3, num_classes=9, task="language")
+    assert federation.train.x.dtype == federation.train.y.dtype == np.int32
+    info = federation.info
+    clients = [(given[0][rows], given[1][rows]) for rows in np.arange(24).reshape(3, 8)]
+    stored = write_population(tmp_path / "p", clients, info=info)
+    assert stored.train.x.dtype == np.int32
+    bytes_again = federation._replace(train=federation.train._replace(x=federation.train.x.astype(np.uint8)))
+    with pytest.raises(ValueError, match="x of 'train' holds tokens as bytes, which models divide by 255: give"):
+        check_federation(bytes_again)

@@ -133,3 +133,15 @@ def test_mistakes_raise(name, outputs, y, complaint):
 def test_an_unknown_loss_raises():
     with pytest.raises(ValueError, match="hinge"):
         objective("hinge")
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_outputs_of_half_precision_are_judged_in_single(name, dtype):
+    """Of eight bits a loss is rounded to 0.4 %, and many a probability is another's."""
+    outputs = jax.random.normal(jax.random.key(0), (400, 3)).astype(dtype)
+    y = jax.random.randint(jax.random.key(1), (400,), 0, 3)
+    y = y if name == "cross_entropy" else jax.nn.one_hot(y, 3)
+    own, mask = objective(name), jnp.ones(400, bool)
+    chex.assert_trees_all_equal(own.loss(outputs, y), own.loss(outputs.astype(jnp.float32), y))
+    chex.assert_trees_all_equal(own.metrics(outputs, y, mask), own.metrics(outputs.astype(jnp.float32), y, mask))

@@ -384,3 +384,27 @@ def apply_to_digits(model):
 def test_mistakes_raise(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
+
+
+class Tokens(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3, dtype=jnp.bfloat16, name="output")(linen.Embed(10, 4)(x).mean(1))
+
+
+def test_a_module_that_takes_integers_alone_starts_with_some_and_gives_single_precision():
+    model, info = nn.from_flax(Tokens()), DatasetInfo("words", (6,), 3)
+    variables = model.init(KEY, info)
+    outputs, _ = model.apply(variables, jnp.arange(12).reshape(2, 6) % 10, train=False)
+    assert (outputs.shape, outputs.dtype) == ((2, 3), jnp.float32)
+    # What is wrong with both is told of numbers, which most modules take.
+    with pytest.raises(ValueError, match="3 outputs, but words has 4 classes"):
+        model.init(KEY, info._replace(num_classes=4))
+    with pytest.raises(TypeError, match="float32"):
+        nn.from_flax(Refusing()).init(KEY, info)
+
+
+class Refusing(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        raise TypeError(f"no {x.dtype}")

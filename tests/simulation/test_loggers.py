@@ -93,3 +93,27 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, e
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ValueError, match=rf"no {package}.*fedjax_cluster\[{extra}\]"):
         make()
+
+
+def test_processes_beside_the_first_begin_nothing(monkeypatch, evaluation, tmp_path):
+    """Each would leave a run of its own without a figure."""
+    monkeypatch.setattr(loggers.parallel, "is_first", lambda: False)
+    for package in ("wandb", "mlflow", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace(SummaryWriter=None))
+    made = (
+        loggers.wandb(project="p"),
+        loggers.mlflow("p"),
+        loggers.tensorboard("p"),
+        loggers.json_lines(tmp_path / "l"),
+    )
+    for log in made:
+        log(evaluation)
+    assert not (tmp_path / "l").exists()
+
+
+def test_a_log_has_the_figures_of_the_callbacks_before_it(tmp_path):
+    method = fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1))
+    callbacks = [lambda evaluation: {"mine": 1.5 * evaluation.round}, loggers.json_lines(tmp_path / "log")]
+    result = simulate(method, blobs(), rounds=2, eval_every=1, progress=False, callbacks=callbacks)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["mine"] for line in lines] == result.history["mine"].tolist() == [1.5, 3.0]

@@ -4,15 +4,18 @@ import csv
 import dataclasses
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.nn.losses import objective
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.many import simulate_many
 from fedjax_cluster.simulation.model_files import save_clusters
-from fedjax_cluster.types import Event, UserFederation, Variables
+from fedjax_cluster.types import Event, Model, UserFederation, Variables
 from tests.federations import blobs
 
 
@@ -157,3 +160,36 @@ def test_a_user_is_asked_for_by_name(result):
     np.testing.assert_array_equal(named.predict(x, "user 2"), result.predict(x, 2))
     with pytest.raises(ValueError, match="client is 'Anna', which is no user's id; see user_ids"):
         named.predict(x, "Anna")
+
+
+def test_parameters_in_lists_are_read_back_by_a_start_and_predictions_may_be_several(tmp_path):
+    numpy, federation = pytest.importorskip("safetensors.numpy"), blobs()
+
+    def init(rng_key, info):
+        return Variables([{"w": jax.random.normal(rng_key, (6, 3))}, {"b": jnp.zeros(3)}], {})
+
+    def apply(variables, x, *, train, rng_key=None):
+        first, second = variables.params
+        return {"logits": x @ first["w"] + second["b"][None], "value": x.sum(1)}, variables.stats
+
+    own = objective("cross_entropy")
+    model = Model(
+        init,
+        apply,
+        lambda outputs, y: own.loss(outputs["logits"], y),
+        lambda outputs: {"p": own.predict(outputs["logits"]), "value": outputs["value"]},
+        lambda predictions, y, mask: own.metrics(predictions["p"], y, mask),
+    )
+    method = fedavg(model, local=local.sgd(0.1, batch_size=8, steps=1))
+    result = simulate(method, federation, rounds=1, progress=False)
+    arrays = numpy.load_file(result.save_models(tmp_path / "models")[0])
+    start = model.init(jax.random.key(0), federation.info)
+    params = jax.tree_util.tree_map_with_path(
+        lambda place, _: arrays["params/" + jax.tree_util.keystr(place, simple=True, separator="/")], start.params
+    )
+    x = federation.test.x[0]
+    outputs, _ = apply(Variables(params, {}), x, train=False)
+    found = result.predict(x, 0)
+    assert {name: type(part) for name, part in found.items()} == {"p": np.ndarray, "value": np.ndarray}
+    np.testing.assert_allclose(found["p"], own.predict(outputs["logits"]), rtol=1e-5)
+    np.testing.assert_allclose(found["value"], x.sum(1), rtol=1e-5)

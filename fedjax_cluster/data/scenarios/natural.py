@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.data.local_files import numbers
+from fedjax_cluster.data.local_files import MISSING, numbers
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation, UserFederation
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = ("-1", "")  # texts for a user's group
+UNKNOWN = ("-1", *MISSING)  # texts for a user's group
 
 
 @scenario
@@ -36,8 +36,8 @@ def users(
       examples: any.
       user_ids: [N], of any type that can be sorted; the user of each example. Default is what the examples tell, as
         those that `npz`, `table` and `image_folder` read from files with users do.
-      group_ids: [N] likewise, one for all examples of a user; the true group of the example's user; −1, "", None or
-        NaN where it is not known. Default is what the examples tell, where they tell the users, or no groups.
+      group_ids: [N] likewise, one for all examples of a user; the true group of the example's user; −1, "", "NA", None
+        or NaN where it is not known. Default is what the examples tell, where they tell the users, or no groups.
       clients: M users drawn at random among those with enough examples; default is all of them.
       min_examples: users with fewer are left out; at least 2.
       seed: decides which users and examples take part, and who is tested on which.
@@ -105,6 +105,7 @@ def _groups(
     if given.shape != user.shape:
         raise ValueError(f"group_ids has the shape {list(given.shape)} for {len(user)} examples: give one id for each.")
     there = ~partition.is_missing(given)
+    there &= np.array([not isinstance(one, str) or one.strip() not in UNKNOWN for one in given.tolist()], bool)
     ids, found, _ = partition.sorted_ids("group_ids", numbers(np.asarray(given)[there]), int(there.sum()))
     known = ids != -1 if ids.dtype.kind in "iuf" else np.array([str(one).strip() not in UNKNOWN for one in ids], bool)
     place = np.full(len(user), -1)
