@@ -243,10 +243,28 @@ class stocfl(AveragingMethod):
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         client = Client(index, jnp.asarray(True), data, None)
         shown, _ = self.movement(rng_key, state.server.anchor, client)
-        finite = jnp.isfinite(size_of(shown))
-        state, slot = self.join(state, jnp.where(finite, shown, 0.0)[None], finite[None], index[None])
-        row = HardClients(one_hot(slot[0], self.clusters), jnp.asarray(True))
-        return state._replace(clients=tree.scatter(state.clients, index, row))
+        finite, server = jnp.isfinite(size_of(shown)), state.server
+        shown = jnp.where(finite, shown, 0.0)
+        there = jnp.append(server.heard > 0, finite)
+        cosine = clustering.cosine_similarity(jnp.concatenate([server.shown, shown[None]]), there)[-1, :-1]
+        cosine = jnp.where(there[:-1], cosine, -jnp.inf)
+        # Whoever it links is united in the next round, which trains the clusters that come of it; nobody moves here.
+        opens = (cosine.max() < self.tau) & ~there[:-1].all()
+        slot = jnp.where(opens, jnp.argmin(there[:-1]), jnp.argmax(cosine))
+
+        def started(own: Array, common: Array) -> Array:
+            return own.at[slot].set(jnp.where(opens & finite, common[0], own[slot]))
+
+        clusters = jax.tree.map(started, state.clusters, server.common)
+        active = state.clusters.active & (there[:-1] | ~jnp.any(there)) | (jnp.arange(self.clusters) == slot) & finite
+        server = server._replace(
+            shown=server.shown.at[slot].add(shown),
+            heard=server.heard.at[slot].add(finite.astype(jnp.float32)),
+            settled=server.settled & ~finite,
+        )
+        row = HardClients(one_hot(jnp.where(finite, slot, -1), self.clusters), jnp.asarray(True))
+        clients = tree.scatter(state.clients, index, row)
+        return State(clusters._replace(active=active), clients, server, state.round)
 
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """Clusters that are alike united; a client that was not heard has none."""

@@ -237,7 +237,9 @@ def leave_run(
     finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)
     written = []
     if finished is not None and not brief and shows_clients(source):
-        told = told._replace(per_client=finished.per_client, outliers=finished.outliers.reasons())
+        outliers = finished.outliers
+        told = told._replace(per_client=finished.per_client, outliers=outliers.reasons())
+        told = told._replace(not_compared=outliers.not_compared)
         written = [finished.write_clients(directory / CLIENTS)]
     return [*written, *plots, report.run_page.write_run_page(directory, finished, plots, told, more=more)]
 

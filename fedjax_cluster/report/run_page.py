@@ -39,6 +39,7 @@ class Told(NamedTuple):
     machine: Mapping[str, Any]  # versions and devices, by name
     per_client: Any = None  # accuracy and loss f32[M] on test rows, NaN for none
     outliers: Mapping[int, Sequence[str]] | None = None  # why clients stand out
+    not_compared: Sequence[str] = ()  # of "rows" and "updates" of clients, those that tell nothing of who stands out
 
 
 def write_run_page(
@@ -124,7 +125,7 @@ def _cluster(label: int) -> str:
 
 def _clients(run: FinishedRun, clients: ShownClients, told: Told) -> Html:
     """Who stands out, labels of each cluster, and every client in a row."""
-    parts: list[Html] = [] if told.outliers is None else [_outliers(run.labels, told.outliers)]
+    parts: list[Html] = [] if told.outliers is None else [_outliers(run.labels, told.outliers, told.not_compared)]
     info, train = run.federation.info, run.federation.train
     labelled = info.task == "classification" and 1 < info.num_classes <= MOST_CLASSES
     if labelled and not stored(run.federation):
@@ -159,13 +160,18 @@ def _clients(run: FinishedRun, clients: ShownClients, told: Told) -> Html:
     return web.joined([*parts, web.folded("Each client", web.joined([listed, more]))])
 
 
-def _outliers(labels: Any, reasons: Mapping[int, Sequence[str]]) -> Html:
+def _outliers(labels: Any, reasons: Mapping[int, Sequence[str]], not_compared: Sequence[str]) -> Html:
     """The clients that stand out, with the reasons."""
     heading = web.element("h3", "Clients that stand out")
+    unknown = f" {' and '.join(not_compared).capitalize()} were not compared." if not_compared else ""
     if not reasons:
-        return web.joined([heading, web.paragraph("None: nobody moved, copies or learns much unlike the others.")])
+        signs = {"rows": "copies", "updates": "learns"}
+        seen = ["moved", *(sign for what, sign in signs.items() if what not in not_compared)]
+        nobody = " or ".join(filter(None, (", ".join(seen[:-1]), seen[-1])))
+        return web.joined([heading, web.paragraph(f"None: nobody {nobody} much unlike the others.{unknown}")])
     listed = [(i, _cluster(int(labels[i])), "; ".join(why)) for i, why in list(reasons.items())[:MOST_CLIENTS]]
     note = "Each trained once from a model drawn anew, and is compared with the median of every cluster."
+    note = unknown.strip() if "updates" in not_compared else note + unknown
     left_out = len(reasons) - len(listed)
     more = web.paragraph(f"and {counted(left_out, 'more client')}" if left_out else "", "note")
     table = web.grid(listed, ("client", "cluster", "why"), numeric=(True, True, False))

@@ -57,6 +57,12 @@ class Outliers(NamedTuple):
     shown: np.ndarray | None = None  # f32[M], as `nearest`, of an update from the rows that it shows to clusterings
     examples: np.ndarray | None = None  # i32[M], of which longer updates come, where local training counts epochs
 
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """What nothing is known of: "rows", which may be copies, and "updates"."""
+        parts = {"rows": self.copies, "updates": self.length}
+        return tuple(name for name, found in parts.items() if found is None)
+
     def reasons(self) -> dict[int, list[str]]:
         """The clients that stand out, in their order, and in which respects.
 

@@ -320,55 +320,6 @@ def test_a_client_without_finite_update_holds_up_no_split():
     assert all(len({found[i] for i in range(1, 12) if i % 3 == group}) == 1 for group in range(3))
 
 
-# -------------------------------------------------------------------------------------- falling back
-
-
-@pytest.mark.slow
-def test_a_cluster_that_lost_by_its_split_goes_back_to_the_parents_model():
-    """The held-out rows of the new cluster, and they alone, get the labels that the parent's model gives them."""
-    algorithm = build(epsilon_1=0.6, fall_back_after=3, held_out=0.3, clusters=2)
-    federation = blobs(clients=12, groups=3)
-    population, state = start_of(algorithm, federation)
-    one_round = runner(algorithm)
-    while len(set(labels(state))) == 1 and int(state.round) < 15:
-        state, _ = one_round(population, state)
-    assert len(set(labels(state))) == 2
-    before = jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.server.splits.params)
-    x, y, count = federation.train
-    named = np.argmax(x @ before["output"]["kernel"] + before["output"]["bias"], -1)
-    place, trained = np.arange(x.shape[1]), count - np.floor(np.float32(0.3) * count).astype(int)
-    held_out = (place >= trained[:, None]) & (place < count[:, None]) & (np.asarray(labels(state)) == 1)[:, None]
-    y = np.where(held_out, named, y).astype(np.int32)
-    population, _ = start_of(algorithm, federation._replace(train=federation.train._replace(y=y)))
-    fell = []
-    for _ in range(6):
-        state, info = one_round(population, state)
-        if bool(info.event) and 1 in algorithm.snapshot(jax.device_get(state))["fell_back"]:
-            fell.append(int(state.round) - 1)
-    assert fell == [int(state.server.splits.round[0]) + 3]
-    assert (np.asarray(state.server.fell_back) >= 0).tolist() == [False, True]
-    for leaf, expected in zip(jax.tree.leaves(state.clusters.params), jax.tree.leaves(before), strict=True):
-        np.testing.assert_array_equal(leaf[1], expected)
-        assert not np.allclose(leaf[0], expected)
-    assert info.num_clients.tolist() == [8, 0]
-
-
-@pytest.mark.slow
-def test_held_out_rows_are_not_trained_on():
-    federation = blobs(clients=6, groups=2, ragged=False)
-    algorithm = build(fall_back_after=50, held_out=0.2)
-    one_round = runner(algorithm)
-    ends = []
-    for last in (None, 16, 15):
-        x = federation.train.x.copy()
-        if last is not None:
-            x[:, last:] += 3.0
-        population, state = start_of(algorithm, federation._replace(train=federation.train._replace(x=x)))
-        ends.append(one_round(population, state)[0].clusters.params["output"]["kernel"])
-    np.testing.assert_array_equal(ends[0], ends[1])
-    assert not np.array_equal(ends[0], ends[2])
-
-
 # ------------------------------------------------------------------------------------------- privacy
 
 

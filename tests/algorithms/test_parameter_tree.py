@@ -115,15 +115,19 @@ def test_the_later_of_two_splits_is_met_on_the_path_only():
     side = jnp.asarray([[0, -1], [1, 0], [1, 1]], jnp.int32)
     edges = jnp.asarray([[[1.0, 0], [0, 0]], [[0, 1.0], [1, 0]], [[0, 1.0], [0, 1]]])
     for update, expected in (([1.0, 0.1], 0), ([0.2, 1.0], 2), ([-1.0, 0.0], 2)):
-        found = lead_to_leaf(splits, side, edges, lambda variables, update=update: jnp.asarray(update))
-        assert int(found) == expected
+        found, heard = lead_to_leaf(splits, side, edges, lambda variables, update=update: jnp.asarray(update))
+        assert (int(found), bool(heard)) == (expected, True)
 
 
 def test_the_most_similar_update_decides_and_not_the_side_that_is_similar_on_the_whole():
     """Algorithm 4: one of side 0 is the newcomer's own, the other its opposite; both of side 1 are at 45°."""
     splits = Splits({"w": jnp.zeros((1, 1))}, {}, jnp.asarray([0]), jnp.asarray([1]), jnp.asarray([3]))
     side, edges = jnp.asarray([[0], [0], [1], [1]]), jnp.asarray([[[1.0, 0]], [[-1.0, 0]], [[1.0, 1]], [[1.0, -1]]])
-    assert int(lead_to_leaf(splits, side, edges, lambda variables: jnp.asarray([2.0, 0.0]))) == 0
+    assert int(lead_to_leaf(splits, side, edges, lambda variables: jnp.asarray([2.0, 0.0]))[0]) == 0
+    # Of what is not finite no side is told; it led to the second.
+    for broken in ([jnp.nan, 0.0], [3e38, 3e38]):
+        found = lead_to_leaf(splits, side, edges, lambda variables, broken=broken: jnp.asarray(broken))
+        assert not found[1]
 
 
 def test_models_on_the_path_go_from_general_to_special():

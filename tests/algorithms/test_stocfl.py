@@ -11,6 +11,7 @@ from fedjax_cluster import local, nn, parallel, tree
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.algorithms.stocfl import merge, stocfl
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import ClientData
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.algorithms.test_personal import cohorts_of
 from tests.federations import as_lists, blobs, play
@@ -138,3 +139,25 @@ def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
     assert looks[:2] == [1, 1]
     assert looks == sorted(looks, reverse=True)
     assert looks[-1] == 0
+
+
+def test_a_newcomer_moves_nobody_and_what_it_links_is_united_in_the_next_round():
+    """It merged clusters although nobody trained afterwards: clients were left with the model of others."""
+    federation = blobs(clients=CLIENTS, groups=3, rows=60)
+    for slots in (8, 2):
+        algorithm = stocfl(nn.linear(), clusters=slots, local=OWN, tau=0.5)
+        state = jax.tree.map(jnp.asarray, play(algorithm, federation, 6)[0])
+        before = labels(state.clients.membership)
+        # Alike to two clusters at once, or to none.
+        for rows in (federation.train, blobs(clients=3, groups=3, rows=60, seed=7).train):
+            client = jax.tree.map(lambda leaf: jnp.concatenate(list(jnp.asarray(leaf[:3]))), (rows.x, rows.y))
+            data = ClientData(*client, jnp.asarray(180))
+            clients = state.clients._replace(present=state.clients.present.at[8].set(False))
+            after = algorithm.admit(jax.random.key(1), state._replace(clients=clients), data, jnp.asarray(8))
+            assert labels(after.clients.membership)[:8].tolist() == before[:8].tolist()
+            kept = state.clusters.active
+            for new, old in zip(jax.tree.leaves(after.clusters), jax.tree.leaves(state.clusters), strict=True):
+                np.testing.assert_array_equal(new[kept], old[kept])
+            assert after.clusters.active[labels(after.clients.membership)[8]]
+            assert float(after.server.heard.sum()) == float(state.server.heard.sum()) + 1
+            assert not after.server.settled

@@ -68,7 +68,12 @@ def test_clients_that_stand_out_are_named_with_the_reasons(page_of):
     page = page_of(told(outliers={3: ["moved 5 times", "its update is <not> finite"], 4: ["copies"]}))
     row = page.texts.index("why") + 1
     assert page.texts[row : row + 6] == ["3", "0", "moved 5 times; its update is <not> finite", "4", "0", "copies"]
-    assert "None: nobody moved" in page_of(told(outliers={})).text
+    assert "None: nobody moved, copies or learns much unlike the others." in page_of(told(outliers={})).text
+    unknown = page_of(told(outliers={}, not_compared=("rows", "updates"))).text
+    assert "None: nobody moved much unlike the others. Rows and updates were not compared." in unknown
+    some = page_of(told(outliers={0: ["moved 5 times"]}, not_compared=("updates",))).text
+    assert "Updates were not compared." in some
+    assert "Each trained once" not in some
     assert "stand out" not in page_of(told()).text, "not looked at"
 
 

@@ -1,6 +1,7 @@
 """Clients who come after a run."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -171,3 +172,33 @@ def test_rows_that_fill_up_two_devices_are_left_out_whole(name):
         states.append(of_clients(jax.device_get(state), 7))
     one, other = (jax.tree.map(np.shape, state) for state in states)
     assert one == other
+
+
+@pytest.mark.parametrize("landmarks", [None, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_newcomer_of_cfl_that_sends_nothing_finite_is_led_nowhere(landmarks):
+    """It was put on the second side of every split for good."""
+    federation = blobs(clients=9, groups=3)
+    options = {"clusters": 3, "first_round": 2, "gamma_max": 0.0, "epsilon_1": 10.0, "epsilon_2": 0.0}
+    result = run("cfl", federation, rounds=8, batch_size=None, landmarks=landmarks, **options)
+    size = np.bincount(result.labels)
+    assert len(size) == 3
+    x = np.full_like(federation.train.x[:1], np.nan)
+    data = jax.tree.map(jnp.asarray, ClientData(x[0], federation.train.y[0], federation.train.num_examples[0]))
+    state = jax.tree.map(jnp.asarray, result.state)
+    found = result.algorithm.admit(jax.random.key(0), state, data, jnp.asarray(4))
+    label = int(np.argmax(found.clients.membership[4]))
+    if landmarks is None:
+        others = np.bincount(np.argmax(np.asarray(state.clients.membership)[:9], 1))
+        assert label == int(np.argmax(others))
+    else:
+        assert (label, int(found.clients.placed[4])) == (0, 0)
+    honest = jax.tree.map(lambda leaf: jnp.asarray(leaf[4]), federation.train)
+    again = result.algorithm.admit(jax.random.key(0), state, honest, jnp.asarray(4))
+    assert int(np.argmax(again.clients.membership[4])) == int(result.labels[4])
+
+
+def test_no_newcomer_has_a_row_among_flags_landmarks():
+    """Where all clients are landmarks their matrices grew by rows of zeros, at no distance from anybody."""
+    result = run("flag", rounds=1, landmarks=7, threshold=0.5)
+    found = result.admit(some(result.federation, (3,)))
+    assert {leaf.shape for leaf in jax.tree.leaves(found.state.server.matrices)} == {(7, 7)}

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedjax_cluster import cohorts, marked_clients, parallel, tree
+from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.cfl import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl import newcomers
 from fedjax_cluster.algorithms.cfl.privacy import OrthonormalTransform, Scheme, orthonormal_transform, unprotected
@@ -48,6 +48,7 @@ from fedjax_cluster.algorithms.round import (
 )
 from fedjax_cluster.inference import full_gradient
 from fedjax_cluster.local import client_key, num_batches
+from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
@@ -292,10 +293,10 @@ class cfl(AveragingMethod):
     ) -> Sent:
         """A client's training; everything it sends is transformed, except batch-norm statistics."""
         start = cluster_variables(state.clusters, slot)
-        data, key = self.training_rows(client.data), client_key(rng_key, client.index)
+        data, key = self.training_rows(client.data, client.index), client_key(rng_key, client.index)
         kept = optimizer if self.keep_optimizer else None
         result = self.local.run(key, self.model, start, data, optimizer=kept, round=state.round)
-        shown = self.training_rows(marked_clients.shown_rows(client.data)) if self.of_gradients else None
+        shown = self.training_rows(shown_rows(client.data), client.index) if self.of_gradients else None
         gradient = None if shown is None else full_gradient(self.model, start, shown)
         delta = secret.apply(tree.ravel(result.delta))
         compared = None if gradient is None else secret.apply(tree.ravel(gradient))
@@ -306,21 +307,21 @@ class cfl(AveragingMethod):
             gradient=compared,
             stats=result.stats,
             weight=client_weight("uniform" if self.privacy else self.weighting, result.num_examples),
-            gain=self.gain(state, start, slot, due, data.num_examples, client.data),
+            gain=self.gain(state, start, slot, due, data.num_examples, client),
             optimizer=result.optimizer if self.keep_optimizer else (),
             report=report(result, gradient),
         )
 
-    def gain(self, state: State, start: Variables, slot: Array, due: Array, first: Array, data: ClientData) -> Array:
+    def gain(self, state: State, start: Variables, slot: Array, due: Array, first: Array, client: Client) -> Array:
         """As `splits.gain_over_parent`; 0 if not due."""
         if self.fall_back_after is None:
             return jnp.zeros(())
-        gained = functools.partial(gain_over_parent, self.model, state.server, slot, start, first, data)
+        gained = functools.partial(gain_over_parent, self.model, state.server, slot, start, first, client)
         return parallel.unless(~due, jnp.zeros(()), gained)
 
-    def training_rows(self, data: ClientData) -> ClientData:
-        """Without the last rows, which are held out; rows are in random order."""
-        return data if self.fall_back_after is None else without_held_out(data, self.held_out)
+    def training_rows(self, data: ClientData, index: Array) -> ClientData:
+        """Without those of a client's rows that are held out."""
+        return data if self.fall_back_after is None else without_held_out(data, index, self.held_out)
 
     # ------------------------------------------------------------------------------------ when to split
 

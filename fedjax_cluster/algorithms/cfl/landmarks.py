@@ -150,11 +150,11 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         chosen = itself.any()
         change = functools.partial(change_on_edges, method, rng_key, state, secret, client.data, client.index)
         known, none = chosen | (placed >= earlier), jnp.zeros((), jnp.int32)
-        slot, met = parallel.unless(known, (slot, none), lambda: past(change, slot, placed, earlier))
+        slot, met = parallel.unless(known, (slot, none), lambda: past(change, slot, placed, earlier)[:2])
         sent = send(slot=slot, client=client)
         own = on_edges(state.server, _compared(sent))
         joined, _ = parallel.unless(
-            chosen | (total == earlier), (slot, none), lambda: past(lambda _: own, slot, earlier, total)
+            chosen | (total == earlier), (slot, none), lambda: past(lambda _: own, slot, earlier, total)[:2]
         )
         return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), slot, sent, met, chosen)
 
@@ -252,10 +252,14 @@ def _costs(method: Any, cohort: Cohort, reports: Any, met: Array) -> Costs:
 # --------------------------------------------------------------------------------------------- newcomers
 
 
-def admit(state: State, slot: Array, index: Array) -> State:
-    """The state with a client that joins cluster `slot`; of a landmark that was away nothing has been heard."""
+def admit(state: State, slot: Array, heard: Array, index: Array) -> State:
+    """The state with a client that joins cluster `slot`; of a landmark that was away nothing has been heard.
+
+    One that was not heard, bool[], begins at the root, and is led when it next takes part.
+    """
     server, slots = state.server, state.clients.membership.shape[1]
-    row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), number_of_splits(server.splits), slot)
+    slot, past = jnp.where(heard, slot, 0), jnp.where(heard, number_of_splits(server.splits), 0)
+    row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), past, slot)
     fresh = server.landmarks == index
     kept = server.kept._replace(
         share=jnp.where(fresh, 0.0, server.kept.share), seen=server.kept.seen & ~fresh, valid=server.kept.valid & ~fresh

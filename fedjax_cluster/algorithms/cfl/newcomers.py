@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster.algorithms.cfl import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl.splits import admitted, change_on_edges, lead_to_leaf
+from fedjax_cluster.algorithms.one_shot import largest_cluster
 from fedjax_cluster.algorithms.round import cluster_variables, one_hot
 from fedjax_cluster.types import ClientData, State
 
@@ -18,8 +20,10 @@ def admit(method: Any, rng_key: Array, state: State, data: ClientData, index: Ar
     clients, server = state.clients, state.server
     compared = clients if method.landmarks is None else server.kept
     change = functools.partial(change_on_edges, method, rng_key, state, method.secret(state.clusters), data, index)
-    slot = lead_to_leaf(server.splits, compared.side, compared.edges, change)
+    slot, heard = lead_to_leaf(server.splits, compared.side, compared.edges, change)
     if method.landmarks is not None:
-        return by_landmarks.admit(state, slot, index)
+        return by_landmarks.admit(state, slot, heard, index)
+    # As of the other methods that cluster once: whoever cannot be compared is where most are.
+    slot = jnp.where(heard, slot, largest_cluster(clients.membership))
     optimizer = method.start_optimizer(cluster_variables(state.clusters, slot).params)
     return state._replace(clients=admitted(clients, index, one_hot(slot, method.clusters), optimizer))

@@ -11,10 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import clustering, marked_clients, parallel, tree
-from fedjax_cluster.algorithms.round import Report, labels, one_hot
+from fedjax_cluster.algorithms.round import Report, labels, one_hot, size_of
 from fedjax_cluster.inference import full_gradient, score_rows
-from fedjax_cluster.local import client_key
+from fedjax_cluster.local import client_key, shuffled_rows
+from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, Cohort, Model, PyTree, State, Variables
+
+HELD_OUT = 5  # seed of which rows clients hold out: the same ones in all runs, whatever theirs
 
 
 class Splits(NamedTuple):
@@ -27,14 +30,19 @@ class Splits(NamedTuple):
     round: Array  # i32[S]
 
 
-def lead_to_leaf(splits: Splits, side: Array, edges: Array, change: Callable[[Variables], Array]) -> Array:
+def lead_to_leaf(
+    splits: Splits, side: Array, edges: Array, change: Callable[[Variables], Array]
+) -> tuple[Array, Array]:
     """Algorithm 4: from the root to a leaf i32[], always to the side that holds the most similar update.
+
+    And whether every update on the way could be compared, bool[]: with one that is not finite nobody is led anywhere.
 
     `side` i32[M, S] and `edges` f32[M, S, r] are as in `Clients`; `change` gives the newcomer's update from a node's
     model.
     """
     root = jnp.zeros((), jnp.int32)
-    return led_past(splits, side, edges, change, root, root, number_of_splits(splits))[0]
+    slot, _, heard = led_past(splits, side, edges, change, root, root, number_of_splits(splits))
+    return slot, heard
 
 
 def led_past(
@@ -45,31 +53,35 @@ def led_past(
     slot: Array,
     first: Array,
     end: Array,
-) -> tuple[Array, Array]:
-    """Algorithm 4 from cluster `slot` past splits `first` to `end` − 1: where that leads, and how many it met."""
+) -> tuple[Array, Array, Array]:
+    """Algorithm 4 from cluster `slot` past splits `first` to `end` − 1: where that leads, and how many it met.
 
-    def visit(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        slot, met = carry
+    And whether all that `change` gave could be compared, bool[].
+    """
+
+    def visit(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        slot, met, heard = carry
         here = (splits.parent[number] == slot) & (number >= first) & (number < end)
 
-        def choose() -> Array:
+        def choose() -> tuple[Array, Array]:
             params, stats = jax.tree.map(lambda leaf: leaf[number], (splits.params, splits.stats))
             own, others = change(Variables(params, stats)), edges[:, number]
             norms = jnp.linalg.norm(others, axis=1) * jnp.linalg.norm(own)
             cosine = jnp.matmul(others, own, precision="highest") / jnp.maximum(norms, 1e-30)
             most = [jnp.max(jnp.where(side[:, number] == part, cosine, -jnp.inf)) for part in (0, 1)]
-            return jnp.where(most[0] > most[1], slot, splits.child[number])
+            return jnp.where(most[0] > most[1], slot, splits.child[number]), jnp.isfinite(size_of(own))
 
-        return parallel.unless(~here, slot, choose), met + here.astype(jnp.int32)
+        slot, finite = parallel.unless(~here, (slot, jnp.asarray(True)), choose)
+        return slot, met + here.astype(jnp.int32), heard & finite
 
-    return lax.fori_loop(0, len(splits.parent), visit, (slot, jnp.zeros((), jnp.int32)))
+    return lax.fori_loop(0, len(splits.parent), visit, (slot, jnp.zeros((), jnp.int32), jnp.asarray(True)))
 
 
 def change_on_edges(
     method: Any, rng_key: Array, state: State, secret: Any, data: ClientData, index: Array, variables: Variables
 ) -> Array:
     """What the edges have of a client's change of a split's model, f32[r]; `secret` is the client's transform."""
-    rows = method.training_rows(marked_clients.shown_rows(data))
+    rows = method.training_rows(marked_clients.shown_rows(data), index)
     if method.of_gradients:
         sent = full_gradient(method.model, variables, rows)
     else:
@@ -136,11 +148,19 @@ class Division(NamedTuple):
     refused: Array  # i32[K], round since which a split is refused for want of a slot; −1
 
 
-def without_held_out(data: ClientData, share: float) -> ClientData:
-    """A client's rows but the last ones, a share of all: at least one is held out, and one left."""
+def in_own_order(data: ClientData, index: Array) -> ClientData:
+    """A client's rows in a random order, the same in all rounds, so that its last ones are no kind of rows alone."""
+    places, count = jnp.arange(data.x.shape[0], dtype=jnp.int32), data.num_examples
+    order = shuffled_rows(client_key(jax.random.key(HELD_OUT), index), 0, len(places), jnp.maximum(count, 1))
+    order = jnp.where(places < count, order, places)
+    return data._replace(x=data.x[order], y=data.y[order])
+
+
+def without_held_out(data: ClientData, index: Array, share: float) -> ClientData:
+    """A client's rows in its order but the last ones, a share of all: at least one is held out, and one left."""
     held = jnp.floor(share * data.num_examples.astype(jnp.float32)).astype(jnp.int32)
     held = jnp.clip(held, jnp.minimum(1, data.num_examples - 1), data.num_examples - 1)
-    return data._replace(num_examples=data.num_examples - jnp.maximum(held, 0))
+    return in_own_order(data, index)._replace(num_examples=data.num_examples - jnp.maximum(held, 0))
 
 
 def parents_model(server: Server, slot: Array) -> Variables:
@@ -150,10 +170,10 @@ def parents_model(server: Server, slot: Array) -> Variables:
 
 
 def gain_over_parent(
-    model: Model, server: Server, slot: Array, start: Variables, first: Array, data: ClientData
+    model: Model, server: Server, slot: Array, start: Variables, first: Array, client: Client
 ) -> Array:
     """Accuracy f32[] of a cluster's model minus that of its parent's, on a client's rows from `first` on."""
-    before = parents_model(server, slot)
+    before, data = parents_model(server, slot), in_own_order(client.data, client.index)
     return score_rows(model, start, first, data) - score_rows(model, before, first, data)
 
 

@@ -14,7 +14,16 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms import one_shot_landmarks
 from fedjax_cluster.algorithms.flag import landmarks as by_landmarks
-from fedjax_cluster.algorithms.flag.state import Clients, LandmarkServer, Matrices, Measured, Sent, Server, compare
+from fedjax_cluster.algorithms.flag.state import (
+    Clients,
+    LandmarkMatrices,
+    LandmarkServer,
+    Matrices,
+    Measured,
+    Sent,
+    Server,
+    compare,
+)
 from fedjax_cluster.algorithms.method import Defaults, FirstProgram
 from fedjax_cluster.algorithms.one_shot import (
     SearchingMethod,
@@ -275,6 +284,7 @@ class flag(SearchingMethod):
         kept = jax.device_put(start) if self.newcomers else None
         server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
         if landmarks is not None:
+            server = server._replace(matrices=LandmarkMatrices(*matrices))
             server = LandmarkServer(*server, landmarks, sent if self.newcomers else None)
         elif self.newcomers:
             clients = Clients(membership, present, *sent)

@@ -34,6 +34,14 @@ class Matrices(NamedTuple):
     BETWEEN_CLIENTS = "data", "gradient", "proximity"
 
 
+class LandmarkMatrices(NamedTuple):
+    """The dissimilarities of all pairs of landmarks, f32[m, m], as in `Matrices`; no newcomer has a row of them."""
+
+    data: Array
+    gradient: Array
+    proximity: Array
+
+
 class Server(NamedTuple):
     """What the server keeps."""
 
@@ -55,7 +63,7 @@ class LandmarkServer(NamedTuple):
     """What the server keeps with landmarks."""
 
     start: Variables | None  # as in `Server`
-    matrices: Matrices  # f32[m, m], of the landmarks
+    matrices: LandmarkMatrices
     search: Search
     landmarks: Array  # i32[m], ascending
     sent: Sent | None  # None where newcomers are not admitted
