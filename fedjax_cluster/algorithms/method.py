@@ -184,6 +184,11 @@ class Method(Options):
             )
         if (leak := self.unprotected(privacy)) is not None:
             raise ValueError(f"privacy is given, but {leak}")
+        if self.sends == SHOWN and type(self).times_shown is Method.times_shown:
+            raise ValueError(
+                f"privacy is given, but {name} does not say how often a client shows something, which its budget "
+                "counts; give the method times_shown(rounds), or another method, such as fedavg"
+            )
         if self.sends == SHOWN and not privacy.shows:
             raise ValueError(
                 f"privacy is given, but {name} clusters by what each client shows; give its clustering_clip and "

@@ -12,6 +12,7 @@ import jax
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.data.stored import stored
+from fedjax_cluster.privacy.gaussian import SHOWN
 from fedjax_cluster.types import ClusteredAlgorithm, Population, RoundInfo, State
 
 ADVICE = {"aggregation": "aggregation=self.aggregation", "privacy": "private=self.private(rng_key, state.clusters)"}
@@ -104,16 +105,39 @@ def check_heeded(algorithm: ClusteredAlgorithm, rng_key: jax.Array, state: State
                 f"{what} is given, but the step of {algorithm.name} never uses it: pass {ADVICE[name]} to "
                 "cluster_round, or give none"
             )
+    shows = algorithm.privacy is not None and algorithm.sends == SHOWN and not stored(population.data)
+    if shows and not _shows(algorithm, rng_key, state, population):
+        raise ValueError(
+            f"privacy is given, and sends of {algorithm.name} is SHOWN, but nothing of it is noised: show "
+            "the server self.privacy.shown(client_key(rng_key, client.index), ...) of what it clusters by"
+        )
 
 
 def _uses(algorithm: Method, name: str, rng_key: jax.Array, state: State, population: Population) -> bool:
     watched = copy.copy(algorithm)
     # The server's optimiser reads the privacy as well, for its clip.
     object.__setattr__(watched, "private" if name == "privacy" else name, _Alarm())
+    return _heeds(watched, rng_key, state, population)
 
+
+def _shows(algorithm: Method, rng_key: jax.Array, state: State, population: Population) -> bool:
+    """Whether what clients show is noised in a round, or at the start, which is done again for it."""
+    watched, mechanism = copy.copy(algorithm), copy.copy(algorithm.privacy)
+    # Of a class of its own, it is equal to none whose programs are compiled already.
+    object.__setattr__(mechanism, "__class__", type("gaussian", (type(mechanism),), {"shown": _Alarm()}))
+    object.__setattr__(watched, "privacy", mechanism)
+    if _heeds(watched, rng_key, state, population):
+        return True
+    with contextlib.suppress(_Heeded):
+        watched.init(rng_key, population)
+        return False
+    return True
+
+
+def _heeds(watched: Method, rng_key: jax.Array, state: State, population: Population) -> bool:
     def one_round(rng_key: jax.Array, state: State, population: Population) -> Any:
         cohort = parallel.gather_cohort(population, watched.select(rng_key, state))
-        with hint_of_tracing(algorithm):
+        with hint_of_tracing(watched):
             return watched.step(rng_key, state, cohort)
 
     with contextlib.suppress(_Heeded):

@@ -1,16 +1,20 @@
 """A method of one's own: its start is looked at, and an aggregation or a privacy that it forgets is refused."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn
+from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedavg
 from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.algorithms.method import AveragingMethod
-from fedjax_cluster.privacy.gaussian import ONE
+from fedjax_cluster.local import client_key
+from fedjax_cluster.privacy.gaussian import ONE, SHOWN
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.simulation.own_methods import _uses
+from fedjax_cluster.simulation.own_methods import _shows, _uses
 from tests import private_methods
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs
@@ -56,6 +60,51 @@ def test_what_a_step_forgets_is_refused(name):
     assert run(name).history["round"].tolist() == [0.0]
 
 
+def test_what_is_shown_is_counted_and_noised_or_refused():
+    """Its budget left the clustering out, whether or not what that saw had noise."""
+    privacy = dataclasses.replace(private_methods.NOISY, clustering_clip=0.2, clustering_noise_multiplier=3.0)
+
+    class showing(method_that_passes("privacy"), abstract=True):
+        """Says that it shows something."""
+
+        sends = SHOWN
+
+    class counting(showing, abstract=True):
+        """Says how often."""
+
+        sends = SHOWN
+
+        def times_shown(self, rounds):
+            return rounds
+
+    class noising(counting, abstract=True):
+        """Shows it with noise."""
+
+        sends = SHOWN
+
+        def step(self, rng_key, state, cohort):
+            def show(client):
+                return self.privacy.shown(client_key(rng_key, client.index), jnp.ones(3))
+
+            parallel.for_each_client(show, cohort, collect=lambda shown: shown)
+            return super().step(rng_key, state, cohort)
+
+    def run(method):
+        own = method(nn.linear(), local=local.sgd(0.1, batch_size=4, steps=1), privacy=privacy)
+        return simulate(own, blobs(clients=4), rounds=2, progress=False)
+
+    with pytest.raises(
+        ValueError, match=r"does not say how often a client shows .* give the method times_shown\(round"
+    ):
+        run(showing)
+    with pytest.raises(
+        ValueError, match=r"sends of counting is SHOWN, but nothing of it is noised: show the server self"
+    ):
+        run(counting)
+    pytest.importorskip("dp_accounting")
+    assert run(noising).privacy.shown == 2
+
+
 def test_a_step_that_only_compares_its_aggregation_heeds_it():
     class comparing(fedavg, abstract=True):
         """Does something else for the median."""
@@ -96,6 +145,8 @@ def test_our_methods_forget_neither(name):
             method, population = protocol.build(name), protocol.place(blobs(clients=7))
         state, _ = method.init(run_keys(0).initialization, population)
         assert _uses(method, option, run_keys(0).local, state, population), option
+        if option == "privacy" and method.sends == SHOWN:
+            assert _shows(method, run_keys(0).local, state, population)
 
 
 @pytest.mark.parametrize(
