@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
-from fedjax_cluster.report.tables import diverged, figure, quality
+from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality
 
 FULL = 1 - 5e-3  # an agreement that is shown as 1.00
 
@@ -78,7 +78,7 @@ def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if agreement is not None and (clusters or 0) > 1:
         ideal = figure(summary, "first_round_of_ideal_agreement")
         remark = "adjusted Rand index" if ideal is None else f"Rand index; 1.00 first after round {ideal:.0f}"
-        shown.append(("Agreement with groups", f"{agreement:.2f}", remark))
+        shown.append(("Agreement with groups", f"{agreement:.2f}", remark + of_clustered(summary)))
     down, clients = figure(summary, "models_down"), figure(summary, "clients")
     if down is not None and clients:
         up = figure(summary, "models_up", 1 / clients) or 0.0
@@ -108,5 +108,6 @@ def _clusters(summary: Mapping[str, Any]) -> str:
         return text
     first = figure(summary, "first_round_of_ideal_agreement")
     if agreement >= FULL:
-        return f"{text} that agree with the groups" + ("" if first is None else f", first after round {first:.0f}")
-    return f"{text} (adjusted Rand index with the groups {agreement:.2f})"
+        since = "" if first is None else f", first after round {first:.0f}"
+        return f"{text} that agree with the groups{since}{of_clustered(summary)}"
+    return f"{text} (adjusted Rand index with the groups {agreement:.2f}{of_clustered(summary)})"

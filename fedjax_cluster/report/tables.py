@@ -234,6 +234,7 @@ def summary_table(
     agreement = line("{:.2f}", "adjusted_rand_index")
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
+    agreement = agreement and agreement + of_clustered(summary)
     clusterings = figure(summary, "clusterings")
     clustering = None if clusterings is None else counted(clusterings, "time")
     if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
@@ -268,6 +269,12 @@ def summary_table(
         title += f": {counted(clients, 'client')}, {done}, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
+
+
+def of_clustered(summary: Mapping[str, Any]) -> str:
+    """Of how many clients an agreement with the groups is, where others are in no cluster yet."""
+    missing, clients = figure(summary, "num_unclustered"), figure(summary, "clients")
+    return f", of {clients - missing:.0f} of {counted(clients, 'client')}" if missing and clients else ""
 
 
 def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float | None:

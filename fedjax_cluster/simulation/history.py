@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.scores.agreement import agreement
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
@@ -185,6 +186,7 @@ def summarize(
         "adjusted_rand_index": float(agreement[row]),
         "purity": float(purity[row]),
         "num_clusters": int(history["num_clusters"][row]) if len(compared) else None,
+        "num_unclustered": _unclustered(state),
         "first_round_of_final_clustering": int(changed[-1]) if len(changed) else 0,
         "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
         "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
@@ -197,6 +199,12 @@ def summarize(
         **ledger(history, state)._asdict(),
         **({} if spent is None else {"privacy": spent._asdict()}),
     }
+
+
+def _unclustered(state: State) -> int:
+    """Clients that are in no cluster yet, of whom no agreement with the groups is known."""
+    clients = state.clients
+    return int(parallel.fetched(jnp.sum(clients.present & (clients.membership.max(-1) <= 0))))
 
 
 def _last_value(column: np.ndarray | None) -> float | None:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster import local, nn, report
+from fedjax_cluster.algorithms import fedavg, ifca
 from fedjax_cluster.nn.losses import objective
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.many import simulate_many
@@ -160,6 +160,21 @@ def test_a_user_is_asked_for_by_name(result):
     np.testing.assert_array_equal(named.predict(x, "user 2"), result.predict(x, 2))
     with pytest.raises(ValueError, match="client is 'Anna', which is no user's id; see user_ids"):
         named.predict(x, "Anna")
+
+
+def test_an_agreement_tells_of_how_many_clients_it_is():
+    """With part of the clients in a round IFCA has an index of 1 by a few of them."""
+    method = ifca(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, steps=1), participation=0.3)
+    result = simulate(method, blobs(), rounds=1, progress=False)
+    missing = int((result.labels < 0).sum())
+    assert result.summary["num_unclustered"] == missing == 5
+    assert report.tables.of_clustered(result.summary) == ", of 3 of 8 clients"
+    assert report.tables.of_clustered({**result.summary, "num_unclustered": 0}) == ""
+    assert ", of 3 of 8 clients" in repr(result)
+    told = {**result.summary, "num_clusters": 2}
+    shown = {name: remark for name, _, remark in report.headlines.main_figures(told)}
+    assert shown["Agreement with groups"].endswith(", of 3 of 8 clients")
+    assert ", of 3 of 8 clients" in report.headlines.lead(told, None)
 
 
 def test_parameters_in_lists_are_read_back_by_a_start_and_predictions_may_be_several(tmp_path):
