@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import curves, style
-from fedjax_cluster.report.curves import BAND, ENDED, shared_legend
+from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, shared_legend
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
@@ -26,10 +26,9 @@ from fedjax_cluster.report.histories import (
 from fedjax_cluster.report.names import method_name, over_seeds
 
 MOST_IN_ONE = 6  # methods in one panel
-COLUMNS, PANEL_INCHES, TITLE_INCHES = 4, 0.72, 0.1
+MOST_COLUMNS, PANEL_INCHES, TITLE_INCHES = 4, 0.72, 0.1
 GREY = "#C4C4C4"
-SMALL, TITLE_WIDTH, LONGEST_TITLE = 6.0, 13, 48  # points; characters
-ROOM = 0.05  # of the axis, beyond the values
+SMALL, TITLE_WIDTH, LONGEST_TITLE = 6.0, 52, 48  # points; characters, of a row of titles and of one
 
 
 def comparison_figure(histories: Mapping[str, History | Sequence[History]]) -> Figure:
@@ -65,12 +64,13 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
     for method, runs in seeds.items():
         rounds, values = evaluated([finite_part(run) for run in runs], metric, method)
         lines[method] = rounds + 1, factor * values
-    rows, columns = -(-len(seeds) // COLUMNS), min(COLUMNS, len(seeds))
+    columns = columns_of(len(seeds))
+    rows = -(-len(seeds) // columns)
     names = (style.shortened(method_name(method), LONGEST_TITLE) for method in seeds)
-    titles = [style.wrapped(name, TITLE_WIDTH, within=True) for name in names]
+    titles = [style.wrapped(name, TITLE_WIDTH // max(columns, 3), within=True) for name in names]
     # Titles of several lines take nothing from the panels.
     more_lines = sum(
-        max(title.count("\n") for title in titles[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(rows)
+        max(title.count("\n") for title in titles[row * columns : (row + 1) * columns]) for row in range(rows)
     )
     with style.drawing(style.SINGLE, 0.35 + PANEL_INCHES * rows + TITLE_INCHES * more_lines) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -79,10 +79,12 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
                 axes.remove()
                 continue
             method = list(seeds)[index]
-            _draw_panel(axes, lines, method, method in ended)
+            _draw_panel(axes, lines, method, method in ended, factor if metric in BOUNDED else np.inf)
             axes.set_title(titles[index], fontsize=SMALL, loc="left", pad=2)
             axes.tick_params(labelsize=SMALL, labelbottom=index + columns >= len(seeds))
-        _set_limits(grid[0, 0], lines, last)
+        grid[0, 0].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
+        grid[0, 0].xaxis.set_major_locator(MaxNLocator(2, steps=style.STEPS, integer=True, min_n_ticks=1))
+        grid[0, 0].yaxis.set_major_locator(MaxNLocator(4, steps=style.STEPS))
         figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.03, hspace=0.03)
         figure.supxlabel("Communication round", fontsize=7.5)
         figure.supylabel(label, fontsize=7.5)
@@ -97,7 +99,18 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
     return figure
 
 
-def _draw_panel(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], method: str, ended: bool) -> None:
+def columns_of(count: int) -> int:
+    """How many panels stand side by side: of three and four the one that leaves fewer places empty.
+
+    >>> [columns_of(count) for count in (1, 4, 5, 6, 7, 9)]
+    [1, 4, 3, 3, 4, 3]
+    """
+    return count if count <= MOST_COLUMNS else min(MOST_COLUMNS, MOST_COLUMNS - 1, key=lambda each: -count % each)
+
+
+def _draw_panel(
+    axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], method: str, ended: bool, highest: float
+) -> None:
     for other, (rounds, values) in lines.items():
         if other != method:
             axes.plot(rounds, values.mean(axis=0), color=GREY, linewidth=0.5, zorder=1, **_marker(rounds, 2))
@@ -109,34 +122,20 @@ def _draw_panel(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], 
     axes.plot(rounds, mean, color=color, linewidth=1.2, zorder=3, **_marker(rounds, 3))
     if len(values) > 1:
         deviation = values.std(axis=0, ddof=1)
+        edges = mean - deviation, np.minimum(mean + deviation, highest)
         look: dict[str, Any] = {"color": color, "alpha": 2 * BAND, "zorder": 2}
         if len(rounds) > 1:
-            axes.fill_between(rounds, mean - deviation, mean + deviation, linewidth=0, **look)
+            axes.fill_between(rounds, *edges, linewidth=0, **look)
         else:
-            axes.vlines(rounds, mean - deviation, mean + deviation, linewidth=3, **look)
+            axes.vlines(rounds, *edges, linewidth=3, **look)
     if ended:
         axes.plot(rounds[-1], mean[-1], label="not finite afterwards", **{**ENDED, "markersize": 4})
-    # In the corner at the right that the curve leaves free.
-    everything = np.concatenate([values.mean(axis=0) for _, values in lines.values()])
-    above = mean[-1] < (everything.min() + everything.max()) / 2
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
-    place: dict[str, Any] = {"x": 0.97, "y": 0.95 if above else 0.06, "va": "top" if above else "bottom", "ha": "right"}
+    # At the line's end, and beyond the panel where the line ends with it: the layout leaves the room.
+    place: dict[str, Any] = {"xytext": (6 if ended else 3, 0), "textcoords": "offset points", "va": "center"}
     number = f"{mean[-1]:#.3g}".rstrip(".")
-    axes.text(s=number, transform=axes.transAxes, fontsize=SMALL, zorder=6, bbox=box, **place)
+    axes.annotate(number, (rounds[-1], mean[-1]), fontsize=SMALL, color=color, zorder=6, **place)
 
 
 def _marker(rounds: np.ndarray, size: float) -> dict[str, Any]:
     """Of one evaluation there is no line to be seen."""
     return {"marker": "o", "markersize": size} if len(rounds) == 1 else {}
-
-
-def _set_limits(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], last: float) -> None:
-    """Of all panels: from the lowest mean to the highest, whatever a band does."""
-    means = np.concatenate([values.mean(axis=0) for _, values in lines.values()])
-    if len(means):
-        low, high = float(means.min()), float(means.max())
-        room = ROOM * (high - low or abs(high) or 1.0)
-        axes.set_ylim(low - room, high + room)
-    axes.set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
-    axes.xaxis.set_major_locator(MaxNLocator(2, steps=style.STEPS, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=style.STEPS))

@@ -33,6 +33,32 @@ def test_each_method_has_a_panel_with_its_curve_its_band_and_its_last_mean():
     assert figure.get_figwidth() == style.SINGLE
 
 
+def test_the_axis_holds_the_bands_which_end_at_what_is_possible():
+    wide = {"fedavg": [history(final) for final in (0.2, 0.9)], "cfl_gp": [history(final) for final in (1.0, 0.8)]}
+    first, second = small_multiples.small_multiples(wide).axes
+    low, high = first.get_ylim()
+    bands = [axes.collections[0].get_paths()[0].vertices[:, 1] for axes in (first, second)]
+    assert bands[1].max() == pytest.approx(100)
+    assert all(low < band.min() and band.max() < high for band in bands)
+
+
+def test_the_last_mean_stands_at_the_end_of_its_line_and_hides_no_other():
+    figure = small_multiples.small_multiples(HISTORIES)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (number,) = axes.texts
+        (own,) = [line for line in axes.lines if line.get_color() == style.COLORS[0]]
+        end, box = axes.transData.transform(own.get_xydata()[-1]), number.get_window_extent()
+        assert number.get_bbox_patch() is None
+        assert 0 < box.x0 - end[0] < 0.1 * figure.dpi
+        assert abs((box.y0 + box.y1) / 2 - end[1]) < 0.02 * figure.dpi
+
+
+def test_few_places_are_left_empty():
+    columns = {count: small_multiples.columns_of(count) for count in range(1, 13)}
+    assert columns == {1: 1, 2: 2, 3: 3, 4: 4, 5: 3, 6: 3, 7: 4, 8: 4, 9: 3, 10: 4, 11: 4, 12: 4}
+
+
 def test_nothing_leaves_the_page():
     figure = small_multiples.small_multiples({**HISTORIES, "gradient_loss": HISTORIES["method-1"]})
     figure.canvas.draw()
