@@ -107,8 +107,7 @@ def curves(
                 axes.set_yticks([])
                 axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center")
             elif name == ARI:
-                lowest = min(float(found.mean(axis=0).min(initial=0.0)) for _, found in values[name].values())
-                axes.set_ylim(lowest - 0.06, 1.06)
+                axes.set_ylim(min(0.0, axes.dataLim.y0) - 0.06, 1.06)  # bands too are within
             elif name.startswith("num_"):
                 low, high = axes.get_ylim()
                 if high - low < 1:  # a count that stays the same has no ticks between whole numbers

@@ -88,6 +88,13 @@ def test_band_of_the_ari_stays_at_most_one(make_history):
     np.testing.assert_allclose(low.max(), 0.8 - deviation)
 
 
+def test_bands_of_the_ari_are_within_the_axis(make_history):
+    history = make_history(agreement=0.1), make_history(agreement=0.1), make_history(agreement=-0.4)
+    axes = curves.learning_curves({"ifca": make_history(), "cfl": history}).axes[1]
+    assert axes.get_ylim()[0] < band(axes)[1].min() < -0.2
+    assert axes.get_ylim()[0] > band(axes)[1].min() - 0.1
+
+
 def test_seeds_of_different_length_are_compared_where_both_have_values(make_history):
     figure = curves.learning_curves({"ifca": [make_history(20, best=1.0), make_history(10, best=1.0)]})
     x, y = lines(figure.axes[0])["IFCA"]
