@@ -136,7 +136,7 @@ class Table:
         between = 2 * len(fitting.columns) - 1
         widths = fitting._widths(console.width - between)
         for index, (column, width) in enumerate(zip(fitting.columns, widths, strict=True)):
-            shown.add_column(Text(column.name), justify=fitting._side(index), vertical="bottom", width=width)
+            shown.add_column(Text(column.name), justify=fitting._side(index), width=width)
         for row in fitting._texts():
             shown.add_row(*map(Text, row))
         # Where even the narrowest columns do not fit, lines that wrap lose nothing; cropped ones would.
