@@ -34,7 +34,7 @@ CHARACTER = 0.56 * style.FONT_POINTS / 72  # inches, on average
 LONGEST, LINE = 24, 12  # characters of a name on an axis, and of one of its lines at the side
 LINE_HEIGHT = 1.15 * style.FONT_POINTS / 72  # inches
 UPRIGHT = 12  # columns, beyond which their names stand upright
-LEGIBLE = 0.45  # lightness above which a cell's number is black
+LEGIBLE = 0.179  # luminance on which black and white stand out alike, 4.6 to 1
 FAILED: dict[str, Any] = {"facecolor": "#EEEEEE", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
 
 
@@ -210,8 +210,9 @@ def _dots(
 def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int) -> None:
     """A cell's mean, and beneath it the deviation, in the colour that can be read there."""
     decimals = {"accuracy": 1, ARI: 2}.get(metric, 3)
-    red, green, blue, _ = colormaps[COLORS](scale(found.mean))
-    dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < LEGIBLE
+    color = np.asarray(colormaps[COLORS](scale(found.mean))[:3])
+    linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < LEGIBLE
     text, look = (
         f"{found.mean:.{decimals}f}",
         {"ha": "center", "va": "center", "fontsize": style.FONT_POINTS, "linespacing": 0.9},
