@@ -72,7 +72,9 @@ def round_figures(run: FinishedRun | Mapping[str, History]) -> dict[str, Figure]
         rounds, cluster = run.assignments
         cluster = np.asarray(cluster)[:, index]
         if len(np.unique(cluster)) > 1:
-            figures["cluster_timeline"] = timeline.cluster_timeline(rounds, cluster, group, names, index)
+            users = getattr(run.federation, "user_ids", None)
+            called = None if users is None else np.asarray(users)[index]
+            figures["cluster_timeline"] = timeline.cluster_timeline(rounds, cluster, group, names, index, called)
     return figures
 
 

@@ -24,7 +24,7 @@ EARLY = 0.2  # of the rounds: where the last move lies before that, the axis is 
 MOST_COLUMNS = 1500
 THINNEST = 0.003  # of the axis: a bar
 BAR = 0.85  # of a round's width, so that neighbours are told apart
-LINE = 0.115  # inches of a name
+LINE, LONGEST = 0.115, 24  # inches of a name; characters of a user's
 
 
 class Move(NamedTuple):
@@ -55,7 +55,12 @@ def moves(rounds: Any, cluster: Any) -> list[Move]:
 
 
 def cluster_timeline(
-    rounds: Any, cluster: Any, group: Any | None = None, group_names: Sequence[str] = (), index: Any | None = None
+    rounds: Any,
+    cluster: Any,
+    group: Any | None = None,
+    group_names: Sequence[str] = (),
+    index: Any | None = None,
+    users: Any | None = None,
 ) -> Figure:
     """Draws the cluster of every client against communication rounds, above it how many moved; two columns wide.
 
@@ -68,6 +73,7 @@ def cluster_timeline(
       group: i32[M], true groups, −1 where unknown, named at the left with lines between them; None for none.
       group_names: what the groups are called.
       index: i64[M], the clients' numbers; None counts them.
+      users: [M], what the clients are called, which stands beside up to 40 rows; None for none.
 
     Raises:
       ValueError: shapes that do not fit, or rounds that do not ascend.
@@ -82,7 +88,10 @@ def cluster_timeline(
     moved = moves(rounds, cluster)
     early = last >= 20 and bool(moved) and moved[-1].round <= EARLY * last
     edges, held = _columns(rounds, cluster[:, order], last, early)
-    high = float(np.clip(ROW * clients, LOWEST, HIGHEST))
+    called = None
+    if users is not None and clients <= MOST_OUTLINED:
+        called = [style.shortened(str(users[at]), LONGEST).replace("$", r"\$") for at in order]
+    high = float(np.clip(ROW * clients, LOWEST, HIGHEST if called is None else ROW * MOST_OUTLINED))
     with style.drawing(style.DOUBLE, UPPER + high + 0.6) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(UPPER, high))
         counts = np.bincount([move.round for move in moved], minlength=last + 1)[1:]
@@ -106,7 +115,7 @@ def cluster_timeline(
         if group is not None:
             for border in np.flatnonzero(np.diff(groups[order])) + 0.5:
                 lower.axhline(border, color="black", linewidth=0.9)
-        _name_rows(lower, groups[order] if group is not None else None, group_names, numbers[order])
+        _name_rows(lower, groups[order] if group is not None else None, group_names, numbers[order], called, high)
         lower.grid(False)
         lower.spines[:].set_visible(False)
         if early:
@@ -148,21 +157,32 @@ def _columns(rounds: np.ndarray, cluster: np.ndarray, last: int, early: bool) ->
     return edges, held
 
 
-def _name_rows(axes: Axes, groups: np.ndarray | None, names: Sequence[str], numbers: np.ndarray) -> None:
-    """Numbers of the clients where they fit; names of the groups, and their colours as a strip at the left."""
+def _name_rows(
+    axes: Axes,
+    groups: np.ndarray | None,
+    names: Sequence[str],
+    numbers: np.ndarray,
+    users: Sequence[str] | None,
+    high: float,
+) -> None:
+    """Names of the clients, or their numbers where they fit; names of the groups at the left, of users at the right."""
     clients = len(numbers)
     axes.tick_params(axis="y", length=0)
     if groups is None:
         axes.set_ylabel("Client")
-        if clients <= MOST_NUMBERED:
-            axes.set_yticks(range(clients), numbers.astype(str))
+        if users is not None or clients <= MOST_NUMBERED:
+            axes.set_yticks(range(clients), numbers.astype(str) if users is None else users)
         else:
             axes.set_yticks([])
             axes.set_ylabel("Client, by last cluster")
         return
     axes.set_ylabel("Client, by true group")
     found, starts, sizes = np.unique(groups, return_index=True, return_counts=True)
-    tall = sizes * np.clip(ROW * clients, LOWEST, HIGHEST) / clients
+    tall = sizes * high / clients
     texts = [style.wrapped(group_label(int(value), names), 18) for value in found]
     shown = [text if (text.count("\n") + 1) * LINE < room else "" for text, room in zip(texts, tall, strict=True)]
     axes.set_yticks(starts + (sizes - 1) / 2, shown)
+    if users is not None:
+        axes.yaxis.remove_overlapping_locs = False  # else the middle of a group would have one name for two
+        axes.set_yticks(range(clients), users, minor=True)
+        axes.tick_params("y", which="minor", length=0, labelleft=False, labelright=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster.report import captions, comparison_page, headlines, pages, run_page, tables, timeline, web_page
+from fedjax_cluster.types import UserFederation
 from tests.pages import Page
 
 EVIL = "<script>alert('&\"')</script>"
@@ -188,6 +189,24 @@ def test_a_timeline_shows_each_round_in_its_place():
     assert (colors[0, 0] == colors[0, 1]).all(), "client 0 stays until round 5"
     assert (colors[0, 1] != colors[0, 2]).any()
     assert (colors[1, 1] == colors[0, 2]).all(), "client 1 is in cluster 1 from round 3 on"
+
+
+@pytest.mark.parametrize("group", [None, [0, 1, 1, 1]])
+def test_users_are_named_beside_their_rows(group, check_layout):
+    figure = timeline.cluster_timeline([1, 3], [[1, 0, 0, 1], [1, 0, 0, 0]], group, (), users=["d", "c", "b", "a"])
+    rows = figure.axes[1].yaxis.get_ticklabels(minor=group is not None)
+    assert [label.get_text() for label in rows] == (["c", "b", "a", "d"] if group is None else ["d", "c", "b", "a"])
+    assert [label.get_position()[1] for label in rows] == [0, 1, 2, 3]
+    check_layout(figure)
+    many = timeline.cluster_timeline([1], [range(41)], users=range(41))
+    assert not many.axes[1].get_yticklabels()
+
+
+def test_the_timeline_of_a_run_names_its_users(make_result):
+    run = make_result("ifca", group=None)
+    run.federation = UserFederation.of(run.federation, np.asarray([f"user {at}" for at in range(6)]))
+    rows = pages.round_figures(run)["cluster_timeline"].axes[1].get_yticklabels()
+    assert [label.get_text() for label in rows] == ["user 3", "user 4", "user 0", "user 1", "user 2"]
 
 
 @pytest.mark.parametrize(
