@@ -60,7 +60,7 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 class Number(NamedTuple):
     """A number with its standard deviation, if it has one, and how it is shown.
 
-    `seeds` tells how many of the seeds it is of where some have no value, such as "2 of 3".
+    `seeds` tells how many of the seeds it is of where some have no value, such as "2 of 3". `best` is bold in LaTeX.
 
     >>> Number(87.249, 0.21, decimals=1).text(), Number(0.5, decimals=1, signed=True).text()
     ('87.2 ± 0.2', '+0.5')
@@ -75,6 +75,7 @@ class Number(NamedTuple):
     decimals: int = 0
     signed: bool = False
     seeds: str = ""
+    best: bool = False
 
     def text(self) -> str:
         if not math.isfinite(self.mean):
@@ -111,6 +112,7 @@ class Table:
       rows: a cell per column: text, a Number, or None, which is shown as "–".
       note: beneath it; "" for none.
       naming: how many columns, from the left, tell one row from another.
+      caption: in LaTeX, of a table without a title.
 
     >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
     | method | ARI |
@@ -123,6 +125,7 @@ class Table:
     rows: tuple[tuple[str | Number | None, ...], ...]
     note: str = ""
     naming: int = 1
+    caption: str = ""
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
@@ -157,34 +160,47 @@ class Table:
         body = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
         return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
 
-    def latex(self) -> str:
-        """The table as a LaTeX float, its note as the caption; needs the package booktabs and nothing else.
+    def latex(self, name: str = "") -> str:
+        """The table as a LaTeX float with its notes beneath; needs the package booktabs and nothing else.
 
-        >>> cells = (("IFCA", Number(0.9, 0.1, 2)),)
-        >>> print(Table("", (Column("method"), Column("ARI", "std")), cells, "100 % of 3 seeds").latex(), end="")
+        Args:
+          name: "comparison" for the label tab:comparison, which a table with a caption has; "" for none.
+
+        >>> cells = (("IFCA", Number(0.9, 0.1, 2, best=True)),)
+        >>> print(Table("ARI", (Column("method"), Column("ARI", "std")), cells, "3 seeds").latex("ari"), end="")
         % needs \\usepackage{booktabs}
         \\begin{table}
         \\centering
-        \\caption{100 \\% of 3 seeds}
+        \\caption{ARI}
+        \\label{tab:ari}
         \\begin{tabular}{lr}
         \\toprule
         method & ARI \\\\
         \\midrule
-        IFCA & 0.90 $\\pm$ 0.10 \\\\
+        IFCA & \\textbf{0.90 $\\pm$ 0.10} \\\\
         \\bottomrule
         \\end{tabular}
+        \\par\\footnotesize 3 seeds; bold: the best mean\\par
         \\end{table}
         """
         plain = self._only([not column.group for column in self.columns])
         sides = "".join(plain._side(index)[0] for index in range(len(plain.columns)))
-        lines = [[column.name for column in plain.columns], *plain._texts()]
-        head, *body = [" & ".join(map(_tex, line)) + r" \\" for line in lines]
-        caption = ". ".join(_tex(part) for part in (self.title, self.note, *self._beneath()) if part)
+        best = [[isinstance(cell, Number) and cell.best for cell in row] for row in plain.rows]
+        lines = [[_tex(column.name) for column in plain.columns]]
+        for texts, bold in zip(plain._texts(), best, strict=True):
+            lines.append(
+                [rf"\textbf{{{_tex(text)}}}" if of else _tex(text) for text, of in zip(texts, bold, strict=True)]
+            )
+        head, *body = [" & ".join(line) + r" \\" for line in lines]
+        caption = _tex(self.title or self.caption)
+        note = "; ".join(filter(None, (self.note, "bold: the best mean" if any(map(any, best)) else "")))
+        notes = ". ".join(_tex(part) for part in (note, *self._beneath()) if part)
         parts = [
             "% needs \\usepackage{booktabs}",
             *(r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])),
+            *([rf"\label{{tab:{name}}}"] if caption and name else []),
             *(rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
-            *(r"\end{tabular}", r"\end{table}"),
+            *(r"\end{tabular}", *([rf"\par\footnotesize {notes}\par"] if notes else []), r"\end{table}"),
         ]
         return "\n".join(parts) + "\n"
 
@@ -215,14 +231,17 @@ class Table:
 
     def write(self, *paths: str | pathlib.Path) -> None:
         """Writes the table to files ending in .md, .csv or .tex (otherwise ValueError); each is complete or absent."""
-        ways: dict[str, Callable[[], str]] = {".md": self.markdown, ".csv": self.csv, ".tex": self.latex}
+        ways: dict[str, Callable[[str], str]] = {
+            **{".md": lambda _: self.markdown(), ".csv": lambda _: self.csv()},
+            ".tex": self.latex,
+        }
         targets = [pathlib.Path(path) for path in paths]
         for path in targets:
             if path.suffix not in ways:
                 raise ValueError(f"cannot write a table to '{path.name}'; its name must end in {' or '.join(ways)}")
         for path in targets:
             with atomic_file(path) as temporary:
-                temporary.write_text(ways[path.suffix](), encoding="utf-8")
+                temporary.write_text(ways[path.suffix](path.stem), encoding="utf-8")
 
     def _only(self, keep: Sequence[bool]) -> Table:
         """The table with some of its columns."""

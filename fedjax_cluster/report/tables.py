@@ -72,6 +72,8 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     lengths = {str(summary.get("rounds")) for summary in every}
     differing = [] if cells else [name for name in COMPARABLE if len({str(summary.get(name)) for summary in every}) > 1]
     ranks, tests, told = ({}, {}, "") if cells or differing else _against_one_another(values, ran, higher)
+    if not (cells or differing) and len(runs) > 1:
+        best = _with_best_marked(best, significance.best_of(values, higher=higher))
     columns = {
         Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
         Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
@@ -118,7 +120,20 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
             for each in options
         }
     rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
-    return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading))
+    caption = f"Comparison of {counted(len(runs), 'setting' if cells else 'method')} {over_seeds(counts)}".rstrip()
+    return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading), caption)
+
+
+def _with_best_marked(numbers: Sequence[Number | None], best: int | None) -> list[Number | None]:
+    """Marks a row's number, and those of as many seeds that do not differ from it in the digits shown."""
+    first = None if best is None else numbers[best]
+    if first is None:
+        return [*numbers]
+    mean, seeds = round(first.mean, first.decimals), first.seeds
+    return [
+        number and number._replace(best=number.seeds == seeds and round(number.mean, number.decimals) == mean)
+        for number in numbers
+    ]
 
 
 def _by_seed(

@@ -1,9 +1,11 @@
 """How a table looks on a console and in LaTeX."""
 
 import io
+from types import SimpleNamespace
 
 from rich.console import Console
 
+from fedjax_cluster.report import tables
 from fedjax_cluster.report.table import Column, Number, Table
 
 
@@ -26,3 +28,34 @@ def test_a_name_stands_on_the_first_line_of_its_row_and_headings_on_their_last()
     lines = printed(headed, 20)
     assert "a b" in lines[0]
     assert "method" not in lines[0]
+
+
+def of(label, *accuracies, **others):
+    summaries = [{"seed": seed, "accuracy": value, **others} for seed, value in enumerate(accuracies)]
+    return SimpleNamespace(label=label, summaries=summaries)
+
+
+def test_a_comparison_in_latex_has_a_short_caption_a_label_and_its_notes_beneath(tmp_path):
+    table = tables.comparison_table([of("cfl", 0.8, 0.7, 0.6), of("ifca", 0.9, 0.8, 0.85)])
+    table.write(tmp_path / "comparison.tex")
+    lines = (tmp_path / "comparison.tex").read_text(encoding="utf-8").splitlines()
+    at = lines.index(r"\caption{Comparison of 2 methods over 3 seeds}")
+    assert lines[at + 1] == r"\label{tab:comparison}"
+    notes = lines[lines.index(r"\end{tabular}") + 1]
+    assert notes.startswith(r"\par\footnotesize mean $\pm$ sample standard deviation over 3 seeds; rank 1 is best")
+    assert notes.endswith(r"; bold: the best mean\par")
+
+
+def test_the_best_mean_is_bold_in_latex_alone():
+    def bold(*runs, cells=None):
+        table = tables.comparison_table(runs, cells)
+        assert "textbf" not in table.markdown() + table.csv()
+        return [line.split(" & ")[0] for line in table.latex().splitlines() if r" & \textbf{" in line]
+
+    assert bold(of("cfl", 0.8, 0.7), of("ifca", 0.9, 0.8), of("fedavg", 0.99, None)) == ["IFCA"]
+    assert bold(of("cfl", 0.80001), of("ifca", 0.8), of("fedavg", 0.79)) == ["CFL", "IFCA"], "as far as digits tell"
+    assert bold(of("cfl", None, test_loss=2.0), of("ifca", None, test_loss=1.0)) == ["IFCA"]
+    assert bold(of("cfl", 0.8)) == []
+    assert bold(of("cfl", None), of("ifca", None)) == []
+    assert bold(of("cfl", 0.8, dataset="a"), of("ifca", 0.9, dataset="b")) == [], "of other data"
+    assert bold(of("a", 0.8), of("b", 0.9), cells={"a": {"every": 1}, "b": {"every": 2}}) == []
