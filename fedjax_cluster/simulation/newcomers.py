@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.checkpoints import with_clients
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State, UserFederation
+
+LOG = logging.getLogger(__name__)
 
 COMPARED = ("input_shape", "num_classes", "task")
 
@@ -63,6 +66,11 @@ def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
     train, test = _joined(federation.train, newcomers.train), _joined(federation.test, newcomers.test)
     both = Federation(train, test, validation, group, federation.info)
     known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
+    if known is None and new is not None:
+        LOG.warning(
+            "the newcomers' own ids are left out, as the clients of the run have none: run a types.UserFederation to "
+            "have the ids of both"
+        )
     if known is None or new is None:
         return both
     return UserFederation.of(both, np.concatenate([np.asarray(known).astype(str), np.asarray(new).astype(str)]))
