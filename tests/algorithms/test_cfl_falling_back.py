@@ -75,7 +75,7 @@ def test_rows_in_the_order_of_their_classes_are_all_learnt():
     order = np.argsort(federation.train.y, axis=1)
     x, y = (np.take_along_axis(part, order.reshape(6, 60, *[1] * (part.ndim - 2)), 1) for part in federation.train[:2])
     federation = federation._replace(train=federation.train._replace(x=x, y=y))
-    algorithm = build(fall_back_after=50, held_out=0.4, clusters=2)
+    algorithm = build(fall_back_after=50, held_out=0.55, clusters=2)
     population, state = start_of(algorithm, federation)
     for _ in range(15):
         state, _ = runner(algorithm)(population, state)

@@ -148,16 +148,20 @@ def test_a_newcomer_moves_nobody_and_what_it_links_is_united_in_the_next_round()
         algorithm = stocfl(nn.linear(), clusters=slots, local=OWN, tau=0.5)
         state = jax.tree.map(jnp.asarray, play(algorithm, federation, 6)[0])
         before = labels(state.clients.membership)
-        # Alike to two clusters at once, or to none.
-        for rows in (federation.train, blobs(clients=3, groups=3, rows=60, seed=7).train):
-            client = jax.tree.map(lambda leaf: jnp.concatenate(list(jnp.asarray(leaf[:3]))), (rows.x, rows.y))
-            data = ClientData(*client, jnp.asarray(180))
+        x, y, _ = federation.train
+        x, y, _ = federation.train
+        # Alike to several clusters at once, or to none: what one group has, seen from the other side.
+        for foreign, those, sign in ((False, slice(0, 3), 1), (True, slice(0, 9, 3), -1)):
+            rows = jnp.concatenate(list(sign * x[those])), jnp.concatenate(list(y[those]))
+            data = ClientData(*rows, jnp.asarray(180))
             clients = state.clients._replace(present=state.clients.present.at[8].set(False))
             after = algorithm.admit(jax.random.key(1), state._replace(clients=clients), data, jnp.asarray(8))
             assert labels(after.clients.membership)[:8].tolist() == before[:8].tolist()
             kept = state.clusters.active
             for new, old in zip(jax.tree.leaves(after.clusters), jax.tree.leaves(state.clusters), strict=True):
                 np.testing.assert_array_equal(new[kept], old[kept])
-            assert after.clusters.active[labels(after.clients.membership)[8]]
+            slot = int(labels(after.clients.membership)[8])
+            assert after.clusters.active[slot]
+            assert bool(kept[slot]) != (foreign and slots == 8)
             assert float(after.server.heard.sum()) == float(state.server.heard.sum()) + 1
             assert not after.server.settled
