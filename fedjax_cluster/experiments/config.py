@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import optax
 
@@ -18,6 +18,7 @@ from fedjax_cluster.data.by_name import READING, OwnTask
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
+from fedjax_cluster.experiments.cluster_counts import estimates_clusters, own_clusters, usual_clusters
 from fedjax_cluster.experiments.on_disk import check_data, opened
 from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
 from fedjax_cluster.experiments.unknown import unknown_name, unknown_option
@@ -51,7 +52,6 @@ RATES: dict[Averaging, float] = {"gradients": 0.3, "models": 0.1}
 USUAL_STEPS = Defaults().local_steps
 # Where a method's usual number of clients would have fewer examples each, there are few clients.
 FEWEST_EXAMPLES, FEW_CLIENTS = 100, 16
-FEW_CLUSTERS, MOST_CLUSTERS = 4, 16  # where there are no groups to count; where the method finds how many there are
 # Settings that the method decides where they are None.
 OF_METHOD = (
     *("rounds", "batch_size", "learning_rate", "averaging", "local_steps", "local_epochs", "momentum"),
@@ -285,18 +285,19 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     present = len(federation.train.num_examples)
     # All users are asked for by no number: so many of them would be drawn.
     clients = present if config.clients is None and config.scenario != "users" else config.clients
-    clusters, method = config.clusters, REGISTRY[config.method]
-    if clusters is None and takes_clusters(config.method):
-        groups = count_groups(federation.group)
-        clusters = min(present, MOST_CLUSTERS if method.defaults.finds_clusters else groups or FEW_CLUSTERS)
+    clusters = config.clusters
+    if clusters is None:
+        clusters = usual_clusters(config.method, present, count_groups(federation.group))
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
 
 
 def say_clusters(given: RunConfig, run: RunConfig, federation: Federation) -> None:
     """Notes where the number of clusters that a method needs came from the data."""
-    if given.clusters is None and run.clusters is not None and not REGISTRY[run.method].defaults.finds_clusters:
+    own, finds = own_clusters(run.method), REGISTRY[run.method].defaults.finds_clusters
+    if given.clusters is None and run.clusters not in (None, own) and not finds:
         groups = count_groups(federation.group)
         why = "the number of the scenario's groups" if groups else "as the scenario has no groups"
+        why = why if own is dataclasses.MISSING else "as there are no more clients"
         LOG.info(f"K, the number of clusters, was {run.clusters}, {why}; --clusters gives another")
 
 
@@ -316,17 +317,6 @@ def training_text(config: RunConfig) -> str:
     part = "" if config.participation == 1 else f", {100 * config.participation:g} % of the clients"
     rates = f"rate {config.learning_rate:g}" + (f", momentum {config.momentum:g}" if config.momentum else "")
     return f"{sent}, {rates}, b = {config.batch_size}{part}, {config.rounds} rounds"
-
-
-def takes_clusters(method: str) -> bool:
-    """Whether a method has a number of clusters."""
-    return any(found.name == "clusters" for found in described_options(REGISTRY[method]))
-
-
-def estimates_clusters(method: str) -> bool:
-    """Whether a method takes "auto" for its number of clusters."""
-    hints = {found.name: found.hint for found in described_options(REGISTRY[method])}
-    return Literal["auto"] in get_args(hints.get("clusters"))
 
 
 def usual_clients(configs: Iterable[RunConfig]) -> int:
@@ -412,6 +402,8 @@ def build_algorithm(config: RunConfig) -> ClusteredAlgorithm:
     shared = {"clusters": config.clusters, "participation": config.participation, "server": server}
     shared |= server_settings(config)
     taken = {found.name for found in described_options(method)} & set(shared)
+    if config.clusters is None and own_clusters(config.method) is not dataclasses.MISSING:
+        taken.discard("clusters")
     unfit = config.clusters is None or (config.clusters == "auto" and not estimates_clusters(config.method))
     if "clusters" in taken and unfit:
         raise ValueError(f"clusters is {config.clusters!r}, but {config.method.replace('_', '-')} needs a number")

@@ -10,7 +10,8 @@ import jax
 import tyro
 
 from fedjax_cluster.experiments import several
-from fedjax_cluster.experiments.config import FEW_CLUSTERS, RunConfig, build_algorithm, settled, takes_clusters
+from fedjax_cluster.experiments.cluster_counts import usual_clusters
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.flag_groups import Field, noted, parse_fields, wants_help
 from fedjax_cluster.experiments.flags import parse_run
 from fedjax_cluster.options import shown
@@ -78,9 +79,7 @@ def planned(config: RunConfig, given: object) -> Plan:
         config, federation = settled(config)
     else:
         federation = shape = _shape(config, given)
-        clusters = config.clusters
-        if clusters is None and takes_clusters(config.method):
-            clusters = FEW_CLUSTERS
+        clusters = usual_clusters(config.method, shape.clients) if config.clusters is None else config.clusters
         config = dataclasses.replace(config, clients=shape.clients, clusters=clusters)
     return plan(
         build_algorithm(config),

@@ -18,7 +18,7 @@ import tyro
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
-from fedjax_cluster.experiments.config import estimates_clusters, takes_clusters
+from fedjax_cluster.experiments.cluster_counts import estimates_clusters, own_clusters, takes_clusters
 from fedjax_cluster.experiments.unknown import unknown_words
 from fedjax_cluster.report.names import value_text
 
@@ -76,15 +76,18 @@ def noted(hint: Any, note: str | None, default: str | None = None, **further: An
 def noted_clusters(methods: Sequence[str], hint: Any, note: str, default: str) -> Any:
     """The type of --clusters with its note, of which these methods leave what means something to one of them.
 
-    The note has a part for the methods that need the number, one for those that find it, and one on "auto".
+    The note has a part for the methods that need the number, one for those that find it, and one on "auto". The default
+    of a single method's own option stands in place of the usual one.
     """
     taking = [method for method in methods if takes_clusters(method)]
     if not taking:
         return noted(hint, "of no effect, as there are no clusters", default, metavar="INT")
     finds = {REGISTRY[method].defaults.finds_clusters for method in taking}
-    auto = any(map(estimates_clusters, taking))
+    auto, own = any(map(estimates_clusters, taking)), {own_clusters(method) for method in taking}
     parts = zip(note.split("; "), (False in finds, True in finds, auto), strict=True)
     note = "; ".join(part for part, wanted in parts if wanted)
+    if dataclasses.MISSING not in own:
+        note, default = "number of clusters, or the largest", default_text(*own) if len(own) == 1 else "each its own"
     return noted(hint, note, default, **({} if auto else {"metavar": "INT"}))
 
 

@@ -6,8 +6,17 @@ import pytest
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.experiments import flags
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_local, settled
+from fedjax_cluster.experiments.config import (
+    RunConfig,
+    build_algorithm,
+    build_federation,
+    build_local,
+    say_clusters,
+    settled,
+)
+from fedjax_cluster.options import option
 from tests.federations import INFO, blobs
 
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
@@ -137,6 +146,26 @@ def test_a_settled_configuration_stays_as_it_is():
         assert RunConfig.from_json(config.to_json()) == config
         assert settled(config)[0] == config
     assert settled(RunConfig(method="ifca", scenario="dirichlet", clients=3))[0].clusters == 3, "no groups to count"
+
+
+@pytest.mark.parametrize(("default", "clients", "has"), [(8, 16, 8), (8, 5, 5), (None, 16, None)])
+def test_a_default_number_of_clusters_of_a_methods_own_stands_until_another_is_given(
+    monkeypatch, caplog, default, clients, has
+):
+    """Fault: a method with K = 8 got the number of the scenario's groups, and one that takes None could not have it."""
+    own = "own_k"
+    parts = {"__annotations__": {"clusters": int | None}, "clusters": option("the largest K", default=default)}
+    monkeypatch.setitem(REGISTRY, own, type(own, (REGISTRY["ifca"],), parts, abstract=True))
+    given = RunConfig(method=own, clients=clients)
+    config, federation = settled(given)
+    assert (config.clusters, build_algorithm(config).clusters, count_groups(federation.group)) == (has, has, 4)
+    assert settled(config)[0] == config
+    with caplog.at_level("INFO"):
+        say_clusters(given, config, federation)
+    told = f"was {has}, as there are no more clients; --clusters gives another" if has != default else ""
+    assert bool(told) == bool(caplog.text)
+    assert told in caplog.text
+    assert settled(RunConfig(method=own, clusters=3))[0].clusters == 3
 
 
 def test_a_methods_many_clients_are_few_where_examples_are():

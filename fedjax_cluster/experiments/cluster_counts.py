@@ -1,0 +1,39 @@
+"""How many clusters a method takes, and how many it has where nobody says it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.options import Described, described_options
+
+FEW_CLUSTERS, MOST_CLUSTERS = 4, 16  # where there are no groups to count; where the method finds how many there are
+
+
+def takes_clusters(method: str) -> bool:
+    """Whether a method has a number of clusters."""
+    return _option(method) is not None
+
+
+def estimates_clusters(method: str) -> bool:
+    """Whether a method takes "auto" for its number of clusters."""
+    return (found := _option(method)) is not None and Literal["auto"] in get_args(found.hint)
+
+
+def own_clusters(method: str) -> Any:
+    """The default of a method's number of clusters; MISSING where the method must be given one, or has none."""
+    return dataclasses.MISSING if (found := _option(method)) is None else found.default
+
+
+def usual_clusters(method: str, clients: int, groups: int = 0) -> Any:
+    """The number of clusters where a configuration has none: the method's own default, else by groups or clients."""
+    if not takes_clusters(method):
+        return None
+    if (usual := own_clusters(method)) is dataclasses.MISSING:
+        usual = MOST_CLUSTERS if REGISTRY[method].defaults.finds_clusters else groups or FEW_CLUSTERS
+    return min(clients, usual) if isinstance(usual, int) else usual
+
+
+def _option(method: str) -> Described | None:
+    return next((found for found in described_options(REGISTRY[method]) if found.name == "clusters"), None)
