@@ -61,8 +61,8 @@ def write_population(
 
     Args:
       folder: where; must not exist.
-      clients: a Federation, or an iterable of (x, y), (x, y, test_x, test_y) or `ClientRows`: arrays as `from_arrays`
-        takes them, with as many rows as each client has.
+      clients: a Federation without validation rows, or an iterable of (x, y), (x, y, test_x, test_y) or `ClientRows`:
+        arrays as `from_arrays` takes them, with as many rows as each client has.
       info: the data's description. Default: named after the folder and what it holds; a regression where y is
         of floating-point numbers, else a classification whose classes are counted.
       test_fraction: share of the rows of a client given as (x, y) that it is tested on, drawn at random; 0 is
@@ -74,8 +74,8 @@ def write_population(
       What `open_population` gives.
 
     Raises:
-      ValueError: the folder exists, a client has no training rows or other kinds of rows than the first, or its arrays
-        cannot be trained on; or other clients than those of a write that is taken up.
+      ValueError: the folder exists, there are validation rows, a client has no training rows or other kinds of rows
+        than the first, or its arrays cannot be trained on; or other clients than those of a write that is taken up.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,6 +89,8 @@ def write_population(
         raise ValueError(f"{folder} exists already: give another folder, or read what it holds with open_population")
     users = None
     if isinstance(clients, Federation):
+        if clients.validation is not None:
+            raise ValueError("a population has no validation rows: write federation._replace(validation=None)")
         info = clients.info if info is None else info
         users = getattr(clients, "user_ids", None)
         if users is not None and (users := np.asarray(users)).dtype == object:
@@ -233,8 +235,6 @@ def is_population(folder: str | os.PathLike) -> bool:
 
 
 def _of_federation(federation: Federation) -> Iterator[ClientRows]:
-    if federation.validation is not None:
-        raise ValueError("a population has no validation rows: write federation._replace(validation=None)")
     for client in range(len(federation.train.num_examples)):
         x, y, test_x, test_y = (
             np.asarray(leaf[client])[: int(data.num_examples[client])]

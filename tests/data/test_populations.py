@@ -270,6 +270,13 @@ def test_clients_that_cannot_be_trained_on_are_refused(tmp_path, mistake):
     assert not (tmp_path / "p").exists()
 
 
+def test_validation_rows_are_refused_before_anything_is_made(tmp_path):
+    """Fault: an empty folder p.writing stayed behind, as of a write that was stopped."""
+    with pytest.raises(ValueError, match=r"write federation\._replace\(validation=None\)"):
+        write_population(tmp_path / "p", blobs()._replace(validation=blobs().train))
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_overwritten_or_read_at_once_unasked(folder):
     with pytest.raises(ValueError, match="exists already"):
         write_population(folder, ragged())
