@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_cluster import parallel, tree
@@ -40,6 +41,7 @@ from fedjax_cluster.types import (
 )
 
 USUAL_RANDOM = {"default_prng_impl": "threefry2x32", "threefry_partitionable": True}  # settings of JAX
+MOST_READ = 8192  # clients of a population on disk
 
 
 def identity_of(
@@ -124,9 +126,7 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     if rule is not None and not is_known(type(rule)):
         found["the aggregation"] = _digest(functools.partial(_aggregated, rule), variables.params)
     if not is_known(type(algorithm)):
-        start = algorithm.init if algorithm.template is None else algorithm.template
-        population = Population(data, info)
-        state, _ = start(key, population)
+        population, state = _started(algorithm, federation, Population(data, info), key)
 
         def one_round(state: State) -> tuple[State, RoundInfo]:
             return algorithm.step(key, state, parallel.gather_cohort(population, algorithm.select(key, state)))
@@ -138,6 +138,21 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
         if (admit := algorithm.admit) is not None:
             found["its newcomers"] = _digest(lambda own: admit(key, own, client, index), state)
     return found
+
+
+def _started(algorithm: ClusteredAlgorithm, federation: Federation, few: Population, key: Array) -> tuple:
+    """Clients and a state before the first round: of a population on disk more than a few only where it takes more."""
+    start = algorithm.init if algorithm.template is None else algorithm.template
+    there = len(federation.train.num_examples)
+    while True:
+        try:
+            return few, start(key, few)[0]
+        except ValueError:  # such as that of more clusters than clients
+            count = len(few.data.num_examples)
+            if count >= min(there, MOST_READ):
+                raise
+        some = in_memory(federation, range(min(there, 16 * count)))
+        few = Population(jax.tree.map(jnp.asarray, some.train), few.info)
 
 
 def _start_digest(algorithm: ClusteredAlgorithm, state: State) -> str:

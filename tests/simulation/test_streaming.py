@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import cohorts, local, nn, parallel
-from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, starts
+from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, ifca, starts
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
@@ -16,6 +16,7 @@ from fedjax_cluster.experiments.runs import run as carry_out
 from fedjax_cluster.parallel import ahead
 from fedjax_cluster.simulation import loop, segment, streaming
 from fedjax_cluster.simulation.history import summarize
+from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import build as hard_apart
@@ -210,6 +211,22 @@ def test_methods_that_want_all_rows_say_so_before_any_round(population, name):
         simulate(method(name, clusters=2), population, rounds=2, progress=False)
     assert "in_memory" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class of_all(ifca, abstract=True):
+    """As IFCA, with everybody in every round."""
+
+    def select(self, rng_key, state):
+        return cohorts.uniform(rng_key, state.clients.present, 1.0)
+
+
+def test_a_method_of_ones_own_is_told_apart_by_as_many_clients_as_it_takes(population, tmp_path):
+    """Fault: the two clients by which a program was told apart were too few for its clusters, which the run said."""
+    options = {"participation": 0.4, "clusters": 5}
+    with pytest.raises(ValueError, match=r"of_all has all clients in its rounds.*in_memory"):
+        simulate(of_all(nn.linear(), local=SGD, **options), population, rounds=1, run_dir=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="clusters is 14 but there are only 13 clients"):
+        identity_of(of_all(nn.linear(), local=SGD, clusters=14), population, 0, 1, None, ())
 
 
 def test_all_clients_in_a_round_are_refused(population):
