@@ -32,12 +32,13 @@ class Several(tuple):
     """Several values of a setting that has one in a run: what a sweep goes through."""
 
 
-def read(path: str | os.PathLike, *, several: bool = False) -> dict[str, Any]:
+def read(path: str | os.PathLike, *, several: bool = False, method: str | None = None) -> dict[str, Any]:
     """The settings in a file: those of the run that left this config.json, or any of `RunConfig`, by name.
 
     Args:
       path: ends in .json, .yaml or .yml. An edited config.json is taken, whatever its seal says.
       several: a list for what is no list is `Several` values.
+      method: whose options those of a file are that names no method; None leaves them as they are.
 
     Returns:
       Those of the file alone, checked one by one; `RunConfig(**settings)` has the others' defaults.
@@ -67,7 +68,7 @@ def read(path: str | os.PathLike, *, several: bool = False) -> dict[str, Any]:
     # Runs of version 0.1 call it membership.
     content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name != "version"}
     try:
-        return _checked(content, several)
+        return _checked(content, several, method)
     except ValueError as error:
         raise ValueError(f"{' '.join(str(error).split())} (in {path})") from None
 
@@ -208,11 +209,12 @@ def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return dict(pairs)
 
 
-def _checked(content: Mapping[str, Any], several: bool) -> dict[str, Any]:
+def _checked(content: Mapping[str, Any], several: bool, method: str | None) -> dict[str, Any]:
     """Settings in their types."""
     fields = {field.name: field for field in dataclasses.fields(RunConfig)}
     hints = {found.name: found.hint for found in described_options(RunConfig)}
-    kinds = {kind: content.get(kind, fields[kind].default) for kind in KINDS}
+    named = content if method is None else {"method": method, **content}
+    kinds = {kind: named.get(kind, fields[kind].default) for kind in KINDS}
     for name in content:
         if name not in fields:
             raise ValueError(_unknown(str(name), list(fields), kinds))
@@ -232,7 +234,7 @@ def _checked(content: Mapping[str, Any], several: bool) -> dict[str, Any]:
         for option in found.get(f"{kind}_options", {}):
             allowed = needed_options(kind, kinds[kind])
             # What several methods are to have is known once these are.
-            if option not in allowed and (kind != "method" or "method" in content):
+            if option not in allowed and (kind != "method" or "method" in named):
                 of = f"{kind} {kinds[kind].replace('_', '-')}"
                 listed = ", ".join(sorted(allowed)) or "none"
                 raise ValueError(f"{kind}_options.{option}: {of} has no such option; its options: {listed}")

@@ -101,8 +101,10 @@ def parse_sweep(
     method: str | None, arguments: Sequence[str], prog: str
 ) -> tuple[dict[str, sweeps.Cell], dict[str, Any]]:
     """The cells of a sweep from flags of which some have several values, and the flags that concern the command."""
-    file = _file(arguments, several=True)
-    method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
+    typed = None if method is None else known_name("method", method, REGISTRY)
+    file = _file(arguments, several=True, method=typed)
+    method = typed or known_name("method", file.get("method", DEFAULT_METHOD), REGISTRY)
+    file = overridden(file, {"method": method}) if file else file
     groups = grouped([*_common_fields(method), *_command_fields(), SEEDS, RANDOM], method)
     groups[method] += _options(method)
     groups["run"] = [*groups["run"][-2:], *groups["run"][:-2]]
@@ -342,10 +344,10 @@ def _word_after(flag: str, arguments: Sequence[str]) -> str | None:
     return words[-1].partition("=")[2] if words else None
 
 
-def _file(arguments: Sequence[str], several: bool = False) -> dict[str, Any]:
+def _file(arguments: Sequence[str], **how: Any) -> dict[str, Any]:
     """The settings of the file that the arguments name; nothing without one, or where help is asked for."""
     path = None if wants_help(arguments) else _word_after("--config", arguments)
-    return {} if path is None else read(path, several=several)
+    return {} if path is None else read(path, **how)
 
 
 def _explicit(given: dict[str, Any], arguments: Sequence[str], file: Mapping[str, Any]) -> dict[str, Any]:

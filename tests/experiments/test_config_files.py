@@ -88,6 +88,29 @@ def test_a_sweep_takes_lists_from_the_file():
     assert list(cells) == ["learning rate 0.1", "learning rate 1"]
     assert cells["learning rate 1"].config.method_options["every"] == 4
     assert cli.main(["run", "--config", "run.yaml"]) == 2
+    # Options of another method than the typed one are left out, as they are for a run.
+    assert list(flags.parse_sweep("ifca", ["--config", "run.yaml"], "sweep")[0]) == list(cells)
+
+
+def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
+    """Fault: below method_options a list was one value where the method stood on the command line alone."""
+    yaml("method_options: {proximal: [0.1, 1]}\nclients: 8\n")
+    cells, _ = flags.parse_sweep("fedprox", ["--config", "run.yaml", "--learning-rate", "0.1", "1"], "sweep")
+    assert list(cells)[-1] == "learning rate 1, proximal 1"
+    assert [cell.config.method_options for cell in cells.values()] == 2 * [{"proximal": 0.1}, {"proximal": 1.0}]
+    # What is a list itself is swept by a list of lists.
+    yaml("method_options: {shared_layers: [[hidden_0], [hidden_0, hidden_1]], start_rounds: [1, 2]}\n")
+    cells, _ = flags.parse_sweep("ifca", ["--config", "run.yaml"], "sweep")
+    assert [cell.config.method_options["shared_layers"] for cell in cells.values()][1:3] == [
+        ["hidden_0"],
+        ["hidden_0", "hidden_1"],
+    ]
+    yaml("method_options: {shared_layers: [hidden_0, hidden_1], start_rounds: [1, 2]}\n")
+    cells, _ = flags.parse_sweep("ifca", ["--config", "run.yaml"], "sweep")
+    assert list(cells) == ["start rounds 1", "start rounds 2"]
+    yaml("method_options: {proximal: [0.1, x]}\n")
+    with pytest.raises(ValueError, match=r"method_options\.proximal is 'x'; it must be a number.*\(in run\.yaml\)"):
+        flags.parse_sweep("fedprox", ["--config", "run.yaml"], "sweep")
 
 
 @pytest.mark.parametrize(
