@@ -23,7 +23,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
-from fedjax_cluster.simulation.run_directory import CONFIG
+from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, AnotherExperiment
 from fedjax_cluster.types import Federation
 
 LOG = logging.getLogger(__name__)
@@ -112,8 +112,8 @@ def compare(
       For each label its runs, and why others failed.
 
     Raises:
-      ValueError: a directory of another comparison, or one that another process works in; no configuration that can be
-        run, or every run refused for the same reason.
+      ValueError: a directory of another comparison, or one that another process works in; a run that it has would be
+        another experiment now; no configuration that can be run, or every run refused for the same reason.
     """
     refusals = {label: ValueError(why) for label, why in (refused or {}).items()}
     for label, config in configs.items():
@@ -165,6 +165,7 @@ def compare(
                         given["callbacks"] = watch(given["federation"])
                         result = sharing(numbers[label], functools.partial(run, seeded, **given))
                 except Exception as error:
+                    _keep(directory, before, label, seed, error)
                     if failed is None or isinstance(error, BrokenPipeError) or _interrupted():
                         raise
                     errors.append(error)
@@ -367,6 +368,16 @@ def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison
 def _kind(of: Comparison) -> str:
     options = dict.fromkeys(option for values in of.cells.values() for option in values)
     return f"a sweep of {' and '.join(options)}" if options else "a comparison"
+
+
+def _keep(directory: pathlib.Path | None, before: Comparison | None, label: str, seed: int, error: Exception) -> None:
+    """Refuses all where a run that the tables have is refused now: its figures would be lost to them."""
+    if directory is None or before is None or not isinstance(error, AnotherExperiment):
+        return
+    ended = (directory / run_name(label, seed) / SUMMARY).is_file()
+    if ended and label in before.configs and seed not in before.failed.get(label, {}):
+        _write(directory, before)
+        raise ValueError(f"{error} for the comparison; what {directory} has is left as it is") from error
 
 
 def _write(directory: pathlib.Path, comparison: Comparison) -> None:

@@ -49,6 +49,10 @@ GIVEN = ("fault", "random_numbers", "metrics")  # of an identity, which leaves t
 MOST_NAMED = 4  # differences that a refusal names
 
 
+class AnotherExperiment(ValueError):
+    """A directory holds the run of another experiment."""
+
+
 class RunDirectory:
     """One run's directory; refuses that of another experiment before anything is computed.
 
@@ -391,7 +395,7 @@ def _different_settings(known: dict[str, Any] | None, wanted: Mapping[str, Any] 
 def _refuse(path: pathlib.Path, different: list[str]) -> None:
     if different:
         more = f" and {len(different) - MOST_NAMED} more" if len(different) > MOST_NAMED else ""
-        raise ValueError(
+        raise AnotherExperiment(
             f"the run directory {path} belongs to another experiment: {'; '.join(different[:MOST_NAMED])}{more}; "
             "choose another directory"
         )

@@ -13,6 +13,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import cli
 from fedjax_cluster.experiments import comparison, runs, saved_runs
 from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.simulation.run_directory import AnotherExperiment
 
 pytestmark = pytest.mark.usefixtures("here")
 TINY = {"clients": 4, "clusters": 2, "rounds": 2, "eval_every": 1, "model": "linear"}
@@ -20,6 +21,7 @@ CONFIGS = {name: RunConfig(method=name.replace("-", "_"), **TINY) for name in ("
 
 
 WORDS = "compare fedavg ifca local-only --clients 4 --clusters 2 --rounds 2 --eval-every 1 --model linear --seeds 3"
+SHORT = ("--clients", "4", "--rounds", "1", "--model", "linear")
 MISTAKE = ValueError("this cannot be")
 
 
@@ -217,6 +219,43 @@ def test_what_the_first_comparison_was_not_given_is_another(pretend, capsys):
     assert cli.main([*words, "--aggregation", "median"]) == 2
     assert "for fedavg aggregation is None there and median here" in capsys.readouterr().err
     assert pathlib.Path("own/comparison.json").read_text() == before
+
+
+def files_of(path):
+    return {each: each.read_bytes() for each in pathlib.Path(path).iterdir() if each.is_file()}
+
+
+def test_a_run_that_is_another_experiment_now_leaves_the_tables_as_they_are(monkeypatch, capsys):
+    """Fault: the row of a method whose program had changed since was written anew, without its figures."""
+    words = ["compare", "fedavg", "mine", *SHORT, "--run-dir", "own"]
+    for warm_up in (10, 3):
+        parts = {"__annotations__": {"warm_up": int}, "warm_up": fc.options.option("rounds", default=warm_up)}
+        monkeypatch.setitem(fc.algorithms.REGISTRY, "mine", type("mine", (fc.algorithms.fedavg,), parts, abstract=True))
+        if warm_up == 10:
+            assert cli.main(words) == 0
+            before = files_of("own")
+    capsys.readouterr()
+    for again in (words, [*words, "--seeds", "2"], ["resume", "own"]):
+        assert cli.main(again) == 2
+        assert files_of("own") == before
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "the run directory own/mine-seed0 belongs to another experiment: warm_up is 10 there and 3 here" in said
+        assert said.endswith("choose another directory for the comparison; what own has is left as it is")
+
+
+def test_runs_that_the_tables_did_not_have_may_be_of_another_experiment(pretend):
+    another = AnotherExperiment("the run directory belongs to another experiment; choose another directory")
+    pretend.failing = {("ifca", 1): MISTAKE}
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 1
+    pretend.failing = {("ifca", 1): another}
+    assert cli.main([*WORDS.split(), "--run-dir", "own"]) == 1
+    assert comparison.read(pathlib.Path("own")).failed == {"ifca": {1: str(another)}}
+    sweep = ["sweep", "fedavg", "--learning-rate", "0.1", "1", *SHORT, "--run-dir", "swept"]
+    pretend.failing = {}
+    assert cli.main(sweep) == 0
+    before, pretend.failing = files_of("swept"), {"learning-rate-1-seed0": another}
+    assert cli.main([*sweep[:4], "3", *sweep[4:]]) == 2
+    assert files_of("swept") == before
 
 
 def own_rows(seed, rows=60, clients=5):
