@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Sequence
 
 import jax
@@ -33,6 +34,7 @@ FLAGS: tuple[Field, ...] = (
 )
 OF_SHAPES = ("input", "test_rows", "classes", "dtype")  # of a population without data
 OF_DATA = ("--dataset", "--scenario")  # in whose place it stands
+NAMED = re.compile(r"\b(landmarks|cluster_cohort|chunk_size|batch_size|participation)\b(?:=(\w+))?")
 DESCRIPTION = (
     "Compiles a run's start, rounds and evaluation for a device that need not be there, and prints memory, work and "
     "messages. With --rows it "
@@ -64,8 +66,14 @@ def command(arguments: Sequence[str], prog: str) -> int:
         # What is small is computed here; a TPU's compiler would have its backend look for one.
         jax.config.update("jax_platforms", "cpu")
     found = planned(config, given)
-    found.table().print()
+    found._replace(advice=tuple(NAMED.sub(_flag, each) for each in found.advice)).table().print()
     return 0 if found.fits else 1
+
+
+def _flag(named: re.Match) -> str:
+    """An option in an advice as the command line has it."""
+    value = "" if named[2] in (None, "True") else f" {named[2]}"
+    return f"--{named[1].replace('_', '-')}{value}"
 
 
 def planned(config: RunConfig, given: object) -> Plan:

@@ -76,7 +76,7 @@ def _peak(what: str, compiled: Callable[[], Any], aim: Target) -> int | None:
         if "RESOURCE_EXHAUSTED" in failure:
             return None
         what = f"the compiler for {aim.name} fails with {what} ({failure[:LONGEST_MESSAGE]})"
-        raise ValueError(f"{what}; give another chunk_size, or whole=False from Python") from error
+        raise ValueError(f"{what}; give another chunk_size (--chunk-size), or whole=False from Python") from error
 
 
 def _compiled_first(first: FirstProgram, key: Any, aim: Target) -> Any:

@@ -37,6 +37,7 @@ from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, 
 WHY = {"tpu": "matrix units are 128 wide, and it fits"}
 MOST_COMPILATIONS = 3
 LONGEST_MESSAGE = 200
+LARGE_MATRIX = 0.05  # of a device's memory; methods hold up to some fourteen of all pairs of clients
 
 
 class Plan(NamedTuple):
@@ -184,7 +185,7 @@ def plan(
         tried,
         (),
     )
-    return found if found.fits else found._replace(advice=_advice(found, shape, rounds.failure))
+    return found if found.fits else found._replace(advice=_advice(algorithm, found, shape, rounds.failure))
 
 
 class _Rounds(NamedTuple):
@@ -258,7 +259,7 @@ def _at_a_time(mapping: ClientMapping, chunk: int) -> ClientMapping:
 
 def _not_compiled(aim: Target, chunk: int, failure: str) -> str:
     what = f"the compiler for {aim.name} fails with {counted(chunk, 'client')} at a time"
-    return f"{what} ({failure[:LONGEST_MESSAGE]}); give another chunk_size"
+    return f"{what} ({failure[:LONGEST_MESSAGE]}); give another chunk_size (--chunk-size)"
 
 
 def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs: int = 1) -> Any:
@@ -334,19 +335,35 @@ def _cost_lines(found: Plan) -> dict[str, str]:
     return lines
 
 
-def _advice(found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...]:
+def _without_pairs(algorithm: ClusteredAlgorithm, found: Plan) -> list[str]:
+    """How a method can do without matrices of clients by clients, where these are what is large."""
+    of_cohort = getattr(algorithm, "cluster_cohort", None)
+    if of_cohort or 4.0 * found.clients**2 / found.devices < LARGE_MATRIX * found.available:
+        return []
+    if getattr(algorithm, "landmarks", ()) is None:
+        return ["landmarks=256, say: numbers for each client and landmark in place of all pairs of clients"]
+    if of_cohort is False and not hasattr(algorithm, "landmarks"):
+        below = "" if getattr(algorithm, "participation", 1.0) < 1 else " and a participation below 1"
+        return [f"cluster_cohort=True{below}: a cohort is compared in place of all pairs of clients"]
+    return []
+
+
+def _advice(algorithm: ClusteredAlgorithm, found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...]:
     """What to change where the run does not fit."""
     if found.too_large:
         return tuple(f"{each.when}, {each.what}: {each.instead}" for each in found.too_large)
-    lines = [] if not failure or found.memory is not None else [f"the compiler says: {failure[:LONGEST_MESSAGE]}"]
+    pairs = _without_pairs(algorithm, found)
+    lines = [*pairs]
+    if failure and found.memory is None:
+        lines.append(f"the compiler says: {failure[:LONGEST_MESSAGE]}")
     memory = found.memory
     held = shape.nbytes() / found.devices if memory is None else memory.population + memory.state
     if held > found.available:
         needed = math.ceil(held * found.devices / found.available / 0.8)
         lines.append(f"more devices: {needed} would hold population and state")
-    if memory is not None and memory.state > 0.5 * found.available:
+    if memory is not None and not pairs and memory.state > 0.5 * found.available:
         lines.append("a smaller model, or a method without a model for each client")
-    if memory is not None and memory.temporaries > 0.5 * found.available:
+    if memory is not None and not pairs and memory.temporaries > 0.5 * found.available:
         lines.append("a smaller cohort (participation), smaller mini-batches (batch_size), or chunk_size=1")
     if memory is not None and memory.population > 0.5 * found.available:
         dtype = np.dtype(shape.dtype).name

@@ -3,6 +3,8 @@
 import pytest
 
 from fedjax_cluster import cli
+from fedjax_cluster.experiments.device_plans import NAMED, _flag
+from fedjax_cluster.simulation import planning
 
 SMALL = ["--clients", "8", "--rows", "4", "--input", "3", "--model", "linear", "--batch-size", "2"]
 
@@ -56,6 +58,34 @@ def test_the_shape_of_a_population_without_data_needs_rows(words, capsys):
     assert cli.main(["plan", "fedavg", "--clients", "4", *words]) == 2
     assert f"{words[0][2:].replace('-', '_')} is " in (said := capsys.readouterr().err)
     assert "give rows too" in said
+
+
+def refused(*given):
+    return planning._Rounds(None, None, 1, "", "RESOURCE_EXHAUSTED", 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["cfl", "--clients", "1000000"], "--landmarks 256, say: numbers for each client and landmark in place of all"),
+        (["fl-hc", "--clients", "1000000"], "--cluster-cohort and a --participation below 1: a cohort is compared in"),
+        (["fl-hc", "--clients", "1000000", "--participation", "0.1"], "--cluster-cohort: a cohort is compared in"),
+        (["cfl", "--clients", "1000000", "--landmarks", "9"], "the compiler says: RESOURCE_EXHAUSTED"),
+        (["fl-hc", "--clients", "1000000", "--cluster-cohort"], "the compiler says: RESOURCE_EXHAUSTED"),
+        (["cfl", "--clients", "100"], "the compiler says: RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_what_spares_a_matrix_of_all_clients_is_advised_first_as_a_flag(words, first, monkeypatch, capsys):
+    monkeypatch.setattr(planning, "_compiled_rounds", refused)
+    assert cli.main(["plan", *words, "--rows", "4", "--input", "3", "--model", "linear"]) == 1
+    shown = capsys.readouterr().out.partition("1 program")[2]
+    assert " ".join(shown.replace("to change", "").split()).startswith(first)
+
+
+def test_advice_names_flags():
+    lines = ("a smaller cohort (participation), or chunk_size=1", "fewer clients at a time (chunk_size)")
+    named = [NAMED.sub(_flag, line) for line in lines]
+    assert named == ["a smaller cohort (--participation), or --chunk-size 1", "fewer clients at a time (--chunk-size)"]
 
 
 def test_rows_and_a_population_are_two_kinds_of_clients(capsys):
