@@ -140,7 +140,8 @@ class _Apply:
             outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
             return wide(outputs), updated["batch_stats"]
         try:
-            return wide(module.apply(collections, inputs, **options)), stats
+            outputs: Any = module.apply(collections, inputs, **options)
+            return wide(outputs), stats
         except flax.errors.ModifyScopeVariableError as error:
             raise ValueError(
                 f"{type(module).__name__} changes its batch statistics outside of training; let its "

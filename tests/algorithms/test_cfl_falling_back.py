@@ -66,19 +66,3 @@ def test_held_out_rows_are_not_trained_on():
         ends.append(one_round(population, state)[0].clusters.params["output"]["kernel"])
     np.testing.assert_array_equal(ends[0], ends[1])
     assert not np.array_equal(ends[0], ends[2])
-
-
-@pytest.mark.slow
-def test_rows_in_the_order_of_their_classes_are_all_learnt():
-    """The last rows were held out, of whatever class these are."""
-    federation = blobs(clients=6, groups=1, rows=60, ragged=False)
-    order = np.argsort(federation.train.y, axis=1)
-    x, y = (np.take_along_axis(part, order.reshape(6, 60, *[1] * (part.ndim - 2)), 1) for part in federation.train[:2])
-    federation = federation._replace(train=federation.train._replace(x=x, y=y))
-    algorithm = build(fall_back_after=50, held_out=0.55, clusters=2)
-    population, state = start_of(algorithm, federation)
-    for _ in range(15):
-        state, _ = runner(algorithm)(population, state)
-    model = jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.clusters.params)["output"]
-    found = np.argmax(x @ model["kernel"] + model["bias"], -1)
-    assert (found == y)[y == 2].mean() > 0.8

@@ -282,10 +282,11 @@ class flag(SearchingMethod):
         membership, present = one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present)
         clients = HardClients(membership, present)
         kept = jax.device_put(start) if self.newcomers else None
-        server = Server(kept, matrices, jax.tree.map(jnp.asarray, search))
+        found = jax.tree.map(jnp.asarray, search)
+        server: Server | LandmarkServer = Server(kept, matrices, found)
         if landmarks is not None:
-            server = server._replace(matrices=LandmarkMatrices(*matrices))
-            server = LandmarkServer(*server, landmarks, sent if self.newcomers else None)
+            among = LandmarkMatrices(*matrices)
+            server = LandmarkServer(kept, among, found, landmarks, sent if self.newcomers else None)
         elif self.newcomers:
             clients = Clients(membership, present, *sent)
         return first_state(models, clients, self.optimizer, server)[0]
