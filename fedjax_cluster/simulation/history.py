@@ -37,7 +37,7 @@ SUMMARISED = (
     *("algorithm", "scenario", "dataset", "clients", "rounds", "seed", "tuning", "train_loss", "privacy"),
     *("first_round_of_final_clustering", "first_round_of_best_agreement", "first_round_of_ideal_agreement"),
     *("first_round_of_purity_90", "first_round_not_finite", "client_rounds_per_second"),
-    *("compile_seconds", "run_seconds"),
+    *("compile_seconds", "run_seconds", "num_unclustered"),
 )
 
 

@@ -36,8 +36,7 @@ def build(slots, metric="euclidean", **options):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [name if name in ("all", "a cohort") else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
+    "setting", [name if name == "a cohort" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 )
 def test_fl_hc_is_its_algorithm(setting):
     """Clients of unequal sizes; every option off its default once."""
@@ -96,6 +95,7 @@ def test_groups_are_found_and_their_models_are_better_than_the_common_one():
     assert apart[alike].max() < apart[~alike].min()
 
 
+@pytest.mark.slow
 def test_who_is_away_or_sends_nothing_finite_joins_when_it_is_next_heard():
     federation = blobs(clients=CLIENTS, groups=3, rows=60)
     whole, _ = play(build(3, warm_up=1), federation, 2)
@@ -130,6 +130,7 @@ def test_newcomers_join_the_nearest_cluster():
     assert int(labels(lost.clients.membership)[3]) == -1
 
 
+@pytest.mark.slow
 def test_what_the_server_computes_in_a_clustering_gives_the_clusters_that_there_are():
     federation = blobs(clients=CLIENTS, groups=3, rows=60)
     for options in ({}, {"cluster_cohort": True, "participation": 0.7}):

@@ -141,6 +141,7 @@ def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
     assert looks[-1] == 0
 
 
+@pytest.mark.slow
 def test_a_newcomer_moves_nobody_and_what_it_links_is_united_in_the_next_round():
     """It merged clusters although nobody trained afterwards: clients were left with the model of others."""
     federation = blobs(clients=CLIENTS, groups=3, rows=60)

@@ -57,6 +57,10 @@ def heights(linkage):
 EXACT = {
     "block_gram": (lambda f: fcc.block_gram(f(POINTS)), lambda: POINTS @ POINTS.T),
     "cosine_similarity": (lambda f: fcc.cosine_similarity(f(POINTS)), lambda: similarity.cosine_similarity(POINTS)),
+    "pairwise_distances": (
+        lambda f: fcc.pairwise_distances(f(POINTS), f(POINTS[:4]), "manhattan"),
+        lambda: scipy.spatial.distance.cdist(POINTS, POINTS[:4], "cityblock"),
+    ),
     "robust_deviations": (
         lambda f: fcc.robust_deviations(f(POINTS[:, 0])),
         lambda: (

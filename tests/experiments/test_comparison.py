@@ -225,6 +225,7 @@ def files_of(path):
     return {each: each.read_bytes() for each in pathlib.Path(path).iterdir() if each.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_another_experiment_now_leaves_the_tables_as_they_are(monkeypatch, capsys):
     """Fault: the row of a method whose program had changed since was written anew, without its figures."""
     words = ["compare", "fedavg", "mine", *SHORT, "--run-dir", "own"]

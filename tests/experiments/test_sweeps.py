@@ -167,6 +167,7 @@ def test_a_dry_sweep_plans_each_cell_on_its_own_data_and_lists_what_cannot_be(mo
         return real(config, directory, federation)
 
     monkeypatch.setattr(plans, "plan", plan)
+    monkeypatch.setenv("COLUMNS", "200")
     line = "sweep ifca --clusters 2 6 --clients 4 8 --model linear --dry-run"
     assert cli.main(line.split()) == 0
     assert planned == [(4, 4), (8, 8), (8, 8)]

@@ -197,6 +197,7 @@ def test_a_newcomer_of_cfl_that_sends_nothing_finite_is_led_nowhere(landmarks):
     assert int(np.argmax(again.clients.membership[4])) == int(result.labels[4])
 
 
+@pytest.mark.slow
 def test_no_newcomer_has_a_row_among_flags_landmarks():
     """Where all clients are landmarks their matrices grew by rows of zeros, at no distance from anybody."""
     result = run("flag", rounds=1, landmarks=7, threshold=0.5)
