@@ -127,7 +127,7 @@ class fl_hc(AveragingMethod):
         # The updates, a copy that is compared with them, the distances, and their tree.
         what = f"the updates of {rows} clients that are compared"
         fewer = "cluster_cohort=True and a smaller participation" if self.compares_all else "a smaller participation"
-        check_memory(self.name, 4.0 * rows * (2 * size + 4 * rows), what, f"give {fewer}")
+        check_memory(self.name, 4.0 * rows * (2 * size + 3 * rows), what, f"give {fewer}")
         distance = jnp.zeros((capacity, capacity)) if self.compares_all else ()
         server = Server(anchor, jnp.zeros((self.clusters, size)), distance, jnp.asarray(False))
         clients = HardClients(one_hot(jnp.where(present, 0, -1), self.clusters), present)

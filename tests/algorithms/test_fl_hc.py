@@ -147,7 +147,7 @@ def test_updates_that_do_not_fit_into_memory_are_refused_before_anything_is_comp
     federation = blobs(clients=15, groups=3, rows=60)
     few = build(3, participation=0.3, cluster_cohort=True)
     size = tree.size(few.model.init(jax.random.key(0), federation.info).params)
-    monkeypatch.setattr(parallel, "memory_left", lambda: 4 * 5 * (2 * size + 20))
+    monkeypatch.setattr(parallel, "memory_left", lambda: 4 * 5 * (2 * size + 15))
     simulate(few, federation, rounds=1, progress=False)
     with pytest.raises(
         ValueError, match=r"updates of 1[56] clients that are compared, .*; give cluster_cohort=True and a"
