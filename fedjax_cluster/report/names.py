@@ -12,7 +12,7 @@ PRINTED = (
     *("StoCFL",),
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
-METHOD_NAMES["gradient_loss"] = "Gradient and loss"
+METHOD_NAMES |= {"fl_hc": "FL+HC", "gradient_loss": "Gradient and loss"}
 COUNTED = ("rounds", "clients")  # settings whose number comes before their name
 LONGEST_WORD, LONGEST_LABEL = 20, 60  # characters of a group's name in a picture
 

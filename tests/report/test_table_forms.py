@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
+from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.report import tables
+from fedjax_cluster.report.names import method_name
 from fedjax_cluster.report.table import Column, Number, Table
 
 
@@ -59,3 +61,8 @@ def test_the_best_mean_is_bold_in_latex_alone():
     assert bold(of("cfl", None), of("ifca", None)) == []
     assert bold(of("cfl", 0.8, dataset="a"), of("ifca", 0.9, dataset="b")) == [], "of other data"
     assert bold(of("a", 0.8), of("b", 0.9), cells={"a": {"every": 1}, "b": {"every": 2}}) == []
+
+
+def test_every_method_is_called_as_papers_print_it():
+    """A new one would stand in tables and pictures as a name of Python."""
+    assert [name for name in REGISTRY if method_name(name) == name] == []
