@@ -116,6 +116,17 @@ def in_place(mask: Array) -> Selection:
     return Selection(jnp.where(mask, jnp.arange(capacity, dtype=jnp.int32), capacity), mask)
 
 
+def everybody_when(when: Array, present: Array, selection: Selection) -> Selection:
+    """All who are present, bool[M], in a round where `when` bool[] holds, and else a selection of them; in place.
+
+    >>> drawn = Selection(jnp.asarray([2, 3]), jnp.asarray([True, False]))
+    >>> [everybody_when(jnp.asarray(due), jnp.ones(3, bool), drawn).mask.tolist() for due in (True, False)]
+    [[True, True, True], [False, False, True]]
+    """
+    chosen = jnp.zeros_like(present).at[selection.index].set(selection.mask, mode="drop")
+    return in_place(jnp.where(when, present, chosen))
+
+
 def cluster_cohort_sizes(participation: float, num_clients: Array, smallest: int = 3) -> Array:
     """i32[K]: max(⌈ρ·n_k⌉, smallest) clients of every cluster, all of one with fewer (FedGWC, App. A, Eq. 28).
 

@@ -142,8 +142,7 @@ class fl_hc(AveragingMethod):
         part = cohorts.uniform(rng_key, present, self.participation)
         if self.participation == 1 or self.cluster_cohort:
             return part
-        mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
-        return cohorts.in_place(jnp.where(self.due(state), present, mask))
+        return cohorts.everybody_when(self.due(state), present, part)
 
     # ----------------------------------------------------------------------------------------- clusters
 

@@ -23,7 +23,7 @@ def admit(method: Any, rng_key: Array, state: State, data: ClientData, index: Ar
     slot, heard = lead_to_leaf(server.splits, compared.side, compared.edges, change)
     if method.landmarks is not None:
         return by_landmarks.admit(state, slot, heard, index)
-    # As of the other methods that cluster once: whoever cannot be compared is where most are.
+    # As with FLAG and PACFL, whoever cannot be compared is where most are.
     slot = jnp.where(heard, slot, largest_cluster(clients.membership))
     optimizer = method.start_optimizer(cluster_variables(state.clusters, slot).params)
     return state._replace(clients=admitted(clients, index, one_hot(slot, method.clusters), optimizer))

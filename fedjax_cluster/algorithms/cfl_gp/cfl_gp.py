@@ -266,8 +266,7 @@ class cfl_gp(AveragingMethod):
             part = cohorts.with_these_first(part, landmarks, present[landmarks], len(present), due)
         if self.participation == 1 or self.cluster_cohort:
             return part
-        mask = jnp.zeros_like(present).at[part.index].set(part.mask, mode="drop")
-        return cohorts.in_place(jnp.where(self.clustering_round(state), present, mask))
+        return cohorts.everybody_when(self.clustering_round(state), present, part)
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         due = self.clustering_round(state)
