@@ -156,7 +156,8 @@ def test_cfl_gp_that_keeps_the_profiles_of_landmarks_who_are_everybody_is_the_sa
     assert {"client_features", "singular_values"} <= set(cfl_gp_pictures.figures(other))
 
 
-@pytest.mark.parametrize("profiles_of", ["everybody", pytest.param("landmarks", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("profiles_of", ["everybody", "landmarks"])
 def test_the_landmarks_that_are_there_are_in_every_clustering_round_whoever_leaves_and_joins(profiles_of):
     """Drawn anew among those present, others came in their place; and of the absent, some trained."""
     algorithm = sole(landmarks=4, profiles_of=profiles_of)

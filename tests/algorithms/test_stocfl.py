@@ -87,6 +87,7 @@ def test_united_clusters_keep_the_model_of_the_larger_and_new_ones_take_what_is_
     assert len(set(few.slot.tolist()) | {0}) == 2
 
 
+@pytest.mark.slow
 def test_a_newcomer_joins_whom_it_is_like_and_the_unheard_are_given_the_common_model():
     federation = blobs(clients=CLIENTS, groups=3, rows=60)
     algorithm = stocfl(nn.linear(), clusters=6, local=OWN, tau=0.75, participation=0.4)

@@ -148,8 +148,9 @@ def test_only_rows_that_are_chosen_are_sent(monkeypatch, sent, turns):
     np.testing.assert_array_equal(found, np.where(chosen[:, None], rows, 0.0))
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_clients_stay_on_their_device_as_far_as_it_has_room(devices, share, data):
+@given(st.sampled_from([(1, 3), (2, 2), (3, 4), (4, 1)]), st.data())
+def test_clients_stay_on_their_device_as_far_as_it_has_room(shape, data):
+    devices, share = shape
     size = devices * share
     device = np.asarray(data.draw(st.lists(st.integers(0, devices), min_size=size, max_size=size)))
     order = np.asarray(rows_module._kept_in_place(jnp.asarray(device), devices))

@@ -83,6 +83,7 @@ def test_the_tree_names_every_node(check_layout):
     check_layout(figure)
 
 
+@pytest.mark.slow
 def test_the_tree_names_groups_by_index_without_names():
     run = split_run()
     texts = [

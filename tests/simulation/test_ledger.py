@@ -171,6 +171,7 @@ def test_fedgwc_is_timed_at_what_its_round_did():
     assert len(set(found.tolist())) == len(set(parts.tolist())) == 2
 
 
+@pytest.mark.slow
 def test_fesem_is_timed_on_one_cohort():
     algorithm = fesem(nn.linear(), clusters=2, local=BATCHES, participation=0.5)
     result = simulate(algorithm, blobs(), rounds=3, eval_every=3)

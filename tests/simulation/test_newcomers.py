@@ -71,6 +71,7 @@ def test_a_newcomer_belongs_where_one_with_its_rows_does_and_moves_nobody(name):
     assert result.labels.shape == (7,)
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_led_past_the_splits():
     """Rows of zeros stood for clients on a split's first side, which drew the others there."""
     federation = blobs(clients=9, groups=3)
@@ -109,6 +110,7 @@ def test_rows_that_fill_up_devices_are_nobody():
     assert again.labels.tolist() == [*found.labels, result.labels[0]]
 
 
+@pytest.mark.slow
 def test_users_keep_their_ids_and_faults_their_clients():
     plain = blobs(clients=7)
     users = UserFederation.of(plain, [f"u{client}" for client in range(7)])
@@ -150,6 +152,11 @@ def test_what_cannot_be_admitted_is_one_line():
     ):
         with pytest.raises(ValueError, match=message):
             result.admit(newcomers)
+
+
+@pytest.mark.slow
+def test_what_admits_nobody_says_so():
+    plain = blobs(clients=7)
     closed = run("flag", rounds=1, newcomers=False)
     with pytest.raises(ValueError, match="flag admits no client"):
         closed.admit(some(plain, (0,)))

@@ -205,6 +205,7 @@ def test_no_figure_takes_the_name_of_something_that_a_summary_has():
             run(built(), rounds=1, callbacks=[lambda evaluation, name=name: {name: 1.0}])
 
 
+@pytest.mark.slow
 def test_predictions_may_be_several_arrays():
     """Beyond 64 test rows, or of a mixture, they had to be one."""
     model = nn.mlp(hidden=(5,))

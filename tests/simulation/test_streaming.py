@@ -59,6 +59,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_streamed_run_with_churn_is_that_in_memory(population):
     churn = [Churn(2, leave=(1, 4)), Churn(5, join=(6, 1))]
     options = {"rounds": 8, "eval_every": 3, "eval_clients": 5, "churn": churn, "progress": False}
