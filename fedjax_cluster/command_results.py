@@ -12,6 +12,7 @@ from typing import Any
 import fedjax_cluster as fc
 from fedjax_cluster.endings import PROG, keeping
 from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.report.judged_by import HONEST, of_honest
 
 LOG = logging.getLogger(__name__)
 
@@ -95,13 +96,15 @@ def whole(directory: pathlib.Path) -> Iterator[None]:
 
 
 def announce(label: str, seed: int, result: Any) -> None:
-    """A line about a run of a comparison that has ended."""
-    kinds = (("accuracy {:.1f} %", "accuracy", 100), ("test loss {:.4f}", "test_loss", 1))
+    """A line about a run of a comparison that has ended, by the figures that its table has."""
+    accuracy, ari = (of_honest(name, [result.summary]) for name in ("accuracy", "adjusted_rand_index"))
+    kinds = (("accuracy {:.1f} %", accuracy, 100), ("test loss {:.4f}", "test_loss", 1))
     found = ((text, fc.report.tables.quality(result.summary, name, factor)) for text, name, factor in kinds)
     shown = next((text.format(value) for text, value in found if value is not None), fc.report.tables.NOT_FINITE)
-    agreement = fc.report.tables.figure(result.summary, "adjusted_rand_index")
+    agreement = fc.report.tables.figure(result.summary, ari)
     clusters = "" if agreement is None else f", ARI {agreement:.2f}"
-    print(f"{label} seed {seed}: {shown}{clusters}", file=sys.stderr)
+    honest = " (of the honest clients)" if accuracy.endswith(HONEST) else ""
+    print(f"{label} seed {seed}: {shown}{clusters}{honest}", file=sys.stderr)
 
 
 def _say_all(lines: list[str]) -> None:

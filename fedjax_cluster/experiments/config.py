@@ -153,7 +153,7 @@ class RunConfig(Robustness):
     seed: int = option("of data, initial models, cohorts and local training", default=0, bound=SEED)
     churn: Sequence[Churn] = option("clients who join or leave before given rounds, see `simulate`", default=())
     eval_every: int = option(
-        f"rounds between evaluations; if not given 10, or a {EVALUATIONS}th of a longer run",
+        f"rounds between evaluations; if not given 10, a quarter of a run below 40, a {EVALUATIONS}th of a long one",
         default=None,
         bound=COUNT,
         filled=True,

@@ -96,7 +96,7 @@ def as_begun(config: RunConfig, known: RunConfig | None) -> RunConfig:
     if known is None or config.eval_every != usual_every(config.rounds):
         return config
     # That of fewer rounds, with which it may have begun.
-    if not usual_every(1) <= known.eval_every <= usual_every(known.rounds):
+    if not usual_every(1) <= known.eval_every <= max(10, usual_every(known.rounds)):
         return config
     return dataclasses.replace(config, eval_every=known.eval_every)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_cluster.report import web_page as web
+from fedjax_cluster.report.judged_by import HONEST, of_honest
 from fedjax_cluster.report.names import counted, method_name, option_name
 from fedjax_cluster.report.run_page import PAGE, as_text, flat
 from fedjax_cluster.report.significance import EQUAL_DECIMALS
@@ -105,8 +106,9 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
     seeds = " or ".join(f"{count}" for count in counts) + (" seed" if counts == [1] else " seeds")
     begin = f"{counted(len(compared), thing)} over {seeds}"
     every = [summary for each in compared for summary in each.summaries]
-    accurate = any(quality(summary, "accuracy") is not None for summary in every)
-    name, factor, decimals, unit = ("accuracy", 100, 1, " %") if accurate else ("test_loss", 1, 4, "")
+    accuracy = of_honest("accuracy", every)
+    accurate = any(quality(summary, accuracy) is not None for summary in every)
+    name, factor, decimals, unit = (accuracy, 100, 1, " %") if accurate else ("test_loss", 1, 4, "")
     figures = [[quality(summary, name, factor) for summary in each.summaries] for each in compared]
     ended = [sum(value is not None for value in of) for of in figures]
     found = [spread(of) for of in figures]
@@ -137,6 +139,8 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
 
     first = alike(known)
     what = "highest mean test accuracy" if accurate else "lowest mean test loss"
+    if accurate and accuracy.endswith(HONEST):
+        what += " of honest clients"
     if len(known) == 1:
         return f"{begin}: {text(first)} alone has a result."
     better = -1 if accurate else 1
@@ -174,13 +178,14 @@ def _title(compared: Sequence[Compared], background: Background) -> str:
 
 def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Background) -> Html:
     """Methods by seeds: the figure of each run, and a link where it has left a page."""
+    accuracy = of_honest("accuracy", [summary for each in compared for summary in each.summaries])
     lines, seeds = {}, sorted({seed for of in background.directories.values() for seed in of})
     for each in compared:
         ended = {summary.get("seed"): summary for summary in each.summaries}
         cells: list[object] = []
         for seed in seeds:
             path = background.directories.get(each.label, {}).get(seed)
-            text = _figure(ended[seed]) if seed in ended else "failed" if seed in each.failed else NOTHING
+            text = _figure(ended[seed], accuracy) if seed in ended else "failed" if seed in each.failed else NOTHING
             page = None if path is None else path / PAGE
             there = page is not None and page.is_file()
             cells.append(web.element("a", text, href=_relative(page, directory)) if there and page else text)
@@ -196,10 +201,10 @@ def _relative(page: pathlib.Path, directory: pathlib.Path) -> str:
     return pathlib.Path(os.path.relpath(page, directory)).as_posix()
 
 
-def _figure(summary: Mapping[str, Any]) -> str:
+def _figure(summary: Mapping[str, Any], of: str) -> str:
     if diverged(summary):
         return NOT_FINITE
-    accuracy, loss = quality(summary, "accuracy", 100), quality(summary, "test_loss")
+    accuracy, loss = quality(summary, of, 100), quality(summary, "test_loss")
     return f"{accuracy:.1f} %" if accuracy is not None else NOTHING if loss is None else f"{loss:.4g}"
 
 

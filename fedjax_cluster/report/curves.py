@@ -26,9 +26,14 @@ from fedjax_cluster.report.histories import (
     not_finite_from,
     with_gaps,
 )
+from fedjax_cluster.report.judged_by import HONEST, of_honest
 from fedjax_cluster.report.names import method_name, over_seeds
 
-BOUNDED = ("purity", ARI, "accuracy", "balanced_accuracy")  # at most 1
+BOUNDED = (
+    "purity",
+    *(f"{name}{of}" for name in (ARI, "accuracy") for of in ("", HONEST)),
+    "balanced_accuracy",
+)  # at most 1
 MARKED_POINTS = 8
 BAND = 0.15  # opacity
 NO_VALUE, NO_LINE = " (no finite value)", Line2D([], [], linestyle="none")
@@ -44,13 +49,15 @@ def learning_curves(histories: Mapping[str, History | Sequence[History]], metric
     Args:
       histories: as of `curves`.
       metric: a column; None takes `accuracy`, or `test_loss` where there is no accuracy, or else the training loss.
+        Of runs with a fault accuracy and index are those of the honest clients; `metric="accuracy"` is of all.
 
     Raises:
       ValueError: no histories, no such column, or a column without any value.
     """
     seeds = by_seed(histories)
     metric = chosen_metric(seeds, metric)
-    return curves(seeds, [metric, ARI] if metric != ARI and has_values(seeds, ARI) else [metric])
+    agreement = of_honest(ARI, [history for runs in seeds.values() for history in runs])
+    return curves(seeds, [metric, agreement] if metric != agreement and has_values(seeds, agreement) else [metric])
 
 
 def curves(
@@ -106,7 +113,7 @@ def curves(
             if not any(len(rounds) for rounds, _ in values[name].values()):
                 axes.set_yticks([])
                 axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center")
-            elif name == ARI:
+            elif name.removesuffix(HONEST) == ARI:
                 axes.set_ylim(min(0.0, axes.dataLim.y0) - 0.06, 1.06)  # bands too are within
             elif name.startswith("num_"):
                 low, high = axes.get_ylim()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_cluster.data.partition import count_groups
+from fedjax_cluster.report.histories import ARI
+from fedjax_cluster.report.judged_by import of_honest
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
 from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality
@@ -67,7 +69,10 @@ def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         shown.append(("Training loss", NOT_FINITE, "" if since is None else f"since round {since:.0f}"))
     elif accuracy is not None:
         worst = figure(summary, "accuracy_worst_decile", 100)
-        shown.append(("Test accuracy", f"{accuracy:.1f} %", "" if worst is None else f"worst tenth {worst:.1f} %"))
+        remark = "" if worst is None else f"worst tenth {worst:.1f} %"
+        honest = _of_honest(summary, "accuracy", 100)
+        remark = remark if honest is None else f"of the honest clients {honest:.1f} %"
+        shown.append(("Test accuracy", f"{accuracy:.1f} %", remark))
     elif loss is not None:
         shown.append(("Test loss", f"{loss:.4g}", "mean over the clients"))
     clusters, agreement = figure(summary, "num_clusters"), figure(summary, "adjusted_rand_index")
@@ -78,6 +83,8 @@ def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if agreement is not None and (clusters or 0) > 1:
         ideal = figure(summary, "first_round_of_ideal_agreement")
         remark = "adjusted Rand index" if ideal is None else f"Rand index; 1.00 first after round {ideal:.0f}"
+        honest = _of_honest(summary, ARI)
+        remark = remark if honest is None else f"adjusted Rand index; of the honest clients {honest:.2f}"
         shown.append(("Agreement with groups", f"{agreement:.2f}", remark + of_clustered(summary)))
     down, clients = figure(summary, "models_down"), figure(summary, "clients")
     if down is not None and clients:
@@ -91,10 +98,19 @@ def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _quality(summary: Mapping[str, Any]) -> str:
     accuracy, worst = (quality(summary, name, 100) for name in ("accuracy", "accuracy_worst_decile"))
+    honest = _of_honest(summary, "accuracy", 100)
     if accuracy is not None:
-        return f"test accuracy {accuracy:.1f} %" + (f" ({worst:.1f} % in the worst tenth)" if worst is not None else "")
+        remark = "" if worst is None else f" ({worst:.1f} % in the worst tenth)"
+        remark = remark if honest is None else f" ({honest:.1f} % of the honest clients)"
+        return f"test accuracy {accuracy:.1f} %{remark}"
     loss = quality(summary, "test_loss")
     return "" if loss is None else f"test loss {loss:.4g}"
+
+
+def _of_honest(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float | None:
+    """A figure of the clients that are not faulty, where some are."""
+    other = of_honest(name, [summary])
+    return None if other == name else figure(summary, other, factor)
 
 
 def _clusters(summary: Mapping[str, Any]) -> str:
@@ -103,9 +119,11 @@ def _clusters(summary: Mapping[str, Any]) -> str:
         return ""
     if clusters <= 1:
         return "all in one cluster"
-    text = counted(clusters, "cluster")
+    text, honest = counted(clusters, "cluster"), _of_honest(summary, ARI)
     if agreement is None:
         return text
+    if honest is not None:
+        return f"{text} (adjusted Rand index with the groups {agreement:.2f}, of the honest clients {honest:.2f})"
     first = figure(summary, "first_round_of_ideal_agreement")
     if agreement >= FULL:
         since = "" if first is None else f", first after round {first:.0f}"

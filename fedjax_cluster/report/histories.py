@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedjax_cluster.report.judged_by import HONEST, of_honest, value_of
+
 ARI = "adjusted_rand_index"
 
 # Axis label of the history's columns, and factor to its unit; the others are labelled by their names.
@@ -19,6 +21,8 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "nmse": ("Normalized MSE (ratio)", 1),
     "perplexity": ("Test perplexity", 1),
     ARI: ("Adjusted Rand index", 1),
+    f"accuracy{HONEST}": ("Honest clients' accuracy (%)", 100),
+    f"{ARI}{HONEST}": ("Honest clients' ARI", 1),
     "num_clients": ("Participating clients", 1),
     "num_clusters": ("Clusters in use", 1),
     "num_changed": ("Clients changing cluster", 1),
@@ -55,16 +59,18 @@ def by_seed(histories: Mapping[str, History | Sequence[History]]) -> dict[str, l
 
 def has_values(seeds: Seeds, name: str) -> bool:
     """Whether any history has a finite value in this column."""
-    columns = [history[name] for runs in seeds.values() for history in runs if name in history]
-    return any(bool(np.isfinite(np.asarray(column, np.float64)).any()) for column in columns)
+    columns = [value_of(history, name) for runs in seeds.values() for history in runs]
+    return any(bool(np.isfinite(np.asarray(column, np.float64)).any()) for column in columns if column is not None)
 
 
 def chosen_metric(seeds: Seeds, metric: str | None) -> str:
     """`metric`, or the first of accuracy, test loss and training loss that has values; ValueError for no such column.
 
-    A column without a value is taken where no other has one: nothing of a run was finite.
+    Where there are figures of the honest clients alone, these are taken. A column without a value is taken where no
+    other has one: nothing of a run was finite.
     """
-    wanted = ("accuracy", "test_loss", "loss") if metric is None else (metric,)
+    every = [history for runs in seeds.values() for history in runs]
+    wanted = (of_honest("accuracy", every), "test_loss", "loss") if metric is None else (metric,)
     columns = {name for runs in seeds.values() for history in runs for name in history}
     known = [name for name in wanted if has_values(seeds, name)] or [name for name in wanted if name in columns]
     if known:
@@ -87,7 +93,8 @@ def evaluated(runs: Sequence[History], name: str, method: str) -> tuple[np.ndarr
     """
     known = []
     for history in runs:
-        column = np.asarray(history.get(name, ()), np.float64)
+        values = value_of(history, name)
+        column = np.asarray(() if values is None else values, np.float64)
         finite = np.isfinite(column)
         if finite.any():
             known.append((np.asarray(history["round"], np.float64)[finite], column[finite]))

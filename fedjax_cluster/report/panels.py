@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, draw_line, round_axis, shared_legend
-from fedjax_cluster.report.histories import ARI, History, by_seed, column_label, evaluated, finite_part
+from fedjax_cluster.report.curves import BAND, BOUNDED, draw_line, round_axis, shared_legend
+from fedjax_cluster.report.histories import History, by_seed, column_label, evaluated, finite_part
 from fedjax_cluster.report.names import group_label, method_name, over_seeds
 
 CURVE_INCHES, SCATTER_INCHES = 1.45, 1.3  # of a panel's height
@@ -62,7 +62,7 @@ def curve_panels(
                 mean = factor * found.mean(axis=0)
                 spread = factor * found.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
                 place: dict[str, Any] = {"index": methods.index(method), "count": len(methods)}
-                highest = factor if metric in ("accuracy", ARI) else np.inf
+                highest = factor if metric in BOUNDED else np.inf
                 draw_line(axes, rounds + 1, mean, spread, label=method_name(method), highest=highest, **place)
             if level is not None:
                 axes.axhline(factor * level, **style.GUIDE)

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import BAND, draw_line
 from fedjax_cluster.report.histories import ARI, column_label
+from fedjax_cluster.report.judged_by import HONEST, of_honest
 from fedjax_cluster.report.names import option_name, over_seeds, value_text
 from fedjax_cluster.report.table import Spread, spread
 from fedjax_cluster.report.tables import Runs, quality
@@ -50,12 +51,14 @@ def sensitivity(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]]) ->
       cells: label -> option -> value.
 
     Returns:
-      The figure; None for three options and more, and where no run has a figure.
+      The figure, of the honest clients where some are faulty; None for three options and more, and where no run has
+      a figure.
     """
     options = list(dict.fromkeys(option for values in cells.values() for option in values))
     summaries = [summary for cell in runs for summary in cell.summaries]
-    kinds = [name for name in ("accuracy", "test_loss") if any(quality(each, name) is not None for each in summaries)]
-    metrics = kinds[:1] + [ARI] * any(quality(each, ARI) is not None for each in summaries)
+    accuracy, agreement = (of_honest(name, summaries) for name in ("accuracy", ARI))
+    kinds = [name for name in (accuracy, "test_loss") if any(quality(each, name) is not None for each in summaries)]
+    metrics = kinds[:1] + [agreement] * any(quality(each, agreement) is not None for each in summaries)
     if not 1 <= len(options) <= 2 or not kinds:
         return None
     places = [[cells[of.label][option] for of in runs] for option in options]
@@ -82,7 +85,7 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
             found = [spread(of_cells[index]) for index in order]
             mean = np.asarray([np.nan if each is None else each.mean for each in found])
             deviation = np.asarray([0.0 if each is None else each.std or 0.0 for each in found])
-            highest = {"accuracy": 100.0, ARI: 1.0}.get(metric, np.inf)
+            highest = {"accuracy": 100.0, ARI: 1.0}.get(metric.removesuffix(HONEST), np.inf)
             if logarithmic:
                 axes.set_xscale("log")
             if _numeric(levels):
@@ -109,7 +112,7 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
                 legend["failed or not finite"] = Line2D([], [], **look)
             axes.set_ylabel(_metric_label(metric))
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=style.STEPS))
-            if metric == ARI:
+            if metric.removesuffix(HONEST) == ARI:
                 axes.set_ylim(min(0.0, float(np.nanmin(mean - deviation))) - 0.06, 1.06)
         if _numeric(levels):
             _mark(panels[-1], at, levels, texts, logarithmic)
@@ -209,7 +212,7 @@ def _dots(
 
 def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int) -> None:
     """A cell's mean, and beneath it the deviation, in the colour that can be read there."""
-    decimals = {"accuracy": 1, ARI: 2}.get(metric, 3)
+    decimals = {"accuracy": 1, ARI: 2}.get(metric.removesuffix(HONEST), 3)
     color = np.asarray(colormaps[COLORS](scale(found.mean))[:3])
     linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < LEGIBLE
@@ -231,7 +234,7 @@ def _most(values: Mapping[str, list[list[float | None]]]) -> int:
 def _limits(mean: np.ndarray, metric: str) -> tuple[float, float]:
     """What the colours span: of an index at least from 0 to 1."""
     low, high = float(np.nanmin(mean)), float(np.nanmax(mean))
-    if metric == ARI:
+    if metric.removesuffix(HONEST) == ARI:
         return min(low, 0.0), 1.0
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_cluster.report import significance
+from fedjax_cluster.report.histories import ARI
+from fedjax_cluster.report.judged_by import HONEST, of_honest, value_of
 from fedjax_cluster.report.names import counted, method_name, option_name, over_seeds, value_text
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
@@ -36,8 +38,9 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
 
     Args:
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
-        test loss takes its place. A method whose runs have all diverged has "not finite" there, one that `failed`
-        (an attribute, seed -> reason; may be missing) "failed", and the reasons in a column or beneath the table.
+        test loss takes its place; where some clients are faulty accuracy and ARI are of the others. A method whose runs
+        have all diverged has "not finite" there, one that `failed` (an attribute, seed -> reason; may be missing)
+        "failed", and the reasons in a column or beneath the table.
       cells: of a sweep, label -> option -> value: the options are the first columns, and nothing is ranked or tested.
 
     Raises:
@@ -61,9 +64,11 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         pairs = zip(found, values, strict=True)
         return [value and Number(*value, decimals=decimals, seeds=_share(of_seeds)) for value, of_seeds in pairs]
 
-    higher = any(figure(summary, "accuracy") is not None for summary in every)
+    accuracy, agreement = (of_honest(name, every) for name in ("accuracy", ARI))
+    higher = any(figure(each, accuracy) is not None for each in every)
+    faulty, honest = (name.endswith(HONEST) for name in (accuracy, agreement))
     name, heading, factor, decimals = (
-        ("accuracy", "test accuracy (%)", 100, 1) if higher else ("test_loss", "test loss", 1, 4)
+        (accuracy, f"{'honest ' * faulty}test accuracy (%)", 100, 1) if higher else ("test_loss", "test loss", 1, 4)
     )
     best = column(lambda s: quality(s, name, factor), decimals, True)
     lost = [sum(map(diverged, method.summaries)) for method in runs]
@@ -76,7 +81,12 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         best = _with_best_marked(best, significance.best_of(values, higher=higher))
     columns = {
         Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
-        Column("ARI", SAMPLE): column(lambda s: figure(s, "adjusted_rand_index"), 2, True),
+        Column(f"{'honest ' * honest}ARI", SAMPLE): column(lambda s: figure(s, agreement), 2, True),
+        **(
+            {Column("accuracy of all (%)", SAMPLE): column(lambda s: quality(s, "accuracy", 100), 1, True)}
+            if faulty
+            else {}
+        ),
         **ranks,
         **tests,
         **({} if cells or len(lengths) < 2 else {Column("rounds"): column(lambda s: figure(s, "rounds"), 1)}),
@@ -107,6 +117,7 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         f"runs that ended not finite: {ended}" if ended else "",
         f"not ranked, as runs differ in {' and '.join(differing)}" if differing else "",
         told,
+        "honest: of the clients that are not faulty" if faulty or honest else "",
     ]
     leading = {Column("method"): shown}
     if cells:
@@ -246,10 +257,15 @@ def summary_table(
     accuracy = line("{:.1f} %", "accuracy", factor=100)
     names = "accuracy_std", "accuracy_worst_decile"
     clients = line("std over clients {:.1f}, worst decile {:.1f} %", *names, factor=100)
-    agreement = line("{:.2f}", "adjusted_rand_index")
+    named = {name: of_honest(name, [summary]) for name in ("accuracy", ARI)}
+    told = {name: other for name, other in named.items() if name != other}
+    honest = line("of the honest {:.1f} %", told["accuracy"], factor=100) if "accuracy" in told else None
+    agreement = line("{:.2f}", ARI)
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
     agreement = agreement and agreement + of_clustered(summary)
+    if agreement and ARI in told:
+        agreement += line("; of the honest {:.2f}", told[ARI]) or ""
     clusterings = figure(summary, "clusterings")
     clustering = None if clusterings is None else counted(clusterings, "time")
     if clustering and (each := line("{:,.3g} ms each", "seconds_per_clustering", factor=1e3)):
@@ -258,7 +274,7 @@ def summary_table(
     lines = {
         "diverged": line("in round {:.0f}", "first_round_not_finite"),
         "training loss": lost,
-        "test accuracy": None if lost else accuracy and "; ".join(filter(None, (accuracy, clients))),
+        "test accuracy": None if lost else accuracy and "; ".join(filter(None, (accuracy, clients, honest))),
         "balanced accuracy": None if lost else line("{:.1f} %", "balanced_accuracy", factor=100),
         "test loss": None if lost else line("{:.4g}", "test_loss"),
         "test perplexity": None if lost else line("{:.4g}", "perplexity"),
@@ -298,7 +314,7 @@ def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float 
     Raises:
       ValueError: what stands there is no number.
     """
-    value = summary.get(name)
+    value = value_of(summary, name)
     if not isinstance(value, int | float | np.floating | np.integer | None):
         raise ValueError(f"a summary's {name} is {value!r}, which is no number; is its summary.json damaged?")
     known = None if value is None else float(value)

@@ -53,8 +53,12 @@ class MoreMetrics(NamedTuple):
 
 
 def usual_every(rounds: int) -> int:
-    """How many rounds lie between evaluations where nothing is said of it."""
-    return max(10, rounds // EVALUATIONS)
+    """How many rounds lie between evaluations where nothing is said of it: a curve has four points at least.
+
+    >>> [usual_every(rounds) for rounds in (1, 3, 8, 20, 40, 100, 300)]
+    [1, 1, 2, 5, 10, 10, 10]
+    """
+    return max(1, min(10, rounds // 4), rounds // EVALUATIONS)
 
 
 def with_metrics(model: Model, metrics: Sequence[Measure]) -> Model:
