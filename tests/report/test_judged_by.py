@@ -16,7 +16,8 @@ NOBODY_HONEST = {**PLAIN, "accuracy_honest": float("nan"), "adjusted_rand_index_
 
 
 def runs(label, *summaries):
-    return SimpleNamespace(label=label, summaries=[{**of, "seed": seed} for seed, of in enumerate(summaries)], failed={})
+    summaries = [{**of, "seed": seed} for seed, of in enumerate(summaries)]
+    return SimpleNamespace(label=label, summaries=summaries, failed={})
 
 
 def history(**columns):
