@@ -15,6 +15,7 @@ from fedjax_cluster.report import style
 from fedjax_cluster.report.names import group_label
 
 NAME_WIDTH = 16
+NOBODY = "#757575"  # a zero on white, 4.6 to 1
 LEGEND_LINES = 24  # in one column
 HEADINGS = ("True group", "Cluster")
 NO_CLUSTER = "$?$"
@@ -80,9 +81,9 @@ def group_by_cluster(group: Any, labels: Any, group_names: Sequence[str] = ()) -
     high = max(0.26, style.LINE_INCHES * max(name.count("\n") + 1 for name in names) + 0.05)
     with style.drawing(margin + cell * len(columns), 0.65 + high * len(rows)) as figure:
         axes = figure.subplots()
-        axes.pcolormesh(counts, cmap="Blues", vmin=0, vmax=1.25 * counts.max(), edgecolors="white", linewidth=1)
+        mesh = axes.pcolormesh(counts, cmap="Blues", vmin=0, vmax=1.25 * counts.max(), edgecolors="white", linewidth=1)
         for (row, column), count in np.ndenumerate(counts):
-            tone = "white" if count > 0.65 * counts.max() else "#222222" if count else "#9A9A9A"
+            tone = style.ink_on(mesh.to_rgba(count)) if count else NOBODY
             axes.text(column + 0.5, row + 0.5, str(count), ha="center", va="center_baseline", color=tone)
         axes.set_xticks(np.arange(len(columns)) + 0.5, ["none" if column < 0 else str(column) for column in columns])
         axes.set_yticks(np.arange(len(rows)) + 0.5, names)

@@ -35,7 +35,6 @@ CHARACTER = 0.56 * style.FONT_POINTS / 72  # inches, on average
 LONGEST, LINE = 24, 12  # characters of a name on an axis, and of one of its lines at the side
 LINE_HEIGHT = 1.15 * style.FONT_POINTS / 72  # inches
 UPRIGHT = 12  # columns, beyond which their names stand upright
-LEGIBLE = 0.179  # luminance on which black and white stand out alike, 4.6 to 1
 FAILED: dict[str, Any] = {"facecolor": "#EEEEEE", "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
 
 
@@ -213,9 +212,7 @@ def _dots(
 def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int) -> None:
     """A cell's mean, and beneath it the deviation, in the colour that can be read there."""
     decimals = {"accuracy": 1, ARI: 2}.get(metric.removesuffix(HONEST), 3)
-    color = np.asarray(colormaps[COLORS](scale(found.mean))[:3])
-    linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
-    dark = linear @ (0.2126, 0.7152, 0.0722) < LEGIBLE
+    ink = style.ink_on(colormaps[COLORS](scale(found.mean)))
     text, look = (
         f"{found.mean:.{decimals}f}",
         {"ha": "center", "va": "center", "fontsize": style.FONT_POINTS, "linespacing": 0.9},
@@ -223,7 +220,7 @@ def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale
     if found.std is not None and columns <= MOST_SPREAD:
         text += f"{' ± ' if columns <= MOST_IN_LINE else chr(10) + '±'}{found.std:.{decimals}f}"
     rotation = 0 if columns <= MOST_SPREAD else 90
-    axes.text(column, row, text, color="white" if dark else "black", rotation=rotation, **look)
+    axes.text(column, row, text, color=ink, rotation=rotation, **look)
 
 
 def _most(values: Mapping[str, list[list[float | None]]]) -> int:

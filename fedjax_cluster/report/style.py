@@ -34,6 +34,7 @@ LINE_INCHES = 1.35 * FONT_POINTS / 72  # a line of a legend
 # Okabe and Ito's palette; wine stands for its yellow, which vanishes on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 NEUTRAL = "#555555"
+LEGIBLE = 0.179  # luminance on which black and white stand out alike, 4.6 to 1
 UNKNOWN = "#C8C8C8"  # clients without a known group or cluster
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 DASHED = (0, (4, 2))
@@ -202,6 +203,17 @@ def shortened(text: str, longest: int) -> str:
     """
     half = longest // 2
     return text if len(text) <= longest else f"{text[: longest - half - 1].rstrip()}…{text[-half:].lstrip()}"
+
+
+def ink_on(color: Sequence[float]) -> str:
+    """The colour of text that can be read on a ground of this colour, in red, green and blue from 0 to 1.
+
+    >>> ink_on((0.0, 0.0, 0.4)), ink_on((1.0, 1.0, 0.6))
+    ('white', 'black')
+    """
+    parts = np.asarray(color[:3], np.float64)
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return "white" if linear @ (0.2126, 0.7152, 0.0722) < LEGIBLE else "black"
 
 
 def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, lines: bool = True) -> None:

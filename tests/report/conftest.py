@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
@@ -16,6 +17,21 @@ from fedjax_cluster.types import ClientData, Clusters, DatasetInfo, Federation, 
 
 CLIENTS, CAPACITY, CLUSTERS, WIDTH = 6, 8, 2, 5
 GROUP = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
+
+
+@pytest.fixture
+def contrast():
+    """The ratio of two colours' luminances, from 1 to 21, as the web's guidelines for accessible text define it."""
+
+    def luminance(color):
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+        return np.dot(parts, (0.2126, 0.7152, 0.0722))
+
+    def ratio(one, other):
+        less, more = sorted(map(luminance, (one, other)))
+        return (more + 0.05) / (less + 0.05)
+
+    return ratio
 
 
 @pytest.fixture
