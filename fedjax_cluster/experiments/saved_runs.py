@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,68 +15,19 @@ from fedjax_cluster.data.waiting import working
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
+from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, read_run
 from fedjax_cluster.experiments.runs import load_run
-from fedjax_cluster.files import check_writable, read_json
-from fedjax_cluster.report.names import method_name, setting_in_words
+from fedjax_cluster.files import check_writable
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import SUMMARY, read_config, read_history
+from fedjax_cluster.simulation.run_directory import SUMMARY, read_config
 
-OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
-THE_METHOD = ("identity.algorithm", "method")
-ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
 CLIENTS = "clients.csv"
-OF_SEED = re.compile(r"-seed\d+$")  # in a run's directory
-MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
 
 logger = logging.getLogger(__name__)
 
 
-class SavedRun(NamedTuple):
-    """What a run left, without its state."""
-
-    path: pathlib.Path
-    method: str
-    seed: int
-    identity: Mapping[str, Any]
-    experiment: Mapping[str, Any]  # empty for a run of `simulate` without a configuration
-    summary: Mapping[str, Any]
-    history: dict[str, np.ndarray]
-
-    @property
-    def rounds(self) -> int:
-        """Those done: a run may have been interrupted, or extended."""
-        return len(self.history["round"])
-
-    def settings(self, *, identity: bool) -> dict[str, Any]:
-        """What seeds of one experiment share, by name; with or without what the identity adds to a configuration."""
-        experiment, options = dict(self.experiment), self.identity.get("algorithm_config")
-        if experiment and isinstance(options, Mapping):
-            # A configuration may leave out what has its default.
-            shared = KINDS["method"].common
-            experiment["method_options"] = {name: value for name, value in options.items() if name not in shared}
-        flat = _flat(experiment, but=("seed", "rounds", "tuning"))
-        if identity or not self.experiment:
-            flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
-        return {**flat, "rounds": self.rounds}
-
-
-def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
-    """The run directories among and below `paths`, in their order, each once; a ValueError where a path holds none."""
-    found: dict[pathlib.Path, pathlib.Path] = {}
-    for path in map(pathlib.Path, paths):
-        try:
-            runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
-        except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from error
-        if not runs:
-            raise ValueError(f"{path} is not a run directory and holds none; give a directory that a run left")
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
-
-
 def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
-    """The runs among and below `paths`, grouped where they differ in their seed alone.
+    """The runs among and below `paths`, grouped where they differ in their seed alone, and in data that are the seed's.
 
     Each group is labelled with its method and whatever else tells it from the others. Of several runs of one experiment
     and one seed the first counts; the log names the others.
@@ -86,22 +35,7 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
     Raises:
       ValueError: no run there, one that has not ended, or one with a damaged file.
     """
-    return _outcomes(_grouped(find_runs(paths)))
-
-
-def _grouped(paths: Sequence[pathlib.Path]) -> dict[str, dict[int, SavedRun]]:
-    """Label -> seed -> run."""
-    groups: dict[str, dict[int, SavedRun]] = {}
-    for run in map(read_run, paths):
-        seeds = groups.setdefault(json.dumps(run.settings(identity=True), sort_keys=True), {})
-        first = seeds.setdefault(run.seed, run)
-        if first is not run:
-            logger.warning(
-                f"{run.path} is not counted: {first.path} is a run of the same experiment and seed {run.seed}"
-            )
-    firsts = [next(iter(seeds.values())) for seeds in groups.values()]
-    labels = _labels(firsts, [len(seeds) > 1 for seeds in groups.values()])
-    return dict(zip(labels, groups.values(), strict=True))
+    return _outcomes(grouped(find_runs(paths)))
 
 
 def _outcomes(groups: Mapping[str, Mapping[int, SavedRun]]) -> list[Outcome]:
@@ -141,28 +75,6 @@ def _machine_of(path: pathlib.Path) -> dict[str, Any]:
     return {}
 
 
-def read_run(path: pathlib.Path) -> SavedRun:
-    """What the run of a directory left.
-
-    Raises:
-      ValueError: it has not ended, or a file is damaged; says which.
-    """
-    config, summary, history = read_config(path), _read_summary(path / "summary.json"), read_history(path)
-    identity = config["identity"]
-    method, seed = identity.get("algorithm"), identity.get("seed")
-    if not isinstance(method, str) or not isinstance(seed, int):
-        raise ValueError(f"{path / 'config.json'} is damaged, or no run's: it does not hold a method and a seed")
-    if not np.shape(history.get("round", 0)):
-        raise ValueError(f"the history of {path} is damaged: it has no rounds; run it anew")
-    run = SavedRun(path, method, seed, identity, config["experiment"] or {}, summary, history)
-    if summary.get("rounds", run.rounds) != run.rounds:
-        raise ValueError(
-            f"{path} has a summary of {summary['rounds']} rounds and a history of {run.rounds}; "
-            "it was ended on the way: continue it with resume"
-        )
-    return run
-
-
 def write_report(
     paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None, format: str = "png"
 ) -> list[pathlib.Path]:
@@ -198,7 +110,7 @@ def write_report(
         run = read_run(runs[0])
         report.tables.summary_table(run.summary, run.path).print()
         return leave_run(directory, _drawable(run), run.summary, source=run.path, formats=formats) if writable else []
-    groups = {} if compared else _grouped(runs)
+    groups = {} if compared else grouped(runs)
     outcomes = read_comparison(compared) if compared else _outcomes(groups)
     background = background_of(compared) if compared else _background(groups)
     table = report.tables.comparison_table(outcomes, background.cells)
@@ -358,59 +270,3 @@ def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarra
         except (ValueError, OSError) as error:
             logger.warning(f"only the curves of {run.path} are drawn, as its state cannot be read: {error}")
     return {run.method: run.history}
-
-
-def _labels(runs: Sequence[SavedRun], several: Sequence[bool]) -> list[str]:
-    """A label for each group's first run, no two alike: its method, and the settings in which it differs from others.
-
-    Options of a method are named only beside the same method's. Where too many differ, the directory tells.
-    """
-    names = [method_name(run.method) for run in runs]
-    # Two groups in one place are told apart by their first seeds.
-    pooled = [
-        OF_SEED.sub("", str(run.path)) if many else str(run.path) for run, many in zip(runs, several, strict=True)
-    ]
-    paths = pooled if len(set(pooled)) == len(pooled) else [str(run.path) for run in runs]
-    placed = [f"{name} ({path})" for name, path in zip(names, paths, strict=True)]
-    for identity in (False, True):
-        settings = [run.settings(identity=identity) for run in runs]
-        labels = []
-        for name, own, by_place in zip(names, settings, placed, strict=True):
-            alike = [others for others, of in zip(settings, names, strict=True) if of == name]
-            parts = [
-                setting_in_words(key, value)
-                for key, value in own.items()
-                if key not in THE_METHOD and _varies(key, alike if key.startswith(ITS_OPTIONS) else settings)
-            ]
-            brief = len(parts) <= MOST_NAMED and all(len(part) <= LONGEST for part in parts)
-            labels.append(", ".join([name, *parts]) if brief else by_place)
-        if len(set(labels)) == len(labels):
-            return labels
-    return placed
-
-
-def _varies(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    return any(others.get(key) != settings[0].get(key) for others in settings)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "", *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """Nested settings by their names joined with dots, but for some of the outermost."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif name not in but:
-            flat[prefix + name] = value
-    return flat
-
-
-def _read_summary(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        summary = read_json(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path.parent} has no summary.json yet; continue the run with resume") from None
-    except ValueError as error:
-        raise ValueError(f"{error}; or delete it, and resume writes it anew") from None
-    if not isinstance(summary.get("algorithm", ""), str):
-        raise ValueError(f"{path} is damaged: its algorithm is no name; delete it, and resume writes it anew")
-    return summary

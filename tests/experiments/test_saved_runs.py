@@ -56,6 +56,22 @@ def grouped(*paths):
     return found
 
 
+def test_data_that_each_seed_has_of_its_own_are_the_seeds(leave, caplog):
+    paths = [
+        leave(f"{method}-{seed}", seed=seed, method=method, config=False)
+        for method, of in (("fedavg", (0, 1, 2)), ("ifca", (2, 1)))
+        for seed in of
+    ]
+    with caplog.at_level("INFO", logger="fedjax_cluster"):
+        assert grouped(*paths) == {"FedAvg": 3, "IFCA": 2}
+    assert "the data of the seeds 0, 1, 2 differ: drawn by the seed, they make one row" in caplog.text
+    # A second data set of one seed, or one of two seeds, is no draw of it.
+    again = leave("again", seed=1, config=False, identity={"data": 99})
+    assert len(grouped(*paths, again)) == 6
+    again = leave("again", seed=3, config=False, identity={"data": 14})
+    assert len(grouped(*paths, again)) == 5
+
+
 def test_seeds_are_one_group(leave):
     paths = [leave(f"run-{seed}", seed=seed, accuracy=0.5 + 0.1 * seed) for seed in range(3)]
     (outcome,) = saved_runs.read_runs(paths)
@@ -99,8 +115,7 @@ def test_an_option_that_is_given_as_its_default_is_the_same_experiment(leave):
 
 
 def test_runs_without_a_configuration_are_seeds_where_even_the_data_are_equal(leave):
-    """Their identity cannot tell other data from those of another seed."""
-    one, other = (leave(f"run-{seed}", seed=seed, config=False) for seed in range(2))
+    one, other = (leave(f"run-{data}", config=False, identity={"data": data}) for data in (0, 7))
     assert list(grouped(one, other)) == ["FedAvg, data 0", "FedAvg, data 7"]
     alike = [leave(f"alike-{seed}", seed=seed, config=False, identity={"data": 5}) for seed in range(2)]
     assert grouped(*alike) == {"FedAvg": 2}
