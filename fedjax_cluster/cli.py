@@ -17,6 +17,7 @@ from fedjax_cluster import command_flags
 from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
 from fedjax_cluster.command_results import compared, show, whole
 from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake
+from fedjax_cluster.files import quoted
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
 
@@ -107,7 +108,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 def _interrupted(error: BaseException, number: int) -> int:
     # `simulate` says which directory it has left.
     left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
-    hint = f"; go on with: {PROG} resume {left[0]}" if left else ""
+    hint = f"; go on with: {PROG} resume {quoted(left[0])}" if left else ""
     print(f"interrupted{hint}", file=sys.stderr)
     return 128 + number
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import fedjax_cluster as fc
 from fedjax_cluster.endings import PROG, keeping
+from fedjax_cluster.files import quoted
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.report.judged_by import HONEST, of_honest
 
@@ -22,7 +23,11 @@ def show(result: Any, run_dir: pathlib.Path) -> None:
     if (result := fc.experiments.several.to_show(result, run_dir)) is None:
         return fc.experiments.several.wait()
     outlying, kept = (), result.kept
-    then = f"the run is kept, and {PROG} report {run_dir} draws them again" if kept else "nor could the run be kept"
+    then = (
+        f"the run is kept, and {PROG} report {quoted(run_dir)} draws them again"
+        if kept
+        else "nor could the run be kept"
+    )
     try:
         with keeping(f"not all pictures were written; {then}"):
             fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
@@ -51,7 +56,7 @@ def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         try:
             fc.experiments.saved_runs.leave_run(path, result, result.summary, brief=True)
         except (OSError, ValueError) as error:  # the other runs are worth more than a page
-            LOG.warning(f"no page of {path} was left ({error}); {PROG} report {path} writes it")
+            LOG.warning(f"no page of {path} was left ({error}); {PROG} report {quoted(path)} writes it")
 
     def failed(label: str, seed: int, reason: str) -> None:
         waiting.append(f"{label} seed {seed} failed: {reason}")
@@ -63,7 +68,9 @@ def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         everything = fc.experiments.saved_runs.with_others(outcomes, directory)
         table = fc.report.tables.comparison_table(everything, found.cells)
         try:
-            with keeping(f"not all was written; the runs are kept, and {PROG} report {directory} compares them again"):
+            with keeping(
+                f"not all was written; the runs are kept, and {PROG} report {quoted(directory)} compares them again"
+            ):
                 if any(outcome.histories for outcome in everything):
                     fc.experiments.saved_runs.leave_comparison(everything, table, directory)
         finally:

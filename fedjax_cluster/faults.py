@@ -149,7 +149,8 @@ class nan_updates(_Spoiling):
 class drop_out(_Spoiling):
     """Clients of whom in each round some, drawn anew, send nothing; they are counted as rejected.
 
-    NOTE: who drops out has been sent the model and has trained, and the costs of that are counted.
+    NOTE: who drops out has been sent the model and has trained, and the costs of that are counted; so is its update, as
+    one that is asked for.
 
     >>> drop_out(0.3).rate, drop_out(0.3).share
     (0.3, 1.0)

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import socket
 import tempfile
 import zipfile
@@ -94,6 +95,15 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def is_sealed(path: pathlib.Path) -> bool:
     """Whether a JSON file, which `read_json` has read, had a seal."""
     return "seal" in json.loads(path.read_text(encoding="utf-8"))
+
+
+def quoted(path: str | os.PathLike) -> str:
+    """A path as a shell takes it.
+
+    >>> quoted("runs/ifca"), quoted("my runs/ifca")
+    ('runs/ifca', "'my runs/ifca'")
+    """
+    return shlex.quote(os.fspath(path))
 
 
 def digest(value: Any) -> str:

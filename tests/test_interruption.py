@@ -169,10 +169,10 @@ def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.usefixtures("in_an_empty_directory")
 def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
-    words = [sys.executable, "-m", "fedjax_cluster", *["run", "fedavg", "--rounds", "100000000", "--run-dir", "own"]]
+    words = [sys.executable, "-m", "fedjax_cluster", *["run", "fedavg", "--rounds", "100000000", "--run-dir", "my own"]]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
-    while not os.path.exists("own/checkpoints") and time.monotonic() < deadline:
+    while not os.path.exists("my own/checkpoints") and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(3)
     process.send_signal(number)
@@ -180,5 +180,5 @@ def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
     assert process.returncode == status
     said, left = error.splitlines()
     assert said == "stopping after what is under way; again to stop at once"
-    assert left == "interrupted; go on with: fedjax-cluster resume own"
-    assert not os.path.exists("own/.lock")
+    assert left == "interrupted; go on with: fedjax-cluster resume 'my own'"
+    assert not os.path.exists("my own/.lock")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters
 from fedjax_cluster.experiments.shared_programs import request_of
-from fedjax_cluster.files import check_writable
+from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
 from fedjax_cluster.simulation.evaluation import usual_every
@@ -115,7 +115,7 @@ def _left(path: pathlib.Path) -> tuple[RunConfig, int]:
     if experiment is None:
         raise ValueError(
             f"{path} was made by simulate() without a configuration; call simulate() with the same algorithm, "
-            f"federation and run_dir to read or continue it, or draw it with: fedjax-cluster report {path}"
+            f"federation and run_dir to read or continue it, or draw it with: fedjax-cluster report {quoted(path)}"
         )
     try:
         config = RunConfig.from_json(experiment)

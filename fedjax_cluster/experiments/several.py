@@ -15,6 +15,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.experiments.flag_groups import Field, noted, wants_help
 from fedjax_cluster.experiments.runs import rounds_done
 from fedjax_cluster.experiments.saved_runs import shows_clients
+from fedjax_cluster.files import quoted
 from fedjax_cluster.parallel.processes import AUTO, agreed_text, check_processes
 from fedjax_cluster.simulation.result import SimulationResult
 
@@ -105,7 +106,7 @@ def going_on(run_dir: pathlib.Path, program: str) -> Iterator[None]:
         yield
     except parallel.ProcessLost as error:
         if rounds_done(run_dir):
-            error.add_note(f"any number of processes can go on with: {program} resume {run_dir}")
+            error.add_note(f"any number of processes can go on with: {program} resume {quoted(run_dir)}")
         raise
 
 

@@ -34,7 +34,8 @@ def csi_autoencoder(latent: int = 1024) -> Model:
 
     Returns:
       A `Model` of x = y f32[N, 2, H, W], real and imaginary parts, with batch statistics. Its metrics: "loss", the
-      mean squared error, and "nmse", the mean of ‖x − x̂‖²/‖x‖² over examples, as a ratio (10·log₁₀ of it is in dB).
+      mean squared error, and "nmse", the mean of ‖x − x̂‖²/‖x‖² over examples that are not all zeros, as a ratio
+      (10·log₁₀ of it is in dB).
 
     Raises:
       ValueError: a latent size below 1.
@@ -50,9 +51,10 @@ def csi_autoencoder(latent: int = 1024) -> Model:
 
 
 def _with_nmse(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
-    error = jnp.square(flat(predictions) - flat(y)).sum(axis=1)
-    ratios = jnp.where(mask, error / jnp.square(flat(y)).sum(axis=1), 0.0)  # a padding row may be 0/0
-    return {**regression_metrics(predictions, y, mask), "nmse": ratios.sum() / mask.sum().astype(jnp.float32)}
+    error, power = jnp.square(flat(predictions) - flat(y)).sum(axis=1), jnp.square(flat(y)).sum(axis=1)
+    counted = mask & (power > 0)  # of zeros, as a blocked channel's, there is no share
+    ratios = jnp.where(counted, error / power, 0.0)
+    return {**regression_metrics(predictions, y, mask), "nmse": ratios.sum() / counted.sum().astype(jnp.float32)}
 
 
 class CsiAutoencoder(linen.Module):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 LossName = Literal["auto", "cross_entropy", "mse"]
 
 # Probabilities are clipped to at least this: a mixture may give a class exactly 0.
-SMALLEST_PROBABILITY = 1e-12
+SMALLEST_PROBABILITY = float(jnp.finfo(jnp.float32).tiny)  # of a metric: its loss is 87.3
 
 
 class Objective(NamedTuple):
@@ -72,7 +72,8 @@ def classification_metrics(
 ) -> dict[str, Float[Array, ""]]:
     """Accuracy, balanced accuracy (mean recall over the classes present) and −log probability of the label.
 
-    Of the rows in `mask`; NaN where there is none. `predictions` are probabilities, of one model or of a mixture.
+    Of the rows in `mask`; NaN where there is none. `predictions` are probabilities, of one model or of a mixture, in
+    float32: what is below 1.2e-38 counts as that, so that no example's loss is above 87.3, however sure the model was.
 
     >>> predictions = jnp.array([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.5, 0.5]])
     >>> scores = classification_metrics(predictions, jnp.array([0, 0, 1, 1]), jnp.array([1, 1, 1, 0], bool))

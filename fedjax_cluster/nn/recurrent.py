@@ -44,7 +44,7 @@ def lstm(
 
     Returns:
       A `Model` of integers x [N, T] and y [N, T] (x shifted by one token), with outputs f32[N, T, vocabulary]. Its
-      metrics include "perplexity", exp of the mean loss per token.
+      metrics include "perplexity", exp of a client's mean loss per token; a run's is the mean over its clients.
 
     Raises:
       ValueError: an unknown `init`, a size below 1, or a dropout rate outside [0, 1).

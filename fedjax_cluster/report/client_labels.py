@@ -82,11 +82,18 @@ def label_counts(data: ClientData, num_classes: int) -> np.ndarray:
       data: y int[M, N] in 0 … num_classes − 1, num_examples int[M].
       num_classes: number of classes.
 
+    Raises:
+      ValueError: labels of other shapes, as of examples with several each, or that are no classes.
+
     >>> label_counts(ClientData(None, np.array([[1, 1, 0], [2, 0, 0]]), np.array([3, 1])), 3)
     array([[1, 2, 0],
            [0, 0, 1]])
     """
     y, sizes = np.asarray(data.y), np.asarray(data.num_examples)
+    if y.ndim != 2 or y.dtype.kind not in "iu":
+        raise ValueError(
+            f"y has shape {y.shape} and dtype {y.dtype}; only one whole number an example, [M, N], is counted"
+        )
     filled = np.arange(y.shape[1]) < sizes[:, None]
     counts = np.zeros((len(y), num_classes), np.int64)
     np.add.at(counts, (np.nonzero(filled)[0], y[filled]), 1)

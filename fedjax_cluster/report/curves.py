@@ -23,6 +23,7 @@ from fedjax_cluster.report.histories import (
     evaluated,
     finite_part,
     has_values,
+    is_wide,
     not_finite_from,
     with_gaps,
 )
@@ -109,7 +110,10 @@ def curves(
                 if len(rounds) and method in ended:
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             axes.set_ylabel(label)
-            axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
+            if is_wide([found.mean(axis=0) for _, found in values[name].values()]):
+                axes.set_yscale("log")
+            else:
+                axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
             if not any(len(rounds) for rounds, _ in values[name].values()):
                 axes.set_yticks([])
                 axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center")

@@ -56,7 +56,7 @@ def warning(summary: Mapping[str, Any]) -> str:
     if figure(summary, "first_round_not_finite") is not None:
         return "Some clients' predictions are not finite, so there is no mean over the clients."
     if rejected := figure(summary, "num_rejected"):
-        return f"{counted(rejected, 'update')} of clients that were not finite, or too large, were left out."
+        return f"{counted(rejected, 'update')} of clients were missing, not finite or too large, and left out."
     return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -32,6 +32,8 @@ COLUMNS: dict[str, tuple[str, float]] = {
     "clusterings": ("Clusterings on the server", 1),
     "clustering_seconds": ("Clustering time (s)", 1),
 }
+
+WIDE = 1e4  # times the (lower) median of the lines' ends
 
 History = Mapping[str, np.ndarray]
 Seeds = Mapping[str, Sequence[History]]
@@ -106,6 +108,18 @@ def evaluated(runs: Sequence[History], name: str, method: str) -> tuple[np.ndarr
     return rounds, np.stack([values[np.isin(at, rounds)] for at, values in known])
 
 
+def is_wide(lines: Iterable[np.ndarray]) -> bool:
+    """Whether an axis must be logarithmic for lines to be told apart: of one that grows beyond all measure, say.
+
+    >>> is_wide([np.asarray([0.5, 0.1]), np.asarray([3.0, 4e9])]), is_wide([np.asarray([2.3, 0.01])])
+    (True, False)
+    """
+    finite = [line[np.isfinite(line)] for line in lines]
+    ends = sorted(line[-1] for line in finite if line.size)
+    values = np.concatenate([*finite, np.zeros(0)])
+    return bool(ends) and bool(values.min() > 0 and values.max() > WIDE * ends[(len(ends) - 1) // 2])
+
+
 def not_finite(history: History) -> np.ndarray:
     """bool[rounds]: whose training loss was not finite, other than because nobody took part."""
     lost = ~np.isfinite(np.asarray(history.get("loss", np.zeros(len(history["round"]))), np.float64))
@@ -117,12 +131,18 @@ def not_finite(history: History) -> np.ndarray:
 def not_finite_from(history: History) -> int | None:
     """The round, counted from 1, from which on a run was not finite to its end; None where it ended well.
 
+    Whose last cohorts sent nothing ended well: its last evaluation has figures.
+
     >>> history = {"round": np.arange(4.0), "loss": np.asarray([2.0, np.nan, 3.0, np.nan])}
     >>> not_finite_from(history)
     4
     """
     lost = not_finite(history)
-    return None if not lost[-1] else len(lost) - int(np.argmin(lost[::-1])) + 1 if not lost.all() else 1
+    if not lost[-1]:
+        return None
+    if any(np.isfinite(history[name][-1]) for name in ("accuracy", "test_loss") if name in history):
+        return None
+    return 1 if lost.all() else len(lost) - int(np.argmin(lost[::-1])) + 1
 
 
 def finite_part(history: History) -> History:

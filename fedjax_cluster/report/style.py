@@ -205,7 +205,7 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - half - 1].rstrip()}…{text[-half:].lstrip()}"
 
 
-def ink_on(color: Sequence[float]) -> str:
+def ink_on(color: Any) -> str:
     """The colour of text that can be read on a ground of this colour, in red, green and blue from 0 to 1.
 
     >>> ink_on((0.0, 0.0, 0.4)), ink_on((1.0, 1.0, 0.6))

@@ -31,6 +31,7 @@ TEX = {
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$"},
     **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}"},
 }
+LARGE = 1e6  # from which on digits after the point tell nothing
 FEWEST_CHARACTERS = 12  # of a column of texts that are longer
 
 
@@ -66,8 +67,8 @@ class Number(NamedTuple):
     ('87.2 ± 0.2', '+0.5')
     >>> Number(87.249, 0.21, decimals=1, seeds="2 of 3").text(), Number(float("nan")).text()
     ('87.2 ± 0.2 (2 of 3)', 'not finite')
-    >>> Number(3.6e-7, decimals=3).text()
-    '4e-07'
+    >>> Number(3.6e-7, decimals=3).text(), Number(1.83e16, 1.6e14, decimals=4).text()
+    ('4e-07', '1.83e+16 ± 1.6e+14')
     """
 
     mean: float
@@ -81,6 +82,9 @@ class Number(NamedTuple):
         if not math.isfinite(self.mean):
             return NOT_FINITE
         sign = "+" if self.signed else ""
+        if self.decimals and max(abs(self.mean), self.std or 0.0) >= LARGE:
+            shown = f"{self.mean:{sign}.3g}" + (f" ± {self.std:.3g}" if self.std is not None else "")
+            return f"{shown} ({self.seeds})" if self.seeds else shown
         shown = f"{self.mean:{sign},.{self.decimals}f}"
         if self.decimals >= 3 and self.std is None and 0 < abs(self.mean) < 0.5 * 0.1**self.decimals:
             shown = f"{self.mean:{sign}.0e}"

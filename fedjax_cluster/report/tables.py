@@ -322,8 +322,13 @@ def figure(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float 
 
 
 def diverged(summary: Mapping[str, Any]) -> bool:
-    """Whether a run ended without a finite training loss because its updates were rejected."""
-    return "train_loss" in summary and figure(summary, "train_loss") is None and figure(summary, "num_rejected") != 0
+    """Whether a run ended without a finite training loss because its updates were rejected.
+
+    Not where that is of its last cohorts alone, such as of clients who drop out: the models are as they were.
+    """
+    lost = "train_loss" in summary and figure(summary, "train_loss") is None and figure(summary, "num_rejected") != 0
+    told = "first_round_not_finite"
+    return lost and (told not in summary or figure(summary, told) is not None)
 
 
 def quality(summary: Mapping[str, Any], name: str, factor: float = 1.0) -> float | None:

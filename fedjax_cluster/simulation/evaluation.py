@@ -46,9 +46,19 @@ class MoreMetrics(NamedTuple):
 
     def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
         found = self.first(predictions, y, mask)
+        # Of one number an example [N, 1] less [N] would be [N, N].
+        values = isinstance(predictions, jax.Array) and jnp.issubdtype(y.dtype, jnp.inexact)
+        predictions = predictions.reshape(y.shape) if values and predictions.size == y.size else predictions
         for other in self.others:
             source = f"the metric {getattr(other, '__name__', type(other).__name__)}"
-            found = further_figures(found, other(predictions, y, mask), source)
+            try:
+                figures = other(predictions, y, mask)
+            except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+                raise ValueError(
+                    f"{source} makes numbers of arrays that have no values yet, as float(), if and NumPy do; metrics "
+                    "are compiled: use jax.numpy, and jnp.where for if"
+                ) from error
+            found = further_figures(found, figures, source)
         return found
 
 
@@ -234,18 +244,21 @@ def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False
     """Mean, spread and worst decile over clients of each metric.
 
     Args:
-      per_client: name -> f32[M], NaN where a client has none.
+      per_client: name -> f32[M], NaN where a client has none, as one without test rows.
       diverged: the models are not those of the last rounds, whose updates were all rejected.
 
     Returns:
       `accuracy`, `accuracy_std`, `accuracy_worst_decile`, `balanced_accuracy`, `test_loss` and whatever else the
-      model measures; all NaN after divergence, or where a client's predictions are not finite: the others' mean would
-      pass for that of all. `num_not_finite` counts those clients.
+      model measures; all NaN after divergence, or where a client's predictions are not finite or a figure of its is
+      infinite: the others' mean would pass for that of all. `num_not_finite` counts those clients.
 
     >>> federation_figures({"accuracy": np.asarray([0.5, 1.0])})["accuracy"]
     0.75
     """
-    figures = {NOT_FINITE: float(np.nansum(per_client.get(NOT_FINITE, 0.0)))}
+    spoilt = np.asarray(per_client.get(NOT_FINITE, 0.0), np.float64) > 0
+    for values in per_client.values():
+        spoilt = spoilt | np.isinf(np.asarray(values, np.float64))
+    figures = {NOT_FINITE: float(np.sum(spoilt))}
     for name, values in per_client.items():
         if name == NOT_FINITE:
             continue

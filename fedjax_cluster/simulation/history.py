@@ -26,6 +26,8 @@ NOT_FINITE = "num_not_finite"
 # Of the honest clients alone, in a run with a fault.
 OF_HONEST = ("accuracy_honest", "adjusted_rand_index_honest")
 
+GROWN = 1e3  # times the first round's loss
+BY_CHANCE = 1e-9  # that updates are lost in a row, and nothing has diverged
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (
     *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
@@ -94,20 +96,27 @@ def with_figures(history: History, figures: Mapping[str, float]) -> History:
     return history
 
 
-def diverged_since(history: History, num_clients: int) -> int | None:
-    """The 0-based round since which every update was rejected, as many as there are clients at least; else None.
+def fewest_rejections(algorithm: ClusteredAlgorithm, num_clients: int) -> float:
+    """How many updates in a row must be rejected for a run to have diverged: as many as there are clients, or more.
 
-    One cohort alone may be that of a single client with broken data.
+    One cohort alone may be that of a single client with broken data, or one whose clients have all dropped out.
     """
+    lost = float(getattr(getattr(getattr(algorithm, "local", None), "fault", None), "lost", 0.0))
+    # Of clients who never send anything the number says as much as of others.
+    return max(num_clients, np.log(BY_CHANCE) / np.log(lost)) if 0 < lost < 1 else num_clients
+
+
+def diverged_since(history: History, fewest: float) -> int | None:
+    """The 0-based round since which every update was rejected, `fewest` of them at least; else None."""
     useful = np.flatnonzero(history["num_clients"] > 0)
     start = int(useful[-1]) + 1 if len(useful) else 0
-    return start if history["num_rejected"][start:].sum() >= num_clients else None
+    return start if history["num_rejected"][start:].sum() >= max(fewest, 1) else None
 
 
-def first_round_not_finite(history: History, num_clients: int) -> int | None:
+def first_round_not_finite(history: History, fewest: float) -> int | None:
     """The 0-based round since which the run has diverged, or of the first evaluation of predictions not finite."""
     spoilt = np.flatnonzero(history.get(NOT_FINITE, np.zeros(0)) > 0)
-    rounds = [diverged_since(history, num_clients), int(spoilt[0]) if len(spoilt) else None]
+    rounds = [diverged_since(history, fewest), int(spoilt[0]) if len(spoilt) else None]
     return min((number for number in rounds if number is not None), default=None)
 
 
@@ -121,16 +130,27 @@ def append(history: History, rows: History) -> History:
     }
 
 
-def warn_of_divergence(history: History, num_clients: int) -> bool:
+def warn_of_divergence(history: History, num_clients: int, fewest: float) -> bool:
     """Whether the last evaluation has no figures, or the next will have none; says so, and why."""
-    since, spoilt = diverged_since(history, num_clients), history.get(NOT_FINITE, np.zeros(1))[-1]
+    since, spoilt = diverged_since(history, fewest), history.get(NOT_FINITE, np.zeros(1))[-1]
     if since is not None:
-        why = f"since round {since + 1} every update was NaN, infinite or too large, and was left out"
+        why = f"since round {since + 1} every update was NaN, infinite, too large or missing, and was left out"
     elif spoilt > 0:
         why = f"the predictions for {spoilt:.0f} of {num_clients} clients are NaN or infinite"
     else:
         return False
     LOG.warning("the run has diverged: %s; its figures are NaN. Lower the learning rate, or scale the data", why)
+    return True
+
+
+def warn_of_growth(history: History) -> bool:
+    """Whether the training loss is out of all proportion to the first round's, though finite; says so."""
+    loss = history["loss"][np.isfinite(history["loss"])]
+    if not len(loss) or not loss[-1] > GROWN * max(loss[0], 1.0):
+        return False
+    LOG.warning(
+        f"the training loss has grown from {loss[0]:.3g} to {loss[-1]:.3g}: lower the learning rate, or scale the data"
+    )
     return True
 
 
@@ -151,7 +171,8 @@ def summarize(
     """One line of figures about a run, NaN where it ended diverged; first rounds are 0-based."""
     rounds, clients = len(history["round"]), len(federation.train.num_examples)
     given, spent = config or {}, budget_of(algorithm, federation, rounds)
-    lost = diverged_since(history, clients) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
+    fewest = fewest_rejections(algorithm, clients)
+    lost = diverged_since(history, fewest) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
 
     def latest(column: np.ndarray | None) -> float | None:
         return float("nan") if lost and column is not None else _last_value(column)
@@ -191,7 +212,7 @@ def summarize(
         "first_round_of_best_agreement": _first(agreement >= best - 1e-6),
         "first_round_of_ideal_agreement": _first(agreement >= 1 - 1e-6),
         "first_round_of_purity_90": _first(purity >= 0.9 - 1e-6),
-        "first_round_not_finite": first_round_not_finite(history, clients),
+        "first_round_not_finite": first_round_not_finite(history, fewest),
         "num_rejected": int(history["num_rejected"].sum()),
         "client_rounds_per_second": float(history["num_clients"].sum() / max(history["seconds"].sum(), 1e-9)),
         "compile_seconds": compile_seconds,

@@ -37,10 +37,12 @@ from fedjax_cluster.simulation.history import (
     History,
     append,
     diverged_since,
+    fewest_rejections,
     last_report,
     rows_of_rounds,
     summarize,
     warn_of_divergence,
+    warn_of_growth,
     with_figures,
 )
 from fedjax_cluster.simulation.joint import check_processes, heard, shown
@@ -106,7 +108,7 @@ def simulate(
       seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
       eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
-      metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client.
+      metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client; predictions of numbers in y's shape.
       callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history. They
         are no part of what a run directory is told apart by.
       churn: clients who join or leave before given rounds. One whose first entry is a join is absent until then; the
@@ -263,7 +265,8 @@ class Run:
     def add_figures(self, per_client: dict[str, np.ndarray], callbacks: Sequence[Callback]) -> dict[str, float]:
         """An evaluation's figures, and those of callbacks, into the history's last row."""
         num_clients = len(self.federation.train.num_examples)
-        diverged = diverged_since(self.history, num_clients) is not None
+        fewest = fewest_rejections(self.algorithm, num_clients)
+        diverged = diverged_since(self.history, fewest) is not None
         figures = federation_figures(per_client, diverged=diverged)
         if (faulty := faulty_clients(self.federation)).any() and not faulty.all():
             assigned = parallel.fetched(labels(self.state.clients.membership))[:num_clients]
@@ -273,7 +276,8 @@ class Run:
             found = callback(Evaluation(self.done, self.state, {**latest, **figures}))
             figures = figures if found is None else further_figures(figures, found, "a callback")
         self.history, self.evaluated = with_figures(self.history, figures), True
-        self.warned = self.warned or warn_of_divergence(self.history, num_clients)
+        self.warned = self.warned or warn_of_divergence(self.history, num_clients, fewest)
+        self.warned = self.warned or warn_of_growth(self.history)
         return figures
 
     def apply_churn(self) -> None:

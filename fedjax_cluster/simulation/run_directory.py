@@ -298,7 +298,9 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = read_json(path / CONFIG)
     except FileNotFoundError:
-        raise ValueError(f"{path} is not a run directory: it has no config.json") from None
+        runs = sorted(each.parent.name for each in path.glob(f"*/{CONFIG}"))
+        one = f"; it holds runs: give the directory of one, such as {path / runs[0]}" if runs else ""
+        raise ValueError(f"{path} is not a run directory: it has no config.json{one}") from None
     version = content.get("version", 1)
     if not isinstance(version, int) or (version >= SEALED and not is_sealed(path / CONFIG)):
         raise ValueError(f"{path / CONFIG} has lost its seal: edited or damaged; put it back as it was")

@@ -206,6 +206,8 @@ def test_a_real_comparison_reads_back_what_it_did(monkeypatch):
         assert len({summary["accuracy"] for summary in found}) == 1
     assert json.loads(pathlib.Path("own/comparison.json").read_text())["seeds"] == [0, 1]
     assert runs.load_run("own/fedavg-seed1").history["round"][-1] == 1
+    with pytest.raises(ValueError, match=r"^own is not a run directory: .* of one, such as own/fedavg-seed0$"):
+        runs.load_run("own")
 
 
 # ------------------------------------------------------------------------------------- whose comparison it is

@@ -238,6 +238,9 @@ def test_nmse_is_a_ratio():
     y = jax.random.normal(KEY, (3, 2, 4, 4)).at[2].set(0.0)
     outputs = y + jnp.array([0.1, 0.2, 0.3]).reshape(3, 1, 1, 1)
     scores = model.metrics(outputs, y, jnp.array([True, True, False]))
+    # Nor does a third, of zeros, count where it is no padding.
+    all_three = model.metrics(outputs, y, jnp.array([True, True, True]))
+    np.testing.assert_allclose(all_three["nmse"], scores["nmse"], rtol=1e-6)
     expected = np.mean([32 * e**2 / np.sum(np.asarray(y[i]) ** 2) for i, e in enumerate((0.1, 0.2))])
     np.testing.assert_allclose(scores["nmse"], expected, rtol=1e-4)
     np.testing.assert_allclose(scores["loss"], (0.01 + 0.04) / 2, rtol=1e-4)

@@ -84,3 +84,9 @@ def test_all_sizes_are_one_column_wide_and_readable(clients, classes, groups, ch
 def test_what_cannot_be_drawn_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         client_labels(*arguments)
+
+
+@pytest.mark.parametrize("y", [np.zeros((2, 3, 5), np.int32), np.zeros((2, 3), np.float32)])
+def test_labels_that_are_no_single_class_are_not_counted(y):
+    with pytest.raises(ValueError, match=r"only one whole number an example, \[M, N\], is counted"):
+        label_counts(ClientData(None, y, np.asarray([3, 3])), 2)

@@ -142,8 +142,17 @@ def test_the_curve_of_a_run_that_diverged_ends_there_with_a_cross(diverging, mak
 
 
 def test_figures_of_a_model_that_was_left_behind_are_not_drawn(diverging, make_history):
+    """Such as of an evaluation before it was plain that the run had diverged."""
     history = {**diverging(12), "accuracy": make_history()["accuracy"]}
+    history["accuracy"][-1] = np.nan
     np.testing.assert_array_equal(lines(curves.learning_curves({"fedavg": history}).axes[0])["FedAvg"][0], [5, 10])
+
+
+def test_a_curve_goes_on_where_the_last_cohorts_sent_nothing(diverging, make_history):
+    history = {**diverging(12), "accuracy": make_history()["accuracy"]}
+    axes = curves.learning_curves({"fedavg": history}).axes[0]
+    assert lines(axes)["FedAvg"][0][-1] == 20
+    assert not crosses(axes)
 
 
 def test_one_seed_that_diverged_ends_the_mean(diverging):

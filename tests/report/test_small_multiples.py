@@ -3,13 +3,14 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_cluster.report import small_multiples, style
+from fedjax_cluster.report import curves, small_multiples, style
 
 
 def history(final, *, lost=False):
     rounds = np.arange(10.0)
     loss = np.where(rounds < 5, 1.0, np.nan) if lost else np.ones(10)
-    return {"round": rounds, "loss": loss, "accuracy": final * (rounds + 1) / 10}
+    accuracy = np.where(np.isfinite(loss), final * (rounds + 1) / 10, np.nan)
+    return {"round": rounds, "loss": loss, "accuracy": accuracy}
 
 
 HISTORIES = {f"method-{n}": [history(0.1 * n + 0.01 * seed) for seed in range(3)] for n in range(1, 8)}
@@ -117,3 +118,17 @@ def test_long_names_are_cut_and_broken_and_take_nothing_from_the_panels():
     short.canvas.draw()
     heights = [of.axes[0].get_position().height * of.get_figheight() for of in (figure, short)]
     assert heights[0] > 0.9 * heights[1]
+
+
+def test_a_method_that_explodes_leaves_the_others_a_scale():
+    rounds = np.arange(12.0)
+    histories = {
+        name: {"round": rounds, "loss": np.ones(12), "test_loss": np.linspace(0.5, last, 12)}
+        for name, last in (("ifca", 0.1), ("fedavg", 2.0), ("cfl_gp", 3e19))
+    }
+    axes = small_multiples.small_multiples(histories).axes[0]
+    assert axes.get_yscale() == curves.learning_curves(histories).axes[0].get_yscale() == "log"
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2
+    del histories["cfl_gp"]
+    assert curves.learning_curves(histories).axes[0].get_yscale() == "linear"

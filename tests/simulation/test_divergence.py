@@ -5,11 +5,18 @@ import logging
 import numpy as np
 import pytest
 
-from fedjax_cluster import cli, local, nn
+from fedjax_cluster import cli, faults, local, nn
 from fedjax_cluster.algorithms import fedavg
-from fedjax_cluster.report.tables import summary_table
+from fedjax_cluster.faults import with_fault
+from fedjax_cluster.report.tables import diverged, summary_table
 from fedjax_cluster.simulation.evaluation import federation_figures
-from fedjax_cluster.simulation.history import diverged_since, first_round_not_finite, summarize
+from fedjax_cluster.simulation.history import (
+    diverged_since,
+    fewest_rejections,
+    first_round_not_finite,
+    summarize,
+    warn_of_growth,
+)
 from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
 
@@ -35,6 +42,34 @@ def test_a_run_has_diverged_once_as_many_updates_as_clients_were_rejected_in_a_r
     assert diverged_since(counted(accepted, rejected), 8) == since
 
 
+@pytest.mark.parametrize(
+    ("fault", "fewest"),
+    [(faults.nan_updates(), 8), (faults.drop_out(0.01), 8), (faults.drop_out(0.5), 29.9), (faults.drop_out(1.0), 8)],
+)
+def test_who_drops_out_has_not_diverged(fault, fewest):
+    """Half of the clients are silent: thirty in a row are so by chance once in 1e9 times."""
+    method = with_fault(fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1)), fault)
+    assert fewest_rejections(method, 8) == pytest.approx(fewest, abs=0.01)
+
+
+def test_a_run_whose_last_cohorts_are_silent_has_the_figures_of_its_models():
+    own = local.sgd(0.1, batch_size=8, steps=1)
+    fault = faults.drop_out(0.8)
+    options = {"rounds": 6, "eval_every": 3, "progress": False, "fault": fault}
+    # One client a round: of a seed's six rounds the last are silent.
+    of_seeds = [
+        simulate(fedavg(nn.linear(), local=own, participation=0.125), blobs(), seed=seed, **options)
+        for seed in range(3)
+    ]
+    silent = [result for result in of_seeds if not result.history["num_clients"][-1]]
+    assert silent
+    for result in silent:
+        assert result.summary["first_round_not_finite"] is None
+        assert not diverged(result.summary)
+        assert np.isfinite([result.summary[name] for name in FIGURES]).all()
+        assert "diverged" not in repr(result)
+
+
 def test_the_first_round_not_finite_may_be_that_of_an_evaluation():
     spoilt = np.asarray([np.nan, 2.0, np.nan, 0.0])
     history = counted([8, 8, 8, 8], [0, 0, 0, 0], num_not_finite=spoilt)
@@ -50,6 +85,23 @@ def test_clients_whose_predictions_are_not_finite_are_not_left_out_of_a_mean():
     assert figures.pop("num_not_finite") == 1
     assert set(figures) == {"accuracy", "accuracy_std", "accuracy_worst_decile"}
     assert np.isnan(list(figures.values())).all()
+
+
+def test_a_figure_that_overflows_is_not_left_out_of_a_mean():
+    per_client = {"loss": np.asarray([0.1, np.inf, np.nan]), "num_not_finite": np.asarray([0.0, 0.0, np.nan])}
+    figures = federation_figures(per_client)
+    assert figures["num_not_finite"] == 1
+    assert np.isnan(figures["test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "grown"),
+    [([0.1, 2e4], True), ([2.0, np.nan, 1900.0], False), ([2.0, 2100.0, np.nan], True), ([1e-9, 1.0], False)],
+)
+def test_a_loss_out_of_all_proportion_is_told(caplog, loss, grown):
+    with caplog.at_level(logging.WARNING):
+        assert warn_of_growth({"loss": np.asarray(loss)}) is grown
+    assert ("the training loss has grown from" in caplog.text) is grown
 
 
 def said(caplog):
@@ -105,11 +157,12 @@ def test_predictions_that_are_not_finite_are_counted_and_have_no_figures(caplog)
 
 
 @pytest.mark.slow
-def test_the_command_line_ends_with_status_0_and_a_warning(tmp_path, capfd):
+def test_the_command_line_ends_with_status_0_and_a_warning(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     arguments = (
         "run fedavg --weight-decay 1000 --learning-rate 1 --local-steps 1 --rounds 30 --model linear --clients 8"
     )
-    assert cli.main([*arguments.split(), "--run-dir", str(tmp_path / "run")]) == 0
+    assert cli.main([*arguments.split(), "--run-dir", "run"]) == 0
     out, error = capfd.readouterr()
     shown = " ".join(out.split())
     assert "training loss not finite: the run has diverged" in shown
