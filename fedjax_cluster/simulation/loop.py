@@ -108,7 +108,7 @@ def simulate(
       seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
       eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
-      metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client; predictions of numbers in y's shape.
+      metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client; numbers have y's shape.
       callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history. They
         are no part of what a run directory is told apart by.
       churn: clients who join or leave before given rounds. One whose first entry is a join is absent until then; the
