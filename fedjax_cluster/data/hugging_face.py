@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.image_folders import in_colour, pixels
-from fedjax_cluster.data.local_files import class_numbers, numbers
+from fedjax_cluster.data.own_examples import class_numbers, numbers
 from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays
 from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
 from fedjax_cluster.types import Examples, Federation, Task, UserExamples

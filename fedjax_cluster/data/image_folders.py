@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedjax_cluster.data.local_files import listed, named_examples
+from fedjax_cluster.data.own_examples import listed, named_examples
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples

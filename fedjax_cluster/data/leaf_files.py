@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_cluster.data.local_files import named_examples
+from fedjax_cluster.data.own_examples import named_examples
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.options import as_path, with_checks
 from fedjax_cluster.types import Examples

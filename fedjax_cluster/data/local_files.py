@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import logging
 import math
 import os
@@ -15,18 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.data.sources import from_arrays
+from fedjax_cluster.data.own_examples import GROUP, USER, listed, named_examples
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.files import UNREADABLE
 from fedjax_cluster.options import COUNT, as_path, with_checks
-from fedjax_cluster.types import Examples, Task, UserExamples
+from fedjax_cluster.types import Examples, Task
 
 LOG = logging.getLogger(__name__)
 ARRAYS = (".npz",)
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
-LABEL, USER, GROUP = "label", "user", "group"
-MOST_NAMED = 8  # columns in a message
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # as pandas and R write what is not there
+LABEL = "label"
 BYTES_FROM = 128  # pixels that reach no further are of another scale than 0 to 255
 
 
@@ -269,126 +266,8 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
     return _Columns(features, arrays[of_label], *(None if place is None else arrays[place] for place in others))
 
 
-def named_examples(
-    file: Path,
-    x: np.ndarray,
-    labels: np.ndarray,
-    users: np.ndarray | None,
-    groups: np.ndarray | None = None,
-    **options: Any,
-) -> Examples:
-    """Examples named after the file and what it holds, so that a changed file is another experiment.
-
-    Args:
-      file: the file or folder.
-      x: [N, ...] numbers.
-      labels: [N] numbers or text, or [N, ...] numbers.
-      users: [N] numbers or text, or None.
-      groups: the same of their groups; ignored without users.
-      **options: of `from_arrays`.
-    """
-    for what, each in ((USER, users), (GROUP, groups)):
-        if each is not None and each.shape != np.shape(labels)[:1]:
-            raise ValueError(
-                f"{file}: {what} {list(each.shape)} and labels {list(labels.shape)} differ: give one for each."
-            )
-    if users is not None and "" in users.tolist():
-        row = users.tolist().index("") + 1
-        raise ValueError(f"{file} has no user in row {row}: give one, or leave the row out.")
-    values = options.get("task") == "regression"
-    if not values and labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind != "f":
-        labels = labels[:, 0]
-    try:
-        check_there(labels)
-        if users is not None:
-            check_there(users, "users", "user")
-        y = numbers(labels).astype(np.float32) if values else class_numbers(labels, options.get("num_classes"))
-        examples = from_arrays(x, y, **options)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    assert isinstance(examples, Examples)
-    ids = None if users is None else numbers(users)
-    of_group = None if users is None or groups is None else numbers(groups)
-    told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
-    # Without groups the names that files had before there were any.
-    digest = hashlib.blake2b(repr(told if of_group is not None else told[:2]).encode(), digest_size=4)
-    for array in (examples.x, examples.y):
-        digest.update(np.ascontiguousarray(array).data)
-    info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}")
-    examples = examples._replace(info=info)
-    return examples if ids is None else UserExamples.of(examples, ids, of_group)
-
-
-def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray:
-    """Whole numbers 0 to K − 1 as they are, others and text numbered in their order; values with fractions as f32.
-
-    Args:
-      labels: [N], or [N, ...], which is left alone.
-      declared: the number of classes where the data tell it: then whole numbers mean what they are.
-    """
-    values = numbers(labels)
-    if values.dtype.kind == "f":
-        return values.astype(np.float32)
-    whole = values.dtype.kind in "iu"
-    if values.ndim != 1 or not values.size or (whole and declared is not None):
-        return values
-    try:
-        found, places = np.unique(values, return_inverse=True)
-    except TypeError:
-        raise ValueError("the labels hold nothing in some rows, or values of several kinds: mend them") from None
-    if whole and found[0] == 0 and found[-1] == len(found) - 1:
-        return values
-    if whole:
-        LOG.warning(
-            f"the labels {listed(found.tolist())} are numbered 0 to {len(found) - 1} in their order; where they are "
-            "values to predict, say so by task='regression' (--task regression)"
-        )
-    return places.astype(np.int32)
-
-
-def check_there(labels: np.ndarray, what: str = "labels", one: str = "class") -> None:
-    """Raises ValueError for text that stands where a label, or a user, is missing."""
-    if labels.ndim == 1 and labels.dtype.kind in "UO":
-        lacking = [row for row, label in enumerate(labels.tolist()) if isinstance(label, str) and label in MISSING]
-        if lacking:
-            raise ValueError(
-                f"the {what} hold {str(labels[lacking[0]])!r} in row {lacking[0] + 1}, which stands for a missing one: "
-                f"leave such rows out, or call the {one} otherwise"
-            )
-
-
-def numbers(values: np.ndarray) -> np.ndarray:
-    """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is.
-
-    Text stays where numbers would make two texts one, as "7" and "007", or those too long for 64 bits.
-    """
-    if values.dtype.kind == "b":
-        return values.astype(np.int32)
-    texts = values
-    if texts.dtype.kind in "UO":
-        try:
-            values = texts.astype(str).astype(np.int64)
-        except (ValueError, OverflowError):
-            try:
-                values = texts.astype(np.float64)
-            except (ValueError, TypeError):
-                return texts
-        if len(np.unique(values)) < len({str(text).strip() for text in texts.ravel().tolist()}):
-            return texts
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all() and values.size:
-        return values.astype(np.int64) if np.abs(values).max() < 2**63 else values
-    return values
-
-
 def _existing(path: str | os.PathLike) -> Path:
     file = as_path("path", path).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file {str(file)!r}: correct the path")
     return file
-
-
-def listed(names: Sequence[Any]) -> str:
-    if len(names) > MOST_NAMED:
-        # Labels, users and groups often stand last.
-        names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]
-    return ", ".join(map(str, names)) or "nothing"

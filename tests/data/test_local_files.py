@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedjax_cluster import cli
 from fedjax_cluster.data import from_arrays, image_folder, load, npz, scenarios, table
-from fedjax_cluster.data.local_files import numbers
+from fedjax_cluster.data.own_examples import numbers
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import UserExamples
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import partition
-from fedjax_cluster.data.local_files import MISSING, numbers
+from fedjax_cluster.data.own_examples import MISSING, numbers
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
 from fedjax_cluster.types import Examples, Federation, UserFederation
