@@ -36,15 +36,16 @@ class Examples(NamedTuple):
 
 
 class UserExamples(Examples):
-    """Examples of which each belongs to a user; `_replace` makes plain ones of them."""
+    """Examples of which each belongs to a user, or is for training or testing; `_replace` makes plain ones of them."""
 
     user_ids: Any = None  # numpy [N], numbers or text
     group_ids: Any = None  # the same of the users' true groups; None where they are not known
+    split: Any = None  # numpy [N], "train", "test" or "validation"; None where rows are divided at random
 
     @classmethod
-    def of(cls, examples: Examples, user_ids: Any, group_ids: Any = None) -> UserExamples:
+    def of(cls, examples: Examples, user_ids: Any, group_ids: Any = None, split: Any = None) -> UserExamples:
         found = cls(*examples)
-        found.user_ids, found.group_ids = user_ids, group_ids
+        found.user_ids, found.group_ids, found.split = user_ids, group_ids, split
         return found
 
 

@@ -20,7 +20,7 @@ from fedjax_cluster.types import Examples
 HUB = "hf:"
 OwnTask = Literal["classification", "regression"]
 # What a configuration says of how a file is read.
-READING = ("label_column", "user_column", "group_column", "input_shape", "task")
+READING = ("label_column", "user_column", "group_column", "split_column", "input_shape", "task")
 LOG = logging.getLogger(__name__)
 
 
@@ -31,6 +31,7 @@ def load(
     label_column: str | None = None,
     user_column: str | None = None,
     group_column: str | None = None,
+    split_column: str | None = None,
     input_shape: Sequence[int] | None = None,
     task: OwnTask | None = None,
 ) -> Examples:
@@ -43,6 +44,7 @@ def load(
       label_column: of a table, or of the hub's data set; default is `label`.
       user_column: of a table, or of the hub's data set; default is `user` where there is one.
       group_column: likewise, of the users' true groups; default is none.
+      split_column: of a table, what each row is for, train, test or validation; default is none.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
       task: "regression" where the whole numbers of a table, an `.npz` file or the hub's data set are values and no
         classes.
@@ -58,8 +60,13 @@ def load(
     'digits'
     """
     path = is_path(name)
-    columns: dict[str, Any] = {"label": label_column, "user": user_column, "group": group_column}
-    columns = {column: given for column, given in columns.items() if given is not None}
+    named = {"label": label_column, "user": user_column, "group": group_column, "split": split_column}
+    columns: dict[str, Any] = {column: given for column, given in named.items() if given is not None}
+    if name.startswith(HUB) and split_column is not None:
+        raise ValueError(
+            f"split_column is {split_column!r}, but {name} has no column that divides its rows here: leave it out, or "
+            "write the rows as a .parquet table"
+        )
     if name.startswith(HUB) and input_shape is None:
         return huggingface(name.removeprefix(HUB), task=task, **columns)
     if columns and not (path and is_table(name)):

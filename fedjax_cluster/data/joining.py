@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_cluster.data.validation import check_examples
+from fedjax_cluster.data.validation import check_examples, check_undivided
 from fedjax_cluster.types import Examples
 
 
@@ -49,6 +49,7 @@ def check_fit(sources: Sequence[Examples], what: str) -> None:
         )
     for source in sources:
         check_examples(source)
+        check_undivided(source, what)
     kinds = [(tuple(np.shape(source.x)[1:]), np.asarray(source.x).dtype) for source in sources]
     if len(set(kinds)) > 1:
         pairs = zip(sources, kinds, strict=True)

@@ -8,13 +8,13 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.data.own_examples import GROUP, USER, listed, named_examples
+from fedjax_cluster.data.own_examples import GROUP, SPLIT, USER, listed, named_examples
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.files import UNREADABLE
 from fedjax_cluster.options import COUNT, as_path, with_checks
@@ -44,16 +44,17 @@ def is_table(path: str | os.PathLike) -> bool:
 
 @with_checks()
 def npz(path: str | os.PathLike, *, task: Task | None = None) -> Examples:
-    """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`, perhaps with their true `group`.
+    """Arrays in an `.npz` file: `x`, `y` and, where examples belong to users, `user`, perhaps with `group` and `split`.
 
     Args:
       path: holds x [N, ...] and y [N, ...] as `from_arrays` takes them, except that classes may be text, and user [N]
-        of numbers or text; group [N] likewise, the true groups of their users, for the scenario `users`.
+        of numbers or text; group [N] likewise, the true groups of their users, for the scenario `users`; split [N],
+        "train", "test" or "validation", what each row is for there.
       task: "regression" where whole numbers in y are values and no classes.
 
     Returns:
-      Examples, with `user_ids` where there are users, and with `group_ids` where their groups are known. Its name is
-      that of the file and a digest of what it holds.
+      Examples, with `user_ids` where there are users, with `group_ids` where their groups are known, and with `split`
+      where that is given. Its name is that of the file and a digest of what it holds.
 
     Raises:
       ValueError: no such file, not an `.npz` with these arrays, or arrays that `from_arrays` refuses.
@@ -68,7 +69,7 @@ def npz(path: str | os.PathLike, *, task: Task | None = None) -> Examples:
     file = _existing(path)
     try:
         with np.load(file, allow_pickle=False) as kept:
-            arrays = {name: kept[name] for name in ("x", "y", USER, GROUP) if name in kept}
+            arrays = {name: kept[name] for name in ("x", "y", USER, GROUP, SPLIT) if name in kept}
             names = list(kept)
     except UNREADABLE as error:
         # A single array, saved as .npy, has no names.
@@ -77,8 +78,9 @@ def npz(path: str | os.PathLike, *, task: Task | None = None) -> Examples:
         raise ValueError(f"{file} holds {listed(names)}: name the arrays x, y and, of users, {USER}.")
     if len(names) > len(arrays):
         others = listed([name for name in names if name not in arrays])
-        LOG.warning(f"{file}: {others} is left out; what is read are x, y and, of users, {USER} and {GROUP}")
-    return named_examples(file, arrays["x"], arrays["y"], arrays.get(USER), arrays.get(GROUP), task=task)
+        LOG.warning(f"{file}: {others} is left out; what is read are x, y and, of users, {USER}, {GROUP} and {SPLIT}")
+    told = (arrays.get(name) for name in (USER, GROUP, SPLIT))
+    return named_examples(file, arrays["x"], arrays["y"], *told, task=task)
 
 
 @with_checks(shape=COUNT)
@@ -88,6 +90,7 @@ def table(
     label: str = LABEL,
     user: str | None = None,
     group: str | None = None,
+    split: str | None = None,
     shape: Sequence[int] | None = None,
     task: Task | None = None,
 ) -> Examples:
@@ -100,17 +103,19 @@ def table(
         are numbered in their order; numbers with fractions make it a regression.
       user: column of users; default is `user` where there is one.
       group: column of the users' true groups, which the scenario `users` takes; default is none.
+      split: column that says what each row is for, train, test or validation, in the scenario `users`, which alone
+        takes such a table; default is none.
       shape: of an example, where the columns are pixels: such as (28, 28) or (28, 28, 1). Whole numbers from 0 to 255
         then become uint8, which models divide by 255, unless none reaches 128: of another scale they stay as they are.
       task: "regression" where whole numbers are values and no classes.
 
     Returns:
-      Examples with x f32 [N, features] or [N, *shape], with `user_ids` where there are users, and with `group_ids`
-      where their groups are named.
+      Examples with x f32 [N, features] or [N, *shape], with `user_ids` where there are users, and with `group_ids` and
+      `split` where columns of them are named.
 
     Raises:
-      ValueError: no such file or column, groups without users, features that are not numbers, or another number of
-        them than `shape` has.
+      ValueError: no such file or column, groups without users, features that are not numbers, another number of
+        them than `shape` has, or a split that tells of a row in no word of these.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +129,7 @@ def table(
         raise ValueError(f"{file} is no table: give a file ending in {', '.join(TABLES)}; `npz` reads arrays.")
     with working(f"reading {file.name}"):
         read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
-        columns = read(file, label, user, group)
+        columns = read(file, {"labels": label, "users": user, "groups": group, SPLIT: split})
     x = columns.features
     if shape is not None:
         if math.prod(shape) != x.shape[1]:
@@ -135,7 +140,7 @@ def table(
         x = x.reshape(len(x), *shape)
         if len(shape) > 1 and x.size and x.min() >= 0 and BYTES_FROM <= x.max() <= 255 and (x % 1 == 0).all():
             x = x.astype(np.uint8)
-    return named_examples(file, x, columns.labels, columns.users, columns.groups, task=task)
+    return named_examples(file, x, columns.labels, columns.users, columns.groups, columns.split, task=task)
 
 
 class _Columns(NamedTuple):
@@ -143,9 +148,10 @@ class _Columns(NamedTuple):
     labels: np.ndarray  # [N]
     users: np.ndarray | None  # [N]
     groups: np.ndarray | None  # [N]
+    split: np.ndarray | None  # [N]
 
 
-def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _Columns:
+def _read_csv(file: Path, named: Mapping[str, str | None]) -> _Columns:
     delimiter = TABLES[file.suffix.lower()]
     options: dict[str, Any] = {"delimiter": delimiter, "quotechar": '"', "comments": None, "skiprows": 1}
     options |= {"encoding": "utf-8-sig", "ndmin": 2}
@@ -154,7 +160,7 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
             names = [name.strip() for name in next(csv.reader(lines, delimiter=delimiter), [])]
             if not any(names) or any("\n" in name for name in names):
                 raise csv.Error("its first line has no names of columns, or part of one")
-            places = _places(file, names, label, user, group)
+            places = _places(file, names, named)
             # Counted first, as taking lines apart costs half of what reading them does.
             if names and any(line.count(delimiter) >= len(names) for line in lines):
                 lines.seek(0)
@@ -173,7 +179,7 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
         raise ValueError(_what_is_wrong(file, error, names)) from error
     if not len(texts):
         raise ValueError(f"{file} has no rows below the names of its columns: give at least two.")
-    labels, users, groups = (None if place is None else texts[:, own.index(place)] for place in places)
+    labels, users, *others = (None if place is None else texts[:, own.index(place)] for place in places)
     for what, values in (("label", labels), ("user", users)):
         # Text of no length would be one more class, or one more user.
         missing = [] if values is None else np.flatnonzero(values == "")
@@ -181,7 +187,7 @@ def _read_csv(file: Path, label: str, user: str | None, group: str | None) -> _C
             row = int(missing[0]) + 1
             raise ValueError(f"{file} has no {what} in row {row} below the names: give one, or leave the row out.")
     assert labels is not None
-    return _Columns(features, labels, users, groups)
+    return _Columns(features, labels, users, *others)
 
 
 def _check_widths(file: Path, width: int, rows: Iterable[Sequence[str]]) -> None:
@@ -205,17 +211,15 @@ def _what_is_wrong(file: Path, error: Exception, names: Sequence[str] = ()) -> s
     what = f"{bad[1]!r} in" if bad[1] else "nothing in"
     return (
         f"{file} has {what} row {int(bad[2]) + 1} below the names, column {names[int(bad[3]) - 1]!r}, where features "
-        "are numbers: give numbers, name the column of labels, users or groups, or remove the column."
+        "are numbers: give numbers, name the column of labels, users, groups or the split, or remove the column."
     )
 
 
-def _places(
-    file: Path, names: Sequence[str], label: str, user: str | None, group: str | None
-) -> tuple[int, int | None, int | None]:
-    """Where the columns of labels, users and groups stand."""
-    if user is None and USER in names and USER not in (label, group):
-        user = USER
-    given = {"labels": label, "users": user, "groups": group}
+def _places(file: Path, names: Sequence[str], columns: Mapping[str, str | None]) -> tuple[int | None, ...]:
+    """Where the columns of labels, users, groups and the split stand, of which each has the name that it is given."""
+    given = dict(columns)
+    if given["users"] is None and USER in names and USER not in given.values():
+        given["users"] = USER
     for what, name in given.items():
         if name is not None and names.count(name) != 1:
             count = "no" if name not in names else "more than one"
@@ -229,14 +233,12 @@ def _places(
             raise ValueError(f"the column {name!r} of {file} cannot be both {first} and {what}: name another one")
     if len(names) - (not names[0]) <= len(named):
         raise ValueError(f"{file} has no column of features besides {listed(names)}: add one")
-    if group is not None and user is None:
+    if (group := given["groups"]) is not None and given["users"] is None:
         raise ValueError(f"{file} has a column of groups, {group!r}, but none of users, who are in them: name one")
-    of_label, of_user, of_group = (None if name is None else names.index(name) for name in given.values())
-    assert of_label is not None
-    return of_label, of_user, of_group
+    return tuple(None if name is None else names.index(name) for name in given.values())
 
 
-def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -> _Columns:
+def _read_parquet(file: Path, named: Mapping[str, str | None]) -> _Columns:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -245,10 +247,10 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
         schema = pyarrow.parquet.ParquetFile(file).schema_arrow
         # pandas keeps its index in columns of their own.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
-        names = [str(name) for name in schema.names if name not in index or name in (label, user, group)]
+        names = [str(name) for name in schema.names if name not in index or name in named.values()]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{file} has more than one column {twice[0]!r}: rename one of them")
-        places = _places(file, names, label, user, group)
+        places = _places(file, names, named)
         read = pyarrow.parquet.read_table(file, columns=names)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a Parquet file ({error}): write it again.") from error
@@ -262,8 +264,9 @@ def _read_parquet(file: Path, label: str, user: str | None, group: str | None) -
     features = np.stack([arrays[place] for place in rest], axis=1)
     # As of a `.csv`: models would scale bytes.
     features = features if features.dtype.kind == "f" else features.astype(np.float32)
-    of_label, *others = places
-    return _Columns(features, arrays[of_label], *(None if place is None else arrays[place] for place in others))
+    labels, *others = (None if place is None else arrays[place] for place in places)
+    assert labels is not None
+    return _Columns(features, labels, *others)
 
 
 def _existing(path: str | os.PathLike) -> Path:

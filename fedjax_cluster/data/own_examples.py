@@ -1,4 +1,4 @@
-"""Examples of what files of one's own hold: labels, users and groups as numbers or text, and a name that tells it."""
+"""Examples of what files of one's own hold: labels, users, groups and parts of rows, and a name that tells it all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from fedjax_cluster.data.sources import from_arrays
 from fedjax_cluster.types import Examples, UserExamples
 
 LOG = logging.getLogger(__name__)
-USER, GROUP = "user", "group"
+USER, GROUP, SPLIT = "user", "group", "split"
 MOST_NAMED = 8  # columns in a message
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # as pandas and R write what is not there
+# What a row is for, by the words for it.
+PARTS = {"train": "train", "test": "test", **dict.fromkeys(("validation", "valid", "val"), "validation")}
 
 
 def named_examples(
@@ -25,6 +27,7 @@ def named_examples(
     labels: np.ndarray,
     users: np.ndarray | None,
     groups: np.ndarray | None = None,
+    split: np.ndarray | None = None,
     **options: Any,
 ) -> Examples:
     """Examples named after the file and what it holds, so that a changed file is another experiment.
@@ -35,9 +38,10 @@ def named_examples(
       labels: [N] numbers or text, or [N, ...] numbers.
       users: [N] numbers or text, or None.
       groups: the same of their groups; ignored without users.
+      split: [N] words as `row_parts` takes them, or None.
       **options: of `from_arrays`.
     """
-    for what, each in ((USER, users), (GROUP, groups)):
+    for what, each in ((USER, users), (GROUP, groups), (SPLIT, split)):
         if each is not None and each.shape != np.shape(labels)[:1]:
             raise ValueError(
                 f"{file}: {what} {list(each.shape)} and labels {list(labels.shape)} differ: give one for each."
@@ -52,6 +56,7 @@ def named_examples(
         check_there(labels)
         if users is not None:
             check_there(users, "users", "user")
+        parts = None if split is None else row_parts(split)
         y = numbers(labels).astype(np.float32) if values else class_numbers(labels, options.get("num_classes"))
         examples = from_arrays(x, y, **options)
     except ValueError as error:
@@ -60,13 +65,41 @@ def named_examples(
     ids = None if users is None else numbers(users)
     of_group = None if users is None or groups is None else numbers(groups)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
-    # Without groups the names that files had before there were any.
-    digest = hashlib.blake2b(repr(told if of_group is not None else told[:2]).encode(), digest_size=4)
+    # Without groups, or a split, the names that files had before there were any.
+    told = told if of_group is not None or parts is not None else told[:2]
+    digest = hashlib.blake2b(repr(told if parts is None else (*told, parts.tolist())).encode(), digest_size=4)
     for array in (examples.x, examples.y):
         digest.update(np.ascontiguousarray(array).data)
     info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}")
     examples = examples._replace(info=info)
-    return examples if ids is None else UserExamples.of(examples, ids, of_group)
+    return examples if ids is None and parts is None else UserExamples.of(examples, ids, of_group, parts)
+
+
+def row_parts(split: np.ndarray) -> np.ndarray:
+    """What each row is for, "train", "test" or "validation", of words in any case with spaces around them.
+
+    Args:
+      split: [N], "train", "test", or "validation", which "val" and "valid" stand for as well.
+
+    Raises:
+      ValueError: something else, or no row to train on or to test on.
+
+    >>> row_parts(np.array(["Train", " test ", "val"])).tolist()
+    ['train', 'test', 'validation']
+    """
+    given = split.tolist()
+    # Numbers and booleans too: who writes 1 may mean either.
+    parts = [PARTS.get(str(value).strip().lower()) for value in given]
+    if None in parts:
+        row = parts.index(None)
+        raise ValueError(
+            f"the split is {given[row]!r} in row {row + 1}, which does not tell what the row is for: write train, test "
+            "or validation"
+        )
+    for part in ("train", "test"):
+        if part not in parts:
+            raise ValueError(f"the split has no {part} row: give each user rows of both, train and test")
+    return np.array(parts)
 
 
 def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray:

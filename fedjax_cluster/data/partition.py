@@ -164,11 +164,17 @@ def federate(
 
 
 def assemble(
-    examples: Examples, train: Rows, test: Rows, group: np.ndarray | None = None, group_names: tuple[str, ...] = ()
+    examples: Examples,
+    train: Rows,
+    test: Rows,
+    group: np.ndarray | None = None,
+    group_names: tuple[str, ...] = (),
+    validation: Rows | None = None,
 ) -> Federation:
-    """Training and test rows, stacked, with the true group of each client and the names of the groups."""
+    """Training, test and perhaps validation rows, stacked, with the true group of each client and the groups' names."""
     info = examples.info if group is None else examples.info._replace(group_names=group_names)
-    return Federation(stack(examples.x, examples.y, train), stack(examples.x, examples.y, test), None, group, info)
+    held = None if validation is None else stack(examples.x, examples.y, validation)
+    return Federation(stack(examples.x, examples.y, train), stack(examples.x, examples.y, test), held, group, info)
 
 
 def relabel(federation: Federation, tables: np.ndarray) -> Federation:

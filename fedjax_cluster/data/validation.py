@@ -96,6 +96,15 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
         check_finite("y", y)
 
 
+def check_undivided(examples: Examples, who: str) -> None:
+    """Raises ValueError where examples say which rows are tested on, which `who` would divide in another way."""
+    if getattr(examples, "split", None) is not None:
+        raise ValueError(
+            f"the split of {examples.info.name} is used by the scenario users alone, not by {who}: leave "
+            "--split-column or the array split out, or take the scenario users"
+        )
+
+
 def _check_info(info: DatasetInfo) -> None:
     checked("info", info, DatasetInfo)
     for name, hint in typing.get_type_hints(DatasetInfo).items():
@@ -205,8 +214,10 @@ def _check_counts(name: str, counts: np.ndarray, clients: int, rows: int) -> Non
             f"`num_examples` of {name!r} is {counts.dtype} of shape {list(counts.shape)}, but there are {clients} "
             "clients: give one integer for each."
         )
-    if (counts < 1).any():
-        empty = np.flatnonzero(counts < 1)
+    # Not everybody need have rows to choose by.
+    least = 0 if name == "validation" and (counts > 0).any() else 1
+    if (counts < least).any():
+        empty = np.flatnonzero(counts < least)
         listed = ", ".join(map(str, empty[:5])) + (", …" if len(empty) > 5 else "")
         raise ValueError(
             f"{len(empty)} of {clients} clients have no example in {name!r}: client {listed}. Leave them out."

@@ -81,16 +81,20 @@ class RunConfig(Robustness):
     method: str = option("name in `fedjax_cluster.algorithms.REGISTRY`", default="cfl_gp")
     scenario: str = option("name of a scenario of `fedjax_cluster.data.scenarios`", default="rotated")
     dataset: str = option(
-        "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user and group), a .csv, .tsv or "
-        ".parquet table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; the "
-        "TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of the "
-        "Hugging Face hub; several joined by +, their classes numbered one after the other, or kept by mixed-datasets",
+        "digits; a file or folder of your own: an .npz file (arrays x, y and perhaps user, group, split), a .csv, .tsv "
+        "or .parquet table, or, with a / in it, a folder of images by class or by user and class or of LEAF's files; "
+        "the TFDS name of an image classification set, from OpenML where TFDS has no prepared copy; hf: and a name of "
+        "the Hugging Face hub; several joined by +, their classes numbered on from one to the next, or kept by "
+        "mixed-datasets",
         default="digits",
     )
     population: str | None = option("folder of `fc.data.write_population`, in place of scenario and data", default=None)
     label_column: str | None = option("column of a table that holds the labels; label if not given", default=None)
     user_column: str | None = option("column of a table that holds the users; user, where there is one", default=None)
     group_column: str | None = option("column of a table that holds the users' true groups, if known", default=None)
+    split_column: str | None = option(
+        "column of a table that tells train, test or validation rows, for the scenario users", default=None
+    )
     input_shape: Sequence[int] | None = option(
         "of a table's rows that are images; height and width for a folder's images", default=None, bound=COUNT
     )
@@ -159,7 +163,9 @@ class RunConfig(Robustness):
         filled=True,
     )
     eval_clients: int | None = option("evaluate only that many random clients", default=None, bound=COUNT)
-    test_fraction: float = option("share of each client's examples kept for testing", default=0.3, bound=INSIDE_UNIT)
+    test_fraction: float = option(
+        "share of each client's examples kept for testing, where no split tells which", default=0.3, bound=INSIDE_UNIT
+    )
     examples_per_client: int | None = option(
         "at most that many examples per client, training and test together", default=None, bound=COUNT
     )
@@ -224,7 +230,7 @@ class RunConfig(Robustness):
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(dataclasses.asdict(self))
+        return without_defaults(dataclasses.asdict(self), "split_column")
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:

@@ -60,7 +60,7 @@ TUNE: Field = (
     "tune",
     noted(
         tyro.conf.FlagCreatePairsOff[bool],
-        "first choose the learning rate, of five by factors of 3, on training rows held out, in short runs",
+        "first choose the learning rate, of five by factors of 3, in short runs, by validation or held-out rows",
     ),
     False,
 )

@@ -18,12 +18,13 @@ def check_data(config: Any) -> None:
     """Raises a ValueError where a `RunConfig` names data of two kinds, or users where its scenario forgets them."""
     scenario = data.scenarios.SCENARIOS[config.scenario]
     ours = scenario.__module__.startswith(data.__name__)
-    for column in ("user_column", "group_column"):
+    for column in ("user_column", "group_column", "split_column"):
         given = getattr(config, column)
         if given is not None and config.population is None and ours and config.scenario != "users":
+            whatever = "whatever they are for" if column == "split_column" else "whoever they belong to"
             raise ValueError(
                 f"{column} is {shown(given)}, but scenario {config.scenario.replace('_', '-')} divides the rows anew, "
-                f"whoever they belong to; give scenario users, or no {column}"
+                f"{whatever}; give scenario users, or no {column}"
             )
     if config.population is None:
         return

@@ -66,13 +66,17 @@ class Robustness(PrivacySettings):
         super().__post_init__()
 
 
-def without_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+def without_defaults(content: Mapping[str, Any], *others: str) -> dict[str, Any]:
     """A configuration as JSON without what says nothing here, so that runs of before these settings are still the same.
+
+    Args:
+      content: the settings.
+      *others: names of such that are not of `Robustness`.
 
     >>> without_defaults({"rounds": 2, "trim": None, "clients": None})
     {'rounds': 2, 'clients': None}
     """
-    own = {field.name for field in dataclasses.fields(Robustness)}  # pyright: ignore[reportArgumentType]
+    own = {*others, *(field.name for field in dataclasses.fields(Robustness))}  # pyright: ignore[reportArgumentType]
     return {name: value for name, value in content.items() if value is not None or name not in own}
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of a method, chosen on training rows that are held out: never on test rows, nor by true groups."""
+"""The learning rate of a method, chosen on rows for validation or held out of training: never on test rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedjax_cluster.types import ClientData, Federation
 LOG = logging.getLogger(__name__)
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
-SHARE = 0.2  # of each client's training rows
+SHARE, VALIDATION = 0.2, "validation rows"  # what decides: of each client's training rows, or those
 FIGURES = {"accuracy": "accuracy", "accuracy_honest": "honest clients' accuracy", "test_loss": "loss"}
 PART_OF_ROUNDS, FEWEST_ROUNDS = 5, 10
 
@@ -45,13 +45,14 @@ def tuned(
     federation: Federation | None = None,
     progress: bool | None = None,
 ) -> RunConfig:
-    """The configuration with that learning rate, of five around its own, which is best on held-out training rows.
+    """The configuration with that learning rate, of five around its own, which is best on rows held out of testing.
 
     The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten,
     trains on four fifths of each client's training rows and is evaluated on the last fifth; clients with a single row,
-    and clients who join or leave, are left out of it; faulty clients are the same as in the run, and do the same. The
-    highest accuracy is taken, of the honest clients where there are others, or the lowest loss where there is no
-    accuracy; of equals the rate nearest to the configuration's.
+    and clients who join or leave, are left out of it; faulty clients are the same as in the run, and do the same. Where
+    the federation has validation rows it is evaluated on these and trains on all training rows, of the clients that
+    have some. True groups are not looked at. The highest accuracy is taken, of the honest clients where there are
+    others, or the lowest loss where there is no accuracy; of equals the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 
@@ -65,8 +66,8 @@ def tuned(
       The configuration; its `tuning` tells the rates, their figures and how these came about.
 
     Raises:
-      ValueError: no client has two training rows, the configuration cannot be run or is private, its clients are on
-        disk, or no rate has a finite figure.
+      ValueError: no client has two training rows, nor validation rows, the configuration cannot be run or is private,
+        its clients are on disk, or no rate has a finite figure.
     """
     if config.privacy_clip is not None:
         raise ValueError(
@@ -85,11 +86,11 @@ def tuned(
     arriving = () if fault is None else fault.arrivals(faulty)
     rounds = min(config.rounds, max(FEWEST_ROUNDS, math.ceil(config.rounds / PART_OF_ROUNDS)))
     figures, keep = _known(None if directory is None else pathlib.Path(directory), full, federation)
-    name = method_name(config.method)
-    LOG.info(
-        f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, on training rows of "
-        "which a fifth is held out"
-    )
+    name, own = method_name(config.method), federation.validation is not None
+    how = f"on training rows, and evaluated on {VALIDATION}" if own else "on training rows of which a fifth is held out"
+    present, there = (len(each.train.num_examples) for each in (data, federation))
+    some = f", which {present} of {there} clients have" if own and present < there else ""
+    LOG.info(f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, {how}{some}")
     accurate = federation.info.task == "classification"
     metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
     rated = {f"{rate:g}": dataclasses.replace(full, learning_rate=rate) for rate in rates}
@@ -106,10 +107,11 @@ def tuned(
             figures[key] = float(value) if value is not None and math.isfinite(value) else None
             keep(figures)
     chosen = _best(rates, [figures[f"{rate:g}"] for rate in rates], largest=accurate)
-    _say(name, metric, figures, chosen, rates)
+    figure = f"{FIGURES[metric]} on {VALIDATION if own else 'held-out training rows'}"
+    _say(name, metric, figure, figures, chosen, rates)
     tuning = {
-        **{"figures": figures, "figure": f"{FIGURES[metric]} on held-out training rows"},
-        **{"rounds": rounds, "held_out": SHARE, "seed": config.seed},
+        **{"figures": figures, "figure": figure},
+        **{"rounds": rounds, "held_out": VALIDATION if own else SHARE, "seed": config.seed},
     }
     return dataclasses.replace(config, learning_rate=chosen, tuning=tuning)
 
@@ -154,7 +156,7 @@ def grid(rate: float) -> list[float]:
 
 
 def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federation:
-    """A federation whose test rows are training rows of another, without true groups.
+    """A federation whose test rows are the validation rows of another, or else training rows; without true groups.
 
     Args:
       federation: of M clients; its test rows are not looked at.
@@ -162,21 +164,25 @@ def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federat
       share: of each client's training rows, at least one.
 
     Returns:
-      Of the clients with two training rows and more: `train` without the rows held out, these as `test`. Marks of
-      faulty clients stay, and what these show to clusterings is divided as their own rows are.
+      Of the clients with validation rows, `train`, and these as `test`. Where `validation` is None, of the clients with
+      two training rows and more, `train` without the rows held out, these as `test`. Marks of faulty clients stay, and
+      what these show to clusterings is divided as their own rows are.
 
     Raises:
-      ValueError: no client has two training rows.
+      ValueError: no client has two training rows, or no row of `validation`.
     """
-    count = np.asarray(federation.train.num_examples)
-    index = np.flatnonzero(count > 1)
+    own = federation.validation
+    index = np.flatnonzero(np.asarray(federation.train.num_examples) > 1 if own is None else own.num_examples)
     if not len(index):
-        raise ValueError("no client has two training rows, of which one could be held out; give the learning rate")
+        lacks = "two training rows, of which one could be held out" if own is None else f"{VALIDATION}, which decide"
+        raise ValueError(f"no client has {lacks}; give the learning rate")
     divide = jax.vmap(lambda key, x, y, n: hold_out(key, ClientData(x, y, n), share))
     keys = jax.vmap(functools.partial(client_key, jax.random.key(seed)))(jnp.asarray(index, jnp.int32))
 
     def divided(data: ClientData) -> tuple[ClientData, ClientData]:
         x, y, number = (np.asarray(part)[index] for part in data)
+        if own is not None:
+            return ClientData(x, y, number), ClientData(*(np.asarray(part)[index] for part in own))
         kept, held = jax.device_get(divide(keys, x, y, number.astype(np.int32)))
         return _without_padding(kept), _without_padding(held)
 
@@ -209,14 +215,16 @@ def _best(rates: list[float], figures: list[float | None], *, largest: bool) -> 
     return rates[place]
 
 
-def _say(name: str, metric: str, figures: dict[str, float | None], chosen: float, rates: list[float]) -> None:
+def _say(
+    name: str, metric: str, figure: str, figures: dict[str, float | None], chosen: float, rates: list[float]
+) -> None:
     texts = {
         key: "not finite" if value is None else f"{value:.4g}" if metric == "test_loss" else f"{100 * value:.1f} %"
         for key, value in figures.items()
     }
     listed = ", ".join(f"{key}: {texts[key]}" for key in (f"{rate:g}" for rate in rates))
     end = " (the end of what was tried: others may be better)" if chosen in (rates[0], rates[-1]) else ""
-    LOG.info(f"{name}: learning rate {chosen:g}{end}; {FIGURES[metric]} on held-out training rows: {listed}")
+    LOG.info(f"{name}: learning rate {chosen:g}{end}; {figure}: {listed}")
 
 
 def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
@@ -232,8 +240,10 @@ def _known(
     if directory is None:
         return {}, lambda figures: None
     # A file of one's own may hold other rows than it did.
-    path, settings = directory / TUNING, digest({**config.to_json(), "data": fingerprint(federation)})
-    content = _read(directory)
+    told = {**config.to_json(), "data": fingerprint(federation)}
+    if (own := federation.validation) is not None:
+        told["validation"] = fingerprint(federation._replace(test=own))
+    path, settings, content = directory / TUNING, digest(told), _read(directory)
 
     def keep(figures: dict[str, float | None]) -> None:
         write_json(path, sealed({**content, settings: {"method": config.method, "figures": figures}}))

@@ -91,9 +91,16 @@ def test_a_federation_has_a_test_part_and_groups_of_whole_numbers():
 def test_every_part_is_checked():
     good = _federation()
     bad = good.test._replace(num_examples=np.array([3, 3, 0, 3], np.int32))
-    for part in ("test", "validation"):
-        with pytest.raises(ValueError, match=f"no example in '{part}': client 2"):
-            check_federation(good._replace(**{part: bad}))
+    with pytest.raises(ValueError, match="no example in 'test': client 2"):
+        check_federation(good._replace(test=bad))
+    # Some clients may have nothing to choose by, but not all of them.
+    check_federation(good._replace(validation=bad))
+    with pytest.raises(ValueError, match="4 of 4 clients have no example in 'validation'"):
+        check_federation(good._replace(validation=bad._replace(num_examples=np.zeros(4, np.int32))))
+    with pytest.raises(ValueError, match="1 of 4 clients have no example in 'validation': client 2"):
+        check_federation(good._replace(validation=bad._replace(num_examples=np.array([3, 3, -1, 0], np.int32))))
+    with pytest.raises(ValueError, match="NaN"):
+        check_federation(good._replace(validation=bad._replace(x=np.full_like(bad.x, np.nan))))
 
 
 def test_opposite_infinities_do_not_hide_each_other():

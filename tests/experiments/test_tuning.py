@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_cluster import RunConfig, cli, faults, files
+from fedjax_cluster import RunConfig, cli, faults, files, simulate
 from fedjax_cluster.experiments import comparison, config_files, runs, tuning
-from fedjax_cluster.experiments.config import build_federation
+from fedjax_cluster.experiments.config import build_algorithm, build_federation
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.types import ClientData, Federation
 
@@ -131,6 +131,75 @@ def test_clients_on_disk_are_not_tuned_on():
     """They were told to take a method that streams, as FedAvg does."""
     with pytest.raises(ValueError, match="needs the clients in memory, but those of people are on disk; give a learn"):
         tuning.tuned(dataclasses.replace(CONFIG, population="people"))
+
+
+def validated(counts, validation, rows=10):
+    """Such clients with rows for validation, of which none is one for training."""
+    given = federation(counts, rows)
+    x = -given.train.x[:, : max(validation)]
+    return given._replace(
+        validation=ClientData(x, given.train.y[:, : max(validation)], np.asarray(validation, np.int32))
+    )
+
+
+def test_validation_rows_decide_where_there_are_some_and_all_training_rows_train(tried, caplog):
+    """Faults: a fifth is held out all the same; clients without such rows are evaluated on padding, or refused."""
+    caplog.set_level(logging.INFO, "fedjax_cluster")
+    given = validated([10, 1, 7, 2], [2, 1, 0, 4])
+    found = tuning.tuned(CONFIG, federation=given)
+    data = tried.given["federation"]
+    assert data.group is data.validation is None
+    for part, own in ((data.train, given.train), (data.test, given.validation)):
+        for mine, theirs in zip(part, own, strict=True):
+            np.testing.assert_array_equal(mine, theirs[[0, 1, 3]])
+    assert (found.learning_rate, found.tuning["held_out"]) == (0.3, "validation rows")
+    assert found.tuning["figure"] == "accuracy on validation rows"
+    assert "on training rows, and evaluated on validation rows, which 3 of 4 clients have" in caplog.text
+    assert "learning rate 0.3; accuracy on validation rows: 0.0111" in caplog.text
+    assert "held" not in caplog.text
+    assert RunConfig.from_json(json.loads(json.dumps(found.to_json()))) == found
+    with pytest.raises(ValueError, match="no client has validation rows, which decide; give the learning rate"):
+        tuning.tuned(CONFIG, federation=validated([10, 1, 7, 2], [0, 0, 0, 0]))
+
+
+def test_what_is_known_of_rates_is_known_of_their_validation_rows(tried):
+    """Fault: rows for validation have changed, and rates are those of the old ones."""
+    given = validated([10, 10, 10, 10], [2, 1, 0, 4])
+    other = given._replace(validation=given.validation._replace(x=given.validation.x - 1))
+    for rows, count in ((given, 5), (given, 5), (other, 10), (given._replace(validation=None), 15), (other, 15)):
+        tuning.tuned(CONFIG, federation=rows, directory="own")
+        assert len(tried.rates) == count
+
+
+def test_faulty_clients_are_validated_with_their_marks_and_what_they_show(tried):
+    tried.honest = {**GOOD, 0.0333: 0.9}
+    config = dataclasses.replace(CONFIG, fault="disguise", fault_share=0.4, fault_group=1)
+    given = validated([10, 1, 8, 10, 9, 10], [3, 2, 4, 0, 1, 2])._replace(group=np.asarray([0, 0, 1, 1, 0, 1]))
+    found = tuning.tuned(config, federation=given)
+    assert (found.learning_rate, found.tuning["figure"]) == (0.0333, "honest clients' accuracy on validation rows")
+    fault, data, left = build_fault(config), tried.given["federation"], [0, 1, 2, 4, 5]
+    drawn = fault.drawn(given, config.seed)
+    np.testing.assert_array_equal(faults.faulty_clients(data), drawn[left])
+    np.testing.assert_array_equal(data.train.x, given.train.x[left])
+    np.testing.assert_array_equal(data.test.x, given.validation.x[left])
+    everybody = faults.afflicted(given, fault, config.seed).train
+    np.testing.assert_array_equal(data.train.shown.x, everybody.shown.x[left])
+    assert (data.train.shown.x != data.train.x).any()
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_runs_that_are_tested_on_validation_rows():
+    """Fault: test rows, or some training rows, decide."""
+    config = RunConfig(method="fedavg", clients=4, rounds=10, model="linear", local_steps=3, examples_per_client=60)
+    given = build_federation(config)
+    # Of the same images, but with labels that a model has for others.
+    own = given.test._replace(y=9 - given.test.y)
+    found, usual = (tuning.tuned(config, federation=given._replace(validation=each)) for each in (own, None))
+    for rate, figure in found.tuning["figures"].items():
+        algorithm = build_algorithm(dataclasses.replace(config, clusters=1, learning_rate=float(rate)))
+        expected = simulate(algorithm, given._replace(test=own), rounds=10, eval_every=10)
+        assert figure == pytest.approx(expected.summary["accuracy"], abs=1e-6)
+        assert figure != usual.tuning["figures"][rate]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from fedjax_cluster.data.validation import check_undivided
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, SHARE, SMALLEST, UNIT, Bound, at_least, with_checks
 from fedjax_cluster.types import Federation, UserExamples
 
@@ -81,22 +82,24 @@ def _giving_a_federation(build: Scenario) -> Scenario:
 
 
 def _telling_of_users(build: Scenario) -> Scenario:
-    """Warns where examples name their users, whom a scenario leaves unheeded."""
+    """Warns where examples name their users, whom a scenario leaves unheeded; refuses those with a split."""
+    name = build.__name__.replace("_", "-")
 
     def plain(examples: Any) -> Any:
         if isinstance(examples, list):
             return [plain(each) for each in examples]
+        check_undivided(examples, name)
         if not isinstance(examples, UserExamples) or examples.user_ids is None:
             return examples
         LOG.warning(
-            f"{examples.info.name} names users, but {build.__name__.replace('_', '-')} divides its examples among "
+            f"{examples.info.name} names users, but {name} divides its examples among "
             "clients of its own; the scenario users has a client for each user"
         )
         return examples._replace()  # a scenario may call another
 
     @functools.wraps(build)
     def built(*args: Any, **kwargs: Any) -> Federation:
-        given = {name: plain(value) if name == "examples" else value for name, value in kwargs.items()}
+        given = {key: plain(value) if key == "examples" else value for key, value in kwargs.items()}
         return build(*map(plain, args[:1]), *args[1:], **given)
 
     return cast(Scenario, built)
