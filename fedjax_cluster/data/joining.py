@@ -20,7 +20,7 @@ def joined(sources: Sequence[Examples]) -> Examples:
       Examples with x [ΣN_i, ...] and y i32[ΣN_i], in the order of the sources.
 
     Raises:
-      ValueError: a single data set, one without classes, or inputs of different shapes or dtypes.
+      ValueError: a single data set, one without classes or with a split, or inputs of different shapes or dtypes.
 
     >>> from fedjax_cluster.data import digits
     >>> both = joined([digits(), digits()])
