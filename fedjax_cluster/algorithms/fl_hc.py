@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,7 @@ class fl_hc(AveragingMethod):
 
     not_private = "sends an update for its clustering, of which no budget is settled"
     clusters_by = "shown"
+    first_clustering: ClassVar[Any] = property(lambda self: self.warm_up)
 
     clusters: int = option("K, clusters that are left; with a threshold the most there can be", bound=at_least(1))
     warm_up: int = option("n, rounds of one model for all before the clustering", default=10, bound=at_least(0))

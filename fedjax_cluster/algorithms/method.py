@@ -140,6 +140,7 @@ class Method(Options):
     draw = None
     recounted = None  # a state in which clients have left, with what the method keeps counted of them
 
+    first_clustering: ClassVar[Any] = 0  # 0-based round before which nobody is told apart
     fewest_in_cohort: ClassVar[Any] = 1  # clients, however small the participation, where so many are there
     keep_optimizer = False  # whether clients keep their optimiser's state from round to round
 

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
 SHARE, VALIDATION = 0.2, "validation rows"  # what decides: of each client's training rows, or those
 FIGURES = {"accuracy": "accuracy", "accuracy_honest": "honest clients' accuracy", "test_loss": "loss"}
-PART_OF_ROUNDS, FEWEST_ROUNDS = 5, 10
+PART_OF_ROUNDS, FEWEST_ROUNDS, TIMES_FIRST = 5, 10, 2
 
 
 def tuned(
@@ -47,12 +47,13 @@ def tuned(
 ) -> RunConfig:
     """The configuration with that learning rate, of five around its own, which is best on rows held out of testing.
 
-    The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten,
-    trains on four fifths of each client's training rows and is evaluated on the last fifth; clients with a single row,
-    and clients who join or leave, are left out of it; faulty clients are the same as in the run, and do the same. Where
-    the federation has validation rows it is evaluated on these and trains on all training rows, of the clients that
-    have some. True groups are not looked at. The highest accuracy is taken, of the honest clients where there are
-    others, or the lowest loss where there is no accuracy; of equals the rate nearest to the configuration's.
+    The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten
+    and twice those before the method's first clustering, trains on four fifths of each client's training rows and is
+    evaluated on the last fifth; clients with a single row, and clients who join or leave, are left out of it; faulty
+    clients are the same as in the run, and do the same. Where the federation has validation rows it is evaluated on
+    these and trains on all training rows, of the clients that have some. True groups are not looked at. The highest
+    accuracy is taken, of the honest clients where there are others, or the lowest loss where there is no accuracy; of
+    equals the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 
@@ -84,7 +85,9 @@ def tuned(
     data = held_out(federation if fault is None else afflicted(federation, fault, config.seed), config.seed)
     faulty = faulty_clients(data)
     arriving = () if fault is None else fault.arrivals(faulty)
-    rounds = min(config.rounds, max(FEWEST_ROUNDS, math.ceil(config.rounds / PART_OF_ROUNDS)))
+    # What a rate does to clusters, too, is to be seen.
+    least = max(FEWEST_ROUNDS, TIMES_FIRST * getattr(build_algorithm(full), "first_clustering", 0))
+    rounds = min(config.rounds, max(least, math.ceil(config.rounds / PART_OF_ROUNDS)))
     figures, keep = _known(None if directory is None else pathlib.Path(directory), full, federation)
     name, own = method_name(config.method), federation.validation is not None
     how = f"on training rows, and evaluated on {VALIDATION}" if own else "on training rows of which a fifth is held out"

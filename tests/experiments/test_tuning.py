@@ -95,6 +95,21 @@ def test_the_best_rate_is_taken_and_told(tried, caplog):
     assert config_files.overridden(found.to_json(), {"scenario": "rotated", "method_options": {}})["tuning"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "rounds"),
+    [
+        ({"method": "fl_hc", "rounds": 50}, 20),
+        ({"method": "fl_hc", "rounds": 12}, 12),
+        ({"method": "fl_hc", "rounds": 50, "method_options": {"warm_up": 3}}, 10),
+        ({"method": "cfl", "rounds": 60, "method_options": {"first_round": 8}}, 16),
+    ],
+)
+def test_rates_are_tried_beyond_the_first_clustering(tried, changes, rounds):
+    """FL+HC's rates were FedAvg's."""
+    tuning.tuned(dataclasses.replace(CONFIG, **changes))
+    assert tried.given["rounds"] == rounds
+
+
 def test_equals_go_to_the_nearest_and_what_is_not_finite_is_not_taken(tried, caplog):
     caplog.set_level(logging.INFO, "fedjax_cluster")
     tried.figures = {**GOOD, 0.0111: 0.8000000001, 0.9: float("nan")}

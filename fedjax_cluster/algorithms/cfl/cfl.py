@@ -86,9 +86,9 @@ class cfl(AveragingMethod):
       CFL, Secs. II-A, III and V, Algorithms 1, 4 and 5.
     """
 
-    sends = SHOWN
+    sends, defaults = SHOWN, Defaults(rounds=40, finds_clusters=True)
     clusters_by: ClassVar[Any] = property(lambda self: "shown" if self.of_gradients else "changes")
-    defaults = Defaults(rounds=40, finds_clusters=True)
+    first_clustering: ClassVar[Any] = property(lambda self: self.first_round)
 
     local: LocalUpdate = option("a client's training")
     clusters: int = option("K_max, slots for clusters; a split beyond is refused, and reported", bound=at_least(1))
