@@ -44,7 +44,7 @@ def test_users_that_a_scenario_leaves_unheeded_are_named(tmp_path, caplog):
     np.savez(tmp_path / "mine.npz", **arrays, users=arrays["user"])
     examples = npz(tmp_path / "mine.npz")
     assert caplog.messages == [
-        f"{tmp_path / 'mine.npz'}: users is left out; what is read are x, y and, of users, user and group"
+        f"{tmp_path / 'mine.npz'}: users is left out; what is read are x, y and, of users, user, group and split"
     ]
     caplog.clear()
     SCENARIOS["users"](examples)
