@@ -51,7 +51,8 @@ def kmeans(
       mask: clients that count; None means all.
 
     Raises:
-      ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points.
+      ValueError: wrong shapes, k outside 1..number of clients that count, or non-finite points; under `jit` points are
+        not known, and one that is not finite leaves no centre finite.
 
     >>> labels, _, inertia = kmeans(jax.random.key(0), jnp.array([[0.0], [0.1], [5.0], [5.1]]), 2)
     >>> bool(labels[0] == labels[1] != labels[2]), round(float(inertia), 3)
