@@ -188,6 +188,7 @@ def test_resume_extends(capsys, monkeypatch):
         assert "a checkpoint every 7.5 s" in mistake(capsys, *words.split(), "--checkpoint-every", "7.5")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_keeps_the_run_and_shows_its_table_and_resume_draws_what_is_missing(capsys, monkeypatch):
     def full(figure, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -19,12 +19,14 @@ from fedjax_cluster.data.scenarios.registry import SCENARIOS
 PAGES = pathlib.Path(__file__).parents[1] / "docs" / "pages"
 LONG_PAGES = (
     "command_line.md",
+    "concepts.md",
     "data.md",
     "extending.md",
     "index.md",
     "models.md",
     "plans.md",
     "results.md",
+    "robustness.md",
     "sweeps.md",
 )  # to run
 BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -35,13 +35,10 @@ def build(**options):
     return cfl(nn.linear(), **own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        pytest.param({"similarity_of": "gradients", "weighting": "examples"}, marks=pytest.mark.slow),
-        pytest.param({"transform": "hadamard", "aggregation": "median"}, marks=pytest.mark.slow),
-    ],
+    [{}, {"similarity_of": "gradients", "weighting": "examples"}, {"transform": "hadamard", "aggregation": "median"}],
     ids=["plain", "gradients", "transformed"],
 )
 def test_with_everybody_as_landmark_it_is_the_exact_one(options):

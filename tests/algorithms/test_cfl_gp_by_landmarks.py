@@ -184,6 +184,7 @@ def test_the_landmarks_that_are_there_are_in_every_clustering_round_whoever_leav
     assert max(sizes) > len(chosen) > min(sizes)
 
 
+@pytest.mark.slow
 def test_landmarks_who_leave_are_told_before_the_first_round():
     """Without them nobody would be in a cluster, nor train one, ever after."""
     algorithm, federation = sole(landmarks=4), blobs(clients=12, groups=3)
@@ -196,6 +197,7 @@ def test_landmarks_who_leave_are_told_before_the_first_round():
     simulate(algorithm, federation, rounds=3, mapping=ONE, churn=back, progress=False)
 
 
+@pytest.mark.slow
 def test_who_is_in_no_cluster_yet_trains_none_and_pays_for_none():
     """A model and an update were counted for each, though no cluster had them."""
     algorithm = cfl_gp(

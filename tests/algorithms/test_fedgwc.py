@@ -76,7 +76,9 @@ RELEASED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [PAPER, OURS, RELEASED], ids=["paper", "ours", "released"])
+@pytest.mark.parametrize(
+    "options", [PAPER, pytest.param(OURS, marks=pytest.mark.slow), RELEASED], ids=["paper", "ours", "released"]
+)
 def test_is_algorithms_1_and_2(options):
     """Partial cohorts of clients with unequally many mini-batches, a split, children with their own cohorts.
 

@@ -116,6 +116,7 @@ def test_who_is_away_or_sends_nothing_finite_joins_when_it_is_next_heard():
     assert (np.asarray(labels(state.clients.membership))[:CLIENTS] == 0).all()
 
 
+@pytest.mark.slow
 def test_newcomers_join_the_nearest_cluster():
     """One client of each group comes after the clustering; before it, all newcomers have the common model."""
     federation = blobs(clients=12, groups=3, rows=60)

@@ -24,15 +24,10 @@ def build(name, model, own, **options):
     return factory(model, local=own, **clusters, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("ditto", {}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("fedper", {}), ("fedrep", {}), ("pfedme", {}), ("scaffold", {"control": "gradient"}))
-        ),
-    ],
+    [("ditto", {}), ("fedper", {}), ("fedrep", {}), ("pfedme", {}), ("scaffold", {"control": "gradient"})],
 )
 def test_an_optimiser_with_a_state_starts_on_each_device(name, options):
     """Its zeros were made in the place of the common model, which lies on all devices, and refused."""
@@ -77,6 +72,7 @@ def test_parameters_of_16_bits_stay_so(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(new.clusters.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.slow
 def test_fedsofts_pull_is_of_the_parameters_as_they_are():
     """Of their bfloat16 values, in which gradients are computed here, a model at its centre was pulled away from it."""
     own = local.sgd(0.1, batch_size=None, steps=1, precision="bfloat16")

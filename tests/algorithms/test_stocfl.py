@@ -62,6 +62,7 @@ def test_stocfl_is_its_public_code_with_means_over_all_that_were_heard(participa
     assert sum(float(report.costs.gradient_evaluations) for report in reports) == steps
 
 
+@pytest.mark.slow
 def test_united_clusters_keep_the_model_of_the_larger_and_new_ones_take_what_is_free():
     # Slots 0 and 3 are linked by the client who comes first; slot 1 is free; slot 2 stays; the last client is alone.
     shown = jnp.asarray([[4.0, 0, 0], [0, 0, 0], [0, 0, 1], [3, 3.9, 0]])
@@ -114,6 +115,7 @@ def test_a_newcomer_joins_whom_it_is_like_and_the_unheard_are_given_the_common_m
     assert np.isfinite(lost.server.shown).all()
 
 
+@pytest.mark.slow
 def test_groups_are_found_by_the_few_of_each_round():
     """Three groups of unequal clients, a third of them in a round; nobody is compared twice."""
     federation = blobs(clients=15, groups=3, rows=60)

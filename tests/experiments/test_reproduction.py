@@ -75,6 +75,7 @@ def test_killed_and_repeated_it_does_the_missing_runs_only(tmp_path, runs, monke
     assert runs == [(4, 2), (5, 2)]
 
 
+@pytest.mark.slow
 def test_a_long_run_goes_on_where_its_checkpoint_is(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduction, "CHECKPOINT_SECONDS", 0.0)
     seen = []

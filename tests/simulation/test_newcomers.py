@@ -20,7 +20,6 @@ from tests.federations import blobs
 # Their newcomers' models are not those of the run's clients: their own layers are untrained, a mixture is estimated
 # from nothing, or weights and fine-tuning are of the newest models.
 OWN = ("ditto", "fedem", "fedper", "fedproto", "fedrep", "fedsoft", "local_only", "per_fedavg", "pfedme")
-FAST = ("ifca",)
 
 
 def run(name, federation=None, rounds=6, fault=None, batch_size=4, **options):
@@ -50,9 +49,8 @@ def some(federation, clients, extra=0):
     )
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(REGISTRY)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_a_newcomer_belongs_where_one_with_its_rows_does_and_moves_nobody(name):
     result = run(name)
     found = result.admit(some(result.federation, (3, 0, 2), extra=5))
@@ -136,6 +134,7 @@ def test_events_and_files_are_of_all(tmp_path):
     assert not found.kept
 
 
+@pytest.mark.slow
 def test_what_cannot_be_admitted_is_one_line():
     result = run("ifca", rounds=1)
     plain = blobs(clients=7)
@@ -181,7 +180,8 @@ def test_rows_that_fill_up_two_devices_are_left_out_whole(name):
     assert one == other
 
 
-@pytest.mark.parametrize("landmarks", [None, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("landmarks", [None, 6])
 def test_a_newcomer_of_cfl_that_sends_nothing_finite_is_led_nowhere(landmarks):
     """It was put on the second side of every split for good."""
     federation = blobs(clients=9, groups=3)

@@ -62,6 +62,7 @@ def test_rows_in_place_are_in_the_order_of_the_clients():
         np.testing.assert_array_equal(y, federation.train.y)
 
 
+@pytest.mark.slow
 def test_rows_of_all_clients_are_no_rows_of_a_cohort():
     """They were those of the first clients, whoever took part."""
 
@@ -171,6 +172,7 @@ def test_weights_as_large_as_there_are_clients_are_kept_whole(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.state.server, whole.state.server)
 
 
+@pytest.mark.slow
 def test_a_key_in_the_state_is_read_back(tmp_path):
     class keyed(plain, abstract=True):
         def init(self, rng_key, population):

@@ -162,6 +162,7 @@ def test_a_user_is_asked_for_by_name(result):
         named.predict(x, "Anna")
 
 
+@pytest.mark.slow
 def test_an_agreement_tells_of_how_many_clients_it_is():
     """With part of the clients in a round IFCA has an index of 1 by a few of them."""
     method = ifca(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=8, steps=1), participation=0.3)
@@ -177,6 +178,7 @@ def test_an_agreement_tells_of_how_many_clients_it_is():
     assert ", of 3 of 8 clients" in report.headlines.lead(told, None)
 
 
+@pytest.mark.slow
 def test_parameters_in_lists_are_read_back_by_a_start_and_predictions_may_be_several(tmp_path):
     numpy, federation = pytest.importorskip("safetensors.numpy"), blobs()
 
