@@ -124,12 +124,16 @@ def grouped(paths: Sequence[pathlib.Path]) -> dict[str, dict[int, SavedRun]]:
 
 def _of_the_seed(runs: Sequence[SavedRun]) -> list[int]:
     """The seeds of runs of `simulate` that have each their own data; [] where the data are not the seed's."""
-    data: dict[int, set[str]] = {}
+    data: dict[tuple[str, int], set[str]] = {}
     for run in runs:
         if not run.experiment:
-            data.setdefault(run.seed, set()).add(json.dumps(run.identity.get("data"), sort_keys=True))
-    every = [each for of_seed in data.values() for each in of_seed]
-    return sorted(data) if 1 < len(data) == len(every) == len(set(every)) else []
+            # The faulty are marked in their data.
+            fault, own = (json.dumps(run.identity.get(name), sort_keys=True) for name in ("fault", "data"))
+            data.setdefault((fault, run.seed), set()).add(own)
+    whose = {(each, seed) for (_, seed), of_seed in data.items() for each in of_seed}
+    one_each = all(len(of_seed) == 1 for of_seed in data.values()) and len({each for each, _ in whose}) == len(whose)
+    seeds = sorted({seed for _, seed in data})
+    return seeds if one_each and len(seeds) > 1 else []
 
 
 def _labels(runs: Sequence[SavedRun], several: Sequence[bool], but: Sequence[str]) -> list[str]:

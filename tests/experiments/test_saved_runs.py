@@ -65,6 +65,10 @@ def test_data_that_each_seed_has_of_its_own_are_the_seeds(leave, caplog):
     with caplog.at_level("INFO", logger="fedjax_cluster"):
         assert grouped(*paths) == {"FedAvg": 3, "IFCA": 2}
     assert "the data of the seeds 0, 1, 2 differ: drawn by the seed, they make one row" in caplog.text
+    faulty = [leave(f"f-{s}", seed=s, config=False, identity={"data": 50 + s, "fault": "nan"}) for s in range(3)]
+    assert sorted(grouped(*paths, *faulty).values()) == [2, 3, 3]
+    silent = [leave(f"g-{s}", seed=s, config=False, identity={"fault": "late"}) for s in range(3)]
+    assert sorted(grouped(*paths, *faulty, *silent).values()) == [2, 3, 3, 3]
     # A second data set of one seed, or one of two seeds, is no draw of it.
     again = leave("again", seed=1, config=False, identity={"data": 99})
     assert len(grouped(*paths, again)) == 6
