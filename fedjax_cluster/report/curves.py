@@ -110,10 +110,8 @@ def curves(
                 if len(rounds) and method in ended:
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             axes.set_ylabel(label)
-            if is_wide([found.mean(axis=0) for _, found in values[name].values()]):
-                axes.set_yscale("log")
-            else:
-                axes.yaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS, integer=name.startswith("num_")))
+            means = [found.mean(axis=0) for _, found in values[name].values()]
+            value_axis(axes, means, 7, integer=name.startswith("num_"))
             if not any(len(rounds) for rounds, _ in values[name].values()):
                 axes.set_yticks([])
                 axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", va="center")
@@ -136,6 +134,14 @@ def curves(
         missing = [name for name in names.values() if name.endswith(NO_VALUE)]
         shared_legend(figure, panels, {**dict.fromkeys(missing, NO_LINE), **legend})
     return figure
+
+
+def value_axis(axes: Axes, lines: Iterable[np.ndarray], ticks: int, *, integer: bool = False) -> None:
+    """A vertical axis of a few round numbers; logarithmic where these lines could not be told apart otherwise."""
+    if is_wide(lines):
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=style.STEPS, integer=integer))
 
 
 def _legend_name(method: str, runs: Sequence[History], metrics: Sequence[str]) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, BOUNDED, draw_line, round_axis, shared_legend
+from fedjax_cluster.report.curves import BAND, BOUNDED, draw_line, round_axis, shared_legend, value_axis
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
@@ -65,6 +64,7 @@ def option_curves(
     place = {(value_text(of[across]), value_text(of[along])): cell for cell, of in cells.items()}
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
     counts: list[int] = []
+    means: list[np.ndarray] = []
     with style.drawing(style.SINGLE, 0.6 + 1.05 * len(panels_of)) as figure:
         panels = figure.subplots(len(panels_of), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, panel in zip(panels, panels_of, strict=True):
@@ -80,8 +80,10 @@ def option_curves(
                 name = f"{option_name(along)} {value_text(line)}"
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=name, **look)
                 counts.append(len(values) if values.size else 0)
+                means.append(mean)
             axes.set_title(f"{option_name(across)} {value_text(panel)}", loc="left", fontsize=style.FONT_POINTS, pad=2)
-            axes.yaxis.set_major_locator(MaxNLocator(4, steps=style.STEPS))
+        for axes in panels:
+            value_axis(axes, means, 4)
         round_axis(panels[-1])
         panels[-1].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         figure.supylabel(label, fontsize=7.5)

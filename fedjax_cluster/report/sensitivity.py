@@ -16,7 +16,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, draw_line
+from fedjax_cluster.report.curves import BAND, draw_line, value_axis
 from fedjax_cluster.report.histories import ARI, column_label
 from fedjax_cluster.report.judged_by import HONEST, of_honest
 from fedjax_cluster.report.names import option_name, over_seeds, value_text
@@ -110,7 +110,7 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
                 )
                 legend["failed or not finite"] = Line2D([], [], **look)
             axes.set_ylabel(_metric_label(metric))
-            axes.yaxis.set_major_locator(MaxNLocator(5, steps=style.STEPS))
+            value_axis(axes, mean[:, None], 5)
             if metric.removesuffix(HONEST) == ARI:
                 axes.set_ylim(min(0.0, float(np.nanmin(mean - deviation))) - 0.06, 1.06)
         if _numeric(levels):

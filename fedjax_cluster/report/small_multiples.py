@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import curves, style
-from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, shared_legend
+from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, shared_legend, value_axis
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
@@ -21,7 +21,6 @@ from fedjax_cluster.report.histories import (
     column_label,
     evaluated,
     finite_part,
-    is_wide,
     not_finite_from,
 )
 from fedjax_cluster.report.names import method_name, over_seeds
@@ -85,10 +84,7 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
             axes.tick_params(labelsize=SMALL, labelbottom=index + columns >= len(seeds))
         grid[0, 0].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         grid[0, 0].xaxis.set_major_locator(MaxNLocator(2, steps=style.STEPS, integer=True, min_n_ticks=2))
-        if is_wide([values.mean(axis=0) for _, values in lines.values()]):
-            grid[0, 0].set_yscale("log")
-        else:
-            grid[0, 0].yaxis.set_major_locator(MaxNLocator(4, steps=style.STEPS))
+        value_axis(grid[0, 0], [values.mean(axis=0) for _, values in lines.values()], 4)
         figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.03, hspace=0.03)
         figure.supxlabel("Communication round", fontsize=7.5)
         figure.supylabel(label, fontsize=7.5)

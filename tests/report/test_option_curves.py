@@ -44,3 +44,14 @@ def test_other_options_are_not_drawn_so(cells):
     assert not option_curves.can_be_drawn(cells)
     with pytest.raises(ValueError, match="draw small_multiples"):
         option_curves.option_curves({"a": {"round": ROUNDS, "accuracy": ROUNDS}}, cells)
+
+
+@pytest.mark.parametrize(("last", "scale"), [(3.0, "linear"), (3e19, "log")])
+def test_a_cell_that_explodes_leaves_the_others_a_scale(last, scale):
+    cells = {f"{x}-{y}": {"x": x, "y": y} for x in (1, 2) for y in (1, 2)}
+    histories = {
+        cell: {"round": ROUNDS, "loss": np.ones(len(ROUNDS)), "test_loss": np.linspace(0.5, end, len(ROUNDS))}
+        for cell, end in zip(cells, (0.1, 0.2, 0.3, last), strict=True)
+    }
+    figure = option_curves.option_curves(histories, cells)
+    assert {axes.get_yscale() for axes in figure.axes} == {scale}

@@ -121,3 +121,10 @@ def test_long_names_leave_the_panels_their_room(check_layout):
         assert not upper.overlaps(lower)
         assert figure.axes[0].get_position().width > 0.5
     assert [label.get_text() for label in one.axes[1].get_xticklabels()][3] == "a/very/long…ome/data.npz"
+
+
+@pytest.mark.parametrize(("last", "scale"), [(3.0, "linear"), (3e19, "log")])
+def test_a_value_that_explodes_leaves_the_others_a_scale(last, scale):
+    runs = [SimpleNamespace(label=str(at), summaries=[{"test_loss": loss}]) for at, loss in enumerate((0.3, 0.2, last))]
+    figure = sensitivity.sensitivity(runs, {str(at): {"learning_rate": 0.1 * 3**at} for at in range(3)})
+    assert figure.axes[0].get_yscale() == scale
