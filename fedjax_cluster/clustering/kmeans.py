@@ -17,6 +17,7 @@ from fedjax_cluster.clustering.similarity import matmul
 
 COLUMNS = 8  # of points, of which squared distances are summed at once: more are not vectorised by XLA on a CPU
 MOST_GROUPS = 64  # of columns; rows as long as a model are summed one by one
+ALIKE = 1e-5  # relative, of sums that rounding may tell apart
 
 
 class KMeans(NamedTuple):
@@ -137,7 +138,9 @@ def _seeds(rng_key: Array, points: Array, mask: Array, k: Array | int, slots: in
         reached = (upto[None, :] > share[:, None] * upto[-1]) & (weights > 0.0)[None, :]
         candidates = points[jnp.argmax(reached, axis=1)]
         closer = jnp.minimum(closest[None, :], _from_centers(points, candidates))
-        best = jnp.where(slot == 0, 0, jnp.argmin(closer.sum(axis=1)))
+        # Of two points that are each other's nearest either leaves the same, but for rounding: the first drawn is it.
+        left = closer.sum(axis=1)
+        best = jnp.where(slot == 0, 0, jnp.argmax(left <= left.min() * (1 + ALIKE)))
         return candidates[best], closer[best]
 
     def add_to_all(slot: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:

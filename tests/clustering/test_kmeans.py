@@ -104,6 +104,7 @@ def test_no_cluster_is_empty_among_duplicates(values, count, seed):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(K, M))
 @example(1197, 5)
+@example(980, 6)
 def test_masked_points_change_nothing(seed, count):
     """The points that count stand anywhere among rows of NaN."""
     rng = np.random.default_rng(seed)
