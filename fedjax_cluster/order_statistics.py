@@ -24,7 +24,7 @@ LEAST, GREATEST = -(2**31), 2**31 - 1
 
 
 class Ranks(NamedTuple):
-    """The ranks first ≤ r < stop, from 0, that are averaged in each cluster; none where stop is not above first."""
+    """The ranks first ≤ r < stop, from 0, that are averaged in each cluster; none where stop is 0, or at most first."""
 
     first: Array  # i32[K] or i32[K, P]
     stop: Array
@@ -43,7 +43,7 @@ def mean_of_ranks(
       two_at_most: that no cluster has more than two ranks, for which half of the passes are enough.
     """
     values = values.astype(jnp.float32)
-    first, stop = (_for_each_column(each, values) for each in ranks)
+    first, stop = (_for_each_column(jnp.maximum(each, 0), values) for each in ranks)
     stop = jnp.minimum(stop, _rows(slot, len(stop)))
     found = _mean_of_two if two_at_most else _mean_of_ranks
     return _over_columns(found, mapping, slot, values, first, stop)

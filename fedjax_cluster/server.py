@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,6 +20,7 @@ from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree
 
+LOG = logging.getLogger(__name__)
 NO_STATISTICS = (
     "privacy is given, but the model has batch-norm statistics, which clients would send as they are; take a model "
     "without, such as mlp, cnn or lenet5"
@@ -101,7 +103,7 @@ def combine(
 ) -> Aggregated:
     """What a rule makes of the contributions of C clients, leaves [C, ...], or [C, S, ...] to several clusters each.
 
-    Those that are not accepted, bool[C], of no cluster (−1) or without weight are left out.
+    Those that are not accepted, bool[C], of no cluster (−1) or without weight are left out; 0 for a cluster of none.
     """
     kept = accepted.reshape((-1,) + (1,) * (sent.slot.ndim - 1)) & (sent.weight > 0) & (sent.slot >= 0)
     slot, weight = jnp.where(kept, sent.slot, num_slots), jnp.where(kept, sent.weight, 0.0)
@@ -117,7 +119,8 @@ def combine(
             f"{sorted(shapes)}; it must give what it gets, {jax.tree.structure(value)}, with a row for each of "
             f"{num_slots} clusters"
         )
-    return Aggregated(found, total)
+    # A rule may give anything there, NaN too, which nothing that it is multiplied with makes 0.
+    return Aggregated(tree.where(total > 0, found, jax.tree.map(jnp.zeros_like, found)), total)
 
 
 def _limited(private: Release, contribution: Contribution) -> Contribution:
@@ -265,6 +268,22 @@ def shared_part(params: PyTree, patterns: Sequence[str]) -> float:
         return 0.0
     leaves, chosen = jax.tree.leaves(params), jax.tree.leaves(tree.match(params, patterns))
     return sum(leaf.size for leaf, pick in zip(leaves, chosen, strict=True) if pick) / tree.size(params)
+
+
+def warn_of_sharing(method: str, params: PyTree, patterns: Sequence[str], none: str, everything: str) -> None:
+    """Where layers that a method has in common are none of a model's, or all, another method is meant.
+
+    Args:
+      method: its name.
+      params: of a model, or of K.
+      patterns: parameter paths as in `tree.match`; without any nothing was asked for.
+      none, everything: what follows from sharing nothing and all.
+    """
+    part = shared_part(params, patterns)
+    if patterns and part in (0.0, 1.0):
+        what, then = ("every parameter", everything) if part else ("no parameter of this model", none)
+        paths = ", ".join(patterns)
+        LOG.warning("%s: shared_layers %s has %s, so that %s; give other paths", method, paths, what, then)
 
 
 def keep_decimals(values: PyTree, decimals: int | None, rounding: Rounding = "nearest") -> PyTree:

@@ -1,5 +1,6 @@
 """Strict arithmetic in every test, and two CPU devices, so that sharded code is exercised everywhere."""
 
+import functools
 import gc
 
 import hypothesis
@@ -44,6 +45,30 @@ def compile_quickly():
 compile_quickly()
 
 
+def share_contexts():
+    """One MLIR context for the programs of a file, where JAX makes one for each.
+
+    A context's dialects take a quarter of a small program's time, and a new one goes through all that are still alive.
+    """
+    try:
+        from jax._src.interpreters import mlir
+        from jax._src.lib.mlir import ir
+
+        own, shared = mlir.make_ir_context, functools.cache(mlir.make_ir_context)
+    except (ImportError, AttributeError):
+        return functools.cache(lambda: None)
+
+    def context():
+        # What is lowered while another program is would become a part of that one.
+        return shared() if ir.Context.current is None else own()
+
+    mlir.make_ir_context = context
+    return shared
+
+
+context = share_contexts()
+
+
 def pytest_configure(config):
     """Compiled programs are kept for the other worker, the slow pass and the next run."""
     if (cache := getattr(config, "cache", None)) is not None:
@@ -80,8 +105,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: no collection of cycles, half a second each, need go through it again."""
+    """What was imported stays; what is traced comes and goes, so that cycles are looked for less often."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)
@@ -106,5 +132,7 @@ def pytest_runtest_teardown(item, nextitem):
     session = item.session
     session.tests_done = getattr(session, "tests_done", 0) + 1
     leaves_file = nextitem is None or nextitem.path != item.path
+    if leaves_file:
+        context.cache_clear()
     if leaves_file or session.tests_done % TESTS_BETWEEN_COUNTS == 0:
         parallel.release_programs(MOST_BETWEEN_FILES if leaves_file else MOST_MAPPINGS)

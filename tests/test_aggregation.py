@@ -183,6 +183,19 @@ def test_nobody_is_chosen_for_what_has_no_square(rule, size):
     assert np.abs(found).max() < 4
 
 
+def test_what_nobody_sent_is_nothing_whatever_the_rule_makes_of_it():
+    """The median's NaN went into SCAFFOLD's control variate, and every later update was refused."""
+
+    class careless(aggregation.Aggregation):
+        def combine(self, rows, num_slots):
+            return jax.tree.map(lambda leaf: jnp.full((num_slots, *leaf.shape[1:]), jnp.nan), rows.value)
+
+    sent = as_leaves(cohort([0, 2] * (ROWS // 2)))
+    found = flat(server.combine(careless(), sent, jnp.arange(ROWS) % 2 == 0, SLOTS).value)
+    assert np.isnan(found[0]).all()
+    assert not found[1:].any()
+
+
 def test_statistics_follow_the_clients_that_were_chosen():
     sent = cohort([0] * ROWS)
     stats = jnp.arange(ROWS, dtype=jnp.float32)

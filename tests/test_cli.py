@@ -370,6 +370,8 @@ def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
     for text in ("650 parameters", "would do +2 rounds", "directory +own", "clients +4", "learning rate +0.1"):
         assert re.search(text, shown), text
     assert "belongs neither" in mistake(capsys, *words, "--dry-run", "--kappa", "0.3")
+    paths = mistake(capsys, *words[:1], "ifca", *words[2:], "--dry-run", "--shared-layers", "nope")
+    assert "no parameter matches the layer pattern 'nope'" in paths
     assert "names client 9" in mistake(capsys, *words, "--dry-run", "--join", "1:9")
     assert not files()
     assert cli.main(words) == 0

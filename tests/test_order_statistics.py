@@ -87,6 +87,8 @@ def test_ranks_beyond_a_clusters_rows_and_other_numbers(dtype):
     np.testing.assert_array_equal(ranked(values, slot, Ranks(first, beyond)), [[4, 4.5], [0, 0]])
     of_two = ranked(values, slot, Ranks(jnp.asarray([2, 0]), beyond), two_at_most=True)
     np.testing.assert_array_equal(of_two, [[5, 7], [0, 0]])
+    before = Ranks(jnp.asarray([0, -1]), jnp.asarray([1, 0]))
+    np.testing.assert_array_equal(ranked(values, slot, before, two_at_most=True), [[1, -1], [0, 0]])
     np.testing.assert_array_equal(nearest(values, np.zeros((2, 2), dtype), slot, beyond)[1], [0, 0])
     np.testing.assert_allclose(nearest(values, np.zeros((2, 2), dtype), slot, beyond)[0], [3, 8 / 3], rtol=1e-6)
 

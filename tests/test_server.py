@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from fedjax_cluster import server, tree
+from fedjax_cluster.algorithms.round import tie_layers
 from fedjax_cluster.parallel.loop import Reduced
 from fedjax_cluster.types import Clusters
 
@@ -101,6 +102,21 @@ def test_a_model_that_does_not_count_spreads_nothing():
             np.testing.assert_allclose(row, expected, rtol=1e-6)
     new = server.share_layers(models, ["hidden_0"], jnp.zeros(3))
     np.testing.assert_array_equal(new.params["hidden_0"]["kernel"], spoilt["hidden_0"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["!hidden_0", "!output"], "cfl_gp: shared_layers !hidden_0, !output has no parameter of this model, so"),
+        (["*"], "has every parameter, so that all clusters are one model"),
+        (["output"], ""),
+        ([], ""),
+    ],
+)
+def test_layers_that_are_all_shared_or_none_are_said(patterns, said, caplog):
+    tie_layers(clusters(), patterns, "cfl_gp")
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
 
 
 def test_the_shared_part_is_counted_in_parameters():

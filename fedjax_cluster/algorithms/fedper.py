@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -24,7 +22,7 @@ from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import ONE
-from fedjax_cluster.server import shared_part
+from fedjax_cluster.server import shared_part, warn_of_sharing
 from fedjax_cluster.types import (
     ClientData,
     Cohort,
@@ -36,8 +34,6 @@ from fedjax_cluster.types import (
     State,
     Variables,
 )
-
-LOG = logging.getLogger(__name__)
 
 
 class fedper(fedavg):
@@ -82,18 +78,9 @@ class fedper(fedavg):
         # NOTE: the paper lets each client draw its personal layers; here all begin with the same, so that methods can
         # be compared from equal starts.
         own = self.own_part(global_model(state.clusters))
-        self.warn_of_all_or_nothing(state.clusters.params, own.params)
+        nothing, everything = "nothing is sent: each client trains alone", "nothing is a client's own: this is FedAvg"
+        warn_of_sharing(self.name, state.clusters.params, self.shared_layers, nothing, everything)
         return state._replace(clients=starting_clients(state.clients.present, parallel.packed(own))), info
-
-    def warn_of_all_or_nothing(self, params: PyTree, own: PyTree) -> None:
-        """Where all layers are shared, or none, another method is meant."""
-        if not own:
-            what = "has every parameter, so that nothing is a client's own: this is federated averaging"
-        elif len(own) == len(jax.tree.leaves(params)):
-            what = "has no parameter of this model, so that nothing is sent: each client trains alone"
-        else:
-            return
-        LOG.warning("%s: shared_layers %s %s; give other paths", self.name, ", ".join(self.shared_layers), what)
 
     def train(self, key: Array, start: Variables, data: ClientData, round: Array) -> tuple[LocalResult, Array]:
         """A client's training of all layers, and how many steps were the personal ones' alone, i32[]."""

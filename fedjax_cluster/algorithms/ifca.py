@@ -86,7 +86,8 @@ class ifca(AveragingMethod):
                 key, self.model, self.local, self.optimizer, models, population, present, self.start_rounds
             )
         clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
-        return first_state(tie_layers(models, self.shared_layers), clients, self.optimizer, costs=costs)
+        models = tie_layers(models, self.shared_layers, self.name)
+        return first_state(models, clients, self.optimizer, costs=costs)
 
     def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
         return first_losses(self.model, state.clusters, population) if self.start == "clients" else ()

@@ -28,6 +28,7 @@ from fedjax_cluster.server import (
     client_weight,
     share_layers,
     step_clusters,
+    warn_of_sharing,
     with_optimizer,
 )
 from fedjax_cluster.types import (
@@ -118,10 +119,12 @@ def first_in_all_slots(models: Clusters) -> Clusters:
     return models._replace(active=jnp.arange(len(models.active)) == 0)
 
 
-def tie_layers(clusters: Clusters, patterns: Sequence[str]) -> Clusters:
-    """Starts the shared layers of every cluster from those of the first."""
+def tie_layers(clusters: Clusters, patterns: Sequence[str], method: str) -> Clusters:
+    """Starts the shared layers of every cluster from those of the first; warns where they are none, or all."""
     if not patterns:
         return clusters
+    nothing, everything = "clusters have nothing in common", "all clusters are one model: this is FedAvg"
+    warn_of_sharing(method, clusters.params, patterns, nothing, everything)
     first = jnp.zeros_like(clusters.active, jnp.float32).at[0].set(1.0)
     return share_layers(clusters, patterns, first)
 

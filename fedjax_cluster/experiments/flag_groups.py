@@ -161,7 +161,8 @@ def widened(field: Field) -> Field:
     """A flag that takes several words, of which each is a value."""
     name, hint, _ = field
     kind, *others = typing.get_args(hint)
-    usual = metavar(kind | None)
+    # A lone flag that is on or off takes no word.
+    usual = "{True,False}" if kind in (bool, bool | None) else metavar(kind | None)
     others = [
         dataclasses.replace(each, metavar=f"{each.metavar or usual} ...")
         if usual and hasattr(each, "metavar")
@@ -288,6 +289,8 @@ def _one_line(message: str) -> str:
     lines = [line.strip(" │╭╮╰╯─-") for line in message.splitlines()]
     text = " ".join(line for line in lines[1:] if line)
     text = re.split(r"Argument helptext:|For full helptext", text)[0].strip()
+    # What stands for a flag that was not given is no choice.
+    text = re.sub(r"(?<=Expected one of \()(.*)(?=\))", lambda found: re.sub(r"'None', |, 'None'", "", found[1]), text)
     several = r"Error parsing (\S+): no type matching (.*?) could be instantiated from \[(.*?)\]\. Got errors: .*"
     return re.sub(several, lambda found: f"{found[1]} is {found[3]}; it must be {_plain(found[2])}", text)
 
@@ -298,4 +301,5 @@ def _plain(kind: str) -> str:
     >>> _plain("{None}|FLOAT"), _plain("{None}|{[INT [INT ...]]}")
     ('FLOAT', 'INT, or several with spaces between')
     """
-    return re.sub(r"\{\[(\w+) \[\1 \.\.\.\]\]\}", r"\1, or several with spaces between", kind.removeprefix("{None}|"))
+    several = r"\{\[(\w+|\{[\w,]+\}) \[\1 \.\.\.\]\]\}"
+    return re.sub(several, r"\1, or several with spaces between", kind.removeprefix("{None}|"))

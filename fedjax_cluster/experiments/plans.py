@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_cluster import tree
 from fedjax_cluster.data import cache
 from fedjax_cluster.experiments.comparison import run_name, shared_federation
 from fedjax_cluster.experiments.config import (
@@ -34,6 +35,7 @@ from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import Federation
 
+LAYER_OPTIONS = ("shared_layers", "profile_layers", "layers")  # paths of parameters, which need the model
 TITLE = "A dry run: nothing is run, and nothing is written"
 
 
@@ -86,6 +88,9 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     else:
         check_writable(path)
     variables = jax.eval_shape(lambda key: algorithm.model.init(key, federation.info), jax.random.key(0))
+    for option in LAYER_OPTIONS:
+        if isinstance(paths := getattr(algorithm, option, None), tuple):
+            tree.match(variables.params, paths)
     leaves = jax.tree.leaves(variables)
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.params))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

@@ -11,6 +11,7 @@ from typing import Any
 
 import flax.errors
 import flax.linen as linen
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -136,12 +137,19 @@ class _Apply:
         inputs = _normalized(scale(x), self.normalize)
         options: dict[str, Any] = _mode(module, train=train)
         options["rngs"] = None if rng_key is None else {"dropout": rng_key}
-        if train and stats:
-            outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
-            return wide(outputs), updated["batch_stats"]
         try:
+            if train and stats:
+                outputs, updated = module.apply(collections, inputs, mutable=["batch_stats"], **options)
+                return wide(outputs), updated["batch_stats"]
             outputs: Any = module.apply(collections, inputs, **options)
             return wide(outputs), stats
+        except (TypeError, ValueError) as error:
+            if x.dtype == jnp.uint8 and _takes_integers(module, collections, x, options):
+                raise ValueError(
+                    f"{type(module).__name__} takes integers, but x is uint8, which is taken for pixels from 0 to 255 "
+                    "and scaled to [0, 1]; give tokens as int32"
+                ) from error
+            raise
         except flax.errors.ModifyScopeVariableError as error:
             raise ValueError(
                 f"{type(module).__name__} changes its batch statistics outside of training; let its "
@@ -160,6 +168,14 @@ def _first_pass(module: linen.Module, rng_key: Array, x: Array) -> tuple[Any, An
         with contextlib.suppress(TypeError, ValueError):
             return module.init_with_output(rng_key, x.astype(jnp.int32), **mode)
         raise
+
+
+def _takes_integers(module: linen.Module, collections: PyTree, x: Array, options: dict[str, Any]) -> bool:
+    try:
+        jax.eval_shape(lambda x: module.apply(collections, x, mutable=["batch_stats"], **options), x.astype(jnp.int32))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _hashable(network: Network) -> Network | _ByIdentity:

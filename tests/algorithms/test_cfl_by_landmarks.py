@@ -136,10 +136,9 @@ class Walk:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"participation": 0.6}, pytest.param({"weighting": "examples", "landmarks": 7}, marks=pytest.mark.slow)],
-    ids=["some", "all"],
+    "options", [{"participation": 0.6}, {"weighting": "examples", "landmarks": 7}], ids=["some", "all"]
 )
+@pytest.mark.slow
 def test_others_join_the_most_similar_landmark_now_or_when_they_next_take_part(options):
     """Sixteen clients of unequal sizes in three groups, all or a part of them in a round."""
     federation = blobs(clients=16, groups=3, rows=24)

@@ -144,6 +144,7 @@ def test_what_the_server_computes_in_a_clustering_gives_the_clusters_that_there_
         assert len(pairs) == 3, options
 
 
+@pytest.mark.slow
 def test_updates_that_do_not_fit_into_memory_are_refused_before_anything_is_computed(monkeypatch):
     federation = blobs(clients=15, groups=3, rows=60)
     few = build(3, participation=0.3, cluster_cohort=True)

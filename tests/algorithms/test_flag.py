@@ -120,7 +120,7 @@ def test_a_client_that_cannot_be_measured_is_left_out_and_counted():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server.matrices, state.clients)))
 
 
-@pytest.mark.parametrize("landmarks", [None, 8])
+@pytest.mark.parametrize("landmarks", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_who_was_silent_is_asked_again_before_the_clustering(landmarks):
     """It was in the largest cluster for good."""
     arguments = {"clusters": 5, "local": FULL, "gradient_epochs": EPOCHS, "max_vectors": 2, "threshold": 0.6}

@@ -52,7 +52,7 @@ def test_fedavg_weighs_by_examples(steps):
     assert_models_equal(models_of(result.state), [expected])
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_ifca_joins_the_least_loss(steps):
     federation = blobs(clients=9, groups=3)
     algorithm = ifca(nn.linear(), clusters=3, local=local.sgd(0.3, batch_size=None, steps=steps))

@@ -282,6 +282,18 @@ def test_scaffolds_variates_are_limited_as_its_changes_are():
     assert 0 < np.sqrt(sum(squares)) <= 2 * 0.1 + 1e-6
 
 
+@pytest.mark.slow
+def test_scaffold_goes_on_after_a_round_in_which_all_drop_out():
+    fault = faults.drop_out(rate=0.75, share=1.0)
+    algorithm = scaffold(MODEL, local=OWN, aggregation=aggregation.median())
+    result = simulate(algorithm, federation_of(), rounds=12, fault=fault, progress=False)
+    refused = result.history["num_rejected"]
+    lost = int(np.argmax(refused == refused.max()))
+    assert refused[lost] == len(result.labels)
+    assert refused[lost + 1 :].min() < refused[lost]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.state))
+
+
 def test_scaffold_refuses_steps_that_are_no_multiple_of_a_gradient():
     own = local.sgd(optax.sgd(0.1, momentum=0.9), batch_size=None, steps=2)
     with pytest.raises(ValueError, match="control is 'steps', which divides the change by the rate of plain steps"):

@@ -27,7 +27,14 @@ def model_of(clusters):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize(("participation", "slots", "tau"), [(1.0, 9, 0.5), (0.4, 9, 0.8), (0.4, 4, 0.999)])
+@pytest.mark.parametrize(
+    ("participation", "slots", "tau"),
+    [
+        pytest.param(1.0, 9, 0.5, marks=pytest.mark.slow),
+        pytest.param(0.4, 9, 0.8, marks=pytest.mark.slow),
+        (0.4, 4, 0.999),
+    ],
+)
 def test_stocfl_is_its_public_code_with_means_over_all_that_were_heard(participation, slots, tau, weighting):
     """Clients of unequal sizes, part of them in a round, clusters that merge late, fewer slots than clusters."""
     federation, rounds = blobs(clients=CLIENTS, groups=3), 5
@@ -124,6 +131,7 @@ def test_groups_are_found_by_the_few_of_each_round():
     assert result.history["accuracy"][-1] > 0.9
 
 
+@pytest.mark.slow
 def test_movements_that_do_not_fit_into_memory_are_refused_before_anything_is_computed(monkeypatch):
     federation = blobs(clients=15, groups=3, rows=60)
     few = stocfl(nn.linear(), clusters=8, local=OWN, participation=0.3)

@@ -235,6 +235,7 @@ def test_alpha_one_is_one_cluster_whatever_rounding_says():
     ]
 
 
+@pytest.mark.slow
 def test_a_light_model_whose_metrics_have_no_accuracy_is_named():
     light = nn.linear()._replace(metrics=lambda predictions, y, mask: {"nll": jnp.zeros(())})
     own = local.sgd(0.1, batch_size=8, steps=1)

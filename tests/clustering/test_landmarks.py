@@ -125,7 +125,7 @@ def test_proximity_to_landmarks_is_its_definition_and_with_all_clients_the_exact
     assert (found[:, 1] == 0).all()
 
 
-@pytest.mark.parametrize("chosen", [[0, 1], [3, 7], [0, 4, 8]])
+@pytest.mark.parametrize("chosen", [[0, 1], [3, 7], pytest.param([0, 4, 8], marks=pytest.mark.slow)])
 def test_pairs_of_landmarks_that_are_equal_up_to_rounding_add_nothing(chosen):
     vectors, counts, updates = sent()
     # All classes' bases and all changes at equal angles: what differs is rounding.

@@ -188,6 +188,21 @@ def test_help_is_short_and_says_that_flags_take_several_values(capsys, monkeypat
         assert text in shown
 
 
+def test_help_and_mistakes_name_the_words_that_a_sweep_takes(capsys, monkeypatch):
+    """Of what is on or off, too, and `None`, which stands for a flag that was not given, is none of them."""
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "cfl-gp", "--help-all"])
+    shown = capsys.readouterr().out
+    assert "--cluster-cohort {True,False} ..." in shown
+    assert "{None}" not in shown
+    for flag, word, known in (("--optimizer", "momentum", "sgd"), ("--cluster-cohort", "yes", "False")):
+        assert cli.main(["sweep", "cfl-gp", flag, word]) == 2
+        said = capsys.readouterr().err
+        assert f"'{known}'" in said
+        assert "None" not in said
+
+
 def test_from_python_options_have_their_names(pretend):
     axes = {"learning_rate": (0.1, 1.0), "every": [1, 2], "scenario_options.angles": [(0, 90), (0, 180)]}
     settings = {"method": "cfl_gp", "clients": 4, "rounds": 2, "model": "linear", "method_options": {"every": 5}}

@@ -160,3 +160,19 @@ def test_fewer_outputs_than_classes_are_refused_before_any_training():
 def test_a_field_that_a_module_does_not_have_is_named():
     with pytest.raises(ValueError, match="Head has no field widht; it has width"):
         nn.Sized(Head, widht=4)
+
+
+def test_tokens_that_would_be_scaled_as_pixels_are_named():
+    """The layer's own message says that its input must be an unsigned integer, which it was."""
+
+    class Tokens(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3, name="output")(linen.Embed(30, 4)(x).mean(1))
+
+    model = nn.from_flax(Tokens())
+    variables = model.init(jax.random.key(0), DatasetInfo("texts", (5,), 3))
+    tokens = jnp.arange(10).reshape(2, 5)
+    assert model.apply(variables, tokens.astype(jnp.uint16), train=False)[0].shape == (2, 3)
+    with pytest.raises(ValueError, match="Tokens takes integers, but x is uint8, which is taken for pixels"):
+        model.apply(variables, tokens.astype(jnp.uint8), train=False)

@@ -107,6 +107,7 @@ def test_of_clients_on_disk_the_cohorts_that_are_read_are_held(tmp_path):
     assert all(leaf.sharding.is_equivalent_to(own.sharding, own.ndim) for leaf, own in leaves if own.ndim)
 
 
+@pytest.mark.slow
 def test_a_shape_takes_what_its_data_take_with_the_rows_for_tests():
     rng = np.random.default_rng(0)
     counts = {"train": 10, "test": 5}

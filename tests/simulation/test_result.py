@@ -46,7 +46,7 @@ def largest(predictions, y, mask):
     return {"largest": np.float32(0) + predictions.max(where=mask[:, None], initial=0.0)}
 
 
-@pytest.mark.parametrize("together", [None, False, True])
+@pytest.mark.parametrize("together", [None, False, pytest.param(True, marks=pytest.mark.slow)])
 def test_metrics_of_ones_own_are_told_of_each_client_too(result, tmp_path, together):
     options = {"rounds": 3, "eval_every": 3, "metrics": [largest], "progress": False}
     if together is None:

@@ -221,6 +221,7 @@ class of_all(ifca, abstract=True):
         return cohorts.uniform(rng_key, state.clients.present, 1.0)
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_told_apart_by_as_many_clients_as_it_takes(population, tmp_path):
     """Fault: the two clients by which a program was told apart were too few for its clusters, which the run said."""
     options = {"participation": 0.4, "clusters": 5}

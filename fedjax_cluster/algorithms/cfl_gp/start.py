@@ -28,7 +28,7 @@ def start_state(
     rng_key: Array, models: Clusters, present: Array, *, method: Any, num_clusters: int, side: int
 ) -> tuple[State, RoundInfo]:
     """Clients in random groups of equal size, profiles empty."""
-    models = tie_layers(models, method.shared_layers)
+    models = tie_layers(models, method.shared_layers, method.name)
     assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
     coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)
     grouped = present
