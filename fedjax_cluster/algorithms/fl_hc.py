@@ -32,13 +32,14 @@ from fedjax_cluster.local import client_key, honest
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.server import Weighting
+from fedjax_cluster.server import Weighting, shared_part
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
     ClientMapping,
     Cohort,
     Population,
+    PyTree,
     RoundInfo,
     Selection,
     State,
@@ -64,6 +65,9 @@ class fl_hc(AveragingMethod):
     its update Δ_i, the updates are merged by agglomerative clustering, and every cluster goes on from w by federated
     averaging of its own clients.
 
+    With `layers=("output",)`, no warm-up and a threshold it is FedClust in form (Islam et al. 2024, Algorithm 1), which
+    clusters by the last layer's weights after a training from the initial model: they differ as the updates do.
+
     NOTE: the training for the clustering is in the first round of the clusters, before theirs; costs count both.
 
     NOTE: the paper has no way for those who were away at the clustering. Here a client trains w when it first takes
@@ -88,6 +92,9 @@ class fl_hc(AveragingMethod):
     warm_up: int = option("n, rounds of one model for all before the clustering", default=10, bound=at_least(0))
     distance: Metric = option(
         '"euclidean", "manhattan" or "cosine" distance between updates, which the paper compares', default="euclidean"
+    )
+    layers: tuple[str, ...] = option(
+        '(FedClust) parameter paths that updates are compared and sent of, such as `["output"]`; () is all', default=()
     )
     linkage: Linkage = option('"average", "single", "complete", or with Euclidean distances "ward"', default="complete")
     threshold: float | None = option(
@@ -124,7 +131,7 @@ class fl_hc(AveragingMethod):
         models, capacity = first_in_all_slots(models), len(present)
         anchor = cluster_variables(models, jnp.zeros((), jnp.int32))
         rows = capacity if self.compares_all else cohorts.cohort_size(self.participation, capacity)
-        size = tree.size(anchor.params)
+        size = tree.size(self.compared(anchor.params))
         # The updates, a copy that is compared with them, the distances, and their tree.
         what = f"the updates of {rows} clients that are compared"
         fewer = "cluster_cohort=True and a smaller participation" if self.compares_all else "a smaller participation"
@@ -133,6 +140,10 @@ class fl_hc(AveragingMethod):
         server = Server(anchor, jnp.zeros((self.clusters, size)), distance, jnp.asarray(False))
         clients = HardClients(one_hot(jnp.where(present, 0, -1), self.clusters), present)
         return first_state(models, clients, self.optimizer, server)
+
+    def compared(self, params: PyTree) -> PyTree:
+        """What the clustering sees of a model's parameters, or of their changes."""
+        return tree.pick(params, tree.match(params, self.layers)) if self.layers else params
 
     def due(self, state: State) -> Array:
         """bool[]: whether clients are clustered in the coming round: once, and again where nobody was heard."""
@@ -148,10 +159,10 @@ class fl_hc(AveragingMethod):
     # ----------------------------------------------------------------------------------------- clusters
 
     def update_of_all(self, rng_key: Array, anchor: Variables, client: Client) -> tuple[Array, Array]:
-        """Δ f32[d], a client's update of the model of all, and the gradient steps i32[] that it took."""
+        """Δ f32[d], a client's update of the model of all where it is compared, and the steps i32[] that it took."""
         key = jax.random.fold_in(client_key(rng_key, client.index), 1)
         result = honest(self.local).run(key, self.model, anchor, shown_rows(client.data), round=self.warm_up)
-        return tree.ravel(result.delta).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
+        return tree.ravel(self.compared(result.delta)).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
 
     def cluster_all(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array]:
         """The state with the cohort's clients in clusters, all of the first one's model; the steps f32[] they took."""
@@ -245,9 +256,10 @@ class fl_hc(AveragingMethod):
             aggregation=self.aggregation,
         )
         costs, heard = done.costs(cohort.mask), jnp.sum(cohort.mask & (due | new)).astype(jnp.float32)
+        part = shared_part(state.server.anchor.params, self.layers) if self.layers else 1.0
         costs = costs._replace(
             models_down=costs.models_down + heard,
-            models_up=costs.models_up + heard,
+            models_up=costs.models_up + part * heard,
             gradient_evaluations=costs.gradient_evaluations + steps,
             clusterings=due.astype(jnp.float32),
         )

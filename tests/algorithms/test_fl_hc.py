@@ -26,6 +26,7 @@ SETTINGS = {
     "threshold": {"slots": 9, "warm_up": 1, "threshold": 0.7, "linkage": "average"},
     "fewer slots than the threshold leaves": {"slots": 2, "warm_up": 1, "threshold": 0.3, "metric": "manhattan"},
     "at once": {"slots": 3, "warm_up": 0, "metric": "cosine", "linkage": "single"},
+    "a layer": {"slots": 9, "warm_up": 0, "threshold": 0.3, "layers": ("*/kernel",), "cluster_cohort": True, **PART},
     "ward": {"slots": 3, "warm_up": 2, "linkage": "ward", **PART},
     "a cohort": {"slots": 3, "warm_up": 2, "cluster_cohort": True, "metric": "manhattan", **PART},
 }
@@ -50,6 +51,7 @@ def test_fl_hc_is_its_algorithm(setting):
     data = as_lists(federation)
     weight = {number: 1 if "weighting" in options else len(y) for number, (_, y) in enumerate(data)}
     given = {key: value for key, value in options.items() if key in ("slots", "metric", "linkage", "threshold")}
+    given["compared"] = (True, not algorithm.layers)
     label, models, means = reference.fl_hc(
         start, data, cohorts, rate=RATE, steps=STEPS, warm_up=warm_up, weight=weight, **given
     )
@@ -61,7 +63,8 @@ def test_fl_hc_is_its_algorithm(setting):
     assert state.clusters.active.tolist() == [place < len(models) for place in range(options["slots"])]
     assert_models_equal(models_of(state)[: len(models)], models)
     # Ours have the bias first.
-    np.testing.assert_allclose(state.server.mean[: len(models)], np.roll(means, 3, 1), rtol=2e-4, atol=2e-5)
+    means = means if algorithm.layers else np.roll(means, 3, 1)
+    np.testing.assert_allclose(state.server.mean[: len(models)], means, rtol=2e-4, atol=2e-5)
     known, heard = set(), []
     for chosen in cohorts[warm_up:]:
         heard.append(set(chosen) - known)
@@ -69,7 +72,9 @@ def test_fl_hc_is_its_algorithm(setting):
     sent = [len(chosen) for chosen in cohorts]
     for place, new in enumerate(heard, warm_up):
         sent[place] += len(new)
-    assert [float(report.costs.models_up) for report in reports] == sent
+    bias = start[1].size / (start[0].size + start[1].size) if algorithm.layers else 0.0
+    less = [0.0] * warm_up + [bias * len(new) for new in heard]
+    np.testing.assert_allclose([report.costs.models_up for report in reports], np.subtract(sent, less), rtol=1e-6)
     assert [float(report.costs.models_down) for report in reports] == sent
     assert [float(report.costs.gradient_evaluations) for report in reports] == [STEPS * models for models in sent]
     events = [bool(report.event) for report in reports]

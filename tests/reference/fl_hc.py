@@ -50,11 +50,16 @@ def fl_hc(
     threshold=None,
     slots,
     weight,
+    compared=(True, True),
 ):
-    """Cluster {client: cluster}, models, and mean updates after the rounds of these cohorts."""
+    """Cluster {client: cluster}, models, and mean updates after the rounds of these cohorts.
+
+    `compared` says of kernel and bias whether the clustering sees them.
+    """
 
     def update(of, number):
-        return np.concatenate([part.ravel() for part in local_change(of, *clients[number], rate, steps)])
+        change = local_change(of, *clients[number], rate, steps)
+        return np.concatenate([part.ravel() for part, counts in zip(change, compared, strict=True) if counts])
 
     label, models, means, anchor = dict.fromkeys(range(len(clients)), 0), [model], None, None
     for number, chosen in enumerate(cohorts):
