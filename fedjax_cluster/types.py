@@ -123,7 +123,7 @@ class Measure(Protocol):
 
 
 class Model(NamedTuple):
-    """Pure functions of one model; equal, and sharing compiled programs, where its functions are equal."""
+    """Pure functions of one model; equal, and sharing programs, where they are; the test loss is that of `metrics`."""
 
     init: InitModel
     apply: ApplyModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,13 +14,25 @@ import numpy as np
 from fedjax_cluster.nn import losses
 from fedjax_cluster.types import Federation, Model, Variables
 
+LOG = logging.getLogger(__name__)
 ROWS = 2
 MASK = jax.ShapeDtypeStruct((ROWS,), np.dtype(bool))
 OURS = __name__.partition(".")[0]
 
 
 def check_model(model: Any, federation: Federation) -> None:
-    """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it."""
+    """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it.
+
+    Clients may minimise something else than what is reported of them, which is said.
+    """
+    if isinstance(model, Model) and _is_ours(model.metrics) and not _is_ours(model.loss):
+        name = getattr(model.loss, "__name__", type(model.loss).__name__)
+        LOG.warning(
+            "clients minimise the model's loss, %s, but the loss on test rows is that of its metrics, cross entropy or "
+            "squared error; give metrics of your own if it should be %s",
+            name,
+            name,
+        )
     if not isinstance(model, Model) or all(map(_is_ours, (model.init, model.predict, model.metrics))):
         return
     x, y = (jax.ShapeDtypeStruct((ROWS, *of.shape[2:]), np.dtype(of.dtype)) for of in federation.train[:2])

@@ -81,3 +81,19 @@ def test_our_own_models_are_not_traced_for_it(monkeypatch):
     model = nn.linear()
     monkeypatch.setattr("jax.eval_shape", lambda *_: pytest.fail("it was"))
     check_model(model, blobs(clients=4))
+
+
+def test_a_loss_that_is_not_the_one_reported_is_said(caplog):
+    """Under one name there was a hinge loss of training rows and a cross entropy of test rows."""
+
+    def hinge(outputs, y):
+        return jnp.maximum(0.0, 1.0 - outputs[jnp.arange(len(y)), y])
+
+    model, federation = nn.linear(), blobs(clients=4)
+    check_model(model, federation)
+    assert not caplog.text
+    check_model(model._replace(loss=hinge), federation)
+    assert "the model's loss, hinge, but the loss on test rows is that of its metrics" in caplog.text
+    caplog.clear()
+    check_model(model._replace(loss=hinge, metrics=lambda predictions, y, mask: {"loss": y.mean()}), federation)
+    assert not caplog.text
