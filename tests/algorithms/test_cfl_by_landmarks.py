@@ -267,6 +267,7 @@ def test_an_event_tells_where_everybody_was_before():
     assert both > 0
 
 
+@pytest.mark.slow
 def test_nothing_of_a_models_size_is_kept_of_others():
     """Nor is anything with an update of everybody in the compiled round."""
     federation, method = blobs(clients=40, rows=8), build(landmarks=4, local=local.sgd(RATE, batch_size=8, steps=1))

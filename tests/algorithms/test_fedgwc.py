@@ -200,6 +200,7 @@ def test_a_split_without_free_slots_is_refused_and_reported():
     assert result.history["event"].sum() == 1
 
 
+@pytest.mark.slow
 def test_interactions_without_structure_never_split():
     """Noise alone gives an index above 1 on the rows of W; two groups in it give one below."""
     mask, most, free = jnp.ones(24, bool), jnp.asarray(3), jnp.asarray(5)

@@ -83,6 +83,7 @@ def test_fl_hc_is_its_algorithm(setting):
     assert [int(report.num_changed) for report in reports[warm_up + 1 :]] == [len(new) for new in heard[1:]]
 
 
+@pytest.mark.slow
 def test_groups_are_found_and_their_models_are_better_than_the_common_one():
     """Three groups of unequal clients, a third of them in a round."""
     federation = blobs(clients=15, groups=3, rows=60)

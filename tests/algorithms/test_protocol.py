@@ -367,9 +367,11 @@ def test_empty_cluster_keeps_its_model(name):
 
 
 @pytest.mark.parametrize("name", FEWER)
-def test_personalize_gives_a_mixture_and_ignores_test_rows(name):
+@pytest.mark.parametrize("rounds", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_personalize_gives_a_mixture_from_the_start(name, rounds):
     algorithm, population, state, _ = started(name)
-    state, _ = one_step(algorithm, population, state)
+    for number in range(rounds):
+        state, _ = one_step(algorithm, population, state, number)
     client = jax.tree.map(lambda leaf: leaf[3], population.data)
     variables, mixture = jax.jit(algorithm.personalize)(jax.random.key(0), state, client, jnp.asarray(3))
     assert mixture.ndim == 1

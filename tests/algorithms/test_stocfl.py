@@ -26,7 +26,7 @@ def model_of(clusters):
     return kernel, bias
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("weighting", [pytest.param("uniform", marks=pytest.mark.slow), "examples"])
 @pytest.mark.parametrize(
     ("participation", "slots", "tau"),
     [
@@ -142,6 +142,7 @@ def test_movements_that_do_not_fit_into_memory_are_refused_before_anything_is_co
         simulate(dataclasses.replace(few, participation=0.4), federation, rounds=1, progress=False)
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
     _, reports = play(
         stocfl(nn.linear(), clusters=6, local=OWN, tau=0.75), blobs(clients=CLIENTS, groups=3, rows=60), 6

@@ -18,7 +18,7 @@ def mae(predictions, y, mask):
     return {"mae": jnp.mean(error, where=mask)}
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_predictions_of_numbers_have_the_shape_of_their_targets(outputs):
     """[N, 1] less [N] was [N, N], and its mean a number like any other."""
     rng = np.random.default_rng(0)
