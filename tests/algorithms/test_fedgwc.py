@@ -77,7 +77,9 @@ RELEASED = {
 
 
 @pytest.mark.parametrize(
-    "options", [PAPER, pytest.param(OURS, marks=pytest.mark.slow), RELEASED], ids=["paper", "ours", "released"]
+    "options",
+    [PAPER, *(pytest.param(each, marks=pytest.mark.slow) for each in (OURS, RELEASED))],
+    ids=["paper", "ours", "released"],
 )
 def test_is_algorithms_1_and_2(options):
     """Partial cohorts of clients with unequally many mini-batches, a split, children with their own cohorts.

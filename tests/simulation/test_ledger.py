@@ -100,6 +100,7 @@ def test_one_shot_methods_cluster_once_and_measure_it_themselves(factory):
     assert result.summary["seconds_per_clustering"] == result.summary["clustering_seconds"] == seconds[0]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_clusters_has_no_time_for_it():
     algorithm = fedavg(nn.linear(), local=BATCHES)
     result = simulate(algorithm, blobs(), rounds=3, eval_every=3, time_clustering=True)
@@ -207,6 +208,7 @@ def test_a_round_takes_its_clusterings_times_the_time_of_one(make):
     assert summary["clustering_seconds"] == pytest.approx(seconds.sum())
 
 
+@pytest.mark.slow
 def test_without_being_asked_nothing_is_timed_and_the_summary_says_so():
     result = simulate(gradient_profiles(), blobs(), rounds=4, eval_every=4)
     assert "clustering_seconds" not in result.history

@@ -96,6 +96,7 @@ def test_pictures_are_of_the_run(name):
     assert run_figures(found).keys() == run_figures(result).keys()
 
 
+@pytest.mark.slow
 @needs_two
 def test_rows_that_fill_up_devices_are_nobody():
     two = parallel.client_mapping("scan", devices=jax.devices()[:2])
