@@ -98,7 +98,8 @@ def check_examples(examples: Examples, *, labelled: bool = True) -> None:
 
 def check_undivided(examples: Examples, who: str) -> None:
     """Raises ValueError where examples say which rows are tested on, which `who` would divide in another way."""
-    if getattr(examples, "split", None) is not None:
+    # A name in their place is text, whose `split` is a method.
+    if isinstance(examples, Examples) and getattr(examples, "split", None) is not None:
         raise ValueError(
             f"the split of {examples.info.name} is used by the scenario users alone, not by {who}: leave "
             "--split-column or the array split out, or take the scenario users"

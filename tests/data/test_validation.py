@@ -35,6 +35,15 @@ def test_labels_of_padding_are_not_checked():
     check_federation(_federation(y=_put((4, 6), np.int32, (2, 5), -1), num_examples=counts))
 
 
+@pytest.mark.parametrize("name", ["digits", b"digits"])
+def test_a_name_in_place_of_examples_is_refused(name):
+    for build in (scenarios.rotated, scenarios.shards, scenarios.users):
+        with pytest.raises(ValueError, match=f"starts from examples, but was given a {type(name).__name__}: pass fc"):
+            build(name, clients=4)
+    with pytest.raises(ValueError, match="linear_regression draws its examples"):
+        scenarios.linear_regression(name, clients=4)
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [
