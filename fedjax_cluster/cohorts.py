@@ -47,12 +47,32 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
     Returns:
       A Selection of C = ⌈participation · M⌉ rows.
     """
-    capacity = present.shape[0]
-    size = cohort_size(participation, capacity)
     if participation == 1:
         return in_place(present)
+    size = cohort_size(participation, present.shape[0])
+    return drawn(rng_key, present, wanted_clients(participation, present), size, first=first)
+
+
+def wanted_clients(participation: float, present: Array) -> Array:
+    """i32[]: ⌈participation · present⌉ of the clients present bool[M], one at least where there is one."""
     wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
-    wanted = jnp.maximum(wanted, jnp.any(present).astype(jnp.int32))
+    return jnp.maximum(wanted, jnp.any(present).astype(jnp.int32))
+
+
+def drawn(rng_key: Array, present: Array, wanted: Array, size: int, *, first: Array | None = None) -> Selection:
+    """A uniform draw without replacement of so many clients.
+
+    Args:
+      rng_key, present, first: as in `uniform`.
+      wanted: i32[], at most `size`.
+      size: rows of the selection, static.
+
+    >>> there = jnp.asarray([True, False, True, True])
+    >>> selection = drawn(jax.random.key(0), there, jnp.asarray(2), 3)
+    >>> selection.mask.tolist(), bool(there[selection.index[:2]].all())
+    ([True, True, False], True)
+    """
+    capacity = present.shape[0]
     if first is None and capacity > MANY and FEW * size <= capacity:
         return _walked(rng_key, present, wanted, size)
     score = jax.random.uniform(rng_key, (capacity,))

@@ -16,6 +16,7 @@ from fedjax_cluster.algorithms.fedsoft import fedsoft
 from fedjax_cluster.algorithms.fesem import fesem
 from fedjax_cluster.algorithms.fl_hc import fl_hc
 from fedjax_cluster.algorithms.flag.flag import flag
+from fedjax_cluster.algorithms.flexcfl import flexcfl
 from fedjax_cluster.algorithms.gradient_loss import gradient_loss
 from fedjax_cluster.algorithms.ifca import ifca
 from fedjax_cluster.algorithms.local_only import local_only

@@ -14,7 +14,7 @@ from fedjax_cluster.clustering.bipartition import (
     separation_gap,
 )
 from fedjax_cluster.clustering.dissimilarity import classwise_angles, data_dissimilarity, gradient_angles, proximity
-from fedjax_cluster.clustering.distances import pairwise_distances
+from fedjax_cluster.clustering.distances import pairwise_distances, similarity_differences
 from fedjax_cluster.clustering.interactions import gaussian_rewards, interaction_affinity, update_interactions
 from fedjax_cluster.clustering.kmeans import KMeans, kmeans
 from fedjax_cluster.clustering.landmarks import (
@@ -31,6 +31,7 @@ from fedjax_cluster.clustering.outliers import robust_deviations
 from fedjax_cluster.clustering.similarity import block_gram, cosine_similarity
 from fedjax_cluster.clustering.spectral import (
     Embedding,
+    decomposed_cosines,
     embed_gram,
     profile_embedding,
     qr_partition,
@@ -52,6 +53,7 @@ __all__ = [
     "cross_similarity_bound",
     "cut_dendrogram",
     "data_dissimilarity",
+    "decomposed_cosines",
     "dendrogram",
     "draw_landmarks",
     "elbow",
@@ -78,6 +80,7 @@ __all__ = [
     "robust_deviations",
     "scores",
     "separation_gap",
+    "similarity_differences",
     "spectral_clustering",
     "spectral_partitions",
     "subspace_embedding",

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from fedjax_cluster.clustering import checks
+from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.similarity import over_chunks, row_products, unit
 
 Metric = Literal["euclidean", "manhattan", "cosine"]
@@ -79,3 +80,37 @@ def _of_length_one(rows: Array) -> Array:
     rows = rows / jnp.where(largest > 0.0, largest, 1.0)
     length = jnp.linalg.norm(rows, axis=1, keepdims=True)
     return rows / jnp.where(length > 0.0, length, 1.0)
+
+
+def similarity_differences(similarity: Float[ArrayLike, "M M"], mask: Mask = None) -> Float[Array, "M M"]:
+    r"""Mean absolute difference of two clients' similarities to all others (FlexCFL's MADC, of cosines).
+
+    .. math:: D_{ij} = \frac{1}{M - 2} \sum_{z \ne i, j} |S_{iz} - S_{jz}|
+
+    Args:
+      similarity: symmetric, in any unit.
+      mask: clients that count; None means all.
+
+    Returns:
+      In the unit of `similarity`, symmetric; 0 on the diagonal, for masked-out clients, and where two alone count.
+
+    Raises:
+      ValueError: a matrix not square, symmetric and finite among the clients that count.
+
+    >>> similarity_differences(jnp.array([[1.0, 0.5, 0.25], [0.5, 1.0, 0.75], [0.25, 0.75, 1.0]]))[0].tolist()
+    [0.0, 0.5, 0.25]
+    """
+    similarity, mask = checks.client_matrix(similarity, "similarity", mask)
+    checks.symmetric_matrix(similarity, "similarity", mask)
+    return _similarity_differences(similarity, mask)
+
+
+@jax.jit
+def _similarity_differences(similarity: Array, mask: Array) -> Array:
+    pairs = mask[:, None] & mask[None, :]
+    similarity = jnp.where(pairs, similarity, 0.0)
+    own = jnp.diagonal(similarity)
+    between = jnp.abs(own[:, None] - similarity) + jnp.abs(similarity - own[None, :])  # z = i, and z = j
+    others = jnp.maximum(mask.sum(dtype=similarity.dtype) - 2.0, 1.0)
+    differences = jnp.maximum(_pairwise_distances(similarity, similarity, "manhattan") - between, 0.0) / others
+    return jnp.where(pairs & ~jnp.eye(len(mask), dtype=bool), differences, 0.0)

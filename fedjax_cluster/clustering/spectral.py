@@ -103,6 +103,39 @@ def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
     return Embedding(jnp.where(mask[:, None], features, 0.0), singular_values)
 
 
+def decomposed_cosines(
+    gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, method: Method = "auto"
+) -> Float[Array, "M rank"]:
+    r"""Cosines of clients' updates with the leading singular directions of all (FlexCFL's EDC).
+
+    .. math:: \Delta^\top = \sum_k \sigma_k u_k v_k^\top, \qquad E_{ik} = \frac{\langle \Delta_i, u_k \rangle}
+              {\|\Delta_i\|} = \frac{\sigma_k v_{ik}}{\sqrt{A_{ii}}}
+
+    with one update per row of Δ and A = ΔΔᵀ. The Euclidean distance of rows of E is the paper's data-driven measure.
+
+    Args:
+      gram: A, as `block_gram` gives it.
+      rank: how many directions, static; at most M.
+      mask: clients that count; None means all.
+      method: as in `embed_gram`, static.
+
+    Returns:
+      In [-1, 1], each column's sign as in `embed_gram`; 0 for updates of zero and where masked out.
+
+    Raises:
+      ValueError: as `embed_gram`.
+
+    >>> updates = jnp.array([[3.0, 0.0], [6.0, 0.0], [0.0, 2.0]])
+    >>> decomposed_cosines(updates @ updates.T, 2).round(4).tolist()
+    [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    gram = checks.floats(gram, "gram", 2)
+    features = embed_gram(gram, rank, mask, method).features
+    squared = jnp.diagonal(gram)[:, None]
+    counts = (features != 0.0).any(axis=1, keepdims=True) & (squared > 0.0)
+    return jnp.where(counts, jnp.clip(features * lax.rsqrt(jnp.where(counts, squared, 1.0)), -1.0, 1.0), 0.0)
+
+
 def subspace_embedding(
     rng_key: PRNGKeyArray,
     profile: Float[ArrayLike, "M D"],

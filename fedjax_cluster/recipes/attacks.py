@@ -45,7 +45,7 @@ QUICK_ROUNDS = 6
 # The five first, then those that cluster in another way, then those of one model.
 METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("cfl", "cfl_gp", "fedgwc", "flag", "gradient_loss")},
-    **{name: {} for name in ("ifca", "pacfl", "stocfl", "fl_hc", "fesem", "fedsoft", "fedem")},
+    **{name: {} for name in ("ifca", "pacfl", "stocfl", "fl_hc", "flexcfl", "fesem", "fedsoft", "fedem")},
     **{name: {} for name in ("fedavg", "fedprox", "fairavg", "fedavgm", "scaffold", "per_fedavg")},
     **{name: {} for name in ("ditto", "fedper", "fedrep", "pfedme", "fedproto", "local_only")},
 }

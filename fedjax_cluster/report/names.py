@@ -9,7 +9,7 @@ from typing import Any
 PRINTED = (
     *("CFL", "CFL-GP", "Ditto", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedPer", "FedProto", "FedProx"),
     *("FedRep", "FedSoft", "FeSEM", "FLAG", "IFCA", "Local only", "PACFL", "Per-FedAvg", "pFedMe", "SCAFFOLD"),
-    *("StoCFL",),
+    *("FlexCFL", "StoCFL"),
 )
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES |= {"fl_hc": "FL+HC", "gradient_loss": "Gradient and loss"}

@@ -20,6 +20,7 @@ SHOWN = {
     "fedgwc": lambda state: state.server.interactions,
     "fedsoft": lambda state: state.clients.membership,
     "fl_hc": lambda state: (state.server.mean, state.server.distance),
+    "flexcfl": lambda state: state.server.mean,
     "flag": lambda state: (state.clients.vectors, state.clients.counts, state.clients.updates),
     "gradient_loss": lambda state: state.clients.membership,
     "ifca": lambda state: state.clients.membership,

@@ -9,7 +9,7 @@ import scipy.stats
 
 import fedjax_cluster.clustering as fcc
 from fedjax_cluster import clustering
-from tests.reference import bipartition, interactions, landmarks, scores, similarity, spectral, subspaces
+from tests.reference import bipartition, flexcfl, interactions, landmarks, scores, similarity, spectral, subspaces
 
 KEY = jax.random.key(0)
 CLIENTS = 12
@@ -60,6 +60,14 @@ EXACT = {
     "pairwise_distances": (
         lambda f: fcc.pairwise_distances(f(POINTS), f(POINTS[:4]), "manhattan"),
         lambda: scipy.spatial.distance.cdist(POINTS, POINTS[:4], "cityblock"),
+    ),
+    "similarity_differences": (
+        lambda f: fcc.similarity_differences(fcc.cosine_similarity(f(POINTS))),
+        lambda: flexcfl.differences(POINTS),
+    ),
+    "decomposed_cosines": (
+        lambda f: spans(fcc.decomposed_cosines(f(POINTS @ POINTS.T), 2)),
+        lambda: spans(flexcfl.directions(POINTS, 2)),
     ),
     "robust_deviations": (
         lambda f: fcc.robust_deviations(f(POINTS[:, 0])),

@@ -91,6 +91,16 @@ def clustering() -> Iterator[Spec]:
     rank = {"rank": BAD_COUNTS | {"0": 0, "9": 9}}
     yield of_arrays(c.profile_embedding, {"profile": points, "rank": 2}, profile=rows, **rank, **mask, **method)
     yield of_arrays(c.embed_gram, {"gram": MATRIX, "rank": 2}, gram=square, **rank, **mask, **method)
+    yield of_arrays(c.decomposed_cosines, {"gram": MATRIX, "rank": 2}, gram=square, **rank, **mask, **method)
+    yield of_arrays(c.similarity_differences, {"similarity": MATRIX}, similarity=square, **mask)
+    metric = {"metric": BAD_CHOICES}
+    yield of_arrays(
+        c.pairwise_distances,
+        {"points": points, "others": points},
+        points=rows,
+        others={k: v for k, v in rows.items() if k != "None"},
+        **metric,
+    )
     yield of_arrays(
         c.subspace_embedding,
         {"rng_key": KEY, "profile": points, "rank": 2},

@@ -128,6 +128,7 @@ def test_a_method_must_say_itself_what_its_clients_send(monkeypatch):
         "fedproto",
         "flag",
         "local_only",
+        "flexcfl",
         "stocfl",
         "fl_hc",
     }

@@ -24,7 +24,8 @@ from tests.algorithms.test_fedgwc import hard_and_easy
 from tests.federations import blobs
 
 SGD = local.sgd(0.1, batch_size=8, steps=2)
-CLUSTERED = {name: {"clusters": 2} for name in ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "stocfl")}
+LIKE_IFCA = ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "flexcfl", "stocfl")
+CLUSTERED = {name: {"clusters": 2} for name in LIKE_IFCA}
 CLUSTERED["fl_hc"] = {"clusters": 2, "warm_up": 2, "cluster_cohort": True}
 # Where all clients are wanted at once.
 NOT_STREAMED = {
