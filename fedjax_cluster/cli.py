@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import logging
 import os
 import pathlib
@@ -146,20 +147,33 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
-    given = _directory(own["run_dir"])
-    run_dir = given or _new_directory(f"{config.method}-{_of_data(config)}")
-    if own["dry_run"]:
-        plan = fc.experiments.plans.plan(config, run_dir)
-        fc.experiments.plans.run_table(plan, run_dir).print()
-        return
-    run_dir = given or fc.experiments.several.same_directory(run_dir)
-    if own["tune"]:
-        fc.experiments.several.refuse("--tune")
-    config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
-    every = own["checkpoint_every"]
-    with fc.experiments.several.going_on(run_dir, PROG):
-        result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
-        show(result, run_dir)
+    with _place(own["run_dir"], f"{config.method}-{_of_data(config)}", kept=not own["dry_run"]) as run_dir:
+        if own["dry_run"]:
+            plan = fc.experiments.plans.plan(config, run_dir)
+            fc.experiments.plans.run_table(plan, run_dir).print()
+            return
+        if own["run_dir"] is None:
+            _say_unfinished(config, run_dir)
+        if own["tune"]:
+            fc.experiments.several.refuse("--tune")
+        config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
+        every = own["checkpoint_every"]
+        with fc.experiments.several.going_on(run_dir, PROG):
+            result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
+            show(result, run_dir)
+
+
+def _say_unfinished(config: fc.RunConfig, run_dir: pathlib.Path) -> None:
+    """Names the run that would have been gone on with, had its directory been given."""
+    for path in _numbered(run_dir.with_name(f"{config.method}-{_of_data(config)}".replace("_", "-"))):
+        if path == run_dir or not path.exists():
+            return
+        if done := fc.experiments.runs.unfinished(config, path):
+            logging.getLogger("fedjax_cluster").info(
+                f"this run begins anew; {path} has {done:,} of its {config.rounds:,} rounds, which "
+                f"{PROG} resume {quoted(path)} goes on with"
+            )
+            return
 
 
 def _of_data(config: fc.RunConfig) -> str:
@@ -213,19 +227,21 @@ def _sweep(arguments: list[str]) -> int:
 def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, tune: bool = False, **cells: Any) -> int:
     """Runs configurations over the seeds that the command's own flags ask for, in a directory that they may name."""
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
-    directory = _directory(own["run_dir"]) or _new_directory(name)
-    fc.files.check_writable(directory)
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
-    if own["dry_run"]:
-        for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, **cells):
-            table.print()
-        return 0
-    if tune:
-        configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
-    compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
-    go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
-    return compared(go_on, directory)
+    with _place(own["run_dir"], name, kept=not own["dry_run"]) as directory:
+        fc.files.check_writable(directory)
+        if not fc.experiments.comparison.is_comparison(directory):
+            fc.experiments.ended_runs.refuse_filled(directory)
+        if own["dry_run"]:
+            for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, **cells):
+                table.print()
+            return 0
+        if tune:
+            configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
+        compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
+        go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
+        return compared(go_on, directory)
 
 
 def _report(arguments: list[str]) -> None:
@@ -329,14 +345,48 @@ def _directory(given: str | None, flag: str = "run_dir") -> pathlib.Path | None:
     return None if given is None else as_path(flag, given)
 
 
-def _new_directory(name: str) -> pathlib.Path:
-    """runs/NAME, or runs/NAME-2 and so on where there is one already."""
+@contextlib.contextmanager
+def _place(given: str | None, name: str, *, kept: bool) -> Iterator[pathlib.Path]:
+    """The directory that is named, or runs/NAME, or runs/NAME-2 and so on where there is one already.
+
+    Where it is to be `kept`, it is made at once, so that no other command takes the same; empty it goes again.
+    """
+    if given is not None:
+        yield as_path("run_dir", given)
+        return
     base = pathlib.Path("runs") / name.replace("_", "-")
-    number, path = 1, base
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    if not kept:
+        yield next(path for path in _numbered(base) if not path.exists())
+        return
+    alone = not base.parent.exists()
+    # Other processes of the same run would find that it is there already.
+    path = fc.experiments.several.same_directory(_made(base) if fc.parallel.is_first() else base)
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            path.rmdir()
+            if alone:
+                path.parent.rmdir()
+
+
+def _made(base: pathlib.Path) -> pathlib.Path:
+    for path in _numbered(base):
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.parent.is_dir():
+                continue
+        except OSError:
+            pass  # of which the run tells
+        return path
+    raise AssertionError
+
+
+def _numbered(base: pathlib.Path) -> Iterator[pathlib.Path]:
+    yield base
+    for number in itertools.count(2):
+        yield base.with_name(f"{base.name}-{number}")
 
 
 if __name__ == "__main__":

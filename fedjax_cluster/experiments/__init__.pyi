@@ -4,6 +4,7 @@ from . import completion as completion
 from . import config as config
 from . import config_files as config_files
 from . import device_plans as device_plans
+from . import ended_runs as ended_runs
 from . import flag_groups as flag_groups
 from . import flags as flags
 from . import installed as installed

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
+from fedjax_cluster.experiments.ended_runs import refuse_filled
 from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
 from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
@@ -23,7 +24,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
-from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, AnotherExperiment
+from fedjax_cluster.simulation.run_directory import SUMMARY, AnotherExperiment
 from fedjax_cluster.types import Federation
 
 LOG = logging.getLogger(__name__)
@@ -267,8 +268,8 @@ def _opened(directory: pathlib.Path, before: Comparison | None, asked: Compariso
     check_writable(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
-    elif (directory / CONFIG).is_file():
-        raise ValueError(f"the run directory {directory} holds a run, not a comparison; choose another directory")
+    else:
+        refuse_filled(directory)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with taken(directory):
@@ -413,8 +414,5 @@ def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: in
 
 def _decides_data(config: RunConfig) -> str:
     """All of a configuration that its federation depends on."""
-    names = (
-        *("scenario", "dataset", *READING, "population"),
-        *("clients", "seed", "test_fraction", "examples_per_client"),
-    )
+    names = ("scenario", "dataset", *READING, "population", "clients", "seed", "test_fraction", "examples_per_client")
     return repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])

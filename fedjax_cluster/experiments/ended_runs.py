@@ -15,7 +15,7 @@ from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.files import read_json
 from fedjax_cluster.report.names import method_name, setting_in_words
 from fedjax_cluster.simulation.evaluation import usual_every
-from fedjax_cluster.simulation.run_directory import read_config, read_history
+from fedjax_cluster.simulation.run_directory import CONFIG, listed, read_config, read_history
 
 OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
 DATA = "identity.data"
@@ -43,6 +43,22 @@ class SavedRun(NamedTuple):
         """Those done: a run may have been interrupted, or extended."""
         return len(self.history["round"])
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether it has fewer rounds than its configuration asks for."""
+        asked = self.experiment.get("rounds")
+        return isinstance(asked, int) and self.rounds < asked
+
+    @property
+    def is_evaluated_as_usual(self) -> bool:
+        """Whether how often it was evaluated is what follows from its rounds."""
+        return bool(self.experiment) and self.experiment.get("eval_every") == usual_every(self.experiment["rounds"])
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its summary; of one that was interrupted with `rounds_asked`, how many rounds it was to have."""
+        return {**self.summary, **({"rounds_asked": self.experiment["rounds"]} if self.interrupted else {})}
+
     def settings(self, *, identity: bool) -> dict[str, Any]:
         """What seeds of one experiment share, by name; with or without what the identity adds to a configuration."""
         experiment, options = dict(self.experiment), self.identity.get("algorithm_config")
@@ -50,8 +66,6 @@ class SavedRun(NamedTuple):
             # A configuration may leave out what has its default.
             shared = KINDS["method"].common
             experiment["method_options"] = {name: value for name, value in options.items() if name not in shared}
-        if experiment and experiment.get("eval_every") == usual_every(experiment["rounds"]):
-            del experiment["eval_every"]  # which the rounds tell
         flat = _flat(experiment, but=("seed", "rounds", "tuning"))
         if identity or not self.experiment:
             flat |= _flat(self.identity, "identity.", but=OF_THE_SEED if self.experiment else ("seed",))
@@ -93,6 +107,18 @@ def read_run(path: pathlib.Path) -> SavedRun:
             "it was ended on the way: continue it with resume"
         )
     return run
+
+
+def refuse_filled(directory: pathlib.Path) -> None:
+    """Raises a ValueError where the directory of a comparison to be begun holds a run, or what is not a comparison's.
+
+    One that has lost its comparison.json still holds its runs, and is taken up.
+    """
+    if (directory / CONFIG).is_file():
+        raise ValueError(f"the run directory {directory} holds a run, not a comparison; choose another directory")
+    there = listed(directory)
+    if there and not any(OF_SEED.search(path.name) and (path / CONFIG).is_file() for path in there):
+        raise ValueError(f"the run directory {directory} is not empty and holds no comparison; choose another")
 
 
 def grouped(paths: Sequence[pathlib.Path]) -> dict[str, dict[int, SavedRun]]:
@@ -150,6 +176,8 @@ def _labels(runs: Sequence[SavedRun], several: Sequence[bool], but: Sequence[str
     placed = [f"{name} ({path})" for name, path in zip(names, paths, strict=True)]
     for identity in (False, True):
         settings = [run.settings(identity=identity) for run in runs]
+        if all(run.is_evaluated_as_usual for run in runs):  # which the rounds tell
+            settings = [{name: value for name, value in of.items() if name != "eval_every"} for of in settings]
         labels = []
         for name, own, by_place in zip(names, settings, placed, strict=True):
             alike = [others for others, of in zip(settings, names, strict=True) if of == name]

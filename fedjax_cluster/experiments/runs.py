@@ -16,7 +16,7 @@ from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
 from fedjax_cluster.simulation.evaluation import usual_every
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import read_config, read_history
+from fedjax_cluster.simulation.run_directory import only_reading, read_config, read_history
 from fedjax_cluster.types import Federation
 
 
@@ -74,7 +74,7 @@ def resume(
 
 
 def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
-    """A run as its last checkpoint left it, without running any further.
+    """A run as its last checkpoint left it, without running any further; the directory stays as it is.
 
     Raises:
       ValueError: not a run directory, or one that has no checkpoint yet.
@@ -83,7 +83,8 @@ def load_run(run_dir: str | pathlib.Path) -> SimulationResult:
     config, done = _left(path)
     if done == 0:
         raise ValueError(f"{path} has no checkpoint yet; continue it with resume")
-    return run(dataclasses.replace(config, rounds=done), run_dir=path, progress=False)
+    with only_reading():
+        return run(dataclasses.replace(config, rounds=done), run_dir=path, progress=False)
 
 
 def as_begun(config: RunConfig, known: RunConfig | None) -> RunConfig:
@@ -107,6 +108,17 @@ def _known(path: pathlib.Path) -> RunConfig | None:
         if experiment := read_config(path)["experiment"]:
             return RunConfig.from_json(experiment)
     return None
+
+
+def unfinished(config: RunConfig, path: pathlib.Path) -> int | None:
+    """How many rounds a directory has of this very run, where these are not all; else None."""
+    if (known := _known(path)) is None:
+        return None
+    found = {name.name for name in dataclasses.fields(config) if getattr(config, name.name) is None}
+    if dataclasses.replace(known, **dict.fromkeys(found)) != as_begun(config, known):
+        return None
+    done = rounds_done(path)
+    return done if 0 < done < config.rounds else None
 
 
 def _left(path: pathlib.Path) -> tuple[RunConfig, int]:

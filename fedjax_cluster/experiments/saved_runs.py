@@ -17,7 +17,7 @@ from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, read_run
 from fedjax_cluster.experiments.runs import load_run
-from fedjax_cluster.files import check_writable
+from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import SUMMARY, read_config
 
@@ -108,9 +108,11 @@ def write_report(
         logger.warning(f"{directory} cannot be written: pictures are left nowhere; --out DIR leaves them elsewhere")
     if len(runs) == 1 and not compared:
         run = read_run(runs[0])
-        report.tables.summary_table(run.summary, run.path).print()
-        return leave_run(directory, _drawable(run), run.summary, source=run.path, formats=formats) if writable else []
+        _warn_of_interrupted([run])
+        report.tables.summary_table(run.told, run.path).print()
+        return leave_run(directory, _drawable(run), run.told, source=run.path, formats=formats) if writable else []
     groups = {} if compared else grouped(runs)
+    _warn_of_interrupted([run for of in groups.values() for run in of.values()])
     outcomes = read_comparison(compared) if compared else _outcomes(groups)
     background = background_of(compared) if compared else _background(groups)
     table = report.tables.comparison_table(outcomes, background.cells)
@@ -118,6 +120,12 @@ def write_report(
     if not writable:
         return []
     return leave_comparison(outcomes, table, directory, background, formats=formats)
+
+
+def _warn_of_interrupted(runs: Sequence[SavedRun]) -> None:
+    for run in filter(lambda run: run.interrupted, runs):
+        done = report.tables.rounds_done({**run.told, "rounds": run.rounds})
+        logger.warning(f"{run.path} was {done}; go on with: fedjax-cluster resume {quoted(run.path)}")
 
 
 @working("pictures and report.html")

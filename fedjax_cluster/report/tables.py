@@ -296,10 +296,20 @@ def summary_table(
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
     if (clients := figure(summary, "clients")) is not None:
         rounds = figure(summary, "rounds")
-        done = f"{NOTHING} rounds" if rounds is None else counted(rounds, "round")
+        done = f"{NOTHING} rounds" if rounds is None else rounds_done(summary)
         title += f": {counted(clients, 'client')}, {done}, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
+
+
+def rounds_done(summary: Mapping[str, Any]) -> str:
+    """How many rounds a run has; of one that was interrupted, of how many.
+
+    >>> rounds_done({"rounds": 40}), rounds_done({"rounds": 1651, "rounds_asked": 9000})
+    ('40 rounds', 'interrupted after 1,651 of 9,000 rounds')
+    """
+    done, asked = figure(summary, "rounds") or 0, figure(summary, "rounds_asked")
+    return counted(done, "round") if asked is None else f"interrupted after {done:,.0f} of {counted(asked, 'round')}"
 
 
 def of_clustered(summary: Mapping[str, Any]) -> str:

@@ -2,7 +2,9 @@
 
     fc.simulate(method, federation, rounds=100, callbacks=[fc.simulation.loggers.json_lines("log.jsonl")])
 
-Figures that are not finite are left out. A resumed run goes on with the rounds that are still to do.
+Figures that are not finite are left out. One logger is for one run: the lines do not tell whose they are. A resumed run
+goes on with the rounds that are still to do; where it was killed after its last checkpoint, or in a callback, those
+since then are done again, and logged again: of two lines of one round the later holds, and both are the same.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def tensorboard(folder: str | os.PathLike) -> Log:
     """Scalars for TensorBoard in event files below a folder; needs `pip install "fedjax_cluster[tensorboard]"`.
 
     Raises:
-      ValueError: there is no tensorboardX.
+      ValueError: there is no tensorboardX, or the folder cannot be written.
     """
     try:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
@@ -61,7 +63,10 @@ def tensorboard(folder: str | os.PathLike) -> Log:
         raise _missing("TensorBoard's event files", "tensorboardX", "tensorboard") from None
     if not parallel.is_first():
         return _nothing
-    writer = SummaryWriter(str(folder))
+    try:
+        writer = SummaryWriter(str(folder))
+    except OSError as error:
+        raise ValueError(f"cannot write the log {folder} ({error.strerror}); choose another folder") from error
 
     def log(evaluation: Evaluation) -> None:
         for name, value in _finite(evaluation).items():

@@ -153,7 +153,8 @@ def simulate(
             )
         if run.done == rounds and run.evaluated:
             return run.read_back()
-        run.begin()
+        if run.done < rounds:  # what is evaluated alone can be told where nothing can be written
+            run.begin()
         run.stream_rows(rounds, stack)
         chosen = chosen_clients(len(federation.test.num_examples), eval_clients, seed)
         model = with_metrics(algorithm.model, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import csv
 import io
 import logging
@@ -47,6 +48,7 @@ ASSIGNMENTS = "assignments.npz"
 COUNTED = "round (from 1)"  # metrics.csv's column; the history counts from 0
 GIVEN = ("fault", "random_numbers", "metrics")  # of an identity, which leaves them out where they are as always
 MOST_NAMED = 4  # differences that a refusal names
+READING = contextvars.ContextVar("READING", default=False)
 
 
 class AnotherExperiment(ValueError):
@@ -77,6 +79,8 @@ class RunDirectory:
             if not (self.path / CONFIG).is_file():
                 raise
             self._refusal = error
+        if READING.get():
+            self._refusal = ValueError(f"{self.named} is only read here, and not whole; go on with it by resume")
         for name in ("checkpoints", "events", "plots"):
             if (self.path / name).exists() and not (self.path / name).is_dir():
                 raise ValueError(f"{self.named / name} is a file, where the run leaves a directory; move it away")
@@ -91,7 +95,7 @@ class RunDirectory:
             if different or known.get("version", 1) < 3:  # the older ones do not hold all of it
                 # The settings first: they are what a person has given.
                 _refuse(self.named, _different_settings(known.get("experiment"), self._config) or different)
-        elif any(not (path.name in (LOCK, TUNING) or STRAY.fullmatch(path.name)) for path in _listed(self.path)):
+        elif listed(self.path):
             raise ValueError(f"the run directory {self.named} is not empty and holds no run; choose another")
         return known
 
@@ -341,8 +345,20 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _listed(path: pathlib.Path) -> list[pathlib.Path]:
-    return list(path.iterdir()) if path.is_dir() else []
+def listed(path: pathlib.Path) -> list[pathlib.Path]:
+    """What is in a directory, but for what may be there before a run; nothing where there is none."""
+    there = list(path.iterdir()) if path.is_dir() else []
+    return [each for each in there if not (each.name in (LOCK, TUNING) or STRAY.fullmatch(each.name))]
+
+
+@contextlib.contextmanager
+def only_reading() -> Iterator[None]:
+    """Run directories that are opened here are left as they are."""
+    token = READING.set(True)
+    try:
+        yield
+    finally:
+        READING.reset(token)
 
 
 def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:

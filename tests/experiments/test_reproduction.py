@@ -119,7 +119,8 @@ def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = catalogue.place_of("cfl-gp-linear-regression")
     place.mkdir(parents=True)
-    assert str(cli._new_directory("cfl_gp-linear_regression")) == "runs/cfl-gp-linear-regression"
+    with cli._place(None, "cfl_gp-linear_regression", kept=False) as directory:
+        assert str(directory) == "runs/cfl-gp-linear-regression"
     versions = ({}, {"quick": True}, {"full": True})
     assert len({catalogue.place_of("flag-table8", **version) for version in versions}) == 3
 

@@ -1,6 +1,7 @@
 """Loggers get the figures of each evaluation under its round, and say what to install."""
 
 import json
+import pathlib
 import sys
 from types import SimpleNamespace
 
@@ -60,6 +61,17 @@ def test_tensorboard_gets_scalars(monkeypatch, evaluation):
     monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=SummaryWriter))
     loggers.tensorboard("folder")(evaluation)
     assert calls == ["folder", ("accuracy", 0.5, 7), ("num_clusters", 2.0, 7), "flush"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def writer(folder):
+        pathlib.Path(folder).mkdir(parents=True)
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=writer))
+    with pytest.raises(ValueError, match=r"\Acannot write the log .* \(Not a directory\); choose another folder\Z"):
+        loggers.tensorboard(tmp_path / "file" / "log")
 
 
 def test_wandb_gets_a_step(monkeypatch, evaluation):
