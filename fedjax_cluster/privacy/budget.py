@@ -13,6 +13,8 @@ import scipy  # whose parts are loaded when first used
 from fedjax_cluster.options import COUNT, POSITIVE, at_least, checked
 from fedjax_cluster.privacy.gaussian import gaussian
 
+NEAR = 1e-4  # relative, to which a multiplier is searched for
+
 
 class Budget(NamedTuple):
     """What is known of one client by the models and clusters of a run, ε at δ, and how it was counted."""
@@ -70,7 +72,7 @@ def spent(privacy: gaussian, *, clients: int, cohort: int, rounds: int, shown: i
 def calibrated(
     privacy: gaussian, epsilon: float, *, clients: int, cohort: int, rounds: int, shown: int = 0
 ) -> gaussian:
-    """The mechanism whose multipliers, in the proportion that they have, spend ε in so many rounds.
+    """The mechanism whose multipliers, in the proportion that they have, spend ε in so many rounds, and no more.
 
     Args:
       privacy: with noise.
@@ -100,8 +102,8 @@ def calibrated(
             f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds with what is shown {shown} times; give "
             "another, or some noise on all that clients send"
         )
-    found: Any = scipy.optimize.brentq(excess, low, high, xtol=1e-4)
-    return scaled(found)
+    found: Any = scipy.optimize.brentq(excess, low, high, xtol=NEAR / 2)
+    return scaled(found if excess(found) <= 0 else found + NEAR)
 
 
 def check_cohorts(privacy: gaussian, clients: int, cohort: int) -> None:
