@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from fedjax_cluster import clustering, cohorts, parallel, tree
@@ -133,7 +134,7 @@ class flexcfl(ClusteredOnce):
 
     def start_clusters(self, clusters: Clusters, anchor: Variables, mean: Array) -> Clusters:
         moved = jax.vmap(lambda delta: tree.unravel(delta, anchor.params))(mean)
-        return clusters._replace(params=jax.tree.map(jnp.add, clusters.params, moved))
+        return clusters._replace(params=optax.apply_updates(clusters.params, moved))
 
     def finish_round(self, clusters: Clusters) -> Clusters:
         return (
@@ -176,9 +177,8 @@ def mixed(params: PyTree, active: Array, rate: float) -> PyTree:
     >>> mixed({"w": jnp.asarray([[2.0, 0.0], [0.0, 4.0]])}, jnp.ones(2, bool), 1.0)["w"].tolist()
     [[1.600000023841858, 0.800000011920929], [0.6666666865348816, 2.6666667461395264]]
     """
-    length = jnp.sqrt(
-        sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(leaf), -1).sum(1) for leaf in jax.tree.leaves(params))
-    )
+    squares = [jnp.square(leaf.astype(jnp.float32)).reshape(len(leaf), -1).sum(1) for leaf in jax.tree.leaves(params)]
+    length = jnp.sqrt(jnp.sum(jnp.stack(squares), 0))
     counts = active & (length > 0.0)
     weight = jnp.where(counts, rate / jnp.where(counts, length, 1.0), 0.0)
     own = jnp.eye(len(active), dtype=bool)

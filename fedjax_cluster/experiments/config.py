@@ -72,7 +72,7 @@ KINDS = {
     "model": Kind(MODELS, ()),
 }
 # Their clients' models count, not only the mean of what these send: they have no gradient averaging.
-MODEL_AVERAGING_ONLY = ("ditto", "fedper", "fedproto", "fedrep", "fesem", "fedsoft", "flag", "pfedme")
+MODEL_AVERAGING_ONLY = ("ditto", "fedper", "fedproto", "fedrep", "fesem", "fedsoft", "flag", "flexcfl", "pfedme")
 
 
 class RunConfig(Robustness):

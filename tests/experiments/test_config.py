@@ -22,7 +22,7 @@ from tests.federations import INFO, blobs
 ONE = parallel.client_mapping("scan", devices=jax.devices()[:1])
 RATE = 1e-4
 FAST = ("fedavg", "gradient_loss")
-QUICK = {"flag": {"gradient_epochs": 1, "threshold": 1.0}, "fedrep": {"head_steps": 1}}
+QUICK = {"flexcfl": {"first_steps": 1}, "flag": {"gradient_epochs": 1, "threshold": 1.0}, "fedrep": {"head_steps": 1}}
 
 
 def models(name, state):

@@ -24,8 +24,9 @@ from tests.algorithms.test_fedgwc import hard_and_easy
 from tests.federations import blobs
 
 SGD = local.sgd(0.1, batch_size=8, steps=2)
-LIKE_IFCA = ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "flexcfl", "stocfl")
+LIKE_IFCA = ("ifca", "cfl", "cfl_gp", "gradient_loss", "fedgwc", "fedem", "stocfl")
 CLUSTERED = {name: {"clusters": 2} for name in LIKE_IFCA}
+CLUSTERED["flexcfl"] = {"clusters": 2, "first_clients": 2}
 CLUSTERED["fl_hc"] = {"clusters": 2, "warm_up": 2, "cluster_cohort": True}
 # Where all clients are wanted at once.
 NOT_STREAMED = {
