@@ -192,7 +192,7 @@ class ClusteredOnce(AveragingMethod, abstract=True):
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         before, due = cohort_labels(state, cohort), self.due(state)
-        new = cohort.mask & (before < 0) & ~due
+        new = cohort.mask & (before < 0)
 
         def cluster(carry: tuple[State, Array]) -> tuple[State, Array]:
             return self.cluster_all(rng_key, carry[0], cohort)

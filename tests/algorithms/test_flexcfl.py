@@ -20,6 +20,8 @@ OWN = local.sgd(RATE, batch_size=None, steps=STEPS)
 SETTINGS = {
     "a cohort": ({"participation": 0.3, "first_clients": 2, "weighting": "uniform", "first_steps": 4}, 6),
     "all": ({"first_steps": None, "mixing": 0.4}, CLIENTS),
+    # The first client is nearer to the mean update of a cluster that is not its own.
+    "no groups": ({"measure": "madc", "first_steps": 3}, CLIENTS),
     "differences": ({"measure": "madc", "participation": 0.5, "first_clients": 1, "first_steps": 1}, 5),
 }
 
@@ -41,7 +43,7 @@ def cohorts_of(algorithm, federation):
 def test_flexcfl_is_its_algorithm(setting):
     """Clients of unequal sizes; every option off its default once."""
     options, first = SETTINGS[setting]
-    federation = blobs(clients=CLIENTS, groups=3)
+    federation = blobs(clients=CLIENTS, **({"groups": 1, "seed": 4} if setting == "no groups" else {"groups": 3}))
     algorithm = build(**options)
     start, cohorts = models_of(start_of(algorithm, federation))[0], cohorts_of(algorithm, federation)
     sizes = [len(chosen) for chosen in cohorts]
@@ -70,6 +72,21 @@ def test_flexcfl_is_its_algorithm(setting):
     assert [bool(report.event) for report in reports] == [number == 0 for number in range(ROUNDS)]
     assert [float(report.costs.clusterings) for report in reports] == [1, 0, 0, 0, 0]
     assert [int(report.num_changed) for report in reports] == new
+
+
+@pytest.mark.slow
+def test_newcomers_are_told_by_the_direction_alone():
+    federation = blobs(clients=CLIENTS, groups=3, rows=60)
+    algorithm = build()
+    state = jax.tree.map(jnp.asarray, play(algorithm, federation, 1)[0])
+    assert np.asarray(labels(state.clients.membership))[:CLIENTS].tolist() == [0, 1, 2] * 3
+    for longest in range(3):
+        means = state.server.mean.at[longest].multiply(1e3)
+        scaled = state._replace(server=state.server._replace(mean=means))
+        for client in range(3):
+            data = jax.tree.map(lambda leaf, client=client: jnp.asarray(leaf[client]), federation.train)
+            admitted = algorithm.admit(jax.random.key(0), scaled, data, jnp.asarray(client))
+            assert int(labels(admitted.clients.membership)[client]) == client
 
 
 def test_models_of_clusters_in_use_alone_are_mixed():

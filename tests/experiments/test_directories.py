@@ -92,7 +92,8 @@ def test_a_run_that_was_not_finished_is_named_to_who_begins_it_anew(in_an_empty_
     assert f"{named} runs/fedavg-rotated goes on with" in capsys.readouterr().err
     assert runs.rounds_done(pathlib.Path("runs/fedavg-rotated-2")) == 6
     # Another run is not it, nor is one that has all its rounds.
-    for other in ([*words, "6", "--seed", "1"], [*words, "2"]):
+    runs.resume("runs/fedavg-rotated", progress=False)
+    for other in ([*words, "6", "--seed", "1"], [*words, "2"], [*words, "6"]):
         assert cli.main(other) == 0
         assert "begins anew" not in capsys.readouterr().err
 
