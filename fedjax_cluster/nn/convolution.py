@@ -168,9 +168,9 @@ def _gathered_product(x: Array, kernel: Array, *, window: Window) -> Array:
     image, size = windows.padded(x, window), output_size(x.shape[1:3], (kh, kw), window)
     at = windows.positions(image.shape[1:3], size, (kh, kw), window)
     # In memory as they are, or XLA takes them into kernels that are slower than these two.
-    pixels = lax.optimization_barrier(image.reshape(n, -1, channels))
+    pixels = lax.optimization_barrier(image.reshape(n, math.prod(image.shape[1:3]), channels))
     patches = lax.optimization_barrier(pixels.at[:, at.reshape(-1)].get(mode="clip"))
-    return (patches.reshape(n * len(at), -1) @ kernel.reshape(-1, features)).reshape(n, *size, features)
+    return (patches.reshape(n * len(at), kh * kw * channels) @ kernel.reshape(-1, features)).reshape(n, *size, features)
 
 
 def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:

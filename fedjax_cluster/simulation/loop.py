@@ -209,7 +209,8 @@ class Run:
     config: Mapping[str, Any] | None = None
     metrics: tuple[Measure, ...] = ()  # beside the model's
     evaluated: bool = True  # no evaluation is due that has not been done
-    warned: bool = False
+    warned: bool = False  # that it has diverged
+    grown: bool = False  # and that its loss has grown, which may come before
     compile_seconds: float = 0.0
     pause: float = CHECKPOINT_SECONDS
     saving: float = FIRST_SAVING  # seconds that the last checkpoint took
@@ -278,7 +279,7 @@ class Run:
             figures = figures if found is None else further_figures(figures, found, "a callback")
         self.history, self.evaluated = with_figures(self.history, figures), True
         self.warned = self.warned or warn_of_divergence(self.history, num_clients, fewest)
-        self.warned = self.warned or warn_of_growth(self.history)
+        self.grown = self.grown or self.warned or warn_of_growth(self.history)
         return figures
 
     def apply_churn(self) -> None:

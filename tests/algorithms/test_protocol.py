@@ -52,7 +52,7 @@ def started(name, participation=1.0):
 
 def call(test, name):
     """One of these tests, for a method of this name."""
-    others = {"participation": 0.4, "clusters": 9, "model": "mlp"}
+    others = {"participation": 0.4, "clusters": 9, "model": "mlp", "rounds": 1}
     test(name, **{key: value for key, value in others.items() if key in inspect.signature(test).parameters})
 
 
