@@ -127,7 +127,8 @@ def search_threshold(
     """Held-out accuracy of clustered training with the clusters i32[T, M] (−1: not clustered) of each threshold f32[T].
 
     Every distinct clustering is tried once: m′ clients, the same for all, train the light model of their cluster on
-    nine tenths of their training rows and are tested on the others. `note` is told what goes on.
+    nine tenths of their training rows, of few rows on less (`hold_out`), and are tested on the others. `note` is told
+    what goes on.
     """
     counts = labels.max(1) + 1
     if len(np.unique(counts)) == 1:
@@ -225,18 +226,20 @@ def train_in_clusters(
     return jnp.sum(accuracy) / jnp.maximum(jnp.sum(some.astype(jnp.float32)), 1.0), steps
 
 
-def hold_out(rng_key: Array, data: ClientData, share: float = 0.1) -> tuple[ClientData, ClientData]:
+def hold_out(
+    rng_key: Array, data: ClientData, share: float = 0.1, least: int = LEAST_HELD
+) -> tuple[ClientData, ClientData]:
     """Divides one client's training rows at random: kept [N, ...], and `share` of them held out.
 
-    At least 20 are held out, or a third where there are fewer than 60; a single row is kept.
+    At least `least` are held out, or a third where there are fewer than three times as many; a single row is kept.
     """
     rows, number = data.x.shape[0], data.num_examples
-    least = jnp.clip(number // 3, 1, LEAST_HELD)
-    held = jnp.maximum(jnp.round(share * number.astype(jnp.float32)).astype(jnp.int32), least)
+    fewest = jnp.clip(number // 3, 1, least)
+    held = jnp.maximum(jnp.round(share * number.astype(jnp.float32)).astype(jnp.int32), fewest)
     held = jnp.where(number > 1, jnp.minimum(held, number - 1), 0)
     order = shuffled_rows(rng_key, 0, rows, jnp.maximum(number, 1))
     order = jnp.where(jnp.arange(rows) < number, order, 0)
-    places = jnp.minimum(number - held + jnp.arange(max(int(np.ceil(share * rows)), LEAST_HELD)), rows - 1)
+    places = jnp.minimum(number - held + jnp.arange(max(int(np.ceil(share * rows)), least)), rows - 1)
     return (
         data._replace(x=data.x[order], y=data.y[order], num_examples=number - held),
         data._replace(x=data.x[order[places]], y=data.y[order[places]], num_examples=held),

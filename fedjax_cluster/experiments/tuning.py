@@ -49,11 +49,11 @@ def tuned(
 
     The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten
     and twice those before the method's first clustering, trains on four fifths of each client's training rows and is
-    evaluated on the last fifth; clients with a single row, and clients who join or leave, are left out of it; faulty
-    clients are the same as in the run, and do the same. Where the federation has validation rows it is evaluated on
-    these and trains on all training rows, of the clients that have some. True groups are not looked at. The highest
-    accuracy is taken, of the honest clients where there are others, or the lowest loss where there is no accuracy; of
-    equals the rate nearest to the configuration's.
+    evaluated on the last fifth, at least one row; clients with a single row are left out of it, and so are joins and
+    leaves: everybody is there all the time. Faulty clients are the same as in the run, and do the same. Where the
+    federation has validation rows it is evaluated on these and trains on all training rows, of the clients that have
+    some. True groups are not looked at. The highest accuracy is taken, of the honest clients where there are others, or
+    the lowest loss where there is no accuracy; of equals, to five digits, the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 
@@ -67,8 +67,8 @@ def tuned(
       The configuration; its `tuning` tells the rates, their figures and how these came about.
 
     Raises:
-      ValueError: no client has two training rows, nor validation rows, the configuration cannot be run or is private,
-        its clients are on disk, or no rate has a finite figure.
+      ValueError: no client has two training rows, nor validation rows, or fewer than there are clusters; the
+        configuration cannot be run or is private, its clients are on disk, or no rate has a finite figure.
     """
     if config.privacy_clip is not None:
         raise ValueError(
@@ -93,6 +93,11 @@ def tuned(
     how = f"on training rows, and evaluated on {VALIDATION}" if own else "on training rows of which a fifth is held out"
     present, there = (len(each.train.num_examples) for each in (data, federation))
     some = f", which {present} of {there} clients have" if own and present < there else ""
+    if isinstance(full.clusters, int) and present < full.clusters:
+        raise ValueError(
+            f"clusters is {full.clusters}, but only {present} of {there} clients have "
+            f"{VALIDATION if own else 'two training rows'}, by which rates are compared; give the learning rate"
+        )
     LOG.info(f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, {how}{some}")
     accurate = federation.info.task == "classification"
     metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
@@ -179,7 +184,7 @@ def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federat
     if not len(index):
         lacks = "two training rows, of which one could be held out" if own is None else f"{VALIDATION}, which decide"
         raise ValueError(f"no client has {lacks}; give the learning rate")
-    divide = jax.vmap(lambda key, x, y, n: hold_out(key, ClientData(x, y, n), share))
+    divide = jax.vmap(lambda key, x, y, n: hold_out(key, ClientData(x, y, n), share, least=1))
     keys = jax.vmap(functools.partial(client_key, jax.random.key(seed)))(jnp.asarray(index, jnp.int32))
 
     def divided(data: ClientData) -> tuple[ClientData, ClientData]:
@@ -208,8 +213,8 @@ def _without_padding(data: ClientData) -> ClientData:
 
 
 def _best(rates: list[float], figures: list[float | None], *, largest: bool) -> float:
-    # Beyond five digits it is rounding that tells means over clients apart.
-    known = [(place, round(value, 5)) for place, value in enumerate(figures) if value is not None]
+    # Beyond five digits, of a loss of any size, it is rounding that tells means over clients apart.
+    known = [(place, float(f"{value:.4e}")) for place, value in enumerate(figures) if value is not None]
     if not known:
         listed = ", ".join(f"{rate:g}" for rate in rates)
         raise ValueError(f"no learning rate of {listed} has a finite figure on held-out rows; give a smaller one")

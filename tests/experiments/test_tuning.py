@@ -57,8 +57,8 @@ def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
     given = federation([10, 1, 7, 2])
     found = tuning.held_out(given, seed=3)
     assert found.group is found.validation is None
-    assert found.train.num_examples.tolist() == [7, 5, 1]
-    assert found.test.num_examples.tolist() == [3, 2, 1]
+    assert found.train.num_examples.tolist() == [8, 6, 1]
+    assert found.test.num_examples.tolist() == [2, 1, 1]  # a fifth
     for place, client in enumerate((0, 2, 3)):
         kept, held = (part.x[place, : part.num_examples[place], 0] for part in (found.train, found.test))
         assert sorted([*kept, *held]) == given.train.x[client, : given.train.num_examples[client], 0].tolist()
@@ -71,6 +71,27 @@ def test_rows_are_held_out_of_training_rows_alone_and_none_is_on_both_sides():
     assert (found.test.x != other.test.x).any()
     with pytest.raises(ValueError, match="no client has two training rows"):
         tuning.held_out(federation([1, 1]), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "place"),
+    [
+        ([5e-6, 4e-6, 2.7e-6, 1.3e-13, 6e-19], 4),  # far below what decimals tell
+        ([1234.56789, 1234.567899, 1234.56785, 1234.567889, 1234.567], 2),  # rounding
+        ([1.0, 0.5, 0.50002, None, 0.5], 1),
+    ],
+)
+def test_losses_of_any_size_are_told_apart_by_five_digits(losses, place):
+    rates = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert tuning._best(rates, losses, largest=False) == rates[place]
+
+
+def test_fewer_clients_with_validation_rows_than_clusters_are_said():
+    given = federation([10, 8, 6, 4])
+    given = given._replace(validation=given.train._replace(num_examples=np.asarray([3, 0, 2, 0], np.int32)))
+    config = dataclasses.replace(CONFIG, method="ifca", clusters=3)
+    with pytest.raises(ValueError, match="clusters is 3, but only 2 of 4 clients have validation rows"):
+        tuning.tuned(config, federation=given)
 
 
 @pytest.mark.slow
