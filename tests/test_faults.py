@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import faults, local, marked_clients, nn, parallel
-from fedjax_cluster.algorithms import REGISTRY, fedavg
+from fedjax_cluster.algorithms import REGISTRY, fedavg, ifca
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.experiments.robustness import build_fault
@@ -247,6 +247,31 @@ def test_a_run_tells_who_is_faulty_and_goes_on_only_with_the_same_fault(tmp_path
     assert not plain.faulty.any()
     assert "accuracy_honest" not in plain.history
     assert '"fault"' not in (tmp_path / "b" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedrep", "pfedme"))]
+)
+def test_what_clients_keep_to_themselves_outlives_an_update_that_does_not_arrive(name):
+    method = REGISTRY[name](MODEL, local=LOCAL)
+    gone, there = (
+        simulate(method, blobs(), rounds=1, fault=fault, mapping=ONE, progress=False)
+        for fault in (faults.drop_out(1.0, share=0.5), None)
+    )
+    np.testing.assert_array_equal(gone.history["num_rejected"], [4])
+    assert gone.state.clients.trained.all()
+    # All began with the same, and nothing that anybody sent has come back yet.
+    chex.assert_trees_all_close(gone.state.clients.own, there.state.clients.own, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_who_poses_predicts_with_the_model_that_is_evaluated():
+    method = ifca(MODEL, clusters=2, local=LOCAL, start_rounds=3)
+    result = simulate(method, blobs(), rounds=3, fault=faults.disguise(0.5, scale=1.0), mapping=ONE, progress=False)
+    test, index = result.federation.test, np.flatnonzero(result.faulty)
+    right = [result.predict(test.x[i], client=int(i)).argmax(-1) == test.y[i] for i in index]
+    expected = [own[: test.num_examples[i]].mean() for i, own in zip(index, right, strict=True)]
+    np.testing.assert_allclose(result.per_client.accuracy[index], expected, rtol=1e-6)
 
 
 def test_a_local_update_of_ones_own_is_refused():

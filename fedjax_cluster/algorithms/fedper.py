@@ -12,6 +12,7 @@ from fedjax_cluster.algorithms.personal import (
     Moved,
     admit_with_own,
     all_costs,
+    finite_own,
     global_model,
     keep_own,
     own_row,
@@ -116,7 +117,7 @@ class fedper(fedavg):
             private=self.private(rng_key, state.clusters),
         )
         moved: Moved = done.extra
-        clients = keep_own(cohort, state.clients, moved.own, done.accepted)
+        clients = keep_own(cohort, state.clients, moved.own, finite_own(cohort, moved.own))
         # What nobody sends is no place for noise, nor for a server's weight decay.
         still = self.own_part(Variables(state.clusters.params, {})).params
         clusters = done.clusters._replace(params=tree.put(done.clusters.params, still))

@@ -64,6 +64,11 @@ def keep_own(cohort: Cohort, clients: PersonalClients, own: PyTree, accepted: Ar
     return clients._replace(own=kept, trained=trained)
 
 
+def finite_own(cohort: Cohort, own: PyTree) -> Array:
+    """bool[C]: who took part and has something finite of its own, leaves [C, ...], whatever became of what it sent."""
+    return cohort.mask & jax.vmap(tree.all_finite)(own)
+
+
 def own_row(clients: PersonalClients, index: Array, otherwise: PyTree) -> PyTree:
     """What is the own of client `index` i32[]; as long as it never took part, `otherwise`."""
     trained = clients.trained[index]

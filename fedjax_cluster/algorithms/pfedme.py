@@ -15,6 +15,7 @@ from fedjax_cluster.algorithms.personal import (
     Moved,
     admit_with_own,
     all_costs,
+    finite_own,
     global_model,
     keep_own,
     own_row,
@@ -124,7 +125,7 @@ class pfedme(fedavg):
             private=self.private(rng_key, state.clusters),
         )
         moved: Moved = done.extra
-        clients = keep_own(cohort, state.clients, moved.own, done.accepted)
+        clients = keep_own(cohort, state.clients, moved.own, finite_own(cohort, moved.own))
         state = State(done.clusters, clients, state.server, state.round + 1)
         return state, done.info(cohort.mask, costs=all_costs(done, moved, cohort.mask))
 

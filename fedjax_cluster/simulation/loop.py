@@ -353,9 +353,10 @@ class Run:
 
     def read_back(self) -> SimulationResult:
         """The result of a run that has ended before; files that were lost are written again."""
-        summary = None if self.directory is None else self.directory.read_summary()
-        known = summary is not None and summary.get("rounds") == self.done
-        summary = summary if summary is not None and known else self.summarize(0.0)
+        told = None if self.directory is None else self.directory.read_summary()
+        summary, known = self.summarize(0.0), told is not None and told.get("rounds") == self.done
+        if told is not None and known:  # but JSON has no NaN
+            summary = {name: summary.get(name) if value is None else value for name, value in told.items()}
         if self.directory is not None:
             self.directory.leave(summary, self.history, only_missing=known)
         return self.result(summary)

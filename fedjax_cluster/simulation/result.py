@@ -220,7 +220,7 @@ class SimulationResult:
         files = save_clusters(folder, self.state, clusters, self._told())
         if clients:
             for client in range(len(self.federation.train.num_examples)):
-                data = ClientData(*(jnp.asarray(leaf[client]) for leaf in self.federation.train))
+                data = self._rows_of(client)
                 key = jax.random.fold_in(self.evaluation_key, client)
                 variables, mixture = personal_models(self.algorithm, key, self.state, data, jnp.asarray(client))
                 files.append(save_client(folder, client, variables, mixture, self._told()))
@@ -311,10 +311,14 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
-        data = ClientData(*(jnp.asarray(leaf[client]) for leaf in train))
+        data = self._rows_of(client)
         key = jax.random.fold_in(self.evaluation_key, client)
         found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)
         return jax.tree.map(np.asarray, parallel.fetched(found))
+
+    def _rows_of(self, client: int) -> ClientData:
+        """A client's training rows, and those that it shows to clusterings where these are others."""
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), self.federation.train)
 
     def plot(self, metric: str | None = None):
         """Draws accuracy (or another column of the history) and ARI against rounds; returns the figure."""

@@ -1,5 +1,6 @@
 """Which directory a command takes, what it spares there, and what is said of runs that were not finished."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -150,3 +151,11 @@ def test_how_often_runs_are_evaluated_is_named_where_it_differs_alone(tmp_path):
     assert labels(leave("a", 12, 2), leave("b", 8, 2)) == ["FedAvg, 12 rounds", "FedAvg, 8 rounds"]
     assert labels(leave("c", 300, 10), leave("d", 900, 30)) == ["FedAvg, 300 rounds", "FedAvg, 900 rounds"]
     assert labels(leave("e", 300, 10), leave("f", 300, 5)) == ["FedAvg, eval every 10", "FedAvg, eval every 5"]
+
+
+def test_what_has_no_value_is_nan_in_a_run_that_is_read_back(short, tmp_path):
+    config = dataclasses.replace(short, scenario="shards", rounds=2)  # of which no groups are known
+    first = runs.run(config, run_dir=tmp_path / "run", progress=False)
+    assert np.isnan(first.summary["purity"])
+    again = fc.load_run(tmp_path / "run")
+    np.testing.assert_equal(again.summary, first.summary)
