@@ -266,8 +266,9 @@ def test_what_clients_keep_to_themselves_outlives_an_update_that_does_not_arrive
 
 @pytest.mark.slow
 def test_who_poses_predicts_with_the_model_that_is_evaluated():
-    method = ifca(MODEL, clusters=2, local=LOCAL, start_rounds=3)
-    result = simulate(method, blobs(), rounds=3, fault=faults.disguise(0.5, scale=1.0), mapping=ONE, progress=False)
+    # After one long round some have less loss in another cluster than in that of the rows that they show.
+    method = ifca(MODEL, clusters=2, local=local.sgd(0.2, batch_size=4, epochs=5), start_rounds=3)
+    result = simulate(method, blobs(), rounds=1, fault=faults.disguise(0.5, scale=1.0), mapping=ONE, progress=False)
     test, index = result.federation.test, np.flatnonzero(result.faulty)
     right = [result.predict(test.x[i], client=int(i)).argmax(-1) == test.y[i] for i in index]
     expected = [own[: test.num_examples[i]].mean() for i, own in zip(index, right, strict=True)]
