@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
@@ -218,3 +219,8 @@ def streamed(data: ClientData) -> bool:
 def client_data(store: Store, part: str, brought: bool = False) -> ClientData:
     """All clients of a part, without reading them."""
     return ClientData(Rows(store, part, "x", brought), Rows(store, part, "y", brought), store.counts[part])
+
+
+def rows_of_client(data: ClientData, client: int) -> ClientData:
+    """One client's rows [N, ...] on the device, and those that it shows to clusterings where these are others."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), data, is_leaf=lambda leaf: isinstance(leaf, Rows))

@@ -124,7 +124,7 @@ def write_report(
 
 def _warn_of_interrupted(runs: Sequence[SavedRun]) -> None:
     for run in filter(lambda run: run.interrupted, runs):
-        done = report.tables.rounds_done({**run.told, "rounds": run.rounds})
+        done = report.tables.rounds_text({**run.told, "rounds": run.rounds})
         logger.warning(f"{run.path} was {done}; go on with: fedjax-cluster resume {quoted(run.path)}")
 
 

@@ -10,7 +10,7 @@ from fedjax_cluster.report.histories import ARI
 from fedjax_cluster.report.judged_by import of_honest
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
-from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality, rounds_done
+from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality, rounds_text
 
 FULL = 1 - 5e-3  # an agreement that is shown as 1.00
 
@@ -38,7 +38,7 @@ def lead(summary: Mapping[str, Any], group: Any | None) -> str:
     groups = count_groups(group)
     who = counted(clients, "client") if clients else "clients"
     who += f" in {counted(groups, 'true group')}" if groups > 1 else ""
-    begin = f"{who}, {rounds_done(summary)}" if rounds else who
+    begin = f"{who}, {rounds_text(summary)}" if rounds else who
     if diverged(summary):
         since = figure(summary, "first_round_not_finite")
         return f"{begin}: the run diverged{'' if since is None else f' in round {since:.0f}'}, and has no result."

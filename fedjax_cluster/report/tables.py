@@ -296,16 +296,16 @@ def summary_table(
     title = f"{method_name(str(summary.get('algorithm', 'run')))} on {summary.get('scenario', 'unknown data')}"
     if (clients := figure(summary, "clients")) is not None:
         rounds = figure(summary, "rounds")
-        done = f"{NOTHING} rounds" if rounds is None else rounds_done(summary)
+        done = f"{NOTHING} rounds" if rounds is None else rounds_text(summary)
         title += f": {counted(clients, 'client')}, {done}, seed {summary.get('seed', NOTHING)}"
     rows = tuple((name, text) for name, text in lines.items() if text)
     return Table(title, (Column(""), Column("")), rows)
 
 
-def rounds_done(summary: Mapping[str, Any]) -> str:
+def rounds_text(summary: Mapping[str, Any]) -> str:
     """How many rounds a run has; of one that was interrupted, of how many.
 
-    >>> rounds_done({"rounds": 40}), rounds_done({"rounds": 1651, "rounds_asked": 9000})
+    >>> rounds_text({"rounds": 40}), rounds_text({"rounds": 1651, "rounds_asked": 9000})
     ('40 rounds', 'interrupted after 1,651 of 9,000 rounds')
     """
     done, asked = figure(summary, "rounds") or 0, figure(summary, "rounds_asked")

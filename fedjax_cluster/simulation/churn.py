@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
-from fedjax_cluster.data.stored import Rows
+from fedjax_cluster.data.stored import rows_of_client
 from fedjax_cluster.types import Churn, ClientData, ClusteredAlgorithm, Population, State
 
 
@@ -106,10 +106,7 @@ class Schedule:
             if (recounted := getattr(self._algorithm, "recounted", None)) is not None:
                 state = jax.device_get(recounted(state))
             for client in change.join:
-                # Rows on disk are no leaves of a pytree.
-                rows = jax.tree.map(
-                    lambda leaf, own=client: jnp.asarray(leaf[own]), data, is_leaf=lambda leaf: isinstance(leaf, Rows)
-                )
+                rows = rows_of_client(data, client)
                 key = jax.random.fold_in(jax.random.fold_in(rng_key, done), client)
                 index = jnp.asarray(client, jnp.int32)
                 state = jax.device_get(_admit(key, state, rows, index, algorithm=self._algorithm))

@@ -162,7 +162,8 @@ def simulate(
         bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=shown(progress)))
         stack.enter_context(interrupt.patiently())
         started, length, figures, speed = time.perf_counter(), 1, {}, 0.0
-        run.segment(0, 0)  # compiles, runs no round
+        if run.done < rounds:
+            run.segment(0, 0)  # compiles, runs no round
         if not heard(interrupt):
             evaluate(run.state, warm_up=True)
         run.compile_seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.stored import rows_of_client, stored
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import as_path, checked
@@ -32,7 +32,7 @@ from fedjax_cluster.simulation.model_files import check_folder, save_client, sav
 from fedjax_cluster.simulation.newcomers import admitted, before_admission, check_newcomers, with_newcomers
 from fedjax_cluster.simulation.outliers import Outliers, outliers
 from fedjax_cluster.simulation.private_runs import budget_of
-from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, Measure, State
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Event, Federation, Measure, State
 
 SCREEN = 80  # characters
 
@@ -220,7 +220,7 @@ class SimulationResult:
         files = save_clusters(folder, self.state, clusters, self._told())
         if clients:
             for client in range(len(self.federation.train.num_examples)):
-                data = self._rows_of(client)
+                data = rows_of_client(self.federation.train, client)
                 key = jax.random.fold_in(self.evaluation_key, client)
                 variables, mixture = personal_models(self.algorithm, key, self.state, data, jnp.asarray(client))
                 files.append(save_client(folder, client, variables, mixture, self._told()))
@@ -311,14 +311,10 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
-        data = self._rows_of(client)
+        data = rows_of_client(train, client)
         key = jax.random.fold_in(self.evaluation_key, client)
         found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)
         return jax.tree.map(np.asarray, parallel.fetched(found))
-
-    def _rows_of(self, client: int) -> ClientData:
-        """A client's training rows, and those that it shows to clusterings where these are others."""
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), self.federation.train)
 
     def plot(self, metric: str | None = None):
         """Draws accuracy (or another column of the history) and ARI against rounds; returns the figure."""

@@ -34,7 +34,10 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
     """
     if len(drawn.index) >= clients:
         if getattr(algorithm, "participation", 1.0) < 1:
-            raise ValueError(f"{algorithm.name} has all clients in its rounds, whoever takes part; {too_large(rows)}")
+            way = ", but with cluster_cohort=True" if getattr(algorithm, "cluster_cohort", None) is False else ""
+            raise ValueError(
+                f"{algorithm.name} has all clients in its rounds, whoever takes part{way}; {too_large(rows)}"
+            )
         raise ValueError(
             f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
             f"lets it do with a cohort; {too_large(rows)}"

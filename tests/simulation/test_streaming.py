@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fedjax_cluster import cohorts, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, ifca, starts
@@ -236,6 +237,8 @@ def test_a_method_of_ones_own_is_told_apart_by_as_many_clients_as_it_takes(popul
 def test_all_clients_in_a_round_are_refused(population):
     with pytest.raises(ValueError, match="participation below 1"):
         simulate(fedavg(nn.linear(), local=SGD), population, rounds=2, progress=False)
+    with pytest.raises(ValueError, match="whoever takes part, but with cluster_cohort=True; the rows"):
+        simulate(method("cfl_gp", cluster_cohort=False), population, rounds=2, progress=False)
 
 
 def test_pairs_of_too_many_clients_are_refused(monkeypatch):
@@ -258,6 +261,30 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(population, tmp_path):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="data is"):
         simulate(method("fedavg"), in_memory(population, np.arange(13)[::-1]), **options)
+
+
+def test_an_evaluation_alone_is_made_up_for(population, tmp_path):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    options = {"rounds": 3, "eval_every": 3, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(method("fedavg"), population, run_dir=tmp_path, callbacks=[stop], checkpoint_every=0, **options)
+    again = simulate(method("fedavg"), population, run_dir=tmp_path, **options)
+    assert_same(again, simulate(method("fedavg"), population, **options))
+
+
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("ditto", marks=pytest.mark.slow)])
+def test_single_clients_are_read_for_their_predictions_and_models(population, tmp_path, name):
+    found = simulate(method(name), population, rounds=2, progress=False)
+    memory = in_memory(population)
+    expected = simulate(method(name), memory, rounds=2, progress=False)
+    for client in (0, 12):
+        x = memory.test.x[client]
+        np.testing.assert_array_equal(found.predict(x, client), expected.predict(x, client))
+    files = found.save_models(tmp_path / "disk", clients=True)
+    for one, other in zip(files, expected.save_models(tmp_path / "memory", clients=True), strict=True):
+        np.testing.assert_equal(load_file(one), load_file(other))
 
 
 def test_a_configuration_names_a_population(population, tmp_path):
