@@ -274,7 +274,8 @@ def test_an_evaluation_alone_is_made_up_for(population, tmp_path):
     assert_same(again, simulate(method("fedavg"), population, **options))
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("ditto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_single_clients_are_read_for_their_predictions_and_models(population, tmp_path, name):
     found = simulate(method(name), population, rounds=2, progress=False)
     memory = in_memory(population)
