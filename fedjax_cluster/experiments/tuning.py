@@ -67,7 +67,7 @@ def tuned(
       The configuration; its `tuning` tells the rates, their figures and how these came about.
 
     Raises:
-      ValueError: no client has two training rows, nor validation rows, or fewer than there are clusters; the
+      ValueError: no client has two training rows, nor validation rows, or fewer than `clusters` asks for; the
         configuration cannot be run or is private, its clients are on disk, or no rate has a finite figure.
     """
     if config.privacy_clip is not None:
@@ -93,15 +93,18 @@ def tuned(
     how = f"on training rows, and evaluated on {VALIDATION}" if own else "on training rows of which a fifth is held out"
     present, there = (len(each.train.num_examples) for each in (data, federation))
     some = f", which {present} of {there} clients have" if own and present < there else ""
+    tried = full
     if isinstance(full.clusters, int) and present < full.clusters:
-        raise ValueError(
-            f"clusters is {full.clusters}, but only {present} of {there} clients have "
-            f"{VALIDATION if own else 'two training rows'}, by which rates are compared; give the learning rate"
-        )
+        if config.clusters is not None:
+            raise ValueError(
+                f"clusters is {full.clusters}, but only {present} of {there} clients have "
+                f"{VALIDATION if own else 'two training rows'}, by which rates are compared; give the learning rate"
+            )
+        tried = dataclasses.replace(full, clusters=present)
     LOG.info(f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, {how}{some}")
     accurate = federation.info.task == "classification"
     metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
-    rated = {f"{rate:g}": dataclasses.replace(full, learning_rate=rate) for rate in rates}
+    rated = {f"{rate:g}": dataclasses.replace(tried, learning_rate=rate) for rate in rates}
     numbers = shared_numbers(rated)
     with contextlib.nullcontext() if directory is None else _opened(pathlib.Path(directory)):
         for rate in rates:

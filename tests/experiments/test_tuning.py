@@ -94,6 +94,12 @@ def test_fewer_clients_with_validation_rows_than_clusters_are_said():
         tuning.tuned(config, federation=given)
 
 
+def test_slots_that_nobody_asked_for_are_as_many_as_clients_are_left(tried):
+    config = dataclasses.replace(CONFIG, method="cfl", clients=4, clusters=None)
+    tuning.tuned(config, federation=federation([10, 8, 1, 4]))
+    assert tried.given["algorithm"].clusters == len(tried.given["federation"].train.num_examples) == 3
+
+
 @pytest.mark.slow
 def test_the_best_rate_is_taken_and_told(tried, caplog):
     caplog.set_level(logging.INFO, "fedjax_cluster")
