@@ -318,8 +318,12 @@ def afflict(algorithm: Any, federation: Federation, fault: Fault | None, seed: i
     """A method and a federation with a fault, `with_fault` and `afflicted`; as they are without one."""
     if fault is None:
         return algorithm, federation
-    if stored(federation.train):
-        raise ValueError(f"fault is {fault}, but the clients' rows are on disk; give a federation that is in memory")
+    own = type(fault)
+    if stored(federation.train) and (own.spoilt_data, own.shown_data) != (Fault.spoilt_data, Fault.shown_data):
+        raise ValueError(
+            f"fault is {fault}, which changes rows, but the clients' rows are on disk; give a federation that is in "
+            "memory, as fc.data.in_memory(population) makes of it, or a fault of what is sent, such as sign_flip"
+        )
     return with_fault(algorithm, fault), afflicted(federation, fault, seed)
 
 

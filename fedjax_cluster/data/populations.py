@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -196,9 +197,10 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
         raise ValueError(f"clients is {shown(clients)}; give a list of clients")
 
     def taken_of(data: ClientData) -> ClientData:
-        if isinstance(data.x, Rows):
-            return data.x.store.read(data.x.part, index)
-        return ClientData(*(np.asarray(leaf)[index] for leaf in data))
+        read = data.x.store.read(data.x.part, index) if isinstance(data.x, Rows) else None
+        others = data if read is None else data._replace(x=None, y=None, num_examples=None)
+        others = jax.tree.map(lambda leaf: np.asarray(leaf)[index], others)
+        return others if read is None else others._replace(**read._asdict())
 
     validation = None if federation.validation is None else taken_of(federation.validation)
     group = None if federation.group is None else np.asarray(federation.group)[index]

@@ -50,10 +50,19 @@ def read_cohorts(population: Population, start: int, index: Any, mask: Any, weig
     mapping = population.mapping
     sharding = None if mapping.mesh is None else NamedSharding(mapping.mesh, P(None, AXIS))
     # Who joins later has rows on disk, but none yet.
-    data = _read_placed(_store(population), "train", np.where(mask, index, -1), sharding)
+    data = _training_rows(population, np.where(mask, index, -1), sharding)
     numbers = jax.tree.map(functools.partial(processes.put, sharding=sharding), (index, mask, weights))
     cohorts = Cohort(numbers[0], numbers[1], data, numbers[2], mapping)
     return CohortsAhead(jnp.asarray(start, jnp.int32), cohorts)
+
+
+def _training_rows(population: Population, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
+    """The training rows of clients i[..., C] on the devices, and what else the population knows of each."""
+    x, y, num_examples = _read_placed(_store(population), "train", wanted, sharding)
+    others = population.data._replace(x=None, y=None, num_examples=None)
+    # Of a number that no client has, another's: the cohort's mask leaves it out.
+    others = jax.tree.map(lambda leaf: processes.put(np.asarray(leaf).take(wanted, mode="clip"), sharding), others)
+    return others._replace(x=x, y=y, num_examples=num_examples)
 
 
 def _read_placed(store: Store, part: str, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
@@ -112,11 +121,11 @@ def in_chunks(
     def read(numbers: np.ndarray) -> tuple[np.ndarray, Cohort, tuple[ClientData, ...]]:
         wanted = np.pad(numbers, (0, rows - len(numbers)), constant_values=size).astype(np.int32)
         mask = np.pad(held[numbers] > 0, (0, rows - len(numbers)))
-        found = [
-            _read_placed(store, part, np.where(mask, wanted, -1), row_sharding(mapping)) for part in ("train", *parts)
-        ]
+        there, sharding = np.where(mask, wanted, -1), row_sharding(mapping)
+        data = _training_rows(population, there, sharding)
+        found = tuple(_read_placed(store, part, there, sharding) for part in parts)
         index, mask = place_rows(mapping, (np.where(mask, wanted, size), mask))
-        return numbers, Cohort(index, mask, found[0], None, mapping), tuple(found[1:])
+        return numbers, Cohort(index, mask, data, None, mapping), found
 
     yield from read_ahead(read, (clients[first : first + rows] for first in range(0, len(clients), rows)))
 

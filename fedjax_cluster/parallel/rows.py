@@ -40,21 +40,16 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     """
     devices = num_devices(mapping)
     missing = -len(data.num_examples) % devices
-    num_examples = np.asarray(data.num_examples)
-    if isinstance(data.x, Rows) and not data.x.brought:
-        num_examples = np.pad(num_examples, (0, missing))
-        work = None if work is None or devices == 1 or not np.ptp(work) else np.pad(np.float32(work), (0, missing))
-        num_examples, work = replicate(mapping, (num_examples, work))
-        return Population(data._replace(num_examples=num_examples), info, mapping, work)
 
     def padded(leaf: Any) -> np.ndarray:
         return np.pad(np.asarray(leaf), ((0, missing), *((0, 0),) * (np.ndim(leaf) - 1)))
 
     numbers, order, placement = jax.tree.map(padded, data._replace(x=None, y=None)), None, None
-    if work is None or devices == 1 or not np.ptp(work):
-        work = None
-    else:
-        work = np.pad(np.asarray(work, np.float32), (0, missing))
+    work = None if work is None or devices == 1 or not np.ptp(work) else padded(np.float32(work))
+    if isinstance(data.x, Rows) and not data.x.brought:
+        numbers, work = replicate(mapping, (numbers, work))
+        return Population(numbers._replace(x=data.x, y=data.y), info, mapping, work)
+    if work is not None:
         client = np.asarray(_dealt(work, devices))
         if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices):
             order, placement = client, Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedjax_cluster import cohorts, local, nn, parallel
+from fedjax_cluster import cohorts, faults, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, ifca, starts
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
@@ -85,6 +85,34 @@ def test_starts_on_clients_and_clusters_are_those_in_memory(population, tmp_path
     np.testing.assert_array_equal(
         streamed.predict(np.ones((2, 6), np.float32), 3), resident.predict(np.ones((2, 6), np.float32), 3)
     )
+
+
+OF_WHAT_IS_SENT = {
+    "fedavg": faults.drop_out(rate=0.5, share=0.5),
+    "fedgwc": faults.stragglers(share=0.3),
+    "ditto": faults.sign_flip(share=0.3),
+    "cfl_gp": faults.scaled(share=0.2, factor=50.0),
+    "ifca": faults.nan_updates(share=0.3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_WHAT_IS_SENT)
+def test_faults_of_what_is_sent_are_those_in_memory(population, tmp_path, name):
+    options = {"eval_every": 4, "progress": False, "fault": OF_WHAT_IS_SENT[name]}
+    one, other = method(name), in_memory(population)
+    resident = simulate(one, other, rounds=7, **options)
+    assert_same(simulate(one, population, rounds=7, **options), resident)
+    simulate(one, population, rounds=4, run_dir=tmp_path, **options)
+    assert_same(simulate(one, population, rounds=7, run_dir=tmp_path, **options), resident)
+    with pytest.raises(AssertionError):
+        assert_same(simulate(one, population, rounds=7, **options | {"fault": None}), resident)
+
+
+@pytest.mark.parametrize("fault", [faults.label_flip(), faults.colluders(), faults.disguise(), faults.schism()])
+def test_a_fault_that_changes_rows_needs_them_in_memory(population, fault):
+    with pytest.raises(ValueError, match=r"which changes rows, but .* are on disk; give .* or a fault of what is sent"):
+        simulate(method("ifca"), population, rounds=1, fault=fault, progress=False)
 
 
 class draws_by_model(fedavg, abstract=True):
