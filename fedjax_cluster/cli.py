@@ -38,7 +38,7 @@ commands:
   bench [SUITE...] [--smoke]  how fast it is on this machine (default: every suite)
   list                        methods, scenarios, data sets, models and recipes
   cache [--empty]             what is kept of data sets and compiled programs, by size; empties it
-  completion SHELL            the script that completes commands and flags in bash, zsh or tcsh
+  completion SHELL            the script that completes commands and flags in bash or zsh
 
 `{PROG} COMMAND --help` lists a command's flags; `{PROG} --version` tells the version."""
 

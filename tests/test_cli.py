@@ -352,7 +352,7 @@ def test_small_commands(capsys):
     for words in (["list", "--help"], ["list", "-h"], ["completion", "--help"]):
         assert cli.main(words) == 0
         assert capsys.readouterr().out.startswith(f"usage: fedjax-cluster {words[0]}")
-    assert "one of bash, zsh, tcsh" in mistake(capsys, "completion", "fish")
+    assert "one of bash, zsh" in mistake(capsys, "completion", "fish")
     assert "needs a shell" in mistake(capsys, "completion")
 
 

@@ -8,6 +8,7 @@ import pytest
 from fedjax_cluster import cli
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
+from fedjax_cluster.experiments.completion import SHELLS
 from fedjax_cluster.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
@@ -136,7 +137,7 @@ def test_help_names_the_flags(command, capsys):
     assert expected in shown
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", SHELLS)
 def test_completion_knows_commands_flags_and_names(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out

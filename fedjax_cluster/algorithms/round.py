@@ -177,7 +177,8 @@ def start_models(model: Model, rng_key: Array, population: Population, num_clust
     num_clients = int(np.asarray(present).sum())
     if num_clusters > num_clients:
         raise ValueError(
-            f"clusters is {num_clusters} but there are only {num_clients} clients; ask for at most {num_clients}"
+            f"clusters is {num_clusters} but there are only {num_clients} clients at the start; ask for at most "
+            f"{num_clients}"
         )
     init = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
     return init(rng_key, model, population.info, num_clusters), present

@@ -6,7 +6,12 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.data.partition import count_groups
+from fedjax_cluster.experiments.robustness import build_fault
+from fedjax_cluster.faults import arrivals
 from fedjax_cluster.options import Described, described_options
+from fedjax_cluster.simulation.churn import fewest_present
+from fedjax_cluster.types import Federation
 
 FEW_CLUSTERS, MOST_CLUSTERS = 4, 16  # where there are no groups to count; where the method finds how many there are
 
@@ -33,6 +38,13 @@ def usual_clusters(method: str, clients: int, groups: int = 0) -> Any:
     if (usual := own_clusters(method)) is dataclasses.MISSING:
         usual = MOST_CLUSTERS if REGISTRY[method].defaults.finds_clusters else groups or FEW_CLUSTERS
     return min(clients, usual) if isinstance(usual, int) else usual
+
+
+def clusters_at_start(config: Any, federation: Federation) -> Any:
+    """`usual_clusters` of a `RunConfig`: those who join later are not there yet when its clusters begin."""
+    late = arrivals(federation, build_fault(config), config.seed)
+    clients = fewest_present((*config.churn, *late), federation.train.num_examples, rounds=0)
+    return usual_clusters(config.method, clients, count_groups(federation.group))
 
 
 def _option(method: str) -> Described | None:

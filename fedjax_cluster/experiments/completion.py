@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import tyro
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh")
 
 
 def script(shell: str, prog: str, commands: Mapping[str, type]) -> str:
     """The script that completes commands and their flags.
 
     Args:
-      shell: bash, zsh or tcsh.
+      shell: bash or zsh.
       prog: the program's name.
       commands: name -> a dataclass whose fields are the command's flags.
 

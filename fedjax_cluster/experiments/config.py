@@ -18,7 +18,7 @@ from fedjax_cluster.data.by_name import READING, OwnTask
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
-from fedjax_cluster.experiments.cluster_counts import estimates_clusters, own_clusters, usual_clusters
+from fedjax_cluster.experiments.cluster_counts import clusters_at_start, estimates_clusters, own_clusters
 from fedjax_cluster.experiments.on_disk import check_data, opened
 from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
 from fedjax_cluster.experiments.unknown import unknown_name, unknown_option
@@ -291,9 +291,7 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     present = len(federation.train.num_examples)
     # All users are asked for by no number: so many of them would be drawn.
     clients = present if config.clients is None and config.scenario != "users" else config.clients
-    clusters = config.clusters
-    if clusters is None:
-        clusters = usual_clusters(config.method, present, count_groups(federation.group))
+    clusters = clusters_at_start(config, federation) if config.clusters is None else config.clusters
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.files import unsealed
 from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
 from fedjax_cluster.simulation.arguments import checked_churn
 from fedjax_cluster.simulation.run_directory import VERSION
@@ -26,6 +27,7 @@ OPTIONS = tuple(f"{kind}_options" for kind in KINDS)
 ALTERNATIVES = ("local_steps", "local_epochs")
 # With others of these a learning rate is as well chosen as before.
 UNTUNED = ("rounds", "seed", "eval_every", "eval_clients", "tuning")
+MERGE = "tag:yaml.org,2002:merge"  # of a key << in YAML
 
 
 class Several(tuple):
@@ -57,8 +59,9 @@ def read(path: str | os.PathLike, *, several: bool = False, method: str | None =
             f"config {path} is that of a comparison; give the config.json of one of its runs, or resume it"
         )
     version = content.get("version", VERSION)
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= VERSION:
         raise ValueError(f"config {path} is of version {shown(version)}; this fedjax_cluster reads 1 to {VERSION}")
+    untouched = _untouched(content)
     if isinstance(content.get("identity"), dict):
         if not isinstance(content.get("experiment"), dict):
             raise ValueError(f"config {path} is that of a run of simulate(), which has no settings; write them down")
@@ -66,7 +69,9 @@ def read(path: str | os.PathLike, *, several: bool = False, method: str | None =
         if unknown:
             raise ValueError(f"config {path} has the unknown key {min(unknown)}; settings stand below experiment")
     # Runs of version 0.1 call it membership.
-    content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name != "version"}
+    # An edited file tells nothing of how its learning rate was chosen.
+    others = ("version",) if untouched else ("version", "tuning")
+    content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name not in others}
     try:
         return _checked(content, several, method)
     except ValueError as error:
@@ -186,15 +191,27 @@ def _content(path: pathlib.Path) -> Any:
         place = getattr(error, "problem_mark", None)
         said = getattr(error, "problem", None) or str(error)
         where = f" in line {place.line + 1}" if place else ""
-        raise ValueError(f"config {path} cannot be read{where}: {said}") from None
+        raise ValueError(f"config {path} cannot be read{where}: {' '.join(said.split())}") from None
+
+
+def _untouched(content: Mapping[str, Any]) -> bool:
+    """Whether the content of a config.json is what a run left there."""
+    try:
+        return "seal" in content and bool(unsealed(content))
+    except ValueError:
+        return False
 
 
 class _Loader(yaml.SafeLoader):
     """YAML with the floats of its version 1.2, to which 1e-3 is a number, and without keys that stand twice."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        _once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
-        return super().construct_mapping(node, deep)
+    def flatten_mapping(self, node: Any) -> None:
+        # Before others' settings are merged in (<<), which come first and give way.
+        own = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
+        if not getattr(node, "looked_at", False):
+            _once([(self.construct_object(key), None) for key in own])
+        node.looked_at = True
+        super().flatten_mapping(node)
 
 
 _Loader.add_implicit_resolver(

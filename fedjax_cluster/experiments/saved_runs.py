@@ -19,9 +19,10 @@ from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, 
 from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import SUMMARY, read_config
+from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, read_config
 
 CLIENTS = "clients.csv"
+BESIDE = "comparison.html"  # of runs that are compared in the directory of one of them
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ def write_report(
     """Prints the runs' table, and writes it, their pictures and a page of them; returns the files written.
 
     Of a single run it prints the summary and draws the pictures again, in the folder plots; of several it leaves
-    comparison.md, comparison.csv, comparison.tex, learning_curves.png and small_multiples.png. The page is report.html.
+    comparison.md, comparison.csv, comparison.tex, learning_curves.png and small_multiples.png. The page is report.html,
+    and comparison.html in the directory of a run, which has one.
 
     Args:
       paths: run directories, or directories that hold some; or that of a comparison, which may have been interrupted.
@@ -205,7 +207,9 @@ def leave_comparison(
                 plots.append(report.style.save(figure, directory / f"{name}.{kind}"))
             elif kind in there:
                 (directory / f"{name}.{kind}").unlink()
-    page = report.comparison_page.write_comparison_page(directory, outcomes, table, plots, known)
+    # A run's own page stays.
+    page = BESIDE if (directory / CONFIG).is_file() else report.run_page.PAGE
+    page = report.comparison_page.write_comparison_page(directory, outcomes, table, plots, known, page)
     return [*written, *plots, page]
 
 

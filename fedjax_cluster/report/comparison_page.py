@@ -63,8 +63,9 @@ def write_comparison_page(
     table: Table,
     plots: Sequence[pathlib.Path],
     background: Background,
+    name: str = PAGE,
 ) -> pathlib.Path:
-    """Writes report.html into a comparison's directory and returns its path.
+    """Writes report.html, or a page of another name, into a comparison's directory and returns its path.
 
     Args:
       directory: where the page is left.
@@ -92,7 +93,7 @@ def write_comparison_page(
         Section("environment", "Environment", web.pairs(background.machine.items())),
     ]
     return web.write_page(
-        directory / PAGE,
+        directory / name,
         _title(compared, background),
         lead(compared, thing),
         sections,

@@ -59,9 +59,11 @@ def check_arguments(
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
     found = (*checked_churn(churn), *arrivals(federation, fault, seed))
     if late := [change for change in found if change.round >= rounds and (change.join or change.leave)]:
+        who = [str(client) for change in late for client in (*change.join, *change.leave)]
+        several, one = ("s", "") if len(who) > 1 else ("", "s")
         LOG.warning(
-            f"clients {', '.join(str(client) for change in late for client in (*change.join, *change.leave))} join or "
-            f"leave after {late[0].round} rounds or later, but the run has {rounds}"
+            f"client{several} {', '.join(who)} join{one} or leave{one} after {late[0].round} rounds or later, but the "
+            f"run has {rounds}"
         )
     check_model(getattr(algorithm, "model", None), federation)
     aggregation = getattr(algorithm, "aggregation", None)

@@ -148,6 +148,14 @@ def test_a_settled_configuration_stays_as_it_is():
     assert settled(RunConfig(method="ifca", scenario="dirichlet", clients=3))[0].clusters == 3, "no groups to count"
 
 
+@pytest.mark.parametrize(("method", "slots"), [("stocfl", 13), ("cfl", 13), ("ifca", 4)])
+def test_clusters_that_nobody_asked_for_are_no_more_than_clients_at_the_start(method, slots):
+    """Fault: 16 slots for 16 clients of whom some join later, which every method refused."""
+    for late in ({"churn": [[2, [3, 4, 5], []], [4, [], [3]]]}, {"fault": "infiltrators", "fault_share": 0.2}):
+        assert settled(RunConfig(method=method, **late))[0].clusters == slots
+        assert settled(RunConfig(method=method, clusters=16, **late))[0].clusters == 16
+
+
 @pytest.mark.parametrize(("default", "clients", "has"), [(8, 16, 8), (8, 5, 5), (None, 16, None)])
 def test_a_default_number_of_clusters_of_a_methods_own_stands_until_another_is_given(
     monkeypatch, caplog, default, clients, has

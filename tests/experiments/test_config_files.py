@@ -59,6 +59,21 @@ def test_flags_come_before_the_file_and_defaults_after_it():
     assert parsed(f"--config {path} --every 4").method_options == {"every": 4, "decimals": 5}
 
 
+def test_what_yaml_merges_in_gives_way():
+    yaml("method_options:\n  <<: {every: 2, beta: 0.3}\n  every: 3\n")
+    assert parsed("--config run.yaml", "cfl_gp").method_options == {"every": 3, "beta": 0.3}
+
+
+def test_an_edited_file_tells_of_no_tuning():
+    """Fault: a report said how a rate had been chosen that a person had written down."""
+    path = left(RunConfig(method="ifca", learning_rate=0.3, tuning={"figures": {"0.1": 0.2, "0.3": 0.5}}))
+    assert config_files.run_config(path).tuning["figures"]["0.3"] == 0.5
+    path.write_text(path.read_text().replace('"learning_rate": 0.3', '"learning_rate": 0.1'))
+    assert (config_files.run_config(path).tuning, config_files.run_config(path).learning_rate) == ({}, 0.1)
+    yaml("tuning: {a: b}")
+    assert parsed("--config run.yaml").tuning == {}
+
+
 def test_yaml_has_numbers_as_people_write_them():
     yaml("learning_rate: 1e-3\nclusters: auto\nscenario_options:\n  angles: [0, 90]\nclients: 8\n")
     config = parsed("--config run.yaml")
@@ -133,6 +148,9 @@ def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
         ("", "config run.yaml holds nothing"),
         ("rounds: 3\nrounds: 4", "config run.yaml cannot be read: rounds stands there twice"),
         ("rounds: [", "config run.yaml cannot be read in line 1: expected"),
+        ("method_options: {[1]: 2}", "config run.yaml cannot be read in line 1: found unhashable key"),
+        ("rounds: 3\0", "config run.yaml cannot be read: unacceptable character #x0000: special characters"),
+        ("version: yes\nrounds: 3", "config run.yaml is of version True"),
         ("configs: {}", "config run.yaml is that of a comparison"),
         ("identity: {}\nexperiment: {}\nrounds: 3", "config run.yaml has the unknown key rounds"),
         ("identity: {}", "is that of a run of simulate(), which has no settings"),

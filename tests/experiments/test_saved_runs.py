@@ -244,6 +244,15 @@ def test_a_path_that_is_no_directory_is_one_line(tmp_path, name):
             read(tmp_path / name)
 
 
+def test_a_comparison_in_the_directory_of_a_run_leaves_the_runs_page(leave):
+    one, other = leave("one", config=False), leave("other", config=False, identity={"data": 1})
+    saved_runs.write_report([one])
+    page = (one / "report.html").read_bytes()
+    assert one / "comparison.html" in saved_runs.write_report([one, other])
+    assert (one / "report.html").read_bytes() == page
+    assert 'href="report.html"' in (one / "comparison.html").read_text()
+
+
 def test_a_directory_that_cannot_be_written_is_reported_all_the_same(leave, tmp_path, monkeypatch, caplog, capsys):
     one, other = leave("one", config=False), leave("other", config=False, identity={"data": 1})
 
