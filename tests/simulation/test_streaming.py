@@ -92,7 +92,7 @@ OF_WHAT_IS_SENT = {
     "fedgwc": faults.stragglers(share=0.3),
     "ditto": faults.sign_flip(share=0.3),
     "cfl_gp": faults.scaled(share=0.2, factor=50.0),
-    "ifca": faults.nan_updates(share=0.3),
+    "ifca": faults.scaled(share=0.5, factor=-3.0),
 }
 
 
@@ -100,13 +100,21 @@ OF_WHAT_IS_SENT = {
 @pytest.mark.parametrize("name", OF_WHAT_IS_SENT)
 def test_faults_of_what_is_sent_are_those_in_memory(population, tmp_path, name):
     options = {"eval_every": 4, "progress": False, "fault": OF_WHAT_IS_SENT[name]}
-    one, other = method(name), in_memory(population)
+    # IFCA's start trains clients, chunk after chunk.
+    one, other = method(name, **{"ifca": {"start_rounds": 2}}.get(name, {})), in_memory(population)
     resident = simulate(one, other, rounds=7, **options)
     assert_same(simulate(one, population, rounds=7, **options), resident)
     simulate(one, population, rounds=4, run_dir=tmp_path, **options)
     assert_same(simulate(one, population, rounds=7, run_dir=tmp_path, **options), resident)
     with pytest.raises(AssertionError):
         assert_same(simulate(one, population, rounds=7, **options | {"fault": None}), resident)
+
+
+def test_the_faulty_of_a_population_are_those_of_its_clients_in_memory(population):
+    marked = faults.afflicted(population, faults.drop_out(share=0.3), seed=1)
+    there = faults.faulty_clients(marked)
+    assert there.sum() == 4
+    np.testing.assert_array_equal(faults.faulty_clients(in_memory(marked, [9, 0, 4, 12])), there[[9, 0, 4, 12]])
 
 
 @pytest.mark.parametrize("fault", [faults.label_flip(), faults.colluders(), faults.disguise(), faults.schism()])
