@@ -310,6 +310,8 @@ def training_text(config: RunConfig) -> str:
 
     >>> training_text(RunConfig(method="fedavg", local_epochs=2, rounds=50))
     'models after 2 local epochs, rate 0.1, b = 64, 50 rounds'
+    >>> training_text(RunConfig(method="fedavg", local_steps=1, rounds=1))
+    'models after 1 local step, rate 0.1, b = 64, 1 round'
     """
     if config.averaging == "gradients" and config.method not in MODEL_AVERAGING_ONLY:
         sent = "gradients"
@@ -320,7 +322,7 @@ def training_text(config: RunConfig) -> str:
         sent = f"models after {steps} local step{'s' * (steps > 1)}"
     part = "" if config.participation == 1 else f", {100 * config.participation:g} % of the clients"
     rates = f"rate {config.learning_rate:g}" + (f", momentum {config.momentum:g}" if config.momentum else "")
-    return f"{sent}, {rates}, b = {config.batch_size}{part}, {config.rounds} rounds"
+    return f"{sent}, {rates}, b = {config.batch_size}{part}, {config.rounds} round{'s' * (config.rounds > 1)}"
 
 
 def usual_clients(configs: Iterable[RunConfig]) -> int:
