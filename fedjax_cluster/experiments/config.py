@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,6 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.method import Averaging, Defaults
 from fedjax_cluster.data.by_name import READING, OwnTask
-from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.cluster_counts import clusters_at_start, estimates_clusters, own_clusters
@@ -45,7 +43,6 @@ MODELS: dict[str, Callable[..., Model]] = {
     for make in (nn.mlp, nn.cnn, nn.lenet5, nn.linear, nn.resnet18, nn.mobilenet_v2, nn.lstm, nn.csi_autoencoder)
 }
 
-LOG = logging.getLogger(__name__)
 
 # Where neither the configuration nor the method says it. One gradient a round bears a larger rate than ten steps.
 RATES: dict[Averaging, float] = {"gradients": 0.3, "models": 0.1}
@@ -295,23 +292,11 @@ def settled(config: RunConfig, federation: Federation | None = None) -> tuple[Ru
     return dataclasses.replace(config, clients=clients, clusters=clusters), federation
 
 
-def say_clusters(given: RunConfig, run: RunConfig, federation: Federation) -> None:
-    """Notes where the number of clusters that a method needs came from the data."""
-    own, finds = own_clusters(run.method), REGISTRY[run.method].defaults.finds_clusters
-    if given.clusters is None and run.clusters not in (None, own) and not finds:
-        groups = count_groups(federation.group)
-        why = "the number of the scenario's groups" if groups else "as the scenario has no groups"
-        why = why if own is dataclasses.MISSING else "as there are no more clients"
-        LOG.info(f"K, the number of clusters, was {run.clusters}, {why}; --clusters gives another")
-
-
 def training_text(config: RunConfig) -> str:
     """What clients and server do in a configuration, in a line.
 
     >>> training_text(RunConfig(method="fedavg", local_epochs=2, rounds=50))
     'models after 2 local epochs, rate 0.1, b = 64, 50 rounds'
-    >>> training_text(RunConfig(method="fedavg", local_steps=1, rounds=1))
-    'models after 1 local step, rate 0.1, b = 64, 1 round'
     """
     if config.averaging == "gradients" and config.method not in MODEL_AVERAGING_ONLY:
         sent = "gradients"

@@ -186,7 +186,9 @@ def _content(path: pathlib.Path) -> Any:
     try:
         if path.suffix == ".json":
             return json.loads(text, object_pairs_hook=_once)
-        return yaml.load(text, Loader=_Loader)
+        found = yaml.load(text, Loader=_Loader)
+        json.dumps(found, skipkeys=True, default=str)  # refuses what refers to itself
+        return found
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         place = getattr(error, "problem_mark", None)
         said = getattr(error, "problem", None) or str(error)

@@ -8,7 +8,8 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters
+from fedjax_cluster.experiments.cluster_counts import say_clusters
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.experiments.shared_programs import request_of
 from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fedjax_cluster import lifting, parallel
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, say_clusters, settled
+from fedjax_cluster.experiments.cluster_counts import say_clusters
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.simulation.requests import DECIDES, Request, carry_out, pays

@@ -35,6 +35,8 @@ class Schedule:
         first = first_joins(self.changes)
         self.absent = np.asarray([client in first for client in range(count)])
         present = have_data & ~self.absent
+        if have_data.any() and not present.any():
+            raise ValueError("nobody is there before the first join; let at least one client be there from the start")
         for change in self.changes:
             if change.round < 0:
                 raise ValueError(f"churn names round {change.round}; rounds are counted from 0")

@@ -18,6 +18,7 @@ from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data.stored import stored, streamed
 from fedjax_cluster.inference import finite_rows, measure, mixed_predictions
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
+from fedjax_cluster.marked_clients import marked
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
@@ -203,12 +204,15 @@ def evaluator(
         rows are on disk.
     """
     if streamed(test):
+        count = len(test.num_examples)
 
         def evaluate(state: State, warm_up: bool = False) -> dict[str, np.ndarray]:
             options = {"model": model, "algorithm": algorithm}
             chunks = evaluate_in_chunks(rng_key, state, population, test, clients, **options)
-            found = [each for _, each in itertools.islice(chunks, 1 if warm_up else None)]
-            return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+            numbers, found = zip(*itertools.islice(chunks, 1 if warm_up else None), strict=True)
+            metrics = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+            # Who is honest is told of all clients.
+            return metrics if marked(population.data) is None else _of_all(np.concatenate(numbers), metrics, count)
 
         return evaluate
     if clients is not None:
@@ -220,6 +224,14 @@ def evaluator(
     return lambda state, warm_up=False: parallel.fetched(
         evaluate_clients(rng_key, state, population, placed, given, **options)
     )
+
+
+def _of_all(numbers: np.ndarray, metrics: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Metrics f32[count] of all clients, NaN but for those with these numbers i[n]."""
+    found = {name: np.full(count, np.nan, np.float32) for name in metrics}
+    for name, values in metrics.items():
+        found[name][numbers] = values
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="algorithm")

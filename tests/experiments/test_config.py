@@ -8,14 +8,8 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.experiments import flags
-from fedjax_cluster.experiments.config import (
-    RunConfig,
-    build_algorithm,
-    build_federation,
-    build_local,
-    say_clusters,
-    settled,
-)
+from fedjax_cluster.experiments.cluster_counts import say_clusters
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_local, settled
 from fedjax_cluster.options import option
 from tests.federations import INFO, blobs
 
@@ -154,6 +148,29 @@ def test_clusters_that_nobody_asked_for_are_no_more_than_clients_at_the_start(me
     for late in ({"churn": [[2, [3, 4, 5], []], [4, [], [3]]]}, {"fault": "infiltrators", "fault_share": 0.2}):
         assert settled(RunConfig(method=method, **late))[0].clusters == slots
         assert settled(RunConfig(method=method, clusters=16, **late))[0].clusters == 16
+
+
+GROUPS = "the number of the scenario's groups"
+
+
+@pytest.mark.parametrize(
+    ("method", "joins", "told"),
+    [
+        ("ifca", [2, 3, 4, 5, 6, 7], "K, the number of clusters, was 2, as there are no more clients at the start"),
+        ("cfl", [7], "K, the number of clusters, was 7 at most, as there are no more clients at the start"),
+        (
+            "ifca",
+            [7],
+            "K, the number of clusters, was 4, the number of the scenario's groups; --clusters gives another",
+        ),
+        ("cfl", [], ""),
+    ],
+)
+def test_clusters_are_said_to_be_few_for_the_clients_at_the_start(method, joins, told, caplog):
+    given = RunConfig(method=method, clients=8, churn=[[2, joins, []]])
+    with caplog.at_level("INFO"):
+        say_clusters(given, *settled(given))
+    assert "".join(caplog.messages) == told
 
 
 @pytest.mark.parametrize(("default", "clients", "has"), [(8, 16, 8), (8, 5, 5), (None, 16, None)])

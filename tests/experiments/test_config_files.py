@@ -150,6 +150,7 @@ def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
         ("rounds: [", "config run.yaml cannot be read in line 1: expected"),
         ("method_options: {[1]: 2}", "config run.yaml cannot be read in line 1: found unhashable key"),
         ("rounds: 3\0", "config run.yaml cannot be read: unacceptable character #x0000: special characters"),
+        ("&a\nmethod_options: *a", "config run.yaml cannot be read: Circular reference"),
         ("version: yes\nrounds: 3", "config run.yaml is of version True"),
         ("configs: {}", "config run.yaml is that of a comparison"),
         ("identity: {}\nexperiment: {}\nrounds: 3", "config run.yaml has the unknown key rounds"),

@@ -170,3 +170,8 @@ def test_who_would_come_after_the_end_is_named(at, told, caplog):
     method = fedavg(nn.linear(), local=FULL)
     simulate(method, blobs(clients=4), rounds=3, churn=[Churn(at, leave=(1, 2))])
     assert ("clients 1, 2 join or leave after 3 rounds or later, but the run has 3" in caplog.text) == told
+
+
+def test_somebody_is_there_from_the_start():
+    with pytest.raises(ValueError, match="nobody is there before the first join; let at least one client be there"):
+        simulate(fedavg(nn.linear(), local=FULL), blobs(clients=4), rounds=3, churn=[Churn(1, join=(0, 1, 2, 3))])

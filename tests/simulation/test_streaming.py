@@ -99,7 +99,7 @@ OF_WHAT_IS_SENT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_WHAT_IS_SENT)
 def test_faults_of_what_is_sent_are_those_in_memory(population, tmp_path, name):
-    options = {"eval_every": 4, "progress": False, "fault": OF_WHAT_IS_SENT[name]}
+    options = {"eval_every": 4, "eval_clients": 9, "progress": False, "fault": OF_WHAT_IS_SENT[name]}
     # IFCA's start trains clients, chunk after chunk.
     one, other = method(name, **{"ifca": {"start_rounds": 2}}.get(name, {})), in_memory(population)
     resident = simulate(one, other, rounds=7, **options)
