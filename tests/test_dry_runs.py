@@ -27,6 +27,8 @@ def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
     paths = mistake(capsys, *words[:1], "ifca", *words[2:], "--dry-run", "--shared-layers", "nope")
     assert "no parameter matches the layer pattern 'nope'" in paths
     assert "names client 9" in mistake(capsys, *words, "--dry-run", "--join", "1:9")
+    late = mistake(capsys, "run", "ifca", *words[2:], "--dry-run", "--clusters", "4", "--join", "1:3")
+    assert "clusters is 4 but there are only 3 clients at the start" in late
     assert not files()
     assert cli.main(words) == 0
     before = files()

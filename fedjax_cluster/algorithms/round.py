@@ -167,6 +167,15 @@ def check_memory(method: str, wanted: float, what: str, advice: str) -> None:
         )
 
 
+def check_clusters(num_clusters: int, num_clients: int) -> None:
+    """Raises a ValueError where there are more clusters than clients at the start."""
+    if num_clusters > num_clients:
+        raise ValueError(
+            f"clusters is {num_clusters} but there are only {num_clients} clients at the start; ask for at most "
+            f"{num_clients}"
+        )
+
+
 def start_models(model: Model, rng_key: Array, population: Population, num_clusters: int) -> tuple[Clusters, Array]:
     """K models initialised independently, and the clients that are present, bool[M].
 
@@ -174,12 +183,7 @@ def start_models(model: Model, rng_key: Array, population: Population, num_clust
       ValueError: more clusters than clients.
     """
     present = present_clients(population)
-    num_clients = int(np.asarray(present).sum())
-    if num_clusters > num_clients:
-        raise ValueError(
-            f"clusters is {num_clusters} but there are only {num_clients} clients at the start; ask for at most "
-            f"{num_clients}"
-        )
+    check_clusters(num_clusters, int(np.asarray(present).sum()))
     init = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
     return init(rng_key, model, population.info, num_clusters), present
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_cluster import tree
+from fedjax_cluster.algorithms.round import check_clusters
 from fedjax_cluster.data import cache
 from fedjax_cluster.experiments.comparison import run_name, shared_federation
 from fedjax_cluster.experiments.config import (
@@ -30,7 +31,7 @@ from fedjax_cluster.options import as_json
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import Column, Number, Table
 from fedjax_cluster.simulation.arguments import check_arguments
-from fedjax_cluster.simulation.churn import Schedule
+from fedjax_cluster.simulation.churn import Schedule, fewest_present
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import Federation
@@ -76,6 +77,8 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     churn = check_arguments(algorithm, federation, churn=config.churn, run_dir=directory, fault=fault, **settings)
     algorithm, federation = afflict(algorithm, federation, fault, config.seed)
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
+    if isinstance(clusters := getattr(algorithm, "clusters", None), int):
+        check_clusters(clusters, fewest_present(schedule.changes, federation.train.num_examples, rounds=0))
     path, done = pathlib.Path(directory), 0
     if path.exists():
         identity = identity_of(

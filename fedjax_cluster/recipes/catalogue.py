@@ -55,7 +55,12 @@ def overview() -> str:
 def _minutes(recipe: Recipe | Study) -> str:
     """Measured minutes, or "~" and an estimate by the FLOPs."""
     measured = results.seconds_per_run(recipe.name)
-    return f"~{recipe.minutes:g}" if measured is None else f"{float(f'{_runs(recipe) * measured[0] / 60:.2g}'):g}"
+    return f"~{recipe.minutes:g}" if measured is None else _rounded(_runs(recipe) * measured[0] / 60)
+
+
+def _rounded(minutes: float) -> str:
+    """Two digits, and never an exponent."""
+    return f"{float(f'{minutes:.2g}'):g}"
 
 
 def _runs(recipe: Recipe | Study) -> int:
@@ -71,8 +76,8 @@ def _expected(recipe: Recipe | Study, seeds: int | None, full: bool) -> str:
     share = (seeds or recipe.seeds) / recipe.seeds if isinstance(recipe, Recipe) else 1
     if measured is None:
         work = f"{share * recipe.flops:.1e} FLOPs, " if isinstance(recipe, Recipe) else ""
-        return f"{work}about {share * recipe.minutes:.2g} minutes on two cores by estimate; not measured"
-    return f"about {share * _runs(recipe) * measured[0] / 60:.2g} minutes, as measured on {measured[1]}"
+        return f"{work}about {_rounded(share * recipe.minutes)} minutes on two cores by estimate; not measured"
+    return f"about {_rounded(share * _runs(recipe) * measured[0] / 60)} minutes, as measured on {measured[1]}"
 
 
 def reproduce(
