@@ -142,7 +142,8 @@ def mixed_predictions(model: Model, variables: Variables, mixture: Array, x: Arr
 
         if mixture.shape[0] == 1:
             return one(jax.tree.map(lambda leaf: leaf[0], variables))
-        return jax.tree.map(lambda leaf: jnp.tensordot(mixture, leaf, axes=1), lax.map(one, variables))
+        mean = functools.partial(jnp.tensordot, mixture, axes=1, precision="highest")
+        return jax.tree.map(mean, lax.map(one, variables))
 
     def write(predictions: Any, piece: Array, fresh: Array, start: Array) -> Any:
         return jax.tree.map(

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from fedjax_cluster.described import described
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.marked_clients import marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
@@ -212,9 +213,10 @@ class sgd(Options):
             check_schedule(f"learning_rate is {shown(self.schedule)}", self.schedule)
 
     def to_json(self) -> dict[str, Any]:
-        options = {name: value for name, value in super().to_json().items() if name != "gradient"}
-        if self.fault is None:
-            del options["fault"]
+        options = super().to_json() | {"gradient": described(self.gradient)[0]}
+        for name in ("gradient", "fault"):
+            if getattr(self, name) is None:
+                del options[name]
         # One of optax's own tells nothing of how it was made.
         named = isinstance(self.learning_rate, NamedOptimizer)
         own = isinstance(self.learning_rate, optax.GradientTransformation) and not named

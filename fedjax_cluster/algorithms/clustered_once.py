@@ -26,7 +26,8 @@ from fedjax_cluster.algorithms.round import (
     train_in_cluster,
 )
 from fedjax_cluster.clustering.distances import Metric
-from fedjax_cluster.local import client_key, honest
+from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client
@@ -85,7 +86,7 @@ class ClusteredOnce(AveragingMethod, abstract=True):
     @property
     def shown_update(self) -> LocalUpdate:
         """How a client trains w where it is compared."""
-        return honest(self.local)
+        return self.local
 
     def compared_rows(self, capacity: int) -> tuple[int, str]:
         """How many clients are compared at most, and what makes them fewer."""
@@ -153,7 +154,7 @@ class ClusteredOnce(AveragingMethod, abstract=True):
         index, known = parallel.to_each_device((cohort.index, mapped.accepted), cohort.mapping)
         distance, label = self.group(rng_key, update, index, known, cohort.mapping)
         members, clustered = one_hot(label, self.clusters), known.any()
-        mean = members.T @ update / jnp.maximum(members.sum(0), 1.0)[:, None]
+        mean = matmul(members.T, update) / jnp.maximum(members.sum(0), 1.0)[:, None]
         nobody = jnp.zeros_like(state.clients.membership)
         membership = parallel.scatter_rows(cohort, nobody, members, mapped.accepted)
         membership = jnp.where(clustered, membership, state.clients.membership)

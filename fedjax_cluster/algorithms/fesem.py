@@ -125,7 +125,7 @@ class fesem(AveragingMethod):
             slot = jnp.where(lost, least, slot)
             tested = self.clusters * lost.astype(jnp.float32)
             batches = jnp.asarray(parallel.fetched(num_batches(self.local, population.data)))
-            costs = costs._replace(models_down=participants + tested.sum(), loss_evaluations=tested @ batches)
+            costs = costs._replace(models_down=participants + tested.sum(), loss_evaluations=jnp.sum(tested * batches))
         return centres, slot, costs
 
     @parallel.kept_program(static_argnames="self")

@@ -15,7 +15,7 @@ from fedjax_cluster.algorithms.clustered_once import ClusteredOnce
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
 from fedjax_cluster.clustering.similarity import unit
-from fedjax_cluster.local import honest, server_key
+from fedjax_cluster.local import server_key
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, changed, option
 from fedjax_cluster.types import ClientMapping, Clusters, LocalUpdate, PyTree, Selection, State, Variables
 
@@ -78,10 +78,9 @@ class flexcfl(ClusteredOnce):
 
     @property
     def shown_update(self) -> LocalUpdate:
-        own = honest(self.local)
         if self.first_steps is None:
-            return own
-        return changed(own, "given other steps", steps=self.first_steps, epochs=None)
+            return self.local
+        return changed(self.local, "given other steps", steps=self.first_steps, epochs=None)
 
     def first_cohort(self, capacity: int) -> int:
         """How many clients the first round has at most."""
@@ -184,4 +183,4 @@ def mixed(params: PyTree, active: Array, rate: float) -> PyTree:
     own = jnp.eye(len(active), dtype=bool)
     weights = jnp.where(own, 1.0, jnp.where(active[:, None], weight[None], 0.0))
     weights = weights / weights.sum(1, keepdims=True)
-    return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1), params)
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision="highest"), params)

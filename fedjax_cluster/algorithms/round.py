@@ -329,7 +329,7 @@ def clients_info(
     counted = mask & accepted
     members = one_hot(jnp.where(counted, slot, -1), num_clusters)
     count = members.sum(0)
-    loss = jnp.where(counted, reports.loss, 0.0) @ members
+    loss = jnp.sum(jnp.where(counted, reports.loss, 0.0)[:, None] * members, axis=0)
     return RoundInfo(
         loss=jnp.where(count > 0, loss / jnp.maximum(count, 1.0), jnp.nan),
         num_clients=count.astype(jnp.int32),

@@ -26,8 +26,9 @@ from fedjax_cluster.algorithms.round import (
     size_of,
     start_models,
 )
+from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.cohorts import cohort_size
-from fedjax_cluster.local import client_key, honest
+from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client
@@ -120,7 +121,7 @@ class stocfl(AveragingMethod):
     def anchor_update(self) -> LocalUpdate:
         """What a client does with the anchor."""
         passes = {} if self.anchor_epochs is None else {"epochs": self.anchor_epochs, "steps": None}
-        return changed(honest(self.local), "given other epochs", **passes)
+        return changed(self.local, "given other epochs", **passes)
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         models, present = start_models(self.model, rng_key, population, self.clusters)
@@ -178,7 +179,7 @@ class stocfl(AveragingMethod):
             return jnp.where(known, own[jnp.maximum(found.source, 0)], common[:1])
 
         clusters = jax.tree.map(taken, state.clusters, server.common)._replace(active=active)
-        membership = clients.membership @ one_hot(found.moved, self.clusters)
+        membership = matmul(clients.membership, one_hot(found.moved, self.clusters))
         stayed = jnp.all(found.moved == jnp.arange(self.clusters))
         server = server._replace(shown=found.shown, heard=found.heard, settled=stayed & ~jnp.any(new))
         return State(clusters, clients._replace(membership=membership), server, state.round), found.slot

@@ -29,10 +29,12 @@ from fedjax_cluster.simulation.evaluation import with_metrics
 from fedjax_cluster.types import (
     Churn,
     ClusteredAlgorithm,
+    DatasetInfo,
     Federation,
     LocalResult,
     LocalUpdate,
     Measure,
+    Model,
     Population,
     PyTree,
     RoundInfo,
@@ -68,6 +70,8 @@ def identity_of(
         "data": fingerprint(federation),
         "churn": [change._asdict() for change in churn],
     }
+    if own := {name: described(model)[0] for name, model in _other_models(algorithm)}:
+        identity["options"] = own
     if fault is not None:
         identity["fault"] = fault.to_json()
     if metrics:
@@ -79,6 +83,13 @@ def identity_of(
     if not (known and described(algorithm)[1]):
         identity["programs"] = {"jax": jax.__version__, **programs(algorithm, federation, metrics)}
     return plain(identity)
+
+
+def _other_models(algorithm: ClusteredAlgorithm) -> Iterator[tuple[str, Model]]:
+    """The options of a method that are models, which its `config` does not tell apart."""
+    for name in algorithm.config:
+        if isinstance(own := getattr(algorithm, name, None), Model):
+            yield name, own
 
 
 def fingerprint(federation: Federation) -> int:
@@ -100,9 +111,6 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: model.init(key, info))
 
-    def prediction(variables: Variables) -> PyTree:
-        return model.predict(model.apply(variables, client.x, train=False)[0])
-
     def training(variables: Variables) -> LocalResult:
         return local.run(key, model, variables, client, round=0)
 
@@ -111,11 +119,12 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
 
     local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
     found = {
-        "the model's initialisation": _digest(lambda: model.init(key, info)),
-        "the model": _digest(prediction, variables),
+        **_of_a_model("the model", model, key, info, client.x),
         "the local update": _digest(training, variables),
-        "the metrics": _digest(measured, jax.eval_shape(prediction, variables)),
+        "the metrics": _digest(measured, jax.eval_shape(functools.partial(_predicted, model, client.x), variables)),
     }
+    for name, other in _other_models(algorithm):
+        found |= _of_a_model(f"its {name}", other, key, info, client.x)
     schedule = getattr(local, "schedule", None)
     if schedule is not None:
         found["the learning rate"] = _digest(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))
@@ -138,6 +147,18 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
         if (admit := algorithm.admit) is not None:
             found["its newcomers"] = _digest(lambda own: admit(key, own, client, index), state)
     return found
+
+
+def _of_a_model(what: str, model: Model, key: Array, info: DatasetInfo, x: Array) -> dict[str, str]:
+    variables = jax.eval_shape(lambda: model.init(key, info))
+    return {
+        f"{what}'s initialisation": _digest(lambda: model.init(key, info)),
+        what: _digest(functools.partial(_predicted, model, x), variables),
+    }
+
+
+def _predicted(model: Model, x: Array, variables: Variables) -> PyTree:
+    return model.predict(model.apply(variables, x, train=False)[0])
 
 
 def _started(algorithm: ClusteredAlgorithm, federation: Federation, few: Population, key: Array) -> tuple:

@@ -17,6 +17,7 @@ from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Feder
 COMPARED = {
     "algorithm": "method",
     "algorithm_config": "set of options",
+    "options": "set of options",
     "model": "model",
     "scenario": "federation",
     "clients": "number of clients",

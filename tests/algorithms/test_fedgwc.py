@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_cluster import clustering, local, nn, parallel
 from fedjax_cluster.algorithms import fedgwc
+from fedjax_cluster.algorithms.fedgwc import all_pairs
 from fedjax_cluster.algorithms.fedgwc import weighting as gaussian_weighting
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.algorithms.round import one_hot
@@ -236,10 +237,10 @@ def test_a_newcomer_is_not_drawn_more_often_than_others():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", ["participation", "count"])
-def test_newcomers_are_no_cluster_of_their_own(rate):
+@pytest.mark.parametrize(("rate", "centre"), [("participation", False), ("count", False), ("count", True)])
+def test_newcomers_are_no_cluster_of_their_own(rate, centre):
     """Rewards are noise; rows of zeros for three newcomers would be the best split of all."""
-    algorithm = build(rate=rate, clusters=4, max_children=3, participation=0.25, beta=0.5)
+    algorithm = build(rate=rate, centre=centre, clusters=4, max_children=3, participation=0.25, beta=0.5)
     federation, newcomers = blobs(clients=40, groups=1), [3, 7, 8]
     state = start_of(algorithm, federation)
     rest = np.setdiff1d(np.arange(40), newcomers)
@@ -263,6 +264,12 @@ def test_newcomers_are_no_cluster_of_their_own(rate):
         return np.asarray(algorithm.cluster(jax.random.key(0), state._replace(server=server)))
 
     assert len(set(split(matrix).tolist())) == 1
+    seen = np.asarray(all_pairs.affinity(algorithm, state.server, jnp.ones(40, bool)))
+    for index, other in zip(newcomers, taken_for, strict=True):
+        others = np.setdiff1d(rest, rest[other])
+        np.testing.assert_allclose(seen[index, others], seen[rest[other], others], rtol=0.2)
+    if centre:
+        return  # nothing is known of whose rows are zeros
     matrix = matrix.copy()
     matrix[newcomers] = matrix[:, newcomers] = 0
     labels = split(matrix)

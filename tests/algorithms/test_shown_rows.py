@@ -65,3 +65,24 @@ def test_a_clustering_takes_the_disguised_for_clients_who_have_the_rows_that_the
         chex.assert_trees_all_close(found[0][1], found[1][1], rtol=1e-3, atol=1e-3)
     if name in ("cfl", "cfl_gp", "fedgwc"):  # who trains what was settled before the round
         chex.assert_trees_all_close(found[0][1], found[2][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cfl", "cfl_gp", "fl_hc", "flag", "flexcfl", "stocfl"])
+def test_what_is_sent_to_be_clustered_by_is_as_faulty_as_what_is_averaged(name):
+    """FL+HC, FlexCFL and StoCFL were sent honest updates by sign flippers, and so seemed to withstand them."""
+    algorithm, _, start, _ = started(name)
+    federation, faulty = blobs(clients=CLIENTS), np.arange(CLIENTS) < 2
+    found = []
+    for scale in (1, 3):
+        spoilt = faults.with_fault(algorithm, faults.sign_flip(0.3, scale=scale))
+        population = place(federation._replace(train=marked_clients.MarkedData.of(federation.train, faulty)))
+        state = start._replace(round=jnp.asarray(1))
+        if name == "flag":
+            found.append(spoilt.init(run_keys(0).initialization, population)[0].clients.updates)
+        elif name == "cfl_gp":
+            found.append(one_step(spoilt, population, state)[0].clients.profile)
+        else:
+            found.append(SHOWN[name](one_step(spoilt, population, state)[0]))
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_close(*found, rtol=1e-2, atol=1e-3)

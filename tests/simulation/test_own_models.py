@@ -1,17 +1,22 @@
 """A model that is one's own functions: each mistake is one line before anything is computed."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import ifca
+from fedjax_cluster.algorithms import fedavg, flag, ifca
+from fedjax_cluster.algorithms.per_fedavg import MetaGradient
 from fedjax_cluster.nn.losses import objective
+from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.own_models import check_model
 from fedjax_cluster.types import Model, Variables
 from tests.federations import INFO, blobs
 
+UPDATE = local.sgd(0.1, batch_size=4, steps=1)
 TASK = objective("cross_entropy")
 INPUTS, CLASSES = int(np.prod(INFO.input_shape)), INFO.num_classes
 
@@ -97,3 +102,27 @@ def test_a_loss_that_is_not_the_one_reported_is_said(caplog):
     caplog.clear()
     check_model(model._replace(loss=hinge, metrics=lambda predictions, y, mask: {"loss": y.mean()}), federation)
     assert not caplog.text
+
+
+def test_second_models_and_what_a_step_follows_are_part_of_the_experiment():
+    """Both were "custom" or left out, so that a run directory gave another experiment's result."""
+    federation = blobs(clients=3)
+
+    def identity(algorithm):
+        return identity_of(algorithm, federation, 0, 10, None, ())
+
+    def light(model):
+        return identity(flag(nn.linear(), clusters=2, light_model=model, local=UPDATE))
+
+    small, own = nn.mlp((8,)), nn.linear()
+    assert light(small) == light(nn.mlp((8,)))
+    assert light(small) != light(nn.mlp((16,)))
+    first, second = (light(own._replace(predict=lambda outputs, times=times: times * outputs)) for times in (1.0, 2.0))
+    assert first["programs"] != second["programs"]
+    assert "options" not in light(None)
+
+    def following(gradient):
+        return identity(fedavg(nn.linear(), local=dataclasses.replace(UPDATE, gradient=gradient)))
+
+    gradients = [None, MetaGradient("first-order", 0.5, 1e-3), MetaGradient("first-order", 0.1, 1e-3)]
+    assert len({str(following(gradient)) for gradient in gradients}) == 3

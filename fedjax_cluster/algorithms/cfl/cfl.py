@@ -226,7 +226,7 @@ class cfl(AveragingMethod):
         if self.landmarks is not None:
             return by_landmarks.select(self, rng_key, state)
         # A cluster that fell back keeps its parent's model; its clients have nothing to train.
-        settled = state.clients.membership @ (state.server.fell_back >= 0).astype(jnp.float32)
+        settled = jnp.sum(jnp.where(state.server.fell_back[None] >= 0, state.clients.membership, 0.0), axis=1)
         working = state.clients.present & (settled == 0)
         working = jnp.where(jnp.any(working), working, state.clients.present)
         return cohorts.uniform(rng_key, working, self.participation)

@@ -173,4 +173,5 @@ def ensemble(parameters: ParameterTree, slot: int, x: Any, *, weights: Sequence[
     model = parameters.algorithm.model
     predictions = [model.predict(model.apply(variables, jnp.asarray(x), train=False)[0]) for variables in path]
     stacked = jnp.stack(predictions)
-    return np.asarray(jnp.tensordot(jnp.asarray(share / share.sum(), stacked.dtype), stacked, axes=1))
+    share = jnp.asarray(share / share.sum(), stacked.dtype)
+    return np.asarray(jnp.tensordot(share, stacked, axes=1, precision="highest"))

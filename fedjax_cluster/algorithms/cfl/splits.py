@@ -337,7 +337,7 @@ def fall_back(state: State, slot: Array, gain: Array, accepted: Array, due: Arra
     server, splits = state.server, state.server.splits
     members = one_hot(jnp.where(accepted, slot, -1), len(due))
     judged = due & (jnp.sum(members, 0) > 0)
-    fallen = judged & (gain @ members < 0)
+    fallen = judged & (jnp.sum(gain[:, None] * members, 0) < 0)
     before = tree.take(Variables(splits.params, splits.stats), jnp.maximum(server.origin, 0))
     clusters = state.clusters._replace(
         params=tree.where(fallen, before.params, state.clusters.params),

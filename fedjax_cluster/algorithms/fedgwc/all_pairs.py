@@ -65,7 +65,9 @@ def affinity(method: Any, server: Server, mask: Array) -> Array:
     """W f32[M, M] of the clients of mask bool[M]."""
     kept = server.interactions
     if method.rows_centred:
-        kept = weigh.centred(kept, mask, server.meetings > 0 if method.counted else kept != 0)
+        # A newcomer has met nobody, but has another's interactions.
+        known = (kept != 0) | (server.meetings > 0) if method.counted else kept != 0
+        kept = weigh.centred(kept, mask, known)
     kept = kept.T if method.by_columns else kept
     alike = weigh.released_affinity if method.released else clustering.interaction_affinity
     return alike(kept, method.beta, mask)
