@@ -149,8 +149,10 @@ def _run(arguments: list[str]) -> None:
     config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
     with _place(own["run_dir"], f"{config.method}-{_of_data(config)}", kept=not own["dry_run"]) as run_dir:
         if own["dry_run"]:
+            if own["tune"]:
+                fc.experiments.tuning.check_tuning(config)
             plan = fc.experiments.plans.plan(config, run_dir)
-            fc.experiments.plans.run_table(plan, run_dir).print()
+            fc.experiments.plans.run_table(plan, run_dir, tune=own["tune"]).print()
             return
         if own["run_dir"] is None:
             _say_unfinished(config, run_dir)
@@ -234,7 +236,7 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
         if not fc.experiments.comparison.is_comparison(directory):
             fc.experiments.ended_runs.refuse_filled(directory)
         if own["dry_run"]:
-            for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, **cells):
+            for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, tune=tune, **cells):
                 table.print()
             return 0
         if tune:

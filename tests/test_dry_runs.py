@@ -8,6 +8,7 @@ import pytest
 from fedjax_cluster import cli
 from tests.test_cli import mistake
 
+PRIVATE = ("--privacy-clip", "1", "--privacy-noise", "1", "--privacy-delta", "1e-5")
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 
 
@@ -27,6 +28,9 @@ def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
     paths = mistake(capsys, *words[:1], "ifca", *words[2:], "--dry-run", "--shared-layers", "nope")
     assert "no parameter matches the layer pattern 'nope'" in paths
     assert "names client 9" in mistake(capsys, *words, "--dry-run", "--join", "1:9")
+    assert cli.main([*words, "--dry-run", "--tune"]) == 0
+    assert "first try the learning rates 0.0111 0.0333 0.1 0.3 0.9" in " ".join(capsys.readouterr().out.split())
+    assert "or no privacy" in mistake(capsys, *words, "--dry-run", "--tune", *PRIVATE)
     late = mistake(capsys, "run", "ifca", *words[2:], "--dry-run", "--clusters", "4", "--join", "1:3")
     assert "clusters is 4 but there are only 3 clients at the start" in late
     assert not files()
@@ -43,8 +47,9 @@ def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
 def test_a_dry_comparison_tells_what_each_method_would_do(capsys):
     line = "compare cfl-gp ifca --clients 4 --clusters auto --rounds 2 --model linear --seeds 2 --dry-run --every 3"
     words = line.split()
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--tune"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "first try 5 learning rates of each method" in shown
     assert re.search(r"CFL-GP +650 +2 runs.*every 3", shown)
     assert "gradients, rate 0.3" in shown
     assert "refused: clusters is 'auto', but ifca needs a" in shown

@@ -19,7 +19,7 @@ from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.simulation import arguments
 from fedjax_cluster.simulation.evaluation import honest_figures
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Selection
+from fedjax_cluster.types import Churn, Selection
 from tests.devices import needs_two
 from tests.federations import INFO, blobs
 
@@ -199,6 +199,17 @@ def test_infiltrators_are_not_there_until_they_join_the_cluster_that_they_pass_f
     assert result.history["num_clients"].tolist() == [6, 6, 8, 8]
     plan = arguments.check_arguments(method, blobs(), rounds=4, fault=faults.infiltrators(0.25, group=1))
     assert [(change.round, len(change.join)) for change in plan] == [(5, 2)]
+
+
+def test_infiltrators_come_when_the_fault_says():
+    """One who was told to leave before was there from the first round, and a join was laid to the wrong round."""
+    method, fault = REGISTRY["ifca"](MODEL, clusters=2, local=LOCAL), faults.infiltrators(0.25, joins=5)
+    who = int(np.flatnonzero(fault.drawn(blobs(), 0))[0])
+    check = functools.partial(arguments.check_arguments, method, blobs(), rounds=9, fault=fault)
+    for change in (Churn(2, leave=(who,)), Churn(5, leave=(who,)), Churn(3, join=(who,)), Churn(7, join=(who,))):
+        with pytest.raises(ValueError, match=f"client {who} is one of the fault's that join after 5 rounds"):
+            check(churn=[change])
+    assert [change.round for change in check(churn=[Churn(7, leave=(who,))])] == [7, 5]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from fedjax_cluster.experiments.config import (
 )
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.runs import rounds_done
+from fedjax_cluster.experiments.tuning import FACTORS, grid
 from fedjax_cluster.faults import afflict
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
@@ -101,10 +102,11 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     return Plan(config, done, train, test, parameters, size)
 
 
-def run_table(planned: Plan, directory: pathlib.Path) -> Table:
+def run_table(planned: Plan, directory: pathlib.Path, *, tune: bool = False) -> Table:
     """The configuration of a run, and what it would do."""
     lines = {**_settings(planned.config.to_json()), **_size(planned)}
-    lines |= {"would do": planned.task(), "directory": str(directory)}
+    first = f"try the learning rates {_text(grid(planned.config.learning_rate))}" if tune else None
+    lines |= _settings({"first": first, "would do": planned.task(), "directory": str(directory)})
     return Table(TITLE, (Column(""), Column("")), tuple(lines.items()))
 
 
@@ -114,11 +116,13 @@ def comparison_tables(
     directory: pathlib.Path,
     cells: Mapping[str, Mapping[str, Any]] | None = None,
     refused: Mapping[str, str] | None = None,
+    tune: bool = False,
 ) -> tuple[Table, Table]:
     """What the runs of a comparison share, and a row a method or cell of what each would do; refusals are told there.
 
     Args:
       configs, seeds, directory, cells, refused: as of `comparison.compare`.
+      tune: whether each method's learning rate is chosen first.
 
     Raises:
       ValueError: every method is refused, for the first's reason.
@@ -149,7 +153,8 @@ def comparison_tables(
     shared = _common([config.to_json() for config in configs.values()])
     settings = _settings({name: value for name, value in shared.items() if name not in own})
     sizes = _common([_size(each) for each in plans])
-    lines = {**settings, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
+    first = {"first": f"try {len(FACTORS)} learning rates of each method"} if tune else {}
+    lines = {**settings, **first, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
     columns = (
         *(Column("cell" if cells else "method"), Column("parameters")),
         *(Column("would do"), Column("training"), Column("options")),

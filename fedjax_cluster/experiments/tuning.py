@@ -47,13 +47,14 @@ def tuned(
 ) -> RunConfig:
     """The configuration with that learning rate, of five around its own, which is best on rows held out of testing.
 
-    The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least ten
-    and twice those before the method's first clustering, trains on four fifths of each client's training rows and is
-    evaluated on the last fifth, at least one row; clients with a single row are left out of it, and so are joins and
-    leaves: everybody is there all the time. Faulty clients are the same as in the run, and do the same. Where the
-    federation has validation rows it is evaluated on these and trains on all training rows, of the clients that have
-    some. True groups are not looked at. The highest accuracy is taken, of the honest clients where there are others, or
-    the lowest loss where there is no accuracy; of equals, to five digits, the rate nearest to the configuration's.
+    The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least
+    ten and twice those before the method's first clustering and before infiltrators join, trains on four fifths of
+    each client's training rows and is evaluated on the last fifth, at least one row; clients with a single row are
+    left out of it, and so are joins and leaves: everybody is there all the time. Faulty clients are the same as in
+    the run, and do the same. Where the federation has validation rows it is evaluated on these and trains on all
+    training rows, of the clients that have some. True groups are not looked at. The highest accuracy is taken, of
+    the honest clients where there are others, or the lowest loss where there is no accuracy; of equals, to five
+    digits, the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 
@@ -70,23 +71,16 @@ def tuned(
       ValueError: no client has two training rows, nor validation rows, or fewer than `clusters` asks for; the
         configuration cannot be run or is private, its clients are on disk, or no rate has a finite figure.
     """
-    if config.privacy_clip is not None:
-        raise ValueError(
-            "tuning tries rates on the clients' rows without counting it in ε, but privacy_clip is "
-            f"{config.privacy_clip:g}; give a learning_rate, or no privacy"
-        )
-    if config.population is not None:
-        raise ValueError(
-            f"tuning needs the clients in memory, but those of {config.population} are on disk; give a learning_rate"
-        )
+    check_tuning(config)
     full, federation = settled(config, federation)
     fault, rates = build_fault(config), grid(config.learning_rate)
     # The faulty are drawn among all clients, as in the run, and not among those who are left here.
     data = held_out(federation if fault is None else afflicted(federation, fault, config.seed), config.seed)
     faulty = faulty_clients(data)
     arriving = () if fault is None else fault.arrivals(faulty)
-    # What a rate does to clusters, too, is to be seen.
-    least = max(FEWEST_ROUNDS, TIMES_FIRST * getattr(build_algorithm(full), "first_clustering", 0))
+    # What a rate does to clusters, too, is to be seen, and what attackers do who join later.
+    first = max(getattr(build_algorithm(full), "first_clustering", 0), *(change.round for change in arriving), 0)
+    least = max(FEWEST_ROUNDS, TIMES_FIRST * first)
     rounds = min(config.rounds, max(least, math.ceil(config.rounds / PART_OF_ROUNDS)))
     figures, keep = _known(None if directory is None else pathlib.Path(directory), full, federation)
     name, own = method_name(config.method), federation.validation is not None
@@ -125,6 +119,19 @@ def tuned(
         **{"rounds": rounds, "held_out": VALIDATION if own else SHARE, "seed": config.seed},
     }
     return dataclasses.replace(config, learning_rate=chosen, tuning=tuning)
+
+
+def check_tuning(config: RunConfig) -> None:
+    """Raises a ValueError where no rate can be chosen for a run: of a private one, or one whose clients are on disk."""
+    if config.privacy_clip is not None:
+        raise ValueError(
+            "tuning tries rates on the clients' rows without counting it in ε, but privacy_clip is "
+            f"{config.privacy_clip:g}; give a learning_rate, or no privacy"
+        )
+    if config.population is not None:
+        raise ValueError(
+            f"tuning needs the clients in memory, but those of {config.population} are on disk; give a learning_rate"
+        )
 
 
 def each_tuned(

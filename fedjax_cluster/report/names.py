@@ -97,9 +97,14 @@ def setting_in_words(key: str, value: Any) -> str:
 
     >>> setting_in_words("method_options.beta", 0.5), setting_in_words("rounds", 150)
     ('beta 0.5', '150 rounds')
+    >>> setting_in_words("churn", [[4, [7], []], [9, [8], [7]]])
+    '2 joins, 1 leave'
     """
     name = key.rpartition(".")[2].replace("_", " ")
     if value is None:
         return f"no {name}"
+    if name == "churn":
+        joins, leaves = (sum(len(change[side]) for change in value) for side in (1, 2))
+        return f"{counted(joins, 'join')}, {counted(leaves, 'leave')}"
     text = value.replace("_", "-") if isinstance(value, str) else json.dumps(value)
     return f"{text} {name}" if name in COUNTED else f"{name} {text}"

@@ -57,7 +57,9 @@ def check_arguments(
         as_path("run_dir", run_dir)
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
-    found = (*checked_churn(churn), *arrivals(federation, fault, seed))
+    own, late = checked_churn(churn), arrivals(federation, fault, seed)
+    _check_apart(own, late)
+    found = (*own, *late)
     if late := [change for change in found if change.round >= rounds and (change.join or change.leave)]:
         who = [str(client) for change in late for client in (*change.join, *change.leave)]
         several, one = ("s", "") if len(who) > 1 else ("", "s")
@@ -75,6 +77,18 @@ def check_arguments(
     return found
 
 
+def _check_apart(own: Sequence[Churn], late: Sequence[Churn]) -> None:
+    """Raises a ValueError where a client whom a fault lets join joins by itself, or leaves before."""
+    joining = {client: change.round for change in late for client in change.join}
+    for change in own:
+        for client in (*change.join, *change.leave):
+            if client in joining and (client in change.join or change.round <= joining[client]):
+                raise ValueError(
+                    f"client {client} is one of the fault's that join after {joining[client]} rounds, and is absent "
+                    "until then: it can leave later, and nothing else"
+                )
+
+
 def checked_churn(changes: Any) -> tuple[Churn, ...]:
     """Changes given as `Churn`, or as JSON has them, as values of Python.
 
@@ -84,8 +98,10 @@ def checked_churn(changes: Any) -> tuple[Churn, ...]:
     >>> checked_churn([[30, [18], []]])
     (Churn(round=30, join=(18,), leave=()),)
     """
+    if not isinstance(changes, Sequence) or isinstance(changes, str):
+        raise ValueError(f"churn is {shown(changes)}; it must be a list of Churn, in a file such as [[4, [3], []]]")
     found = []
-    for change in checked("churn", changes, Sequence[Any]):
+    for change in changes:
         if not isinstance(change, Sequence) or isinstance(change, str) or not 1 <= len(change) <= 3:
             raise ValueError(f"churn holds {shown(change)}; it must hold Churn(round, join, leave)")
         before, join, leave = Churn(*change)

@@ -60,7 +60,7 @@ from fedjax_cluster.simulation.segment import (
     run_keys,
     run_segment,
 )
-from fedjax_cluster.simulation.streaming import Stream
+from fedjax_cluster.simulation.streaming import Stream, check_cohorts
 from fedjax_cluster.types import (
     Churn,
     ClientMapping,
@@ -117,7 +117,7 @@ def simulate(
         taken up where it stopped.
       mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
       time_clustering: times the server's clustering after the last round, for a column `clustering_seconds` and the
-        summary; see `ledger.with_clustering_seconds`. A resumed run takes the time anew.
+        summary; see `ledger.with_clustering_seconds`. A resumed run takes it anew, but not FLAG.
       progress: shows a progress bar; None shows it on a terminal.
       checkpoint_every: seconds between checkpoints, or 50 times what the last one took where that is longer; 0 saves
         after every segment of rounds, whatever that takes.
@@ -309,11 +309,9 @@ class Run:
 
     def time_clustering(self) -> None:
         """Adds the column `clustering_seconds`; should that fail, the run is saved first."""
-        initial = float(self.info.costs.clustering_seconds)
+        timed = self.history, self.algorithm, self.keys.local, self.state, self.mapping
         try:
-            self.history = with_clustering_seconds(
-                self.history, self.algorithm, self.keys.local, self.state, self.mapping, initial
-            )
+            self.history = with_clustering_seconds(*timed, float(self.info.costs.clustering_seconds))
         except BaseException:
             self.save()
             raise
@@ -406,6 +404,7 @@ def start_run(
     saved = directory is not None and bool(parallel.agreed(int(directory.has_checkpoint())))
     state, info = initial(template=saved)
     check_heeded(algorithm, keys.local, state, population)
+    check_cohorts(algorithm, train, keys.cohorts, state)
     run = Run(algorithm, federation, seed, mapping, directory, schedule, keys, train, group, state, info)
     if directory is not None:
         stack.push(lambda kind, *_: directory.close(failed=kind is not None))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel
-from fedjax_cluster.data.stored import Rows, too_large
+from fedjax_cluster.data.stored import Rows, stored, too_large
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.parallel.ahead import CohortsAhead, read_cohorts, row_bytes
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Population, Selection, State
@@ -34,6 +34,11 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
     """
     if len(drawn.index) >= clients:
         if getattr(algorithm, "participation", 1.0) < 1:
+            if getattr(algorithm, "draws_follow", False):
+                raise ValueError(
+                    f"each cluster of {algorithm.name} draws its own clients, so that a round has room for all "
+                    f"{clients}: give a smaller participation or fewer clusters; {too_large(rows)}"
+                )
             way = ", but with cluster_cohort=True" if getattr(algorithm, "cluster_cohort", None) is False else ""
             raise ValueError(
                 f"{algorithm.name} has all clients in its rounds, whoever takes part{way}; {too_large(rows)}"
@@ -44,6 +49,13 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
         )
     each = len(drawn.index) * row_bytes(rows.store, "train")
     return max(1, min(MOST_ROUNDS, MOST_BYTES // each)) if draws_ahead(algorithm) else 1
+
+
+def check_cohorts(algorithm: ClusteredAlgorithm, population: Population, rng_key: Array, state: State) -> None:
+    """Raises a ValueError where the clients' rows are on disk, but a round would take all of them."""
+    if stored(population.data):
+        drawn = jax.eval_shape(lambda: algorithm.select(rng_key, state))
+        lot_of(algorithm, population.data.x, drawn, len(population.data.num_examples))
 
 
 class Stream:

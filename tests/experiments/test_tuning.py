@@ -265,6 +265,10 @@ def test_the_same_clients_are_faulty_and_the_honest_choose(tried):
     tuning.tuned(dataclasses.replace(config, fault="infiltrators", fault_joins=3), federation=given)
     assert [change.round for change in tried.given["churn"]] == [3]
     assert set(tried.given["churn"][0].join) <= set(range(5))
+    # And they are seen at work.
+    late = dataclasses.replace(config, fault="infiltrators", fault_joins=7, rounds=40)
+    tuning.tuned(late, federation=given)
+    assert tried.given["rounds"] == 14
 
 
 def test_killed_while_it_tunes_it_goes_on_with_the_rest_and_then_runs(tried, monkeypatch):

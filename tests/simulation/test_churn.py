@@ -102,6 +102,11 @@ def test_impossible_schedules_are_refused(changes, message):
         simulate(method(), blobs(), rounds=4, churn=changes)
 
 
+def test_changes_of_another_kind_are_told_what_they_are_to_be():
+    with pytest.raises(ValueError, match=r"churn is \{'round': 4\}; it must be a list of Churn, in a file"):
+        simulate(method(), blobs(), rounds=4, churn={"round": 4})
+
+
 def test_a_method_that_admits_nobody_takes_no_joins():
     class closed(fedavg, abstract=True):
         """Federated averaging without newcomers."""

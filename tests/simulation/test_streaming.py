@@ -270,9 +270,12 @@ def test_a_method_of_ones_own_is_told_apart_by_as_many_clients_as_it_takes(popul
         identity_of(of_all(nn.linear(), local=SGD, clusters=14), population, 0, 1, None, ())
 
 
-def test_all_clients_in_a_round_are_refused(population):
+def test_all_clients_in_a_round_are_refused(population, tmp_path):
     with pytest.raises(ValueError, match="participation below 1"):
-        simulate(fedavg(nn.linear(), local=SGD), population, rounds=2, progress=False)
+        simulate(fedavg(nn.linear(), local=SGD), population, rounds=2, progress=False, run_dir=tmp_path / "r")
+    assert not (tmp_path / "r").exists()  # and another run can have it
+    with pytest.raises(ValueError, match=r"room for all 1\d: give a smaller .* fewer clusters; the rows"):
+        simulate(method("fedgwc", participation=0.6, clusters=4), population, rounds=2, progress=False)
     with pytest.raises(ValueError, match="whoever takes part, but with cluster_cohort=True; the rows"):
         simulate(method("cfl_gp", cluster_cohort=False), population, rounds=2, progress=False)
 
