@@ -32,10 +32,11 @@ def distances(leaves: list[Array], together: Array, mapping: ClientMapping = ONE
     products = _products(leaves, mapping)
     squares = jnp.diagonal(products)
     distance = _differences(products)
-    close = together & (distance < CLOSE * (squares[:, None] + squares[None]))
+    close = _others(together) & (distance < CLOSE * (squares[:, None] + squares[None]))
     size = together.sum(1, dtype=jnp.int32)
-    # Of two halves of n rows, one that is close makes n/2 · n/2 pairs.
-    lost = jnp.any((size > 1) & (4 * _within(together, close.sum(1, dtype=jnp.int32)) >= size * size))
+    pairs = _within(together, close.sum(1, dtype=jnp.int32))
+    # Of two halves of n rows, one that is close makes n/2 · (n/2 − 1) pairs, both ways.
+    lost = jnp.any((pairs > 0) & (4 * pairs >= size * (size - 2)))
 
     def from_the_middle() -> Array:
         score = nearest_sums(distance, together, jnp.maximum(size // 2, 1), mapping)

@@ -32,15 +32,15 @@ from fedjax_cluster.algorithms.one_shot import (
     with_largest,
 )
 from fedjax_cluster.algorithms.one_shot_landmarks import Joined, check_pairs, landmarks_among, numbers_sent, with_joined
-from fedjax_cluster.algorithms.round import HardClients, first_state, labels, one_hot, start_models
-from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, threshold_grid
+from fedjax_cluster.algorithms.round import HardClients, first_state, initial_info, labels, one_hot, start_models
+from fedjax_cluster.algorithms.threshold_search import ROUNDING, Effort, cuts, no_search, threshold_grid
 from fedjax_cluster.clustering.dissimilarity import angles_between
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
 from fedjax_cluster.parallel import Client, Mapped
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
-from fedjax_cluster.types import ClientData, Costs, Population, RoundInfo, State
+from fedjax_cluster.types import ClientData, Clusters, Costs, Population, RoundInfo, State
 
 LOG = logging.getLogger(__name__)
 COMPARED = 10  # arrays of 4 bytes a pair at the same time: the angles, and SciPy's copies in 8 bytes
@@ -221,14 +221,8 @@ class pacfl(SearchingMethod):
                 numbers = float(np.sum(mapped.collected.numbers))
         heard = label >= 0
         label = with_largest(label, present)
-        models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
-        membership = one_hot(jnp.asarray(label), self.clusters)
         server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
-        if landmarks is None:
-            clients = Clients(membership, jnp.asarray(present), vectors)
-        else:
-            clients = HardClients(membership, jnp.asarray(present))
-            server = LandmarkServer(*server, landmarks, vectors, jnp.asarray(known))
+        state = self.assemble(models, label, present, server, vectors, known, landmarks)
         size = model_size(self.model, population)
         light = effort.models * model_size(self.light, population) / size
         costs = Costs(
@@ -240,8 +234,35 @@ class pacfl(SearchingMethod):
             # What each client takes to compare itself with landmarks is not on the server's clock.
             clustering_seconds=comparing + merging,
         )
-        state, _ = first_state(models, clients, self.optimizer, server)
         return state, clustering_info(self.clusters, costs, present, heard)
+
+    def assemble(
+        self,
+        models: Clusters,
+        label: np.ndarray,
+        present: Any,
+        server: Server,
+        vectors: Array,
+        known: Any,
+        landmarks: Array | None,
+    ) -> State:
+        """The state before the first round from what was measured and found."""
+        models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
+        membership, present = one_hot(jnp.asarray(label), self.clusters), jnp.asarray(present)
+        if landmarks is None:
+            return first_state(models, Clients(membership, present, vectors), self.optimizer, server)[0]
+        kept = LandmarkServer(*server, landmarks, vectors, jnp.asarray(known))
+        return first_state(models, HardClients(membership, present), self.optimizer, kept)[0]
+
+    def template(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
+        models, present = start_models(self.model, rng_key, population, self.clusters)
+        landmarks = None if self.landmarks is None else jnp.arange(self.landmarks)
+        mapped = jax.eval_shape(lambda *arrays: self.measure_all(*arrays), rng_key, population, landmarks)
+        vectors, known = (jnp.zeros(leaf.shape, leaf.dtype) for leaf in (mapped.collected, mapped.accepted))
+        search = no_search(len(threshold_grid(self.interval))) if self.searches else ()
+        server = Server(jnp.zeros((len(known), len(known))), jnp.zeros(()), jax.tree.map(jnp.asarray, search))
+        label = np.where(np.asarray(present), 0, -1)  # rows that fill up devices stay as they are here
+        return self.assemble(models, label, present, server, vectors, known, landmarks), initial_info(self.clusters)
 
     def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
         landmarks = None if self.landmarks is None else jax.ShapeDtypeStruct((self.landmarks,), jnp.int32)

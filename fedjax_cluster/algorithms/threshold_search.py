@@ -38,6 +38,12 @@ class Search(NamedTuple):
     elbow: Any  # i32[], place of the elbow
 
 
+def no_search(tried: int) -> Search:
+    """A search of so many thresholds, without its figures."""
+    floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
+    return Search(floats, floats, whole, np.int32(0), np.int32(0))
+
+
 class Effort(NamedTuple):
     """What a search has cost."""
 

@@ -34,6 +34,7 @@ from fedjax_cluster.report.table import Column, Number, Table
 from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule, fewest_present
 from fedjax_cluster.simulation.identity import identity_of
+from fedjax_cluster.simulation.planning import check_lots
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import Federation
 
@@ -80,6 +81,7 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
     schedule = Schedule(churn, algorithm, federation.train.num_examples)
     if isinstance(clusters := getattr(algorithm, "clusters", None), int):
         check_clusters(clusters, fewest_present(schedule.changes, federation.train.num_examples, rounds=0))
+    check_lots(algorithm, federation)
     path, done = pathlib.Path(directory), 0
     if path.exists():
         identity = identity_of(

@@ -298,6 +298,16 @@ def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
     return (keys, state, train, *others)
 
 
+def check_lots(algorithm: ClusteredAlgorithm, federation: Federation) -> None:
+    """Raises a ValueError where clients' rows are on disk, but a round would take all of them."""
+    if stored(federation):
+        arguments = abstract_arguments(
+            without_training(algorithm), shape_of(federation), parallel.client_mapping("auto")
+        )
+        state = arguments[1]
+        lot_of(algorithm, federation.train.x, _drawn(algorithm, state), len(state.clients.present))
+
+
 def _drawn(algorithm: ClusteredAlgorithm, state: Any) -> Selection:
     """Shapes of who takes part in a round."""
     return jax.eval_shape(lambda key, state: algorithm.select(key, state), jax.random.key(0), state)

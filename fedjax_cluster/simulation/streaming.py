@@ -40,6 +40,7 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
                     f"{clients}: give a smaller participation or fewer clusters; {too_large(rows)}"
                 )
             way = ", but with cluster_cohort=True" if getattr(algorithm, "cluster_cohort", None) is False else ""
+            way = ", but with fewer first_clients" if hasattr(algorithm, "first_clients") else way
             raise ValueError(
                 f"{algorithm.name} has all clients in its rounds, whoever takes part{way}; {too_large(rows)}"
             )

@@ -12,6 +12,7 @@ import pytest
 from fedjax_cluster import clustering, local, nn
 from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
+from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.simulation.run_directory import RunDirectory
 from fedjax_cluster.types import ClientData
@@ -172,18 +173,19 @@ def test_the_search_finds_the_groups():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
+    ("method", "options"),
     [
-        {},
-        {"threshold": 0.6},
-        pytest.param({"newcomers": False}, marks=pytest.mark.slow),
-        pytest.param({"gradient_epochs": 0, "beta": 1.0}, marks=pytest.mark.slow),
+        (flag, {"gradient_epochs": 1, "search_rounds": 1, "light_model": LIGHT}),
+        (flag, {"gradient_epochs": 1, "search_rounds": 1, "threshold": 0.6}),
+        (flag, {"gradient_epochs": 1, "search_rounds": 1, "newcomers": False}),
+        (flag, {"gradient_epochs": 0, "search_rounds": 1, "beta": 1.0}),
+        (pacfl, {}),
+        (pacfl, {"threshold": "search", "search_rounds": 1, "light_model": LIGHT}),
+        (pacfl, {"threshold": 5.0, "landmarks": 4}),
     ],
 )
-def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch, options):
-    algorithm = flag(
-        nn.linear(), clusters=9, local=FULL, light_model=LIGHT, **{"gradient_epochs": 1, "search_rounds": 1, **options}
-    )
+def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch, method, options):
+    algorithm = method(nn.linear(), clusters=9, local=FULL, **options)
     population = place(lines())
 
     def shapes(state):
@@ -199,11 +201,12 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch
         raise AssertionError("clustered again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(flag, "init", never)
+        patched.setattr(method, "init", never)
         resumed = simulate(algorithm, lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "run")
     for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(resumed.events[0].content["proximity"], whole.events[0].content["proximity"])
+    matrix = "proximity" if method is flag else "angles"
+    np.testing.assert_array_equal(resumed.events[0].content[matrix], whole.events[0].content[matrix])
     # A folder that looks like a checkpoint and is none.
     (tmp_path / "empty" / "checkpoints" / "2").mkdir(parents=True)
     shutil.copy(tmp_path / "run" / "config.json", tmp_path / "empty")

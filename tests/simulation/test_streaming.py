@@ -1,6 +1,7 @@
 """Runs on populations on disk are those in memory, bit by bit; what cannot stream says so."""
 
 import csv
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, ifca, starts
 from fedjax_cluster.algorithms.round import check_square
 from fedjax_cluster.data import in_memory, open_population, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
+from fedjax_cluster.experiments.plans import plan
 from fedjax_cluster.experiments.runs import run as carry_out
 from fedjax_cluster.parallel import ahead
 from fedjax_cluster.simulation import loop, segment, streaming
@@ -278,6 +280,8 @@ def test_all_clients_in_a_round_are_refused(population, tmp_path):
         simulate(method("fedgwc", participation=0.6, clusters=4), population, rounds=2, progress=False)
     with pytest.raises(ValueError, match="whoever takes part, but with cluster_cohort=True; the rows"):
         simulate(method("cfl_gp", cluster_cohort=False), population, rounds=2, progress=False)
+    with pytest.raises(ValueError, match="whoever takes part, but with fewer first_clients; the rows"):
+        simulate(method("flexcfl", first_clients=7), population, rounds=2, progress=False)
 
 
 def test_pairs_of_too_many_clients_are_refused(monkeypatch):
@@ -333,6 +337,9 @@ def test_a_configuration_names_a_population(population, tmp_path):
     result = carry_out(config, run_dir=tmp_path / "run", progress=False)
     assert result.summary["scenario"] == population.info.name
     assert RunConfig.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="would take all clients in a round: give a participation below 1"):
+        plan(dataclasses.replace(config, participation=1.0), tmp_path / "other")
+    assert plan(config, tmp_path / "other").task() == "2 rounds"
     with pytest.raises(ValueError, match="clients is 5, but the population"):
         build_federation(RunConfig(population=folder, clients=5))
     for further in ({"scenario": "xor"}, {"dataset": "mnist"}, {"test_fraction": 0.5}):

@@ -50,7 +50,7 @@ from fedjax_cluster.algorithms.round import (
     one_hot,
     start_models,
 )
-from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, threshold_grid
+from fedjax_cluster.algorithms.threshold_search import Effort, Search, cuts, given_threshold, no_search, threshold_grid
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.nn.precision import in_32_bits
@@ -300,12 +300,10 @@ class flag(SearchingMethod):
         many = len(known)
         matrices = Matrices(*[jnp.zeros((many, many))] * 3)
         tried = len(threshold_grid(self.interval)) if self.threshold is None else 1
-        floats, whole = np.zeros(tried, np.float32), np.zeros(tried, np.int32)
-        search = Search(floats, floats, whole, np.int32(0), np.int32(0))
         models, present = start_models(self.model, rng_key, population, self.clusters)
         label = np.where(np.asarray(present), 0, -1)  # rows that fill up devices stay as they are here
         sent = Sent(measured.vectors, measured.counts, measured.update, known)
-        state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
+        state = self.assemble(models, label, present, sent, start, matrices, no_search(tried), landmarks)
         return state, initial_info(self.clusters)
 
     def first_programs(self, rng_key: Array, state: State, population: Population) -> tuple[FirstProgram, ...]:
