@@ -50,6 +50,8 @@ def test_a_dry_comparison_tells_what_each_method_would_do(capsys):
     assert cli.main([*words, "--tune"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "first try 5 learning rates of each method" in shown
+    assert cli.main(["compare", "fedavg", *words[3:5], *words[7:14], "--tune", *PRIVATE]) == 0
+    assert "first try no learning rates: tuning tries rates on" in " ".join(capsys.readouterr().out.split())
     assert re.search(r"CFL-GP +650 +2 runs.*every 3", shown)
     assert "gradients, rate 0.3" in shown
     assert "refused: clusters is 'auto', but ifca needs a" in shown

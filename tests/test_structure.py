@@ -67,8 +67,8 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 400 for FL+HC, distances and Ward's linkage; 370 for what two reviews and a study of an outsider found;
 # 150 for rows of one's own that are divided already; 250 for figures of the honest, drop-outs and explosions.
 # 370 for FlexCFL; 130 for directories of other things and runs that were not finished.
-# 200 for faults of clients on disk, clusters of those who are there at the start, edited settings and dry runs.
-MOST_LINES = 50_300
+# 250 for faults of clients on disk, clusters of those who are there at the start, edited settings and dry runs.
+MOST_LINES = 50_350
 
 
 @functools.cache

@@ -101,6 +101,10 @@ class fesem(AveragingMethod):
         clients = HardClients(one_hot(slot, self.clusters), present)
         return first_state(centres, clients, self.optimizer, costs=costs)
 
+    @property
+    def reads_all(self) -> bool:
+        return self.start != "random"
+
     def start_at_clients(
         self, draw_key: Array, train_key: Array, models: Clusters, present: Array, population: Population
     ) -> tuple[Clusters, Array, Costs]:

@@ -230,6 +230,11 @@ class Method(Options):
         return {name: value for name, value in self.to_json().items() if name != "model"}
 
     @property
+    def reads_all(self) -> bool:
+        """Whether `init` reads the rows of all clients, so that these cannot be on disk."""
+        return False
+
+    @property
     def draws_ahead(self) -> bool:
         """Whether `select` goes by the key, the round, who is present and a landmark alone: rows can be read ahead."""
         return type(self).select is Method.select and self.standing is None

@@ -59,6 +59,10 @@ class OneShotMethod(AveragingMethod, abstract=True):
     linkage: Linkage = option('"average", "single" or "complete"', default="average")
     weighting: Weighting = option('"examples" weights clients by |D_i|, "uniform" equally', default="examples")
 
+    @property
+    def reads_all(self) -> bool:
+        return True
+
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """θ_k ← θ_k + Σ_i n_i Δθ_i / Σ_i n_i over the round's clients of cluster k (Eq. 8 of FLAG)."""
         done = cluster_round(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from fedjax_cluster.experiments.config import (
 )
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.runs import rounds_done
-from fedjax_cluster.experiments.tuning import FACTORS, grid
+from fedjax_cluster.experiments.tuning import FACTORS, check_tuning, grid
 from fedjax_cluster.faults import afflict
 from fedjax_cluster.files import check_writable
 from fedjax_cluster.options import as_json
@@ -155,7 +155,7 @@ def comparison_tables(
     shared = _common([config.to_json() for config in configs.values()])
     settings = _settings({name: value for name, value in shared.items() if name not in own})
     sizes = _common([_size(each) for each in plans])
-    first = {"first": f"try {len(FACTORS)} learning rates of each method"} if tune else {}
+    first = {"first": _tuning(configs.values())} if tune else {}
     lines = {**settings, **first, "seeds": " ".join(map(str, seeds)), **sizes, "directory": str(directory)}
     columns = (
         *(Column("cell" if cells else "method"), Column("parameters")),
@@ -163,6 +163,15 @@ def comparison_tables(
     )
     in_order = tuple(rows[label] for label in cells or configs)
     return Table(TITLE, (Column(""), Column("")), tuple(lines.items())), Table("", columns, in_order)
+
+
+def _tuning(configs: Iterable[RunConfig]) -> str:
+    try:
+        for config in configs:
+            check_tuning(config)
+    except ValueError as error:
+        return f"try no learning rates: {error}"
+    return f"try {len(FACTORS)} learning rates of each method"
 
 
 def _refusal(label: str, why: object) -> tuple[str, None, str, str, str]:

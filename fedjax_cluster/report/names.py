@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from fedjax_cluster.types import Churn
 
 PRINTED = (
     *("CFL", "CFL-GP", "Ditto", "FairAvg", "FedAvg", "FedAvgM", "FedEM", "FedGWC", "FedPer", "FedProto", "FedProx"),
@@ -99,12 +101,15 @@ def setting_in_words(key: str, value: Any) -> str:
     ('beta 0.5', '150 rounds')
     >>> setting_in_words("churn", [[4, [7], []], [9, [8], [7]]])
     '2 joins, 1 leave'
+    >>> setting_in_words("churn", [{"round": 4, "join": [7], "leave": []}])
+    '1 join, 0 leaves'
     """
     name = key.rpartition(".")[2].replace("_", " ")
     if value is None:
         return f"no {name}"
-    if name == "churn":
-        joins, leaves = (sum(len(change[side]) for change in value) for side in (1, 2))
+    if name == "churn":  # by place in a configuration, by name in an identity
+        changes = [Churn(**change) if isinstance(change, Mapping) else Churn(*change) for change in value]
+        joins, leaves = sum(len(change.join) for change in changes), sum(len(change.leave) for change in changes)
         return f"{counted(joins, 'join')}, {counted(leaves, 'leave')}"
     text = value.replace("_", "-") if isinstance(value, str) else json.dumps(value)
     return f"{text} {name}" if name in COUNTED else f"{name} {text}"

@@ -28,6 +28,7 @@ from fedjax_cluster.optimizers import rate_of
 from fedjax_cluster.simulation.evaluation import with_metrics
 from fedjax_cluster.types import (
     Churn,
+    ClientData,
     ClusteredAlgorithm,
     DatasetInfo,
     Federation,
@@ -111,20 +112,13 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: model.init(key, info))
 
-    def training(variables: Variables) -> LocalResult:
-        return local.run(key, model, variables, client, round=0)
-
-    def measured(predictions: PyTree) -> PyTree:
-        return with_metrics(model, metrics).metrics(predictions, client.y, jnp.ones(len(client.y), bool))
-
     local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
-    found = {
-        **_of_a_model("the model", model, key, info, client.x),
-        "the local update": _digest(training, variables),
-        "the metrics": _digest(measured, jax.eval_shape(functools.partial(_predicted, model, client.x), variables)),
-    }
+    traced = functools.partial(_of_a_model, local, key, info, client)
+    own = traced(model, metrics)
+    names = ("the model's initialisation", "the model", "the local update", "the metrics")
+    found: dict[str, str] = dict(zip(names, own, strict=True))
     for name, other in _other_models(algorithm):
-        found |= _of_a_model(f"its {name}", other, key, info, client.x)
+        found |= {f"its {name}": digest(traced(other, ()))}
     schedule = getattr(local, "schedule", None)
     if schedule is not None:
         found["the learning rate"] = _digest(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))
@@ -149,16 +143,27 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     return found
 
 
-def _of_a_model(what: str, model: Model, key: Array, info: DatasetInfo, x: Array) -> dict[str, str]:
+def _of_a_model(
+    local: LocalUpdate, key: Array, info: DatasetInfo, client: ClientData, model: Model, metrics: Sequence[Measure]
+) -> list[str]:
+    """Digests of a model's initialisation, predictions, training and metrics."""
     variables = jax.eval_shape(lambda: model.init(key, info))
-    return {
-        f"{what}'s initialisation": _digest(lambda: model.init(key, info)),
-        what: _digest(functools.partial(_predicted, model, x), variables),
-    }
 
+    def prediction(variables: Variables) -> PyTree:
+        return model.predict(model.apply(variables, client.x, train=False)[0])
 
-def _predicted(model: Model, x: Array, variables: Variables) -> PyTree:
-    return model.predict(model.apply(variables, x, train=False)[0])
+    def training(variables: Variables) -> LocalResult:
+        return local.run(key, model, variables, client, round=0)
+
+    def measured(predictions: PyTree) -> PyTree:
+        return with_metrics(model, metrics).metrics(predictions, client.y, jnp.ones(len(client.y), bool))
+
+    return [
+        _digest(lambda: model.init(key, info)),
+        _digest(prediction, variables),
+        _digest(training, variables),
+        _digest(measured, jax.eval_shape(prediction, variables)),
+    ]
 
 
 def _started(algorithm: ClusteredAlgorithm, federation: Federation, few: Population, key: Array) -> tuple:
@@ -177,13 +182,14 @@ def _started(algorithm: ClusteredAlgorithm, federation: Federation, few: Populat
 
 
 def _start_digest(algorithm: ClusteredAlgorithm, state: State) -> str:
-    """Of the state that `init` gives, as far as other devices would give it too; where a run needs none, of its text.
+    """Of the state that `init` gives, as far as other devices would give it too; where a run needs none, of the text of
+    the classes that are one's own.
 
     Whole numbers, such as labels, are told apart one by one, others by the size that they have in the mean.
     """
     if algorithm.template is not None:
         with contextlib.suppress(OSError, TypeError):  # what was typed into an interpreter has none
-            return digest(inspect.getsource(type(algorithm).init))
+            return digest([inspect.getsource(cls) for cls in type(algorithm).__mro__ if not is_known(cls)])
         return ""
     told = []
     for leaf in jax.tree.leaves(state):

@@ -65,12 +65,14 @@ def with_clustering_seconds(
 ) -> dict[str, np.ndarray]:
     """The history with a column `clustering_seconds`, the server's time for the clustering of each round.
 
-    Rounds run inside one compiled loop, where no clock can be read. So the method's `cluster` is timed by itself on the
-    final state, and a round's time is its number of clusterings times the median of five calls: an estimate. `initial`
-    is what a method that clusters in `init` measured there. The history is returned unchanged where the server never
-    clustered, or nothing of it can be timed.
+    Rounds run inside one compiled loop, where no clock can be read. So the method's `cluster` is timed by itself on
+    the final state, and a round's time is its number of clusterings times the median of five calls: an estimate.
+    `initial` is what a method that clusters in `init` measured there, 0 in a run that is taken up, which has what it
+    had. The history is returned unchanged where the server never clustered, or nothing of it can be timed.
     """
     count = history["clusterings"]
+    if algorithm.cluster is None and not initial and CLUSTERING_SECONDS in history:  # taken up
+        initial = float(np.nan_to_num(history[CLUSTERING_SECONDS][0]))
     if not np.nansum(count) or (algorithm.cluster is None and not initial):
         return history
     if algorithm.cluster is None:

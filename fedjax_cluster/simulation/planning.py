@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_cluster import parallel
-from fedjax_cluster.data.stored import stored, streamed
+from fedjax_cluster.data.stored import stored, streamed, too_large
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import COUNT, checked
 from fedjax_cluster.parallel.ahead import CohortsAhead
@@ -299,8 +299,10 @@ def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
 
 
 def check_lots(algorithm: ClusteredAlgorithm, federation: Federation) -> None:
-    """Raises a ValueError where clients' rows are on disk, but a round would take all of them."""
+    """Raises a ValueError where clients' rows are on disk, but the start or a round would take all of them."""
     if stored(federation):
+        if getattr(algorithm, "reads_all", False):
+            raise ValueError(too_large(federation.train.x))
         arguments = abstract_arguments(
             without_training(algorithm), shape_of(federation), parallel.client_mapping("auto")
         )

@@ -34,13 +34,15 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
     """
     if len(drawn.index) >= clients:
         if getattr(algorithm, "participation", 1.0) < 1:
-            if getattr(algorithm, "draws_follow", False):
+            first, each = hasattr(algorithm, "first_clients"), bool(getattr(algorithm, "draws_follow", False))
+            if draws_ahead(algorithm) and not first:
+                less = " or fewer clusters, each of which draws its own" if each else ""
                 raise ValueError(
-                    f"each cluster of {algorithm.name} draws its own clients, so that a round has room for all "
-                    f"{clients}: give a smaller participation or fewer clusters; {too_large(rows)}"
+                    f"a round of {algorithm.name} has room for all {clients} clients here: give a smaller "
+                    f"participation{less}; {too_large(rows)}"
                 )
             way = ", but with cluster_cohort=True" if getattr(algorithm, "cluster_cohort", None) is False else ""
-            way = ", but with fewer first_clients" if hasattr(algorithm, "first_clients") else way
+            way = ", but with fewer first_clients" if first else way
             raise ValueError(
                 f"{algorithm.name} has all clients in its rounds, whoever takes part{way}; {too_large(rows)}"
             )

@@ -195,14 +195,16 @@ def test_a_run_that_is_opened_again_does_not_cluster_again(tmp_path, monkeypatch
         algorithm.init(jax.random.key(0), population)
     )
     whole = simulate(algorithm, lines(), rounds=3, mapping=SCAN)
-    simulate(algorithm, lines(), rounds=2, mapping=SCAN, run_dir=tmp_path / "run")
+    first = simulate(algorithm, lines(), rounds=2, mapping=SCAN, run_dir=tmp_path / "run", time_clustering=True)
 
     def never(*arguments, **options):
         raise AssertionError("clustered again")
 
     with monkeypatch.context() as patched:
         patched.setattr(method, "init", never)
-        resumed = simulate(algorithm, lines(), rounds=3, mapping=SCAN, run_dir=tmp_path / "run")
+        again = {"run_dir": tmp_path / "run", "time_clustering": True}
+        resumed = simulate(algorithm, lines(), rounds=3, mapping=SCAN, **again)
+    assert resumed.history["clustering_seconds"].tolist() == [first.history["clustering_seconds"][0], 0, 0]
     for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, other)
     matrix = "proximity" if method is flag else "angles"

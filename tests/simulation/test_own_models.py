@@ -1,13 +1,16 @@
 """A model that is one's own functions: each mistake is one line before anything is computed."""
 
 import dataclasses
+import functools
+import inspect
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn
-from fedjax_cluster.algorithms import fedavg, flag, ifca
+from fedjax_cluster.algorithms import fedavg, flag, ifca, pacfl
 from fedjax_cluster.algorithms.per_fedavg import MetaGradient
 from fedjax_cluster.nn.losses import objective
 from fedjax_cluster.simulation.identity import identity_of
@@ -104,6 +107,27 @@ def test_a_loss_that_is_not_the_one_reported_is_said(caplog):
     assert not caplog.text
 
 
+def scaled(function, times, *arguments):
+    return jax.tree.map(lambda leaf: times * leaf, function(*arguments))
+
+
+def test_an_edited_part_of_a_method_that_is_not_started_again_is_another_method():
+    """A hook of one's own was not looked at where a template spares the start."""
+
+    def own(degrees):
+        text = f"return {degrees}, (), Effort(0, 0, 0)"
+        return type("own", (pacfl,), {"find_threshold": lambda *arguments: text}, abstract=True)
+
+    federation, sources = blobs(clients=3), []
+    original = inspect.getsource
+    with pytest.MonkeyPatch.context() as patched:
+        for degrees in (90.0, 0.01):
+            cls = own(degrees)
+            patched.setattr(inspect, "getsource", lambda of, cls=cls, d=degrees: str(d) if of is cls else original(of))
+            sources.append(identity_of(cls(nn.linear(), clusters=3, local=UPDATE), federation, 0, 10, None, ()))
+    assert sources[0]["programs"]["the method's start"] != sources[1]["programs"]["the method's start"]
+
+
 def test_second_models_and_what_a_step_follows_are_part_of_the_experiment():
     """Both were "custom" or left out, so that a run directory gave another experiment's result."""
     federation = blobs(clients=3)
@@ -119,6 +143,10 @@ def test_second_models_and_what_a_step_follows_are_part_of_the_experiment():
     assert light(small) != light(nn.mlp((16,)))
     first, second = (light(own._replace(predict=lambda outputs, times=times: times * outputs)) for times in (1.0, 2.0))
     assert first["programs"] != second["programs"]
+    for part in ("loss", "metrics"):  # which decide the search alone
+        theirs = [own._replace(**{part: functools.partial(scaled, getattr(own, part), times)}) for times in (1.0, 2.0)]
+        first, second = map(light, theirs)
+        assert first["programs"] != second["programs"], part
     assert "options" not in light(None)
 
     def following(gradient):

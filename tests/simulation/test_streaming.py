@@ -21,6 +21,7 @@ from fedjax_cluster.simulation import loop, segment, streaming
 from fedjax_cluster.simulation.history import summarize
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.planning import check_lots
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import build as hard_apart
 from tests.algorithms.test_fedgwc import hard_and_easy
@@ -251,6 +252,8 @@ def test_many_clients_are_compared_at_evaluations_and_events_alone(monkeypatch):
 def test_methods_that_want_all_rows_say_so_before_any_round(population, name):
     with pytest.raises(ValueError, match=NOT_STREAMED[name]) as error:
         simulate(method(name, clusters=2), population, rounds=2, progress=False)
+    with pytest.raises(ValueError, match=NOT_STREAMED[name]):
+        check_lots(method(name, clusters=2), population)
     assert "in_memory" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -276,7 +279,7 @@ def test_all_clients_in_a_round_are_refused(population, tmp_path):
     with pytest.raises(ValueError, match="participation below 1"):
         simulate(fedavg(nn.linear(), local=SGD), population, rounds=2, progress=False, run_dir=tmp_path / "r")
     assert not (tmp_path / "r").exists()  # and another run can have it
-    with pytest.raises(ValueError, match=r"room for all 1\d: give a smaller .* fewer clusters; the rows"):
+    with pytest.raises(ValueError, match=r"room for all 1\d clients here: give a smaller .* fewer clusters, each"):
         simulate(method("fedgwc", participation=0.6, clusters=4), population, rounds=2, progress=False)
     with pytest.raises(ValueError, match="whoever takes part, but with cluster_cohort=True; the rows"):
         simulate(method("cfl_gp", cluster_cohort=False), population, rounds=2, progress=False)
