@@ -33,6 +33,7 @@ ACCEPTED = {
     "--gradient-epochs": ("0", "data alone, as its help says"),
     "--vector-share": (LITTLE, "one vector, as its help says"),
     "--tau": ("-1 0 1e-50", "a cosine"),
+    "--mixing": (NOTHING, "no pull"),
     "--warm-up": ("0", "clusters before any training of all together, as FedClust does"),
     "--threshold": (NOTHING, "merges only what is equal"),
     "--similarity-weight": (NOTHING, "IFCA's rule, as its help says"),
