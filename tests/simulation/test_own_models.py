@@ -115,8 +115,7 @@ def test_an_edited_part_of_a_method_that_is_not_started_again_is_another_method(
     """A hook of one's own was not looked at where a template spares the start."""
 
     def own(degrees):
-        text = f"return {degrees}, (), Effort(0, 0, 0)"
-        return type("own", (pacfl,), {"find_threshold": lambda *arguments: text}, abstract=True)
+        return type("own", (pacfl,), {"find_threshold": lambda *arguments: (degrees, (), None)}, abstract=True)
 
     federation, sources = blobs(clients=3), []
     original = inspect.getsource
