@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster.local import shuffled_rows
@@ -55,8 +56,9 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
 
 def wanted_clients(participation: float, present: Array) -> Array:
     """i32[]: ⌈participation · present⌉ of the clients present bool[M], one at least where there is one."""
-    wanted = jnp.ceil(participation * jnp.sum(present.astype(jnp.float32)) - 1e-4).astype(jnp.int32)
-    return jnp.maximum(wanted, jnp.any(present).astype(jnp.int32))
+    # Products of many clients have no digits left in float32 that would tell a whole number from what is above it.
+    every = np.ceil(participation * np.arange(present.shape[0] + 1) - 1e-9).astype(np.int32)
+    return jnp.asarray(every)[jnp.sum(present, dtype=jnp.int32)]
 
 
 def drawn(rng_key: Array, present: Array, wanted: Array, size: int, *, first: Array | None = None) -> Selection:

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.stored import made_anew
+from fedjax_cluster.files import digest
 from fedjax_cluster.marked_clients import MarkedData, marked
 from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, UNIT, Options, at_least, is_zero, option, shown
+from fedjax_cluster.spoilt_rows import STREAM, copies, has_classes, with_reversed
 from fedjax_cluster.types import Churn, ClientData, Federation, LocalResult
 
 UNLIMITED = 1e9  # steps
-STREAM = 0xFA17  # of the seed, so that who is faulty depends on nothing else that is drawn
 
 
 class Fault(Options):
@@ -180,13 +181,17 @@ class label_flip(_Spoiling):
     """Hostile or careless clients whose training labels are reversed: y becomes L − 1 − y, of L classes."""
 
     def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
-        train = federation.train
-        if federation.info.num_classes < 2 or not np.issubdtype(np.asarray(train.y).dtype, np.integer):
+        if not has_classes(federation):
             raise ValueError(
                 f"fault is label_flip, but the examples of {federation.info.name} have no class labels; take another "
                 "fault, such as sign_flip"
             )
-        return federation._replace(train=train._replace(y=_reversed(federation, faulty)))
+        train = made_anew(
+            federation.train,
+            lambda clients, rows: rows._replace(y=with_reversed(rows.y, faulty[clients], federation)),
+            told=["flipped", digest(faulty)],
+        )
+        return federation._replace(train=train)
 
 
 class colluders(_Spoiling):
@@ -207,7 +212,7 @@ class colluders(_Spoiling):
         return _some_of(_members(federation, self, self.group, others=True), federation, self.share, seed)
 
     def spoilt_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> Federation:
-        return federation._replace(train=_copies(federation, faulty, self.group, seed))
+        return federation._replace(train=copies(federation, faulty, self.group, seed))
 
 
 class disguise(colluders):
@@ -229,7 +234,7 @@ class disguise(colluders):
         return federation
 
     def shown_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> ClientData | None:
-        return _copies(federation, faulty, self.group, seed)
+        return copies(federation, faulty, self.group, seed)
 
 
 class infiltrators(disguise):
@@ -267,11 +272,15 @@ class schism(_Spoiling):
         return _some_of(_members(federation, self, self.group), federation, self.share, seed)
 
     def shown_data(self, federation: Federation, faulty: np.ndarray, seed: int) -> ClientData | None:
-        x = np.array(federation.train.x)
-        rows = x[faulty].reshape(int(faulty.sum()), x.shape[1], -1)
-        order = np.random.default_rng([seed, STREAM, 1]).permutation(rows.shape[-1])
-        x[faulty] = rows[..., order].reshape(x[faulty].shape)
-        return ClientData(x, _reversed(federation, faulty), np.asarray(federation.train.num_examples))
+        features = int(np.prod(np.shape(federation.train.x)[2:]))
+        order = np.random.default_rng([seed, STREAM, 1]).permutation(features)
+
+        def other(clients: np.ndarray, rows: ClientData) -> ClientData:
+            those, x = faulty[clients], np.array(rows.x)
+            x[those] = x[those].reshape(*x[those].shape[:2], features)[..., order].reshape(x[those].shape)
+            return ClientData(x, with_reversed(rows.y, those, federation), rows.num_examples)
+
+        return made_anew(federation.train, other, told=["schism", seed, digest(faulty)])
 
 
 FAULTS: dict[str, type[Fault]] = {
@@ -318,12 +327,6 @@ def afflict(algorithm: Any, federation: Federation, fault: Fault | None, seed: i
     """A method and a federation with a fault, `with_fault` and `afflicted`; as they are without one."""
     if fault is None:
         return algorithm, federation
-    own = type(fault)
-    if stored(federation.train) and (own.spoilt_data, own.shown_data) != (Fault.spoilt_data, Fault.shown_data):
-        raise ValueError(
-            f"fault is {fault}, which changes rows, but the clients' rows are on disk; give a federation that is in "
-            "memory, as fc.data.in_memory(population) makes of it, or a fault of what is sent, such as sign_flip"
-        )
     return with_fault(algorithm, fault), afflicted(federation, fault, seed)
 
 
@@ -390,22 +393,6 @@ def _some_of(among: np.ndarray, federation: Federation, share: float, seed: int)
     """bool[M]: of `among` bool[M] as many as a share of all clients with examples, as far as there are."""
     there = (np.asarray(federation.train.num_examples) > 0).sum()
     return _some(among, min(1.0, share * there / among.sum()), seed)
-
-
-def _copies(federation: Federation, faulty: np.ndarray, group: int, seed: int) -> ClientData:
-    """The training rows of all, where each faulty client has a copy of those of a member of the group."""
-    members = np.flatnonzero((np.asarray(federation.train.num_examples) > 0) & (np.asarray(federation.group) == group))
-    source = np.arange(len(faulty))
-    source[faulty] = np.resize(np.random.default_rng([seed, STREAM]).permutation(members), int(faulty.sum()))
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[source], federation.train)
-
-
-def _reversed(federation: Federation, faulty: np.ndarray) -> np.ndarray:
-    """The targets of all clients, of which those of the faulty are L − 1 − y, or −y where there are no classes."""
-    y, classes = np.array(federation.train.y), federation.info.num_classes
-    labels = classes > 1 and np.issubdtype(y.dtype, np.integer)
-    y[faulty] = (classes - 1 if labels else 0) - y[faulty]
-    return y
 
 
 def _some(among: np.ndarray, share: float, seed: int) -> np.ndarray:

@@ -28,6 +28,7 @@ def distances(leaves: list[Array], together: Array, mapping: ClientMapping = ONE
     Squares of numbers above 1e19 are not finite in float32, and nobody may come nearer by sending such. Of rows that
     share nearly all they have |x|² + |y|² − 2xy keeps no digit: where a cluster's majority is such, the row that is
     nearest to half of its cluster is subtracted first. It is not the mean, which a single row moves as far as it wants.
+    Of several groups of such rows in a cluster, only that one's distances within are exact.
     """
     products = _products(leaves, mapping)
     squares = jnp.diagonal(products)
@@ -36,7 +37,7 @@ def distances(leaves: list[Array], together: Array, mapping: ClientMapping = ONE
     size = together.sum(1, dtype=jnp.int32)
     pairs = _within(together, close.sum(1, dtype=jnp.int32))
     # Of two halves of n rows, one that is close makes n/2 · (n/2 − 1) pairs, both ways.
-    lost = jnp.any((pairs > 0) & (4 * pairs >= size * (size - 2)))
+    lost = jnp.any((pairs > 0) & (pairs >= 0.25 * size.astype(jnp.float32) * (size - 2)))
 
     def from_the_middle() -> Array:
         score = nearest_sums(distance, together, jnp.maximum(size // 2, 1), mapping)

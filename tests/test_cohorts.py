@@ -147,3 +147,15 @@ def test_who_never_comes_is_searched_for(turns, monkeypatch):
     monkeypatch.setattr(cohorts, "MOST_TURNS", turns)
     drawn = chosen(cohorts.per_cluster(jax.random.key(5), jnp.asarray(LABEL), jnp.asarray([12, 3, 4]), 30))
     assert np.bincount(LABEL[drawn], minlength=3).tolist() == [12, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("participation", "present"), [(0.6, 5125), (0.3, 10250), (0.15, 20500), (0.33, 9400), (0.1, 7)]
+)
+def test_a_cohort_of_thousands_is_as_large_whatever_rows_follow(participation, present):
+    """On two devices, which have a row of padding, one client more was drawn."""
+    for absent in (0, 1, 3):
+        there = jnp.arange(present + absent) < present
+        wanted = int(cohorts.wanted_clients(participation, there))
+        assert wanted == cohorts.cohort_size(participation, present)
+    assert int(cohorts.wanted_clients(participation, jnp.zeros(5, bool))) == 0

@@ -13,6 +13,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.method import FEWER_AT_A_TIME, FirstProgram
+from fedjax_cluster.data.stored import Rows, streamed
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.lifting import Numbers, lifted, with_numbers
 from fedjax_cluster.local import client_key, num_batches
@@ -117,12 +118,18 @@ def _best_together(losses: np.ndarray, wanted: int) -> list[int]:
 
 def _of_client(population: Population, index: int) -> ClientData:
     """One client's data, wherever they are."""
+    if streamed(population.data):
+        return jax.tree.map(
+            lambda leaf: jnp.asarray((leaf if isinstance(leaf, Rows) else parallel.fetched(leaf))[index]),
+            population.data,
+            is_leaf=lambda leaf: isinstance(leaf, Rows),
+        )
     x, y, _ = population.data
     row = index if population.placement is None else int(population.placement.place[index])
     own = _row(population.data._replace(x=None, y=None), np.int32(index))
     if isinstance(x, Array) and isinstance(y, Array):
         x, y = _row((x, y), np.int32(row))
-    else:
+    else:  # tiles
         x, y = x[row], y[row]
     return jax.tree.map(jnp.asarray, parallel.fetched(own._replace(x=x, y=y)))
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.data.sources import narrow, whole_tokens
+from fedjax_cluster.data.sources import narrow, no_pixels, whole_tokens
 from fedjax_cluster.data.stored import Layout
-from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
+from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels, check_tokens
 from fedjax_cluster.options import shown
 from fedjax_cluster.types import DatasetInfo
 
@@ -69,7 +69,7 @@ class Encoder:
         if not isinstance(client, tuple) or len(client) not in (2, 4, 5):
             raise ValueError(f"it is {shown(client)}: give (x, y), (x, y, test_x, test_y) or ClientRows")
         rows = ClientRows(*client)
-        x, y = self._rows("x", rows.x), self._rows("y", rows.y)
+        x, y = self._rows("x", rows.x), self._targets("y", rows.y)
         if rows.test_x is None:
             test_x, test_y = x[:0], y[:0]
             tests = round(self.test_fraction * len(x))
@@ -78,7 +78,7 @@ class Encoder:
                 cut = min(max(1, tests), len(x) - 1)
                 x, y, test_x, test_y = x[order[cut:]], y[order[cut:]], x[order[:cut]], y[order[:cut]]
         else:
-            test_x, test_y = self._rows("test_x", rows.test_x), self._rows("test_y", rows.test_y)
+            test_x, test_y = self._rows("test_x", rows.test_x), self._targets("test_y", rows.test_y)
         self._check(x, y, test_x, test_y)
         train, test = x.tobytes() + y.tobytes(), test_x.tobytes() + test_y.tobytes()
         group = -1 if rows.group is None else _whole(rows.group)
@@ -112,12 +112,17 @@ class Encoder:
                 check_labels(targets, self.classes if self.info is None else self.info.num_classes)
             else:
                 check_finite("y", targets)
+            if task == "language" and self.info is not None:
+                check_tokens(self.info.num_classes, x=inputs, y=targets)
 
     def _rows(self, name: str, value: Any) -> np.ndarray:
         array = narrow(name, value)
         if not array.ndim:
             raise ValueError(f"{name} is {shown(value)}: give an array with a row for each example")
         return whole_tokens(array) if self.info is not None and self.info.task == "language" else array
+
+    def _targets(self, name: str, value: Any) -> np.ndarray:
+        return no_pixels(self._rows(name, value), None if self.info is None else self.info.task)
 
     @property
     def task(self) -> str:

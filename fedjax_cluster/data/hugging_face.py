@@ -117,11 +117,26 @@ def from_partitioner(
                 "each: leave such clients out, or divide the data among fewer."
             )
     sources = [_columns(part, inputs, label) for part in parts]
-    x, y = (np.concatenate(arrays) for arrays in ([one[0] for one in sources], [one[1] for one in sources]))
+    rows_of = _of_one_form([one[0] for one in sources])
+    x, y = np.concatenate(rows_of), np.concatenate([one[1] for one in sources])
     examples = _named(x, y, sources[0][2], name)
     rows = partition.divide(np.arange(len(x)), np.array([len(part) for part in parts]))
     (rng,) = partition.generators(seed, 1)
     return partition.federate(examples, rows, rng, test_fraction)
+
+
+def _of_one_form(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Rows of all partitions, grey images in three channels where others are coloured."""
+    channels = {part.shape[-1] for part in parts if part.ndim == 4}
+    if channels == {1, 3}:
+        parts = [np.repeat(part, 3, -1) if part.ndim == 4 and part.shape[-1] == 1 else part for part in parts]
+    for number, part in enumerate(parts):
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise ValueError(
+                f"the rows of client {number} have the shape {list(part.shape[1:])}, but those of client 0 "
+                f"{list(parts[0].shape[1:])}: resize them, and use fc.data.from_arrays"
+            )
+    return parts
 
 
 def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str, task: Task | None = None) -> Examples:
@@ -159,7 +174,9 @@ def _columns(
     x = np.concatenate(in_colour(pieces) if images else pieces)
     if images and x.ndim == 3:
         x = x[..., None]
-    users, groups = (None if column is None else numbers(np.asarray(rest[column])) for column in (user, group))
+    users, groups = (
+        None if column is None else numbers(np.asarray(rest[column]), names=True) for column in (user, group)
+    )
     return x, np.asarray(rest[label]), getattr(found.features[label], "num_classes", None), users, groups
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedjax_cluster.types import Examples, UserExamples
 LOG = logging.getLogger(__name__)
 USER, GROUP, SPLIT = "user", "group", "split"
 MOST_NAMED = 8  # columns in a message
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")  # as it is written
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # as pandas and R write what is not there
 # What a row is for, by the words for it.
 PARTS = {"train": "train", "test": "test", **dict.fromkeys(("validation", "valid", "val"), "validation")}
@@ -62,8 +64,8 @@ def named_examples(
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     assert isinstance(examples, Examples)
-    ids = None if users is None else numbers(users)
-    of_group = None if users is None or groups is None else numbers(groups)
+    ids = None if users is None else numbers(users, names=True)
+    of_group = None if users is None or groups is None else numbers(groups, names=True)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
     # Without groups, or a split, the names that files had before there were any.
     told = told if of_group is not None or parts is not None else told[:2]
@@ -140,15 +142,19 @@ def check_there(labels: np.ndarray, what: str = "labels", one: str = "class") ->
             )
 
 
-def numbers(values: np.ndarray) -> np.ndarray:
+def numbers(values: np.ndarray, *, names: bool = False) -> np.ndarray:
     """Text and floats as whole numbers where all of them are, else text as floats where all are, else as it is.
 
-    Text stays where numbers would make two texts one, as "7" and "007", or those too long for 64 bits.
+    Text stays where numbers would make two texts one, as "7" and "007", or those too long for 64 bits; of `names` of
+    users and groups also what is not how such a number is written, such as "007" alone, or "1e3".
     """
     if values.dtype.kind == "b":
         return values.astype(np.int32)
     texts = values
     if texts.dtype.kind in "UO":
+        written = [str(text).strip() for text in texts.ravel().tolist()]
+        if not all(NUMBER.fullmatch(text) if names else "_" not in text for text in written):
+            return texts
         try:
             values = texts.astype(str).astype(np.int64)
         except (ValueError, OverflowError):

@@ -25,7 +25,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from fedjax_cluster.data.encoded_clients import ClientRows, Encoded, Encoder
-from fedjax_cluster.data.stored import CLIENT, PARTS, Layout, Rows, Store, client_data, shard_file
+from fedjax_cluster.data.stored import CLIENT, PARTS, Files, Layout, client_data, on_disk, shard_file, some_of, stored
 from fedjax_cluster.files import (
     atomic_file,
     digest,
@@ -160,10 +160,8 @@ def open_population(folder: str | os.PathLike) -> Federation:
             if size != shard[part]:
                 has = "is missing" if size is None else f"has {size} bytes of {shard[part]}"
                 raise ValueError(f"{file} {has}: put it back as it was written, or write the population anew")
-    store = Store(folder, layout, index, shards, manifest["index"])
-    group = np.ascontiguousarray(index["group"])
-    known = group if (group >= 0).any() else None
-    found = Federation(client_data(store, "train"), client_data(store, "test"), None, known, info)
+    store = Files(folder, layout, index, shards, manifest["index"])
+    found = Federation(client_data(store, "train"), client_data(store, "test"), None, store.group, info)
     return found if users is None else UserFederation.of(found, users)
 
 
@@ -197,10 +195,12 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
         raise ValueError(f"clients is {shown(clients)}; give a list of clients")
 
     def taken_of(data: ClientData) -> ClientData:
-        read = data.x.store.read(data.x.part, index) if isinstance(data.x, Rows) else None
-        others = data if read is None else data._replace(x=None, y=None, num_examples=None)
-        others = jax.tree.map(lambda leaf: np.asarray(leaf)[index], others)
-        return others if read is None else others._replace(**read._asdict())
+        others = jax.tree.map(
+            lambda leaf: some_of(leaf, index) if on_disk(leaf) else np.asarray(leaf)[index],
+            data._replace(x=None, y=None, num_examples=None),
+            is_leaf=on_disk,
+        )
+        return others._replace(**some_of(data, index)._asdict())
 
     validation = None if federation.validation is None else taken_of(federation.validation)
     group = None if federation.group is None else np.asarray(federation.group)[index]
@@ -224,10 +224,10 @@ def on_devices(federation: Federation) -> Federation:
     ...     on_devices(write_population(f"{folder}/mine", many)).train.x.brought
     True
     """
-    if not isinstance(federation.train.x, Rows):
+    if not stored(federation):
         return federation
-    store = federation.train.x.store
-    train, test = (client_data(store, part, brought=True) for part in PARTS)
+    rows = federation.train.x, federation.test.x
+    train, test = (client_data(each.store, each.part, brought=True) for each in rows)
     return federation._replace(train=train, test=test)
 
 

@@ -151,6 +151,9 @@ def from_arrays(
         check_finite("y", y)
     if task == "language":
         x, y = whole_tokens(x), whole_tokens(y)
+        if num_classes is None and x.dtype.kind in "iu" and y.dtype.kind in "iu":
+            num_classes = int(max(x.max(), y.max())) + 1
+    y = no_pixels(y, task)
     check_pixels("x", x, x.ndim - 1, task)
     info = DatasetInfo(name, x.shape[1:], num_classes or 0, task)
     if client_ids is None:
@@ -169,6 +172,11 @@ def from_arrays(
 def whole_tokens(tokens: np.ndarray) -> np.ndarray:
     """Tokens as i32: bytes would be divided by 255, as models take them for pixels."""
     return tokens.astype(np.int32) if tokens.dtype.kind in "iu" else tokens
+
+
+def no_pixels(y: np.ndarray, task: str | None) -> np.ndarray:
+    """Values to predict, of which bytes would be divided by 255, as models take them for pixels."""
+    return y.astype(np.float32) if task == "regression" and y.dtype == np.uint8 else y
 
 
 def narrow(name: str, values: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
+from fedjax_cluster.files import digest
 from fedjax_cluster.types import ClientData, Federation
 
 # A record of the index of clients: training and test rows, true group (−1: unknown), and the checksum of the rows.
@@ -44,18 +45,14 @@ def shard_file(part: str, number: int) -> str:
 
 
 class Store:
-    """The files of a population, opened as they are needed; any thread may read."""
+    """Clients' rows that are read when they are needed, of files or made of others'; any thread may read."""
 
-    def __init__(self, folder: Path, layout: Layout, index: np.ndarray, shards: Sequence[int], digest: str):
-        """Of a folder with `shards` clients in each shard; `index` CLIENT[M] says what each client has."""
-        self.folder, self.layout, self.digest = folder, layout, digest
-        self.counts = {part: np.ascontiguousarray(index[part], np.int32) for part in PARTS}
-        # A client without test rows has a row of padding, so that there is always something to compute with.
-        self.longest = {part: max(1, int(counts.max())) for part, counts in self.counts.items()}
-        self._first = np.concatenate([[0], np.cumsum(shards)])
-        self._readers: collections.OrderedDict[tuple[str, int], Any] = collections.OrderedDict()
-        self._unread = dict(enumerate(index["crc"][self._first[:-1]].tolist()))  # shards; checksums of first clients
-        self._lock = threading.Lock()
+    folder: Path
+    layout: Layout
+    digest: str
+    counts: Mapping[str, np.ndarray]  # part -> i32[M], rows of each client
+    longest: Mapping[str, int]  # part -> N
+    group: np.ndarray | None = None  # i32[M], true groups as far as they were written with the rows
 
     def read(self, part: str, clients: Any) -> ClientData:
         """Clients' rows, padded with zeros.
@@ -79,6 +76,33 @@ class Store:
 
     def _read(self, part: str, clients: np.ndarray, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x, y and the numbers of rows; of what is not wanted an array without clients."""
+        raise NotImplementedError
+
+    def shape(self, part: str, which: str) -> tuple[int, ...]:
+        """[M, N, ...] of "x" or "y"."""
+        row = self.layout.x_shape if which == "x" else self.layout.y_shape
+        return (len(self.counts[part]), self.longest[part], *row)
+
+    def dtype(self, which: str) -> np.dtype:
+        return self.layout.x_dtype if which == "x" else self.layout.y_dtype
+
+
+class Files(Store):
+    """The files of a population, opened as they are needed."""
+
+    def __init__(self, folder: Path, layout: Layout, index: np.ndarray, shards: Sequence[int], digest: str):
+        """Of a folder with `shards` clients in each shard; `index` CLIENT[M] says what each client has."""
+        self.folder, self.layout, self.digest = folder, layout, digest
+        self.counts = {part: np.ascontiguousarray(index[part], np.int32) for part in PARTS}
+        self.group = group if ((group := np.ascontiguousarray(index["group"])) >= 0).any() else None
+        # A client without test rows has a row of padding, so that there is always something to compute with.
+        self.longest = {part: max(1, int(counts.max())) for part, counts in self.counts.items()}
+        self._first = np.concatenate([[0], np.cumsum(shards)])
+        self._readers: collections.OrderedDict[tuple[str, int], Any] = collections.OrderedDict()
+        self._unread = dict(enumerate(index["crc"][self._first[:-1]].tolist()))  # shards; checksums of first clients
+        self._lock = threading.Lock()
+
+    def _read(self, part: str, clients: np.ndarray, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = {which: len(clients) if which in wanted else 0 for which in ("x", "y")}
         x, y = (_zeros((of, *self.shape(part, which)[1:]), self.dtype(which)) for which, of in count.items())
         there = np.flatnonzero((clients >= 0) & (clients < len(self.counts[part])))
@@ -100,14 +124,6 @@ class Store:
                 if len(y):
                     y[place, :count] = ys.reshape(count, *self.layout.y_shape)
         return x, y, counts
-
-    def shape(self, part: str, which: str) -> tuple[int, ...]:
-        """[M, N, ...] of "x" or "y"."""
-        row = self.layout.x_shape if which == "x" else self.layout.y_shape
-        return (len(self.counts[part]), self.longest[part], *row)
-
-    def dtype(self, which: str) -> np.dtype:
-        return self.layout.x_dtype if which == "x" else self.layout.y_dtype
 
     def _records(self, part: str, number: int, positions: np.ndarray) -> list[bytes]:
         if (checksum := self._unread.get(number)) is not None:
@@ -151,6 +167,39 @@ def _some_of_each(shard: np.ndarray, places: np.ndarray, most: int) -> Iterator[
 
 def _damaged(file: Path, what: str) -> str:
     return f"{file} is damaged or gone ({what}): put it back as it was written, or write the population anew"
+
+
+class Derived(Store):
+    """Rows that are made of those of other clients, which are on disk, when they are read."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        made: Callable[[np.ndarray], ClientData],
+        counts: np.ndarray,
+        longest: int | None = None,
+        told: Any = None,
+    ):
+        """Of some part of a population.
+
+        Args:
+          rows: that they are made of, or most of them.
+          made: of clients i64[C], where −1 is nobody, x and y [C, longest, ...].
+          counts: i32[m], rows of each client.
+          longest: by default as many as those of `rows`.
+          told: a value that tells these from what else could be made of the same rows.
+        """
+        self.folder, self.layout = rows.store.folder, rows.store.layout
+        self.digest = digest([rows.store.digest, rows.part, told])
+        self.counts = {rows.part: np.ascontiguousarray(counts, np.int32)}
+        self.longest = {rows.part: rows.shape[1] if longest is None else longest}
+        self._made = made
+
+    def _read(self, part: str, clients: np.ndarray, wanted: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        there = (clients >= 0) & (clients < len(self.counts[part]))
+        x, y, _ = self._made(np.where(there, clients, -1))
+        counts = np.where(there, self.counts[part][np.where(there, clients, 0)], 0)
+        return x[: len(x) * ("x" in wanted)], y[: len(y) * ("y" in wanted)], counts.astype(np.int32)
 
 
 class Rows:
@@ -219,6 +268,54 @@ def streamed(data: ClientData) -> bool:
 def client_data(store: Store, part: str, brought: bool = False) -> ClientData:
     """All clients of a part, without reading them."""
     return ClientData(Rows(store, part, "x", brought), Rows(store, part, "y", brought), store.counts[part])
+
+
+def made_anew(
+    data: ClientData,
+    change: Callable[[np.ndarray, ClientData], ClientData],
+    *,
+    told: Any,
+    source: np.ndarray | None = None,
+) -> ClientData:
+    """Clients with other rows, made now, or of rows on disk as they are read.
+
+    Args:
+      data: the rows that there are.
+      change: of numbers i[C] of clients, and of rows [C, N, ...]: what becomes of these, as many.
+      told: a value that tells the change from others.
+      source: i[M], whose rows each client has; None for its own.
+    """
+    counts = np.asarray(data.num_examples)
+    if not isinstance(data.x, Rows):
+        return change(np.arange(len(counts)), data if source is None else some_of(data, source))
+
+    def made(clients: np.ndarray) -> ClientData:
+        known = np.maximum(clients, 0)
+        return change(known, some_of(data, clients if source is None else np.where(clients < 0, -1, source[known])))
+
+    return made_of(data.x, made, counts if source is None else counts[source], told=told)
+
+
+def made_of(rows: Rows, made: Callable[[np.ndarray], ClientData], counts: np.ndarray, **further: Any) -> ClientData:
+    """Clients whose rows are made of others' when they are read; see `Derived`."""
+    return client_data(Derived(rows, made, counts, **further), rows.part, rows.brought)
+
+
+def some_of(data: ClientData, clients: np.ndarray) -> ClientData:
+    """x, y and the numbers of rows of clients i[C], read or in memory; of −1 rows that do not count."""
+    if isinstance(data.x, Rows):
+        return data.x.store.read(data.x.part, clients)
+    return ClientData(*(np.asarray(leaf)[clients] for leaf in data))
+
+
+def dtype_of(leaf: Any) -> np.dtype:
+    """Of an array, in memory or on disk."""
+    return leaf.dtype if isinstance(leaf, Rows) else np.asarray(leaf).dtype
+
+
+def on_disk(tree: Any) -> bool:
+    """Whether a part of a tree is clients whose rows lie on disk: what they show to clusterings, beside their own."""
+    return isinstance(tree, ClientData) and isinstance(tree.x, Rows)
 
 
 def rows_of_client(data: ClientData, client: int) -> ClientData:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import typing
+from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_cluster.data.stored import Rows
+from fedjax_cluster.data.stored import Rows, dtype_of
 from fedjax_cluster.options import LARGEST, checked, shown
 from fedjax_cluster.types import ClientData, DatasetInfo, Examples, Federation
 
@@ -52,6 +53,7 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
                 f"The part {name!r} has {len(data.x)} clients, but 'train' has {clients}: give all the same clients."
             )
     assert clients is not None
+    _check_alike(parts)
     group = None if federation.group is None else np.asarray(federation.group)
     if group is not None and group.shape != (clients,):
         raise ValueError(
@@ -67,6 +69,25 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
             f"{clients} clients cannot fill {num_clusters} clusters: ask for at most {clients} clusters, or for more "
             "clients."
         )
+
+
+def _check_alike(parts: Mapping[str, typing.Any]) -> None:
+    """Raises ValueError where some parts are of bytes, which models scale, and some are not, or some are on disk."""
+    for name, data in parts.items():
+        train = parts["train"]
+        if data is None or train is None:
+            continue
+        if name == "test" and isinstance(data.x, Rows) != isinstance(train.x, Rows):
+            raise ValueError(
+                "The rows of one part are on disk, and those of the other in memory: bring both into memory with "
+                "fc.data.in_memory, or write both."
+            )
+        one, other = dtype_of(train.x), dtype_of(data.x)
+        if (one == np.uint8) != (other == np.uint8):
+            raise ValueError(
+                f"x of 'train' is {one}, but x of {name!r} is {other}: models divide bytes by 255, and nothing else; "
+                "give both in one dtype."
+            )
 
 
 def check_examples(examples: Examples, *, labelled: bool = True) -> None:
@@ -157,6 +178,22 @@ def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> 
         LOG.warning(f"{name} holds floats up to {some.max():g}, which models do not scale: give uint8, or divide them")
 
 
+def pixels_of(x: np.ndarray) -> np.ndarray:
+    """Rows as uint8, of which a run is; floats between 0 and 1 as they are, which bytes become in a model.
+
+    Raises:
+      ValueError: numbers that are neither.
+    """
+    if not x.size or (x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1):
+        return x
+    if x.min() >= 0 and x.max() <= 255 and (x.dtype.kind != "f" or (x % 1 == 0).all()):
+        return x.astype(np.uint8)
+    raise ValueError(
+        f"x holds {x.dtype} from {x.min():g} to {x.max():g}, but the clients' rows are bytes, which models divide by "
+        "255; give bytes, or floats between 0 and 1"
+    )
+
+
 def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
     """Raises ValueError unless labels are integers in [0, num_classes)."""
     where = f" of {owner}" if owner else ""
@@ -174,6 +211,16 @@ def check_labels(labels: np.ndarray, num_classes: int, owner: str = "") -> None:
             f"The labels{where} lie between {labels.min()} and {labels.max()}, but with {num_classes} classes they "
             f"must lie between 0 and {num_classes - 1}: correct the labels or the number of classes."
         )
+
+
+def check_tokens(num_classes: int, **tokens: np.ndarray) -> None:
+    """Raises ValueError unless tokens, by what they are of, are integers in [0, num_classes)."""
+    for which, found in tokens.items():
+        if found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= (num_classes or np.inf)):
+            raise ValueError(
+                f"{which} holds {found.dtype} from {found.min()} to {found.max()}, but tokens are integers from 0 on, "
+                f"below the {num_classes} classes: correct them, or the number of classes."
+            )
 
 
 def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
@@ -199,12 +246,10 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         check_labels(y[np.arange(rows) < counts[:, None]], info.num_classes, repr(name))
     else:
         check_finite(f"y of {name!r}", y, "client")
-    for which, tokens in (("x", x), ("y", y)) if info.task == "language" else ():
-        if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= (info.num_classes or np.inf):
-            raise ValueError(
-                f"{which} of {name!r} holds {tokens.dtype} from {tokens.min()} to {tokens.max()}, but tokens are "
-                f"integers from 0 on, below the {info.num_classes} classes: correct them, or the number of classes."
-            )
+    if info.task == "language":
+        check_tokens(info.num_classes, **{f"x of {name!r}": x, f"y of {name!r}": y})
+    if info.task == "regression" and y.dtype == np.uint8:
+        raise ValueError(f"y of {name!r} holds bytes, which are divided by 255: give y.astype(np.float32).")
     if info.task == "language" and x.dtype == np.uint8:
         raise ValueError(f"x of {name!r} holds tokens as bytes, which models divide by 255: give x.astype(np.int32).")
 

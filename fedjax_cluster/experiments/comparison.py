@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_cluster.data.by_name import READING
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, training_text, usual_clients
+from fedjax_cluster.experiments.config import RunConfig, build_algorithm, training_text, usual_clients
 from fedjax_cluster.experiments.ended_runs import refuse_filled
 from fedjax_cluster.experiments.runs import as_begun, run
+from fedjax_cluster.experiments.shared_federations import (
+    MOST_FEDERATIONS,
+    data_settings,
+    decides_data,
+    shared_federation,
+)
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
 from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
@@ -31,7 +36,6 @@ LOG = logging.getLogger(__name__)
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 COMPARISON = "comparison.json"
-MOST_FEDERATIONS = 8  # that are kept in memory
 LONGEST_REASON, LONGEST_NAME = 300, 100  # characters
 
 
@@ -54,12 +58,16 @@ class Outcome:
       label: what it is called.
       summaries, histories: of each run that ended, in the order of the seeds.
       failed: seed -> why its run failed, in one line.
+      not_ended: of these the seeds that were not run to their end, or further than the others.
+      data: what decides the data, by the names of its settings.
     """
 
     label: str
     summaries: tuple[dict[str, Any], ...]
     histories: tuple[dict[str, np.ndarray], ...]
     failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    not_ended: frozenset[int] = frozenset()
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def mean(self, name: str) -> float:
         """Mean over the seeds that have a value; NaN where none has."""
@@ -176,8 +184,9 @@ def compare(
                     ended.append(result)
                     with one_program(numbers[label]):  # for what is evaluated then
                         done(label, seed, result)
+            data = data_settings(configs[label].to_json()) if label in configs else {}
             summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
-            outcomes.append(Outcome(label, summaries, histories, reasons))
+            outcomes.append(Outcome(label, summaries, histories, reasons, data=data))
             if reasons:
                 comparison.failed[label] = {**comparison.failed.get(label, {}), **reasons}
         everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
@@ -326,7 +335,7 @@ def _with_data(
     """A comparison that knows what its data are called, where that tells what they hold; refuses others than it had."""
     known = dict(comparison.data)
     for config in configs.values():
-        key = digest(_decides_data(dataclasses.replace(config, seed=0)))
+        key = digest(decides_data(dataclasses.replace(config, seed=0)))
         if len(known) >= MOST_FEDERATIONS and key not in known:  # of a sweep over data
             continue
         try:
@@ -400,19 +409,3 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
-
-
-def shared_federation(config: RunConfig, known: dict[Any, Federation], usual: int | None = None) -> Federation:
-    """The configuration's federation; the last few are kept in `known`, as the methods of a comparison share them."""
-    key = _decides_data(config)
-    if key not in known:
-        while len(known) >= MOST_FEDERATIONS:
-            known.pop(next(iter(known)))
-        known[key] = build_federation(config, usual)
-    return known[key]
-
-
-def _decides_data(config: RunConfig) -> str:
-    """All of a configuration that its federation depends on."""
-    names = ("scenario", "dataset", *READING, "population", "clients", "seed", "test_fraction", "examples_per_client")
-    return repr([*(getattr(config, name) for name in names), sorted(config.scenario_options.items())])

@@ -17,6 +17,7 @@ from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, read_run
 from fedjax_cluster.experiments.runs import load_run
+from fedjax_cluster.experiments.shared_federations import data_settings
 from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, read_config
@@ -41,7 +42,12 @@ def read_runs(paths: Sequence[str | pathlib.Path]) -> list[Outcome]:
 
 def _outcomes(groups: Mapping[str, Mapping[int, SavedRun]]) -> list[Outcome]:
     return [
-        Outcome(label, tuple(dict(run.summary) for run in of.values()), tuple(run.history for run in of.values()))
+        Outcome(
+            label,
+            tuple(dict(run.summary) for run in of.values()),
+            tuple(run.history for run in of.values()),
+            data=data_settings(next(iter(of.values())).experiment),
+        )
         for label, of in groups.items()
     ]
 
@@ -256,7 +262,7 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
     why = found.failed.get(label, {})
     if (config := found.configs.get(label)) is None:
         return Outcome(label, (), (), {seed: next(iter(why.values())) for seed in found.seeds})
-    ended, failed = [], {}
+    ended, failed, not_ended = [], {}, set()
     for seed in found.seeds:
         if seed in why:  # what is there is of another experiment, or shorter
             failed[seed] = why[seed]
@@ -267,11 +273,13 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
                 ended.append(run)
                 continue
             if run.rounds > config.rounds:
+                not_ended.add(seed)
                 failed[seed] = f"has {run.rounds} rounds, where the comparison has {config.rounds}; extend all of them"
                 continue
+        not_ended.add(seed)
         failed[seed] = "has not ended; continue the comparison with resume"
     summaries, histories = tuple(dict(run.summary) for run in ended), tuple(run.history for run in ended)
-    return Outcome(label, summaries, histories, failed)
+    return Outcome(label, summaries, histories, failed, frozenset(not_ended), data_settings(config.to_json()))
 
 
 def _drawable(run: SavedRun) -> SimulationResult | dict[str, dict[str, np.ndarray]]:

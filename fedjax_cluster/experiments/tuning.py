@@ -11,29 +11,22 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from fedjax_cluster.algorithms.threshold_search import hold_out
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
+from fedjax_cluster.experiments.held_out import SHARE, VALIDATION, held_out
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
 from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
 from fedjax_cluster.files import Taken, check_writable, digest, read_json, sealed, taken, write_json
-from fedjax_cluster.local import client_key
-from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.simulation.identity import fingerprint
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
-from fedjax_cluster.types import ClientData, Federation
+from fedjax_cluster.types import Federation
 
 LOG = logging.getLogger(__name__)
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
-SHARE, VALIDATION = 0.2, "validation rows"  # what decides: of each client's training rows, or those
 FIGURES = {"accuracy": "accuracy", "accuracy_honest": "honest clients' accuracy", "test_loss": "loss"}
 PART_OF_ROUNDS, FEWEST_ROUNDS, TIMES_FIRST = 5, 10, 2
 
@@ -69,7 +62,7 @@ def tuned(
 
     Raises:
       ValueError: no client has two training rows, nor validation rows, or fewer than `clusters` asks for; the
-        configuration cannot be run or is private, its clients are on disk, or no rate has a finite figure.
+        configuration cannot be run or is private, or no rate has a finite figure.
     """
     check_tuning(config)
     full, federation = settled(config, federation)
@@ -122,15 +115,11 @@ def tuned(
 
 
 def check_tuning(config: RunConfig) -> None:
-    """Raises a ValueError where no rate can be chosen for a run: of a private one, or one whose clients are on disk."""
+    """Raises a ValueError where no rate can be chosen for a run, which is a private one."""
     if config.privacy_clip is not None:
         raise ValueError(
             "tuning tries rates on the clients' rows without counting it in ε, but privacy_clip is "
             f"{config.privacy_clip:g}; give a learning_rate, or no privacy"
-        )
-    if config.population is not None:
-        raise ValueError(
-            f"tuning needs the clients in memory, but those of {config.population} are on disk; give a learning_rate"
         )
 
 
@@ -171,55 +160,6 @@ def grid(rate: float) -> list[float]:
     [0.0111, 0.0333, 0.1, 0.3, 0.9]
     """
     return [rate if factor == 1 else float(f"{rate * factor:.3g}") for factor in FACTORS]
-
-
-def held_out(federation: Federation, seed: int, share: float = SHARE) -> Federation:
-    """A federation whose test rows are the validation rows of another, or else training rows; without true groups.
-
-    Args:
-      federation: of M clients; its test rows are not looked at.
-      seed: decides which rows are held out.
-      share: of each client's training rows, at least one.
-
-    Returns:
-      Of the clients with validation rows, `train`, and these as `test`. Where `validation` is None, of the clients with
-      two training rows and more, `train` without the rows held out, these as `test`. Marks of faulty clients stay, and
-      what these show to clusterings is divided as their own rows are.
-
-    Raises:
-      ValueError: no client has two training rows, or no row of `validation`.
-    """
-    own = federation.validation
-    index = np.flatnonzero(np.asarray(federation.train.num_examples) > 1 if own is None else own.num_examples)
-    if not len(index):
-        lacks = "two training rows, of which one could be held out" if own is None else f"{VALIDATION}, which decide"
-        raise ValueError(f"no client has {lacks}; give the learning rate")
-    divide = jax.vmap(lambda key, x, y, n: hold_out(key, ClientData(x, y, n), share, least=1))
-    keys = jax.vmap(functools.partial(client_key, jax.random.key(seed)))(jnp.asarray(index, jnp.int32))
-
-    def divided(data: ClientData) -> tuple[ClientData, ClientData]:
-        x, y, number = (np.asarray(part)[index] for part in data)
-        if own is not None:
-            return ClientData(x, y, number), ClientData(*(np.asarray(part)[index] for part in own))
-        kept, held = jax.device_get(divide(keys, x, y, number.astype(np.int32)))
-        return _without_padding(kept), _without_padding(held)
-
-    kept, held = divided(federation.train)
-    if isinstance(federation.train, MarkedData):
-        shown = None if federation.train.shown is None else divided(federation.train.shown)[0]
-        kept = MarkedData.of(kept, np.asarray(federation.train.faulty)[index], shown)
-    return Federation(kept, held, None, None, federation.info)
-
-
-def _without_padding(data: ClientData) -> ClientData:
-    """Zeros beyond each client's rows, where dividing has left rows of the other part."""
-    x, y, number = map(np.asarray, data)
-    valid = np.arange(x.shape[1]) < number[:, None]
-
-    def cleared(rows: np.ndarray) -> np.ndarray:
-        return np.where(valid.reshape(valid.shape + (1,) * (rows.ndim - 2)), rows, np.zeros((), rows.dtype))
-
-    return ClientData(cleared(x), cleared(y), number)
 
 
 def _best(rates: list[float], figures: list[float | None], *, largest: bool) -> float:

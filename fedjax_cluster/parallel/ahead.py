@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_cluster.data.stored import Rows, Store, streamed
+from fedjax_cluster.data.stored import Rows, on_disk, streamed
 from fedjax_cluster.parallel import processes
 from fedjax_cluster.parallel.mapping import AXIS, num_devices, place_rows, row_sharding
 from fedjax_cluster.parallel.rows import whole_population
@@ -58,16 +58,21 @@ def read_cohorts(population: Population, start: int, index: Any, mask: Any, weig
 
 def _training_rows(population: Population, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
     """The training rows of clients i[..., C] on the devices, and what else the population knows of each."""
-    x, y, num_examples = _read_placed(_store(population), "train", wanted, sharding)
+
+    def placed(leaf: Any) -> Any:
+        if on_disk(leaf):
+            return _read_placed(leaf.x, wanted, sharding)
+        # Of a number that no client has, another's: the cohort's mask leaves it out.
+        return processes.put(np.asarray(leaf).take(wanted, mode="clip"), sharding)
+
     others = population.data._replace(x=None, y=None, num_examples=None)
-    # Of a number that no client has, another's: the cohort's mask leaves it out.
-    others = jax.tree.map(lambda leaf: processes.put(np.asarray(leaf).take(wanted, mode="clip"), sharding), others)
-    return others._replace(x=x, y=y, num_examples=num_examples)
+    others = jax.tree.map(placed, others, is_leaf=on_disk)
+    return others._replace(**_read_placed(population.data.x, wanted, sharding)._asdict())
 
 
-def _read_placed(store: Store, part: str, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
-    """The rows of clients i[..., C] on the devices; a process reads those that its own devices have."""
-    lead = wanted.ndim
+def _read_placed(rows: Any, wanted: np.ndarray, sharding: NamedSharding | None) -> ClientData:
+    """All of clients i[..., C] whose x are `rows`, on the devices; a process reads those that its own devices have."""
+    lead, store, part = wanted.ndim, rows.store, rows.part
 
     def read(clients: np.ndarray) -> ClientData:
         found = store.read(part, clients.reshape(-1))
@@ -110,10 +115,9 @@ def in_chunks(
         cohort = whole_population(population)
         yield np.arange(len(cohort.index)), cohort, others
         return
-    store, mapping, size = _store(population), population.mapping, len(population.data.num_examples)
-    clients = np.arange(len(store.counts["train"])) if clients is None else clients
-    parts = [other.x.part for other in others]
-    each = sum(row_bytes(store, part) for part in ("train", *parts))
+    mapping, size = population.mapping, len(population.data.num_examples)
+    clients = np.arange(len(population.data.x)) if clients is None else clients
+    each = sum(row_bytes(part) for part in (population.data, *others))
     devices = num_devices(mapping)
     rows = max(1, min(CHUNK_BYTES // each, MOST_IN_CHUNK, -(-len(clients) // devices) * devices) // devices) * devices
     held = np.asarray(population.data.num_examples)
@@ -123,16 +127,17 @@ def in_chunks(
         mask = np.pad(held[numbers] > 0, (0, rows - len(numbers)))
         there, sharding = np.where(mask, wanted, -1), row_sharding(mapping)
         data = _training_rows(population, there, sharding)
-        found = tuple(_read_placed(store, part, there, sharding) for part in parts)
+        found = tuple(_read_placed(other.x, there, sharding) for other in others)
         index, mask = place_rows(mapping, (np.where(mask, wanted, size), mask))
         return numbers, Cohort(index, mask, data, None, mapping), found
 
     yield from read_ahead(read, (clients[first : first + rows] for first in range(0, len(clients), rows)))
 
 
-def row_bytes(store: Store, part: str) -> int:
-    """What a client's rows take on a device."""
-    return sum(int(np.prod(store.shape(part, which)[1:])) * store.dtype(which).itemsize for which in ("x", "y"))
+def row_bytes(data: ClientData) -> int:
+    """What the rows of a client on disk take on a device, with those that it shows to clusterings."""
+    leaves = jax.tree.leaves(data, is_leaf=lambda leaf: isinstance(leaf, Rows))
+    return sum(int(np.prod(rows.shape[1:])) * rows.dtype.itemsize for rows in leaves if isinstance(rows, Rows))
 
 
 def read_ahead(read: Callable[..., T], arguments: Iterable[np.ndarray]) -> Iterator[T]:
@@ -145,8 +150,3 @@ def read_ahead(read: Callable[..., T], arguments: Iterable[np.ndarray]) -> Itera
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
-
-
-def _store(population: Population) -> Store:
-    assert isinstance(population.data.x, Rows)
-    return population.data.x.store

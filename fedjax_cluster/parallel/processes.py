@@ -187,7 +187,7 @@ def agreed_text(text: str) -> str:
     if not several():
         return text
     content = text.encode()[:LONGEST_TEXT].ljust(LONGEST_TEXT, b"\0")
-    return of_all(np.frombuffer(content, np.uint8))[0].astype(np.uint8).tobytes().rstrip(b"\0").decode()
+    return of_all(np.frombuffer(content, np.uint8))[0].astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="ignore")
 
 
 @contextlib.contextmanager

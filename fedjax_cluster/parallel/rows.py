@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.clustering.similarity import row_products
-from fedjax_cluster.data.stored import Rows, too_large
+from fedjax_cluster.data.stored import Rows, on_disk, some_of, streamed, too_large
 from fedjax_cluster.parallel import messages
 from fedjax_cluster.parallel.mapping import AXIS, num_devices, on_devices, platform, replicate, row_sharding
 from fedjax_cluster.parallel.tiles import Tiled, tiled, tiles_of
@@ -44,10 +44,18 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     def padded(leaf: Any) -> np.ndarray:
         return np.pad(np.asarray(leaf), ((0, missing), *((0, 0),) * (np.ndim(leaf) - 1)))
 
-    numbers, order, placement = jax.tree.map(padded, data._replace(x=None, y=None)), None, None
+    def kept(leaf: Any) -> Any:
+        if on_disk(leaf):  # what a client shows to clusterings
+            return leaf if streamed(leaf) else jax.tree.map(padded, some_of(leaf, np.arange(len(leaf.x))))
+        return padded(leaf)
+
+    def everywhere(values: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if on_disk(leaf) else replicate(mapping, leaf), values, is_leaf=on_disk)
+
+    numbers, order, placement = jax.tree.map(kept, data._replace(x=None, y=None), is_leaf=on_disk), None, None
     work = None if work is None or devices == 1 or not np.ptp(work) else padded(np.float32(work))
-    if isinstance(data.x, Rows) and not data.x.brought:
-        numbers, work = replicate(mapping, (numbers, work))
+    if streamed(data):
+        numbers, work = everywhere((numbers, work))
         return Population(numbers._replace(x=data.x, y=data.y), info, mapping, work)
     if work is not None:
         client = np.asarray(_dealt(work, devices))

@@ -13,6 +13,7 @@ import scipy  # whose parts are loaded when first used
 from fedjax_cluster.options import COUNT, POSITIVE, at_least, checked
 from fedjax_cluster.privacy.gaussian import gaussian
 
+LARGE = 100.0  # ε, of which nobody needs a tighter bound
 NEAR = 1e-4  # relative, to which a multiplier is searched for
 
 
@@ -97,6 +98,14 @@ def calibrated(
 
     # Where the budget falls with the noise.
     low, high = math.log(1e-4), math.log(1e6)
+    if privacy.accountant == "pld":  # whose time and memory grow with the budget, which is no larger than by "rdp"
+        given = {"clients": clients, "cohort": cohort, "rounds": rounds, "shown": shown}
+        bound = calibrated(dataclasses.replace(privacy, accountant="rdp"), epsilon, **given)
+        names = "noise_multiplier", "clustering_noise_multiplier"
+        high = low = math.log(max((getattr(bound, name) or 0.0) / (getattr(privacy, name) or 1.0) for name in names))
+        while excess(low) <= 0:
+            low -= math.log(2)
+        high += NEAR
     if not excess(low) > 0 > excess(high):
         raise ValueError(
             f"epsilon is {epsilon:g}, which no noise spends in {rounds} rounds with what is shown {shown} times; give "
@@ -137,13 +146,13 @@ def _epsilon(
     if shown and shown_noise is not None:
         parts.append(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(shown_noise), shown))
     event, relation = dp_accounting.ComposedDpEvent(parts), dp_accounting.NeighboringRelation
-    if accountant == "rdp":
-        from dp_accounting import rdp
+    from dp_accounting import pld, rdp
 
-        counting: Any = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
-    else:
-        from dp_accounting import pld
-
-        # Its REPLACE_ONE takes a multiplier of what one client adds, and doubles that; ours is of twice as much.
-        counting = pld.PLDAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
+    counting: Any = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
+    epsilon = float(counting.compose(event).get_epsilon(delta))
+    # A bound for both, where the other takes all memory.
+    if accountant == "rdp" or epsilon > LARGE:
+        return epsilon
+    # Its REPLACE_ONE takes a multiplier of what one client adds, and doubles that; ours is of twice as much.
+    counting = pld.PLDAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
     return float(counting.compose(event).get_epsilon(delta))

@@ -60,7 +60,7 @@ def _figures(result: SimulationResult) -> dict[str, float]:
     scores = cluster_scores(result)
     return {
         "clusters": float(result.history["num_clusters"][-1]),
-        "first split in round": scores["first_split"] + 1,
+        "first split in round": scores["first_split"],
         "Rand index": scores["rand_index"],
         "balanced accuracy (%)": 100 * result.summary["balanced_accuracy"],
     }

@@ -39,7 +39,7 @@ READING = (
     "ends a little below 1; IFCA has none but where named."
 )
 METRICS = {
-    **headings(first_round_of_purity_90="first round at purity 0.9", reached="runs that reach it (%)"),
+    **headings(first_of_purity_90="first round at purity 0.9", reached="runs that reach it (%)"),
     **headings(first_of_accuracy_80="first evaluation at accuracy 0.8, after round"),
     **headings(purity="final purity", lowest_later_purity="lowest purity after it", accuracy="accuracy (%)"),
 }
@@ -64,7 +64,13 @@ def _measure(result: SimulationResult) -> Mapping[str, Any]:
     history = result.history
     good = history["round"][np.nan_to_num(history["accuracy"]) >= 0.8] + 1
     accurate = float(good[0]) if len(good) else None
-    return {"reached": float(first is not None), "lowest_later_purity": later, "first_of_accuracy_80": accurate}
+    arrived = None if first is None else first + 1.0
+    return {
+        "reached": float(first is not None),
+        "first_of_purity_90": arrived,
+        "lowest_later_purity": later,
+        "first_of_accuracy_80": accurate,
+    }
 
 
 def _curves(cells: Sequence[Cell], outcomes: Outcomes) -> Figure:

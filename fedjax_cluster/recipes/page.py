@@ -122,11 +122,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     if isinstance(ours, list):
         each = [value for value in ours if value is not None]
         count = "" if len(each) == len(ours) else f"{len(each)} of "
-        if len(set(ours)) == 1:
+        if len(set(ours)) == 1 < len(each):
             of, ours, spread = f"{of}, all equal", ours[0], 0
-        else:
+        elif len(each) > 1:
             of = f"{count}{of}: {', '.join(_text(value, row) for value in ours)}"
             ours, spread = statistics.fmean(each), statistics.stdev(each)
+        else:
+            of, ours, spread = f"{count}{of}", each[0] if each else None, None
     data = row.get("dataset") or "–"
     if row.get("paper_dataset") not in (None, data):
         data += f" (paper: {row['paper_dataset']})"

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import method_name, over_seeds
+from fedjax_cluster.report.names import method_name, over_seeds, pictured
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 
 
@@ -43,7 +43,7 @@ def bars(
             f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
         )
     rows = np.arange(len(names))
-    written = [style.wrapped(method_name(name), 22) for name in names]
+    written = [style.wrapped(pictured(method_name(name)), 22) for name in names]
     most_lines = max(2, *(name.count("\n") + 1 for name in written))
     with style.drawing(style.SINGLE, 0.5 + 0.135 * most_lines * len(names)) as figure:
         axes = figure.subplots()
@@ -96,7 +96,7 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
             axes.grid(False, axis="y")
             axes.tick_params(axis="y", length=0)
             axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
-        panels[0].set_yticks(range(len(bands)), [style.wrapped(method_name(band), 18) for band in bands])
+        panels[0].set_yticks(range(len(bands)), [style.wrapped(pictured(method_name(band)), 18) for band in bands])
         panels[0].set_ylim(len(bands) - 0.5, -0.5)
         _row_legend(figure, rows, [] if by_method else methods)
     return figure
@@ -116,7 +116,7 @@ def _row_legend(figure: Figure, rows: Sequence[PaperRow], methods: Sequence[str]
     """Methods by colour and marker where there are several; filled is ours, hollow the paper's."""
     named = methods if len(methods) > 1 else ()
     handles = [Line2D([], [], **{**style.line_look(index), "linestyle": "none"}) for index in range(len(named))]
-    labels = [method_name(method) for method in named]
+    labels = [pictured(method_name(method)) for method in named]
     over = over_seeds(row.seeds for row in rows if is_known(row.ours_std))
     ours = f"ours ± sample std {over}" if over else "ours"
     for part, text, face in (("ours", ours, style.NEUTRAL), ("paper", "paper", "white")):

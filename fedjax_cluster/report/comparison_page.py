@@ -12,9 +12,9 @@ from fedjax_cluster.report import web_page as web
 from fedjax_cluster.report.judged_by import HONEST, of_honest
 from fedjax_cluster.report.names import counted, method_name, option_name
 from fedjax_cluster.report.run_page import PAGE, as_text, flat
-from fedjax_cluster.report.significance import EQUAL_DECIMALS
+from fedjax_cluster.report.significance import rounded
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Spread, Table, spread
-from fedjax_cluster.report.tables import diverged, quality
+from fedjax_cluster.report.tables import differing, diverged, quality
 from fedjax_cluster.report.web_page import Html, Section
 
 MOST_TITLED = 4  # methods in the title, or in one place
@@ -120,6 +120,8 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
     )
     if not known:
         return f"{begin}: none has a result."
+    if apart := differing(compared):
+        return f"{begin}; not ranked, as runs differ in {' and '.join(apart)}."
 
     def text(rows: Sequence[int]) -> str:
         row = rows[0]
@@ -156,9 +158,9 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
 
 
 def _mean(found: Sequence[Spread | None], row: int, factor: float) -> float:
-    """A mean in units of 1 / factor, of which digits that are rounding's do not count."""
+    """A mean, of which digits that are rounding's do not count, with the sign of `factor`."""
     value = found[row]
-    return math.nan if value is None else round(value.mean / factor, EQUAL_DECIMALS)
+    return math.nan if value is None else math.copysign(1.0, factor) * float(rounded(value.mean))
 
 
 def _title(compared: Sequence[Compared], background: Background) -> str:

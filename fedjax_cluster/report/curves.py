@@ -28,7 +28,7 @@ from fedjax_cluster.report.histories import (
     with_gaps,
 )
 from fedjax_cluster.report.judged_by import HONEST, of_honest
-from fedjax_cluster.report.names import method_name, over_seeds
+from fedjax_cluster.report.names import method_name, over_seeds, pictured
 
 BOUNDED = (
     "purity",
@@ -148,7 +148,7 @@ def _legend_name(method: str, runs: Sequence[History], metrics: Sequence[str]) -
     """The method's name, and how many of its seeds are drawn where some have no value of a column."""
     counts = [sum(has_values({method: [run]}, name) for run in runs) for name in metrics]
     known = [count for count in counts if count]
-    name = method_name(method).replace("$", r"\$")
+    name = pictured(method_name(method))
     if not known:
         return name + NO_VALUE
     return name if min(known) == len(runs) else f"{name} ({min(known)} of {len(runs)} seeds)"
@@ -217,7 +217,7 @@ def sweep(
     with style.drawing(style.SINGLE, 2.2) as figure:
         axes = figure.subplots()
         for index, (name, (mean, deviation)) in enumerate(lines.items()):
-            known, place = np.isfinite(mean), {"label": method_name(name), "index": index, "highest": highest}
+            known, place = np.isfinite(mean), {"label": pictured(method_name(name)), "index": index, "highest": highest}
             draw_line(axes, positions[known], mean[known], deviation[known], count=len(lines), **place)
             if name in published:
                 known = np.isfinite(published[name])
@@ -232,7 +232,8 @@ def sweep(
             axes.set_ylim(-0.06 * highest, 1.06 * highest)
         axes.set(xlabel=x_label, ylabel=y_label)
         handles, labels = axes.get_legend_handles_labels()
-        missing = [method_name(name) + NO_VALUE for name, (mean, _) in lines.items() if not np.isfinite(mean).any()]
+        without = [name for name, (mean, _) in lines.items() if not np.isfinite(mean).any()]
+        missing = [pictured(method_name(name)) + NO_VALUE for name in without]
         handles += [NO_LINE] * len(missing)
         labels += missing
         if any(deviation.any() for _, deviation in lines.values()):

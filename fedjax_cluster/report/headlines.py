@@ -12,7 +12,7 @@ from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
 from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality, rounds_text
 
-FULL = 1 - 5e-3  # an agreement that is shown as 1.00
+FULL = 1 - 1e-6  # an agreement that is one but for rounding
 
 
 def title(summary: Mapping[str, Any]) -> str:
@@ -118,7 +118,8 @@ def _clusters(summary: Mapping[str, Any]) -> str:
     if not clusters:
         return ""
     if clusters <= 1:
-        return "all in one cluster"
+        missing = figure(summary, "num_unclustered")
+        return f"one cluster, and {counted(missing, 'client')} in none" if missing else "all in one cluster"
     text, honest = counted(clusters, "cluster"), _of_honest(summary, ARI)
     if agreement is None:
         return text
@@ -128,4 +129,6 @@ def _clusters(summary: Mapping[str, Any]) -> str:
     if agreement >= FULL:
         since = "" if first is None else f", first after round {first:.0f}"
         return f"{text} that agree with the groups{since}{of_clustered(summary)}"
-    return f"{text} (adjusted Rand index with the groups {agreement:.2f}{of_clustered(summary)})"
+    # What is not quite one is not shown as such.
+    shown = f"{agreement:.2f}" if agreement < 1 - 5e-3 else f"{min(agreement, 0.9999):.4f}"
+    return f"{text} (adjusted Rand index with the groups {shown}{of_clustered(summary)})"

@@ -65,7 +65,16 @@ def group_label(group: int, names: Sequence[str]) -> str:
     from \\$5 on; Donaudampfschifffah…
     """
     words = group_name(group, names).split()
-    return _cut(" ".join(_cut(word, LONGEST_WORD) for word in words), LONGEST_LABEL).replace("$", r"\$")
+    return pictured(_cut(" ".join(_cut(word, LONGEST_WORD) for word in words), LONGEST_LABEL))
+
+
+def pictured(text: str) -> str:
+    """Any name for a picture, where dollars are no formula, and what begins with a line is no line's hidden name.
+
+    >>> print(pictured("$x"), pictured("_mine"))
+    \\$x  _mine
+    """
+    return (" " + text if text.startswith("_") else text).replace("$", r"\$")
 
 
 def _cut(text: str, longest: int) -> str:

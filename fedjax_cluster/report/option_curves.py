@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, BOUNDED, draw_line, round_axis, shared_legend, value_axis
+from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, draw_line, round_axis, shared_legend, value_axis
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
@@ -18,9 +18,10 @@ from fedjax_cluster.report.histories import (
     column_label,
     evaluated,
     finite_part,
+    not_finite_from,
     with_gaps,
 )
-from fedjax_cluster.report.names import option_name, over_seeds, value_text
+from fedjax_cluster.report.names import option_name, over_seeds, pictured, value_text
 from fedjax_cluster.report.sensitivity import levels_of
 
 MOST_PANELS, MOST_LINES = 5, 6
@@ -41,7 +42,7 @@ def option_curves(
     """Draws a metric against communication rounds, a panel for each value of the option with fewer values.
 
     The seeds of a cell are their mean and a band of ± one sample standard deviation, over the rounds that all of them
-    evaluated.
+    evaluated; a cross is where one of them was not finite any more.
 
     Args:
       histories: cell -> the histories of its seeds; a cell without any is left out.
@@ -65,6 +66,7 @@ def option_curves(
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
     counts: list[int] = []
     means: list[np.ndarray] = []
+    legend: dict[str, Any] = {}
     with style.drawing(style.SINGLE, 0.6 + 1.05 * len(panels_of)) as figure:
         panels = figure.subplots(len(panels_of), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, panel in zip(panels, panels_of, strict=True):
@@ -77,17 +79,20 @@ def option_curves(
                 mean = factor * values.mean(axis=0)
                 deviation = factor * values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
                 look = {"index": index, "count": len(lines_of), "highest": factor if metric in BOUNDED else np.inf}
-                name = f"{option_name(along)} {value_text(line)}"
+                name = pictured(f"{option_name(along)} {value_text(line)}")
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=name, **look)
                 counts.append(len(values) if values.size else 0)
                 means.append(mean)
-            axes.set_title(f"{option_name(across)} {value_text(panel)}", loc="left", fontsize=style.FONT_POINTS, pad=2)
+                if len(rounds) and any(not_finite_from(run) for run in seeds[cell]):
+                    legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
+            title = pictured(f"{option_name(across)} {value_text(panel)}")
+            axes.set_title(title, loc="left", fontsize=style.FONT_POINTS, pad=2)
         for axes in panels:
             value_axis(axes, means, 4)
         round_axis(panels[-1])
         panels[-1].set_xlim(0.5 - 0.02 * last, 0.5 + 1.02 * last)
         figure.supylabel(label, fontsize=7.5)
-        band = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
-        over = over_seeds(counts)
-        shared_legend(figure, panels, {f"± sample std {over}": band} if over else {})
+        if over := over_seeds(counts):
+            legend[f"± sample std {over}"] = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
+        shared_legend(figure, panels, legend)
     return figure

@@ -13,9 +13,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, BOUNDED, draw_line, round_axis, shared_legend
-from fedjax_cluster.report.histories import History, by_seed, column_label, evaluated, finite_part
-from fedjax_cluster.report.names import group_label, method_name, over_seeds
+from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, draw_line, round_axis, shared_legend
+from fedjax_cluster.report.histories import (
+    History,
+    by_seed,
+    column_label,
+    evaluated,
+    finite_part,
+    not_finite_from,
+    with_gaps,
+)
+from fedjax_cluster.report.names import group_label, method_name, over_seeds, pictured
 
 CURVE_INCHES, SCATTER_INCHES = 1.45, 1.3  # of a panel's height
 
@@ -48,14 +56,16 @@ def curve_panels(
     side = min(columns, len(panels))
     rows = -(-len(panels) // side)
     methods = list(dict.fromkeys(method for of_panel in panels.values() for method in of_panel))
-    counts = []
+    counts: list[int] = []
+    further: dict[str, Any] = {}
     with style.drawing(style.SINGLE if side == 1 else style.DOUBLE, 0.35 + CURVE_INCHES * rows) as figure:
         grid = figure.subplots(rows, side, sharey=True, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (title, of_panel) in zip(grid.flat, panels.items(), strict=False):
             for method, runs in by_seed(of_panel).items():
-                rounds, found = evaluated([finite_part(run) for run in runs], metric, method)
+                ended, runs = any(not_finite_from(run) for run in runs), [finite_part(run) for run in runs]
+                rounds, found = evaluated(runs, metric, method)
                 if not len(rounds):
                     continue
                 counts.append(len(found))
@@ -63,19 +73,19 @@ def curve_panels(
                 spread = factor * found.std(axis=0, ddof=1) if len(found) > 1 else np.zeros(len(rounds))
                 place: dict[str, Any] = {"index": methods.index(method), "count": len(methods)}
                 highest = factor if metric in BOUNDED else np.inf
-                draw_line(axes, rounds + 1, mean, spread, label=method_name(method), highest=highest, **place)
+                name, line = pictured(method_name(method)), with_gaps(runs, rounds + 1, mean, spread)
+                draw_line(axes, *line, label=name, highest=highest, **place)
+                if ended:
+                    further["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             if level is not None:
                 axes.axhline(factor * level, **style.GUIDE)
-            axes.set_title(title)
+            axes.set_title(pictured(title))
             round_axis(axes)
         for axes in grid[:, 0]:
             axes.set_ylabel(label or usual)
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=style.STEPS))
-        further = (
-            {f"± sample std {over}": Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)}
-            if (over := over_seeds(counts))
-            else {}
-        )
+        if over := over_seeds(counts):
+            further[f"± sample std {over}"] = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
         shared_legend(figure, grid.flat[: len(panels)], further)
     return figure
 

@@ -19,7 +19,7 @@ from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import BAND, draw_line, value_axis
 from fedjax_cluster.report.histories import ARI, column_label
 from fedjax_cluster.report.judged_by import HONEST, of_honest
-from fedjax_cluster.report.names import option_name, over_seeds, value_text
+from fedjax_cluster.report.names import option_name, over_seeds, pictured, value_text
 from fedjax_cluster.report.table import Spread, spread
 from fedjax_cluster.report.tables import Runs, quality
 
@@ -62,7 +62,10 @@ def sensitivity(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]]) ->
         return None
     places = [[cells[of.label][option] for of in runs] for option in options]
     values = {
-        metric: [[quality(each, metric, column_label(metric)[1]) for each in of.summaries] for of in runs]
+        metric: [
+            [*(quality(each, metric, column_label(metric)[1]) for each in of.summaries), *([None] * _failures(of))]
+            for of in runs
+        ]
         for metric in metrics
     }
     if len(options) == 1:
@@ -101,7 +104,7 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
                 legend["each run"] = Line2D([], [], **_dot())
                 band = Patch(color=style.COLORS[0], alpha=2 * BAND, linewidth=0)
                 bar = Line2D([], [], color=style.COLORS[0], linewidth=1.0)
-                legend[f"± sample std {over_seeds(map(len, of_cells))}"] = band if _numeric(levels) else bar
+                legend[f"± sample std {over_seeds(map(_known, of_cells))}"] = band if _numeric(levels) else bar
             if (missing := np.isnan(mean)).any():
                 look = {"color": style.COLORS[1], "linestyle": "none", "marker": "x", "markersize": 5}
                 # At the foot, whatever the scale of the values is.
@@ -109,6 +112,10 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
                     at[order][missing], np.full(missing.sum(), 0.05), transform=axes.get_xaxis_transform(), **look
                 )
                 legend["failed or not finite"] = Line2D([], [], **look)
+            if (some := np.asarray([_is_partly_lost(of_cells[index]) for index in order])).any():
+                look = {"color": style.NEUTRAL, "linestyle": "none", "marker": "x", "markersize": 3.5}
+                axes.plot(at[order][some], np.full(some.sum(), 0.05), transform=axes.get_xaxis_transform(), **look)
+                legend["some runs failed or not finite"] = Line2D([], [], **look)
             axes.set_ylabel(_metric_label(metric))
             value_axis(axes, mean[:, None], 5)
             if metric.removesuffix(HONEST) == ARI:
@@ -135,14 +142,16 @@ def _heat_maps(
     height = min(max(max(0.3, 0.1 + 0.1 * lines) * len(rows), 1.15), 6.0)
     with style.drawing(style.SINGLE, 0.5 + (height + 0.15) * len(values)) as figure:
         panels = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0]
-        lost = False
+        lost = starred = False
         for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
             shown = np.full((len(rows), len(columns)), np.nan)
             spreads: dict[tuple[int, int], Spread] = {}
-            for x, y, found in zip(places[along], places[1 - along], map(spread, of_cells), strict=True):
-                if found is not None:
+            partly = set()
+            for x, y, values_of in zip(places[along], places[1 - along], of_cells, strict=True):
+                if (found := spread(values_of)) is not None:
                     cell = texts[1].index(value_text(y)), texts[0].index(value_text(x))
                     shown[cell], spreads[cell] = found.mean, found
+                    partly |= {cell} if _is_partly_lost(values_of) else set()
             scale = Normalize(*_limits(shown, metric))
             image = axes.imshow(shown, cmap=COLORS, norm=scale, origin="lower", aspect="auto", interpolation="nearest")
             figure.colorbar(image, ax=axes, label=_metric_label(metric), pad=0.02)
@@ -151,7 +160,9 @@ def _heat_maps(
                     axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **FAILED))
                     lost = True
                 elif len(columns) <= MOST_NUMBERED:
-                    _number(axes, column, row, spreads[row, column], metric, scale, len(columns))
+                    star = "*" * ((row, column) in partly)
+                    _number(axes, column, row, spreads[row, column], metric, scale, len(columns), star)
+                    starred = starred or bool(star)
             axes.set_yticks(range(len(rows)), names)
             axes.tick_params(which="both", length=0)
             axes.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
@@ -164,10 +175,12 @@ def _heat_maps(
         figure.supylabel(style.wrapped(_label(options[1 - along]), 24), fontsize=7.5)
         widest = max(len(line) for name in names for line in name.split("\n"))
         _name_columns(figure, panels[-1], texts[0], style.SINGLE - 0.8 - CHARACTER * widest)
-        several = over_seeds([_most(values)]) if len(columns) <= MOST_SPREAD else ""
+        several = over_seeds(_counts(values)) if len(columns) <= MOST_SPREAD else ""
         handles: dict[str, Any] = {}
         if several:
             handles[f"mean ± sample std {several}"] = Line2D([], [], linestyle="none")
+        if starred:
+            handles["*: without runs that failed or were not finite"] = Line2D([], [], linestyle="none")
         if lost:
             handles["failed or not finite"] = Patch(**FAILED)
         style.legend_above(figure, list(handles.values()), list(handles), lines=False)
@@ -209,12 +222,14 @@ def _dots(
     return figure
 
 
-def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int) -> None:
+def _number(
+    axes: Axes, column: int, row: int, found: Spread, metric: str, scale: Normalize, columns: int, star: str = ""
+) -> None:
     """A cell's mean, and beneath it the deviation, in the colour that can be read there."""
     decimals = {"accuracy": 1, ARI: 2}.get(metric.removesuffix(HONEST), 3)
     ink = style.ink_on(colormaps[COLORS](scale(found.mean)))
     text, look = (
-        f"{found.mean:.{decimals}f}",
+        f"{found.mean:.{decimals}f}{star}",
         {"ha": "center", "va": "center", "fontsize": style.FONT_POINTS, "linespacing": 0.9},
     )
     if found.std is not None and columns <= MOST_SPREAD:
@@ -223,9 +238,22 @@ def _number(axes: Axes, column: int, row: int, found: Spread, metric: str, scale
     axes.text(column, row, text, color=ink, rotation=rotation, **look)
 
 
-def _most(values: Mapping[str, list[list[float | None]]]) -> int:
-    """The most seeds that a cell has a figure of."""
-    return max(sum(value is not None for value in each) for of_cells in values.values() for each in of_cells)
+def _counts(values: Mapping[str, list[list[float | None]]]) -> list[int]:
+    """Of how many seeds cells have a figure."""
+    return [_known(each) for of_cells in values.values() for each in of_cells]
+
+
+def _failures(of: Runs) -> int:
+    """How many of a cell's runs failed, besides those that have not ended."""
+    return len(set(getattr(of, "failed", ())) - set(getattr(of, "not_ended", ())))
+
+
+def _known(of_seeds: Sequence[float | None]) -> int:
+    return sum(value is not None and math.isfinite(value) for value in of_seeds)
+
+
+def _is_partly_lost(of_seeds: Sequence[float | None]) -> bool:
+    return 0 < _known(of_seeds) < len(of_seeds)
 
 
 def _limits(mean: np.ndarray, metric: str) -> tuple[float, float]:
@@ -277,7 +305,7 @@ def _name_columns(figure: Figure, axes: Axes, texts: Sequence[str], room: float)
     upright, every second, third … has its name.
     """
     every = math.ceil(len(texts) * LINE_HEIGHT / room)
-    names = [style.shortened(text, LONGEST) for text in texts[::every]]
+    names = [pictured(style.shortened(text, LONGEST)) for text in texts[::every]]
     axes.set_xticks(range(0, len(texts), every), names)
     width = CHARACTER * max(map(len, names))
     if len(names) * (width + CHARACTER) > room:
@@ -289,7 +317,7 @@ def _name_columns(figure: Figure, axes: Axes, texts: Sequence[str], room: float)
 
 def _at_the_side(texts: Sequence[str]) -> list[str]:
     """Names beside rows, in lines."""
-    return [style.wrapped(style.shortened(text, LONGEST), LINE, within=True) for text in texts]
+    return [style.wrapped(pictured(style.shortened(text, LONGEST)), LINE, within=True) for text in texts]
 
 
 def _dot() -> dict[str, Any]:
@@ -298,7 +326,7 @@ def _dot() -> dict[str, Any]:
 
 def _label(option: str) -> str:
     name = option.rpartition(".")[2]
-    return LABELS.get(name, option_name(option).capitalize())
+    return LABELS.get(name) or pictured(option_name(option).capitalize())
 
 
 def _metric_label(metric: str) -> str:

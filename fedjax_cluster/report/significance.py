@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # whose parts are loaded when first used
 
-EQUAL_DECIMALS = 6  # of float32
+EQUAL_DIGITS = 6  # of float32
 FEWEST_PAIRS = 3  # a deviation of two differences says nothing
 TEST = "two-sided paired t-test"
 
@@ -33,11 +33,11 @@ def best_of(values: np.ndarray, *, higher: bool) -> int | None:
     >>> best_of(np.asarray([[0.5, 0.7], [0.8, 0.9], [0.99, np.nan]]), higher=True)
     1
     """
-    known = np.isfinite(values)
+    values, known = rounded(values), np.isfinite(values)
     counts = known.sum(axis=1)
     if not counts.any():
         return None
-    means = np.where(known, values, 0.0).sum(axis=1) / np.maximum(counts, 1)
+    means = rounded(np.where(known, values, 0.0).sum(axis=1) / np.maximum(counts, 1))
     means = np.where(counts == counts.max(), means if higher else -means, -np.inf)
     return int(np.argmax(means))
 
@@ -57,8 +57,7 @@ def mean_ranks(values: np.ndarray, *, higher: bool) -> np.ndarray:
     >>> mean_ranks(np.asarray([[5 / 6], [np.float32(5 / 6)]]), higher=True)
     array([1.5, 1.5])
     """
-    # As many right answers in another order of summation are a mean that differs in its last digits.
-    worse = np.round(-values if higher else values, EQUAL_DECIMALS)
+    worse = rounded(-values if higher else values)
     return scipy.stats.rankdata(np.where(np.isfinite(worse), worse, np.inf), axis=0).mean(axis=1)
 
 
@@ -77,7 +76,20 @@ def paired_tests(values: np.ndarray, best: int) -> list[Paired | None]:
     >>> [test and (round(test.p, 4), test.pairs) for test in tests]
     [None, (0.0351, 3), None]
     """
+    values = rounded(values)
     return [None if row == best else _paired(values[best], other) for row, other in enumerate(values)]
+
+
+def rounded(values: Any) -> np.ndarray:
+    """Values [...] to six digits, whatever their unit: beyond these they differ by rounding.
+
+    As many right answers in another order of summation are a mean that differs in its last digits.
+
+    >>> rounded([100 * 5 / 6, 100 * np.float32(5 / 6), 1.5e-7, 0.0, np.nan])
+    array([8.33333e+01, 8.33333e+01, 1.50000e-07, 0.00000e+00,         nan])
+    """
+    given = np.asarray(values, np.float64)
+    return np.asarray([float(f"{value:.{EQUAL_DIGITS - 1}e}") for value in given.flat]).reshape(given.shape)
 
 
 def _paired(one: np.ndarray, other: np.ndarray) -> Paired | None:

@@ -23,7 +23,7 @@ from fedjax_cluster.report.histories import (
     finite_part,
     not_finite_from,
 )
-from fedjax_cluster.report.names import method_name, over_seeds
+from fedjax_cluster.report.names import method_name, over_seeds, pictured
 
 MOST_IN_ONE = 6  # methods in one panel
 MOST_COLUMNS, PANEL_INCHES, TITLE_INCHES = 4, 0.72, 0.1
@@ -66,7 +66,7 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
         lines[method] = rounds + 1, factor * values
     columns = columns_of(len(seeds))
     rows = -(-len(seeds) // columns)
-    names = (style.shortened(method_name(method), LONGEST_TITLE) for method in seeds)
+    names = (pictured(style.shortened(method_name(method), LONGEST_TITLE)) for method in seeds)
     titles = [style.wrapped(name, TITLE_WIDTH // max(columns, 3), within=True) for name in names]
     # Titles of several lines take nothing from the panels.
     more_lines = sum(

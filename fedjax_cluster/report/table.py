@@ -86,8 +86,9 @@ class Number(NamedTuple):
             shown = f"{self.mean:{sign}.3g}" + (f" ± {self.std:.3g}" if self.std is not None else "")
             return f"{shown} ({self.seeds})" if self.seeds else shown
         shown = f"{self.mean:{sign},.{self.decimals}f}"
-        if self.decimals >= 3 and self.std is None and 0 < abs(self.mean) < 0.5 * 0.1**self.decimals:
-            shown = f"{self.mean:{sign}.0e}"
+        if self.decimals >= 3 and 0 < max(abs(self.mean), self.std or 0.0) < 0.5 * 0.1**self.decimals:
+            shown = f"{self.mean:{sign}.0e}" + ("" if self.std is None else f" ± {self.std:.0e}")
+            return f"{shown} ({self.seeds})" if self.seeds else shown
         if not float(shown.replace(",", "")):
             shown = shown.lstrip("+-")
         shown = shown if self.std is None else f"{shown} ± {self.std:,.{self.decimals}f}"
@@ -117,6 +118,7 @@ class Table:
       note: beneath it; "" for none.
       naming: how many columns, from the left, tell one row from another.
       caption: in LaTeX, of a table without a title.
+      bold: what numbers in bold are.
 
     >>> print(Table("", (Column("method"), Column("ARI", "std")), (("IFCA", Number(0.9, 0.1, 2)),)).markdown(), end="")
     | method | ARI |
@@ -130,6 +132,7 @@ class Table:
     note: str = ""
     naming: int = 1
     caption: str = ""
+    bold: str = "the best mean"
 
     def print(self, console: Console | None = None) -> None:
         """Prints the table, by default on the standard output."""
@@ -196,8 +199,10 @@ class Table:
                 [rf"\textbf{{{_tex(text)}}}" if of else _tex(text) for text, of in zip(texts, bold, strict=True)]
             )
         head, *body = [" & ".join(line) + r" \\" for line in lines]
+        # What follows a line's end in brackets, or a star, would be its argument.
+        body = [f"{{}}{line}" if line.startswith(("[", "*")) else line for line in body]
         caption = _tex(self.title or self.caption)
-        note = "; ".join(filter(None, (self.note, "bold: the best mean" if any(map(any, best)) else "")))
+        note = "; ".join(filter(None, (self.note, f"bold: {self.bold}" if any(map(any, best)) else "")))
         notes = ". ".join(_tex(part) for part in (note, *self._beneath()) if part)
         parts = [
             "% needs \\usepackage{booktabs}",

@@ -30,6 +30,16 @@ class Runs(Protocol):
     def summaries(self) -> Sequence[Mapping[str, Any]]: ...  # what summary.json holds
 
 
+def differing(runs: Sequence[Runs]) -> list[str]:
+    """In what of their data runs differ, so that they are neither ranked nor tested: names of settings."""
+    every: list[dict[str, Any]] = []
+    for method in runs:
+        own = dict(getattr(method, "data", {}))
+        every += [{**own, **{name: each.get(name) for name in COMPARABLE}} for each in method.summaries]
+    names = dict.fromkeys((*COMPARABLE, *(name for each in every for name in each)))
+    return [option_name(name) for name in names if len({str(each.get(name)) for each in every}) > 1]
+
+
 def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]] | None = None) -> Table:
     """Compares methods: accuracy, ARI, clusters, rounds, each seed, models sent and speed; means over the seeds.
 
@@ -40,7 +50,8 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
       runs: for each method its label and the summaries of its seeds. Where no run has an accuracy (regression), the
         test loss takes its place; where some clients are faulty accuracy and ARI are of the others. A method whose runs
         have all diverged has "not finite" there, one that `failed` (an attribute, seed -> reason; may be missing)
-        "failed", and the reasons in a column or beneath the table.
+        "failed", and the reasons in a column or beneath the table. Seeds that are in `not_ended` as well (may be
+        missing) were not run to their end: nobody is ranked by them. What decides the data, by name, may be in `data`.
       cells: of a sweep, label -> option -> value: the options are the first columns, and nothing is ranked or tested.
 
     Raises:
@@ -75,10 +86,11 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     instead = [Number(math.nan) if count else "failed" if of else None for count, of in zip(lost, failed, strict=True)]
     seeds, values, ran = _by_seed(runs, failed, lambda s: quality(s, name, factor))
     lengths = {str(summary.get("rounds")) for summary in every}
-    differing = [] if cells else [name for name in COMPARABLE if len({str(summary.get(name)) for summary in every}) > 1]
-    ranks, tests, told = ({}, {}, "") if cells or differing else _against_one_another(values, ran, higher)
-    if not (cells or differing) and len(runs) > 1:
-        best = _with_best_marked(best, significance.best_of(values, higher=higher))
+    apart = [] if cells else differing(runs)
+    ranks, tests, told = ({}, {}, "") if cells or apart else _against_one_another(values, ran, higher)
+    with_value = np.isfinite(values).sum(axis=1)
+    if not (cells or apart) and len(runs) > 1:
+        best = _with_best_marked(best, significance.best_of(values, higher=higher), with_value)
     columns = {
         Column(heading, SAMPLE): [number or other for number, other in zip(best, instead, strict=True)],
         Column(f"{'honest ' * honest}ARI", SAMPLE): column(lambda s: figure(s, agreement), 2, True),
@@ -115,7 +127,7 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         f"mean ± sample standard deviation {over_seeds(counts)}" if max(counts) > 1 else "",
         "in brackets how many seeds have the figure" if partly else "",
         f"runs that ended not finite: {ended}" if ended else "",
-        f"not ranked, as runs differ in {' and '.join(differing)}" if differing else "",
+        f"not ranked, as runs differ in {' and '.join(apart)}" if apart else "",
         told,
         "honest: of the clients that are not faulty" if faulty or honest else "",
     ]
@@ -132,18 +144,20 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         }
     rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
     caption = f"Comparison of {counted(len(runs), 'setting' if cells else 'method')} {over_seeds(counts)}".rstrip()
-    return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading), caption)
+    bold = "the best mean" + " of those with the most seeds" * (len({*with_value.tolist()} - {0}) > 1)
+    return Table("", (*leading, *columns), rows, "; ".join(filter(None, notes)), len(leading), caption, bold)
 
 
-def _with_best_marked(numbers: Sequence[Number | None], best: int | None) -> list[Number | None]:
+def _with_best_marked(
+    numbers: Sequence[Number | None], best: int | None, with_value: np.ndarray
+) -> list[Number | None]:
     """Marks a row's number, and those of as many seeds that do not differ from it in the digits shown."""
-    first = None if best is None else numbers[best]
-    if first is None:
+    if best is None:
         return [*numbers]
-    mean, seeds = round(first.mean, first.decimals), first.seeds
+    shown = ["" if number is None else Number(number.mean, decimals=number.decimals).text() for number in numbers]
     return [
-        number and number._replace(best=number.seeds == seeds and round(number.mean, number.decimals) == mean)
-        for number in numbers
+        number and number._replace(best=bool(count == with_value[best] and text == shown[best]))
+        for number, text, count in zip(numbers, shown, with_value, strict=True)
     ]
 
 
@@ -159,7 +173,12 @@ def _by_seed(
     named = named if told else [list(range(len(of))) for of in named]
     seeds = sorted({seed for of in (*named, *failed) for seed in of})
     values = np.full((len(runs), len(seeds)), np.nan)
-    ran = np.asarray([np.isin(seeds, [*of, *without]) for of, without in zip(named, failed, strict=True)])
+    ran = np.asarray(
+        [
+            np.isin(seeds, [*of, *(seed for seed in without if seed not in getattr(method, "not_ended", ()))])
+            for of, without, method in zip(named, failed, runs, strict=True)
+        ]
+    )
     for row, (of, method) in enumerate(zip(named, runs, strict=True)):
         for seed, summary in zip(of, method.summaries, strict=True):
             value = read(summary)
@@ -179,7 +198,12 @@ def _against_one_another(
     ranks, told = {}, ""
     if common.any():
         found = iter(significance.mean_ranks(values[known][:, common], higher=higher))
-        ranks = {Column("mean rank"): [Number(float(next(found)), decimals=1) if there else None for there in known]}
+        over = "" if common.all() else f"{common.sum()} of {seeds}"
+        ranks = {
+            Column("mean rank"): [
+                Number(float(next(found)), decimals=1, seeds=over) if there else None for there in known
+            ]
+        }
         told = "rank 1 is best, runs without a value rank last; "
     tests: list[Any] = [
         found and Number(found.p, decimals=3, seeds="" if found.pairs == seeds else f"{found.pairs} of {seeds}")

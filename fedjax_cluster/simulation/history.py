@@ -174,15 +174,20 @@ def summarize(
     fewest = fewest_rejections(algorithm, clients)
     lost = diverged_since(history, fewest) is not None or (_last_value(history.get(NOT_FINITE)) or 0) > 0
 
-    def latest(column: np.ndarray | None) -> float | None:
-        return float("nan") if lost and column is not None else _last_value(column)
+    evaluated = np.flatnonzero(np.isfinite(history.get(NOT_FINITE, np.full(rounds, np.nan))))
+
+    def latest(column: np.ndarray | None, known: bool = False) -> float | None:
+        """Of the last evaluation, also where that has none; of what is known of other rounds too, the last."""
+        if lost and column is not None:
+            return float("nan")
+        return _last_value(column if known or column is None or not len(evaluated) else column[evaluated[-1:]])
 
     last = {
         name: latest(history.get(name))
         for name in ("accuracy", "accuracy_std", "accuracy_worst_decile", "balanced_accuracy", "test_loss")
     }
     others = {
-        name: latest(column)
+        name: latest(column, known=name == OF_HONEST[1])
         for name, column in history.items()
         if name in OF_HONEST or (name not in (*last, *REPORTED, *TIMED, NOT_FINITE))
     }

@@ -18,9 +18,10 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_cluster import parallel, tree
-from fedjax_cluster.aggregation import Aggregation, Rows
+from fedjax_cluster.aggregation import Aggregation
+from fedjax_cluster.aggregation import Rows as SentRows
 from fedjax_cluster.data.populations import in_memory
-from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.stored import Rows, stored
 from fedjax_cluster.described import ADDRESS, described, is_known
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import digest, plain
@@ -95,11 +96,17 @@ def _other_models(algorithm: ClusteredAlgorithm) -> Iterator[tuple[str, Model]]:
 
 def fingerprint(federation: Federation) -> int:
     """A checksum of all arrays of a federation."""
-    total = 0
+    total, others = 0, (federation.train, federation.test, federation.group)
     if stored(federation.train):
-        return zlib.crc32(federation.train.x.store.digest.encode())
-    for leaf in jax.tree.leaves((federation.train, federation.test, federation.group)):
-        total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
+        store, test, group = federation.train.x.store, federation.test, federation.group
+        total = zlib.crc32(store.digest.encode())
+        # What the population itself has of them is told by its digest.
+        same = isinstance(test.x, Rows) and test.x.store is store
+        known = (group is None) == (store.group is None) and np.array_equal(np.asarray(group), np.asarray(store.group))
+        others = None if same else test, None if known else group
+    for leaf in jax.tree.leaves(others, is_leaf=lambda leaf: isinstance(leaf, Rows)):
+        content = leaf.store.digest.encode() if isinstance(leaf, Rows) else np.ascontiguousarray(leaf).data
+        total = zlib.crc32(content, total)
     return total
 
 
@@ -206,7 +213,7 @@ def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:
     """What a rule of the user's own makes of three changes."""
     if rule.streams:
         return rule.limit({"delta": params})
-    return rule.combine(Rows({"delta": tree.broadcast(params, 3)}, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
+    return rule.combine(SentRows({"delta": tree.broadcast(params, 3)}, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
 
 
 def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:

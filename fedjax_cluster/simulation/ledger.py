@@ -41,7 +41,9 @@ def ledger(history: dict[str, np.ndarray], state: State) -> Ledger:
     down, up, clusterings = total["models_down"], total["models_up"], total["clusterings"]
     seconds = 0.0 if clusterings == 0 else None
     if CLUSTERING_SECONDS in history and clusterings > 0:
-        seconds = float(np.sum(history[CLUSTERING_SECONDS]))
+        # Not where a run was extended without being timed.
+        total_time = float(np.sum(history[CLUSTERING_SECONDS][history["clusterings"] > 0]))
+        seconds = total_time if np.isfinite(total_time) else None
     return Ledger(
         down,
         up,

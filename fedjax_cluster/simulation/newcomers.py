@@ -12,12 +12,23 @@ import numpy as np
 from jax import Array, lax
 
 from fedjax_cluster import parallel
-from fedjax_cluster.data.stored import stored
+from fedjax_cluster.data.populations import in_memory
+from fedjax_cluster.data.stored import Rows, dtype_of, made_of, some_of, stored
 from fedjax_cluster.data.validation import check_federation
+from fedjax_cluster.files import digest
 from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.checkpoints import with_clients
-from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Event, Federation, State, UserFederation
+from fedjax_cluster.types import (
+    ClientData,
+    ClientMapping,
+    ClusteredAlgorithm,
+    DatasetInfo,
+    Event,
+    Federation,
+    State,
+    UserFederation,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -36,15 +47,14 @@ def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newco
         raise ValueError("the run's privacy is that of its own clients; what a newcomer shows would not be covered")
     if parallel.several():
         raise ValueError("several processes hold the clients; load the run in one, and admit the newcomers there")
-    if stored(federation) or stored(newcomers):
-        raise ValueError("the clients' rows are on disk; newcomers are admitted to a federation in memory")
     check_federation(newcomers)
     for name in COMPARED:
         own, new = getattr(federation.info, name), getattr(newcomers.info, name)
         if own != new:
             raise ValueError(f"the newcomers' {name} is {new}, but the federation's is {own}; bring them to the same")
-    for part in ("x", "y"):
-        own, new = (np.asarray(getattr(each.train, part)).dtype for each in (federation, newcomers))
+    pairs = ("train", "x"), ("train", "y"), ("test", "x"), ("test", "y")
+    for whole, part in pairs:
+        own, new = (dtype_of(getattr(getattr(each, whole), part)) for each in (federation, newcomers))
         if own != new:
             raise ValueError(f"the newcomers' {part} is {new}, but the federation's is {own}; convert it")
     known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
@@ -55,16 +65,16 @@ def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newco
 
 
 def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
-    """The clients of both, the newcomers last."""
+    """The clients of both, the newcomers last; on disk where the federation is, with these in memory beside it."""
+    newcomers = in_memory(newcomers) if stored(newcomers) else newcomers
     validation = None
     if federation.validation is not None and newcomers.validation is not None:
         validation = _joined(federation.validation, newcomers.validation)
-    group = None
+    group, info = None, federation.info
     if federation.group is not None:
-        unknown = np.full(len(newcomers.train.num_examples), -1, np.int32)
-        group = np.concatenate([federation.group, unknown if newcomers.group is None else newcomers.group])
+        group, info = _groups(federation, newcomers)
     train, test = _joined(federation.train, newcomers.train), _joined(federation.test, newcomers.test)
-    both = Federation(train, test, validation, group, federation.info)
+    both = Federation(train, test, validation, group, info)
     known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
     if known is None and new is not None:
         LOG.warning(
@@ -76,16 +86,41 @@ def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
     return UserFederation.of(both, np.concatenate([np.asarray(known).astype(str), np.asarray(new).astype(str)]))
 
 
+def _groups(federation: Federation, newcomers: Federation) -> tuple[np.ndarray, DatasetInfo]:
+    """The groups of both, by name where both have names; and the description with the names of all."""
+    new, names = newcomers.group, federation.info.group_names
+    new = np.full(len(newcomers.train.num_examples), -1, np.int32) if new is None else np.asarray(new)
+    if names and newcomers.info.group_names:
+        names = tuple(dict.fromkeys((*names, *newcomers.info.group_names)))
+        number = np.asarray([names.index(name) for name in newcomers.info.group_names])
+        there = (new >= 0) & (new < len(number))
+        new = np.where(there, number[np.where(there, new, 0)], -1)
+    return np.concatenate([np.asarray(federation.group), new]), federation.info._replace(group_names=names)
+
+
 def _joined(old: ClientData, new: ClientData) -> ClientData:
     """Clients of both, with as many rows as the larger has."""
-    rows = max(np.shape(old.x)[1], np.shape(new.x)[1])
+    rows, known = max(np.shape(old.x)[1], np.shape(new.x)[1]), len(old.num_examples)
+    counts = np.concatenate([np.asarray(old.num_examples), np.asarray(new.num_examples)])
 
     def filled(leaf: Any) -> np.ndarray:
         leaf = np.asarray(leaf)
         return np.pad(leaf, ((0, 0), (0, rows - leaf.shape[1]), *((0, 0),) * (leaf.ndim - 2)))
 
-    x, y = (np.concatenate([filled(one), filled(other)]) for one, other in ((old.x, new.x), (old.y, new.y)))
-    both = ClientData(x, y, np.concatenate([np.asarray(old.num_examples), np.asarray(new.num_examples)]))
+    def made(clients: np.ndarray) -> ClientData:
+        later = clients >= known
+        found, own = some_of(old, np.where(later, -1, clients)), some_of(new, clients[later] - known)
+        x, y = filled(found.x), filled(found.y)
+        x[later], y[later] = filled(own.x), filled(own.y)
+        return ClientData(x, y, counts[np.maximum(clients, 0)])
+
+    if isinstance(old.x, Rows):
+        both = made_of(
+            old.x, made, counts, longest=rows, told=["newcomers", *(digest(np.asarray(leaf)) for leaf in new)]
+        )
+    else:
+        x, y = (np.concatenate([filled(one), filled(other)]) for one, other in ((old.x, new.x), (old.y, new.y)))
+        both = ClientData(x, y, counts)
     if not isinstance(old, MarkedData):
         return both
     honest = np.zeros(len(new.num_examples), bool)

@@ -146,7 +146,7 @@ def plan(
     if runs > 1 and isinstance(federation, Federation) and stored(federation):
         raise ValueError(f"runs is {runs}, but runs on a population on disk go one after the other; leave it out")
     if isinstance(federation, Federation) and streamed(federation.train):
-        lot = lot_of(algorithm, federation.train.x, drawn, len(arguments[1].clients.present))
+        lot = lot_of(algorithm, federation.train, drawn, len(arguments[1].clients.present))
         train = abstract_cohorts(drawn, lot, shape, mapping)
         arguments, lots = (*arguments[:2], train, *arguments[3:]), 1 + draws_ahead(algorithm)
     cohort = -(-len(drawn.index) // devices) * devices
@@ -307,7 +307,7 @@ def check_lots(algorithm: ClusteredAlgorithm, federation: Federation) -> None:
             without_training(algorithm), shape_of(federation), parallel.client_mapping("auto")
         )
         state = arguments[1]
-        lot_of(algorithm, federation.train.x, _drawn(algorithm, state), len(state.clients.present))
+        lot_of(algorithm, federation.train, _drawn(algorithm, state), len(state.clients.present))
 
 
 def _drawn(algorithm: ClusteredAlgorithm, state: Any) -> Selection:

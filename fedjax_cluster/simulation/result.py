@@ -18,7 +18,8 @@ from rich.console import Console
 
 from fedjax_cluster import parallel, report
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.data.stored import rows_of_client, stored
+from fedjax_cluster.data.stored import dtype_of, rows_of_client, stored
+from fedjax_cluster.data.validation import pixels_of
 from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import as_path, checked
@@ -259,7 +260,7 @@ class SimulationResult:
 
         Raises:
           ValueError: data of another kind, ids that the federation has already, or a run that admits nobody: of some
-            methods, with privacy, of a population on disk, in several processes.
+            methods, with privacy, in several processes.
         """
         check_newcomers(self.algorithm, self.federation, newcomers)
         known, number = len(self.federation.train.num_examples), len(newcomers.train.num_examples)
@@ -311,6 +312,8 @@ class SimulationResult:
             raise ValueError(f"x has rows of shape {x.shape[1:]}; the clients' have {np.shape(train.x)[2:]}")
         if not len(x):
             raise ValueError("x has no rows; give at least one")
+        if dtype_of(train.x) == np.uint8 != x.dtype:
+            x = pixels_of(x)
         data = rows_of_client(train, client)
         key = jax.random.fold_in(self.evaluation_key, client)
         found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)

@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel
-from fedjax_cluster.data.stored import Rows, stored, too_large
+from fedjax_cluster.data.stored import stored, too_large
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.parallel.ahead import CohortsAhead, read_cohorts, row_bytes
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Population, Selection, State
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Population, Selection, State
 
 MOST_BYTES = 2**26  # of cohorts read at a time; as many again are under way, and a third lot is being computed with
 MOST_ROUNDS = 32  # in one lot
@@ -26,12 +26,13 @@ def draws_ahead(algorithm: ClusteredAlgorithm) -> bool:
     return bool(getattr(algorithm, "draws_follow", False)) or bool(getattr(algorithm, "draws_ahead", False))
 
 
-def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients: int) -> int:
+def lot_of(algorithm: ClusteredAlgorithm, data: ClientData, drawn: Selection, clients: int) -> int:
     """Rounds in one lot of a long run, whose rounds each draw so many out of `clients`.
 
     Raises:
       ValueError: the method takes all clients in a round.
     """
+    rows = data.x
     if len(drawn.index) >= clients:
         if getattr(algorithm, "participation", 1.0) < 1:
             first, each = hasattr(algorithm, "first_clients"), bool(getattr(algorithm, "draws_follow", False))
@@ -50,7 +51,7 @@ def lot_of(algorithm: ClusteredAlgorithm, rows: Rows, drawn: Selection, clients:
             f"{algorithm.name} would take all clients in a round: give a participation below 1, or an option that "
             f"lets it do with a cohort; {too_large(rows)}"
         )
-    each = len(drawn.index) * row_bytes(rows.store, "train")
+    each = len(drawn.index) * row_bytes(data)
     return max(1, min(MOST_ROUNDS, MOST_BYTES // each)) if draws_ahead(algorithm) else 1
 
 
@@ -58,7 +59,7 @@ def check_cohorts(algorithm: ClusteredAlgorithm, population: Population, rng_key
     """Raises a ValueError where the clients' rows are on disk, but a round would take all of them."""
     if stored(population.data):
         drawn = jax.eval_shape(lambda: algorithm.select(rng_key, state))
-        lot_of(algorithm, population.data.x, drawn, len(population.data.num_examples))
+        lot_of(algorithm, population.data, drawn, len(population.data.num_examples))
 
 
 class Stream:
@@ -79,12 +80,10 @@ class Stream:
         Raises:
           ValueError: the method takes all clients in a round.
         """
-        rows = population.data.x
-        assert isinstance(rows, Rows)
         self._algorithm, self._population, self._key, self._rounds = algorithm, population, rng_key, rounds
         drawn = jax.eval_shape(lambda: algorithm.select(rng_key, state))
         self._follows, self.ahead = bool(getattr(algorithm, "draws_follow", False)), draws_ahead(algorithm)
-        lot = lot_of(algorithm, rows, drawn, len(population.data.num_examples))
+        lot = lot_of(algorithm, population.data, drawn, len(population.data.num_examples))
         self._lot = max(1, min(lot, rounds - int(state.round)))
         self._work = None if population.work is None else np.asarray(population.work)
         self._standing: Any = None  # what the next lot's draw depends on

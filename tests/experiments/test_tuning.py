@@ -169,12 +169,6 @@ def test_a_private_run_is_not_tuned_on_rows_without_noise(tried):
         tuning.tuned(config)
 
 
-def test_clients_on_disk_are_not_tuned_on():
-    """They were told to take a method that streams, as FedAvg does."""
-    with pytest.raises(ValueError, match="needs the clients in memory, but those of people are on disk; give a learn"):
-        tuning.tuned(dataclasses.replace(CONFIG, population="people"))
-
-
 def validated(counts, validation, rows=10):
     """Such clients with rows for validation, of which none is one for training."""
     given = federation(counts, rows)

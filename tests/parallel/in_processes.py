@@ -92,20 +92,20 @@ def refusal(*arguments, **options):
 
 def from_disk(folder, brought):
     """Each process reads the clients that its own devices have, and no others."""
-    read, plain = set(), fc.data.stored.Store._read
+    read, plain = set(), fc.data.stored.Files._read
 
     def noted(self, part, clients, wanted):
         read.update(int(client) for client in np.ravel(clients) if 0 <= client < CLIENTS)
         return plain(self, part, clients, wanted)
 
-    fc.data.stored.Store._read = noted
+    fc.data.stored.Files._read = noted
     population = fc.data.open_population(folder)
     population = fc.data.on_devices(population) if brought else population
     found = played("fedavg", 1.0 if brought else 0.6, population)
     if brought:
         # The first client tells what shape rows have.
         assert own_clients(CLIENTS) <= read <= {0, *own_clients(CLIENTS)}, (read, own_clients(CLIENTS))
-    fc.data.stored.Store._read = plain
+    fc.data.stored.Files._read = plain
     return found
 
 

@@ -77,6 +77,11 @@ def test_noise_is_found_for_a_budget():
     found = privacy.calibrated(both, 8.0, **of)
     assert privacy.spent(found, **of).epsilon == pytest.approx(8.0, rel=0.01)
     assert found.clustering_noise_multiplier == pytest.approx(2 * found.noise_multiplier)
+    tighter = privacy.calibrated(dataclasses.replace(both, accountant="pld"), 8.0, **of)  # asked for 364 TiB
+    assert 0.9 < tighter.noise_multiplier / found.noise_multiplier < 1
+    assert privacy.spent(tighter, **of).epsilon == pytest.approx(8.0, rel=0.01)
+    faint = dataclasses.replace(NOISY, noise_multiplier=1e-3, accountant="pld")
+    assert privacy.spent(faint, clients=9, cohort=9, rounds=1).epsilon > 1e4
     for epsilon, mechanism, message in ((0.0, both, "epsilon is 0"), (math.nan, both, "epsilon is nan"),
                                         (8.0, PLAIN, "or some noise")):  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -146,6 +146,9 @@ def test_the_readme_shows_figures_of_the_page(committed, headline):
 def test_seeds_become_a_mean_and_the_samples_deviation():
     assert "| 2.0 ± 1.0 (3 of 4 seeds: 1, 2, –, 3) |" in line(quantity="CFL-GP: rounds", ours=[1, 2, None, 3], seeds=4)
     assert "| 87.1 (1 seed) |" in line(seeds=1)
+    assert "| 2 (1 of 2 seeds) |" in line(quantity="CFL-GP: rounds", ours=[2, None], seeds=2)
+    assert "| – (0 of 2 seeds) |" in line(quantity="CFL-GP: rounds", ours=[None, None], seeds=2)
+    assert "| 2 (1 seed) |" in line(quantity="CFL-GP: rounds", ours=[2], seeds=1)
     assert "| 1.0 ± 0 (3 seeds, all equal) |" in line(ours=[1.0, 1.0, 1.0], seeds=3, paper_value=1.0)
 
 

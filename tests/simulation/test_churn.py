@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl, fedavg, fedsoft, ifca, local_only, pacfl
+from fedjax_cluster.simulation.evaluation import chosen_clients
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Churn, ClientData, DatasetInfo, Federation
 from tests.federations import blobs
@@ -180,3 +181,14 @@ def test_who_would_come_after_the_end_is_named(at, told, caplog):
 def test_somebody_is_there_from_the_start():
     with pytest.raises(ValueError, match="nobody is there before the first join; let at least one client be there"):
         simulate(fedavg(nn.linear(), local=FULL), blobs(clients=4), rounds=3, churn=[Churn(1, join=(0, 1, 2, 3))])
+
+
+def test_an_evaluation_of_nobody_has_no_figures():
+    """The summary's accuracy was that of the model after two rounds of six."""
+    federation = blobs()
+    (client,) = np.flatnonzero([client in chosen_clients(8, 1, seed=0) for client in range(8)])
+    options = {"rounds": 4, "eval_every": 2, "eval_clients": 1, "progress": False}
+    gone = simulate(method(), federation, churn=[Churn(3, leave=(int(client),))], **options)
+    assert np.isfinite(gone.history["accuracy"]).tolist() == [False, True, False, False]
+    assert gone.summary["accuracy"] is None
+    assert gone.summary["adjusted_rand_index"] == gone.history["adjusted_rand_index"][-1]

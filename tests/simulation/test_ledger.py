@@ -222,6 +222,7 @@ def test_a_resumed_run_times_again_and_takes_up_older_ones(tmp_path):
     simulate(gradient_profiles(), blobs(), rounds=4, eval_every=4, run_dir=tmp_path / "run", time_clustering=True)
     longer = simulate(gradient_profiles(), blobs(), rounds=8, eval_every=4, run_dir=tmp_path / "run")
     assert np.isnan(longer.history["clustering_seconds"][4:]).all()
+    assert longer.summary["clustering_seconds"] is longer.summary["seconds_per_clustering"] is None
     again = simulate(
         gradient_profiles(), blobs(), rounds=12, eval_every=4, run_dir=tmp_path / "run", time_clustering=True
     )

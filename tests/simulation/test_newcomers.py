@@ -211,3 +211,15 @@ def test_no_newcomer_has_a_row_among_flags_landmarks():
     result = run("flag", rounds=1, landmarks=7, threshold=0.5)
     found = result.admit(some(result.federation, (3,)))
     assert {leaf.shape for leaf in jax.tree.leaves(found.state.server.matrices)} == {(7, 7)}
+
+
+def test_groups_of_newcomers_are_told_by_name():
+    """All six newcomers were written as "left"."""
+    left_and_right = blobs(clients=7)
+    info = left_and_right.info
+    found = run("ifca", left_and_right._replace(info=info._replace(group_names=("left", "right"))), rounds=1)
+    new = blobs(clients=4)._replace(group=np.asarray([0, 1, 1, -1]))
+    both = found.admit(new._replace(info=info._replace(group_names=("right", "above")))).federation
+    assert both.info.group_names == ("left", "right", "above")
+    assert both.group[-4:].tolist() == [1, 2, 2, -1]
+    assert found.admit(new).federation.group[-4:].tolist() == [0, 1, 1, -1]  # numbers, where they have no names

@@ -120,12 +120,6 @@ def test_the_faulty_of_a_population_are_those_of_its_clients_in_memory(populatio
     np.testing.assert_array_equal(faults.faulty_clients(in_memory(marked, [9, 0, 4, 12])), there[[9, 0, 4, 12]])
 
 
-@pytest.mark.parametrize("fault", [faults.label_flip(), faults.colluders(), faults.disguise(), faults.schism()])
-def test_a_fault_that_changes_rows_needs_them_in_memory(population, fault):
-    with pytest.raises(ValueError, match=r"which changes rows, but .* are on disk; give .* or a fault of what is sent"):
-        simulate(method("ifca"), population, rounds=1, fault=fault, progress=False)
-
-
 class draws_by_model(fedavg, abstract=True):
     """Draws other clients for other models."""
 

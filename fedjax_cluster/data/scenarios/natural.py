@@ -163,7 +163,7 @@ def _groups(
         raise ValueError(f"group_ids has the shape {list(given.shape)} for {len(user)} examples: give one id for each.")
     there = ~partition.is_missing(given)
     there &= np.array([not isinstance(one, str) or one.strip() not in UNKNOWN for one in given.tolist()], bool)
-    ids, found, _ = partition.sorted_ids("group_ids", numbers(np.asarray(given)[there]), int(there.sum()))
+    ids, found, _ = partition.sorted_ids("group_ids", numbers(np.asarray(given)[there], names=True), int(there.sum()))
     known = ids != -1 if ids.dtype.kind in "iuf" else np.array([str(one).strip() not in UNKNOWN for one in ids], bool)
     place = np.full(len(user), -1)
     place[there] = np.where(known, np.arange(len(ids)), -1)[found]
