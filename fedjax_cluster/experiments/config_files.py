@@ -205,20 +205,31 @@ def _untouched(content: Mapping[str, Any]) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the floats of its version 1.2, to which 1e-3 is a number, and without keys that stand twice."""
+    """YAML with numbers of its version 1.2, to which 1e-3 is one and 1:30 none, and without keys that stand twice."""
 
     def flatten_mapping(self, node: Any) -> None:
         # Before others' settings are merged in (<<), which come first and give way.
         own = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != MERGE]
         if not getattr(node, "looked_at", False):
-            _once([(self.construct_object(key), None) for key in own])
+            names = [self.construct_object(key) for key in own]
+            for place, name in enumerate(names):
+                if name in names[:place]:
+                    problem = f"{name} stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, own[place].start_mark)
         node.looked_at = True
         super().flatten_mapping(node)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$",
+    "tag:yaml.org,2002:float": r"[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf)$|\.nan$",
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag not in NUMBERS]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern, re.IGNORECASE), list("-+0123456789."))
 
 
 def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

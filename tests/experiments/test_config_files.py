@@ -146,7 +146,9 @@ def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
         ("version: 9\nrounds: 3", "config run.yaml is of version 9; this fedjax_cluster reads 1 to 3"),
         ("- rounds", "config run.yaml holds ['rounds']; it must hold settings by name"),
         ("", "config run.yaml holds nothing"),
-        ("rounds: 3\nrounds: 4", "config run.yaml cannot be read: rounds stands there twice"),
+        ("rounds: 3\nrounds: 4", "config run.yaml cannot be read in line 2: rounds stands there twice"),
+        ("rounds: 1:30", "rounds is '1:30'"),  # was 90
+        ("rounds: 010", "rounds is '010'"),  # was 8
         ("rounds: [", "config run.yaml cannot be read in line 1: expected"),
         ("method_options: {[1]: 2}", "config run.yaml cannot be read in line 1: found unhashable key"),
         ("rounds: 3\0", "config run.yaml cannot be read: unacceptable character #x0000: special characters"),
