@@ -56,9 +56,14 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
 
 def wanted_clients(participation: float, present: Array) -> Array:
     """i32[]: ⌈participation · present⌉ of the clients present bool[M], one at least where there is one."""
-    # Products of many clients have no digits left in float32 that would tell a whole number from what is above it.
-    every = np.ceil(participation * np.arange(present.shape[0] + 1) - 1e-9).astype(np.int32)
-    return jnp.asarray(every)[jnp.sum(present, dtype=jnp.int32)]
+    # Products of many clients have no digits left in float32 that would tell a whole number from what is above it. So
+    # it is looked up how many clients it takes for one more.
+    wanted = np.arange(1, cohort_size(participation, present.shape[0]) + 1)
+    fewest = np.floor((wanted - 1) / participation).astype(np.int64)
+    while (short := np.ceil(participation * fewest - 1e-9) < wanted).any():
+        fewest = fewest + short
+    count = jnp.sum(present, dtype=jnp.int32)
+    return jnp.searchsorted(jnp.asarray(fewest.astype(np.int32)), count, side="right").astype(jnp.int32)
 
 
 def drawn(rng_key: Array, present: Array, wanted: Array, size: int, *, first: Array | None = None) -> Selection:

@@ -25,7 +25,18 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from fedjax_cluster.data.encoded_clients import ClientRows, Encoded, Encoder
-from fedjax_cluster.data.stored import CLIENT, PARTS, Files, Layout, client_data, on_disk, shard_file, some_of, stored
+from fedjax_cluster.data.stored import (
+    CLIENT,
+    PARTS,
+    Files,
+    Layout,
+    Rows,
+    client_data,
+    on_disk,
+    shard_file,
+    some_of,
+    stored,
+)
 from fedjax_cluster.files import (
     atomic_file,
     digest,
@@ -226,8 +237,14 @@ def on_devices(federation: Federation) -> Federation:
     """
     if not stored(federation):
         return federation
-    rows = federation.train.x, federation.test.x
-    train, test = (client_data(each.store, each.part, brought=True) for each in rows)
+    train, test = (
+        jax.tree.map(
+            lambda leaf: Rows(leaf.store, leaf.part, leaf.which, brought=True) if isinstance(leaf, Rows) else leaf,
+            data,
+            is_leaf=lambda leaf: isinstance(leaf, Rows),
+        )
+        for data in (federation.train, federation.test)
+    )
     return federation._replace(train=train, test=test)
 
 

@@ -175,8 +175,8 @@ def whole_tokens(tokens: np.ndarray) -> np.ndarray:
 
 
 def no_pixels(y: np.ndarray, task: str | None) -> np.ndarray:
-    """Values to predict, of which bytes would be divided by 255, as models take them for pixels."""
-    return y.astype(np.float32) if task == "regression" and y.dtype == np.uint8 else y
+    """Values to predict, of which bytes would be divided by 255, as models take them for pixels; with a sign."""
+    return y.astype(np.float32) if task == "regression" and y.dtype.kind == "u" else y
 
 
 def narrow(name: str, values: Any) -> np.ndarray:

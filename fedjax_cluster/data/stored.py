@@ -310,7 +310,7 @@ def some_of(data: ClientData, clients: np.ndarray) -> ClientData:
 
 def dtype_of(leaf: Any) -> np.dtype:
     """Of an array, in memory or on disk."""
-    return leaf.dtype if isinstance(leaf, Rows) else np.asarray(leaf).dtype
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
 
 
 def on_disk(tree: Any) -> bool:

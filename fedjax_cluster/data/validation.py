@@ -72,7 +72,7 @@ def check_federation(federation: Federation, num_clusters: int | None = None) ->
 
 
 def _check_alike(parts: Mapping[str, typing.Any]) -> None:
-    """Raises ValueError where some parts are of bytes, which models scale, and some are not, or some are on disk."""
+    """Raises ValueError where some parts are of bytes, which models scale, and some not, or test rows alone on disk."""
     for name, data in parts.items():
         train = parts["train"]
         if data is None or train is None:
@@ -184,6 +184,8 @@ def pixels_of(x: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: numbers that are neither.
     """
+    if x.dtype.kind not in "iuf":  # bfloat16, and what is true or not
+        x = x.astype(np.float32)
     if not x.size or (x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1):
         return x
     if x.min() >= 0 and x.max() <= 255 and (x.dtype.kind != "f" or (x % 1 == 0).all()):
@@ -224,6 +226,9 @@ def check_tokens(num_classes: int, **tokens: np.ndarray) -> None:
 
 
 def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
+    if info.task == "regression" and dtype_of(data.y) == np.uint8:
+        how = "write the population anew" if isinstance(data.y, Rows) else "give y.astype(np.float32)"
+        raise ValueError(f"y of {name!r} holds bytes, which are divided by 255: {how}.")
     if isinstance(data.x, Rows):
         return  # checked client by client when it was written
     x, y, counts = (np.asarray(array) for array in data)
@@ -248,8 +253,6 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         check_finite(f"y of {name!r}", y, "client")
     if info.task == "language":
         check_tokens(info.num_classes, **{f"x of {name!r}": x, f"y of {name!r}": y})
-    if info.task == "regression" and y.dtype == np.uint8:
-        raise ValueError(f"y of {name!r} holds bytes, which are divided by 255: give y.astype(np.float32).")
     if info.task == "language" and x.dtype == np.uint8:
         raise ValueError(f"x of {name!r} holds tokens as bytes, which models divide by 255: give x.astype(np.int32).")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from fedjax_cluster.data.by_name import READING
+from fedjax_cluster.data.scenarios import SCENARIOS
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.types import Federation
 
@@ -30,7 +33,22 @@ def decides_data(config: RunConfig) -> str:
 
 def data_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration's JSON decides its data, besides the clients' number, which may be a usual one, and the
-    seed."""
+    seed; a value that is written in several ways is written in one. Nothing of a run without a configuration."""
+    if not config:
+        return {}
     names = ("scenario", "dataset", *READING, "population", "test_fraction", "examples_per_client")
-    options = {f"scenario_options.{name}": value for name, value in (config.get("scenario_options") or {}).items()}
-    return {**{name: config.get(name) for name in names}, **options}
+    found = {name: config.get(name) for name in names}
+    if found["population"] is not None:
+        found["population"] = str(pathlib.Path(found["population"]))
+    scenario, options = SCENARIOS.get(str(config.get("scenario"))), dict(config.get("scenario_options") or {})
+    for name, parameter in ({} if scenario is None else inspect.signature(scenario).parameters).items():
+        if parameter.default is not parameter.empty:
+            options.setdefault(name, parameter.default)
+    found |= {f"scenario_options.{name}": value for name, value in options.items()}
+    return {name: _one_way(value) for name, value in found.items()}
+
+
+def _one_way(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_one_way(each) for each in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

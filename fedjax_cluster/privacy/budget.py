@@ -84,6 +84,7 @@ def calibrated(
       ValueError: as in `spent`; an ε that is not above 0 and finite, or that no multiplier from 10⁻⁴ to 10⁶ spends.
     """
     checked("epsilon", epsilon, float, POSITIVE)
+    check_cohorts(privacy, clients, cohort)
 
     def scaled(exponent: float) -> gaussian:
         factor, more = math.exp(exponent), privacy.clustering_noise_multiplier

@@ -43,7 +43,7 @@ def bars(
             f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
         )
     rows = np.arange(len(names))
-    written = [style.wrapped(pictured(method_name(name)), 22) for name in names]
+    written = [pictured(style.wrapped(method_name(name), 22)) for name in names]
     most_lines = max(2, *(name.count("\n") + 1 for name in written))
     with style.drawing(style.SINGLE, 0.5 + 0.135 * most_lines * len(names)) as figure:
         axes = figure.subplots()
@@ -96,7 +96,7 @@ def bars_against_paper(rows: Sequence[PaperRow]) -> Figure:
             axes.grid(False, axis="y")
             axes.tick_params(axis="y", length=0)
             axes.xaxis.set_major_locator(MaxNLocator(7, steps=style.STEPS))
-        panels[0].set_yticks(range(len(bands)), [style.wrapped(pictured(method_name(band)), 18) for band in bands])
+        panels[0].set_yticks(range(len(bands)), [pictured(style.wrapped(method_name(band), 18)) for band in bands])
         panels[0].set_ylim(len(bands) - 0.5, -0.5)
         _row_legend(figure, rows, [] if by_method else methods)
     return figure

@@ -194,6 +194,8 @@ def _dots(
     at = [_positions(place, levels_of(place)) for place in places]
     with style.drawing(style.SINGLE, 0.5 + 1.8 * len(values)) as figure:
         panels, lost = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0], False
+        partly: dict[str, Any] = {"linestyle": "none", "marker": "+", "color": "black", "markersize": 7, "zorder": 5}
+        lost_some = False
         for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
             mean = np.asarray([np.nan if (found := spread(each)) is None else found.mean for each in of_cells])
             known, (x, y) = np.isfinite(mean), (positions for positions, _ in at)
@@ -201,7 +203,9 @@ def _dots(
             look = {"cmap": COLORS, "vmin": low, "vmax": high, "s": 26, "edgecolor": "black", "linewidth": 0.4}
             image = axes.scatter(x[known], y[known], c=mean[known], **look)
             axes.plot(x[~known], y[~known], linestyle="none", marker="x", color=style.COLORS[1], markersize=5)
-            lost = lost or not known.all()
+            some = known & np.asarray([_is_partly_lost(each) for each in of_cells])
+            axes.plot(x[some], y[some], **partly)
+            lost, lost_some = lost or not known.all(), lost_some or bool(some.any())
             figure.colorbar(image, ax=axes, label=_metric_label(metric), pad=0.02)
             for axis, name, (_, logarithmic), place in zip("xy", options, at, places, strict=True):
                 axes.set(**{f"{axis}scale": "log"} if logarithmic else {})
@@ -216,9 +220,12 @@ def _dots(
                 elif not logarithmic:
                     whole = all(isinstance(value, int) for value in place)
                     getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(5, steps=style.STEPS, integer=whole))
+        legend = {"some runs failed or not finite": Line2D([], [], **partly)} if lost_some else {}
         if lost:
             cross = Line2D([], [], linestyle="none", marker="x", color=style.COLORS[1], markersize=5)
-            style.legend_above(figure, [cross], ["failed or not finite"], lines=False)
+            legend["failed or not finite"] = cross
+        if legend:
+            style.legend_above(figure, [*legend.values()], [*legend], lines=False)
     return figure
 
 
@@ -317,7 +324,7 @@ def _name_columns(figure: Figure, axes: Axes, texts: Sequence[str], room: float)
 
 def _at_the_side(texts: Sequence[str]) -> list[str]:
     """Names beside rows, in lines."""
-    return [style.wrapped(pictured(style.shortened(text, LONGEST)), LINE, within=True) for text in texts]
+    return [pictured(style.wrapped(style.shortened(text, LONGEST), LINE, within=True)) for text in texts]
 
 
 def _dot() -> dict[str, Any]:

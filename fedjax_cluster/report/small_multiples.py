@@ -66,8 +66,8 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
         lines[method] = rounds + 1, factor * values
     columns = columns_of(len(seeds))
     rows = -(-len(seeds) // columns)
-    names = (pictured(style.shortened(method_name(method), LONGEST_TITLE)) for method in seeds)
-    titles = [style.wrapped(name, TITLE_WIDTH // max(columns, 3), within=True) for name in names]
+    names = (style.shortened(method_name(method), LONGEST_TITLE) for method in seeds)
+    titles = [pictured(style.wrapped(name, TITLE_WIDTH // max(columns, 3), within=True)) for name in names]
     # Titles of several lines take nothing from the panels.
     more_lines = sum(
         max(title.count("\n") for title in titles[row * columns : (row + 1) * columns]) for row in range(rows)

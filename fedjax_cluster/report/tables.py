@@ -32,12 +32,15 @@ class Runs(Protocol):
 
 def differing(runs: Sequence[Runs]) -> list[str]:
     """In what of their data runs differ, so that they are neither ranked nor tested: names of settings."""
-    every: list[dict[str, Any]] = []
-    for method in runs:
-        own = dict(getattr(method, "data", {}))
-        every += [{**own, **{name: each.get(name) for name in COMPARABLE}} for each in method.summaries]
-    names = dict.fromkeys((*COMPARABLE, *(name for each in every for name in each)))
-    return [option_name(name) for name in names if len({str(each.get(name)) for each in every}) > 1]
+    every = [each for method in runs for each in method.summaries]
+    found = [name for name in COMPARABLE if len({str(each.get(name)) for each in every}) > 1]
+    if "scenario" in found:  # whose options differ all the same
+        return found
+    # Of a run that tells nothing of them they are not known.
+    told = [own for method in runs if method.summaries and (own := dict(getattr(method, "data", {})))]
+    names = dict.fromkeys(name for each in told for name in each if name not in COMPARABLE)
+    found += [option_name(name) for name in names if len({str(each.get(name)) for each in told}) > 1]
+    return found
 
 
 def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]] | None = None) -> Table:

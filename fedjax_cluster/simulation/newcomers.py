@@ -56,6 +56,7 @@ def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newco
     for whole, part in pairs:
         own, new = (dtype_of(getattr(getattr(each, whole), part)) for each in (federation, newcomers))
         if own != new:
+            part = f"{'test ' * (whole == 'test')}{part}"
             raise ValueError(f"the newcomers' {part} is {new}, but the federation's is {own}; convert it")
     known, new = (getattr(each, "user_ids", None) for each in (federation, newcomers))
     if known is not None and new is not None:
@@ -105,13 +106,16 @@ def _joined(old: ClientData, new: ClientData) -> ClientData:
 
     def filled(leaf: Any) -> np.ndarray:
         leaf = np.asarray(leaf)
+        if leaf.shape[1] == rows:
+            return leaf
         return np.pad(leaf, ((0, 0), (0, rows - leaf.shape[1]), *((0, 0),) * (leaf.ndim - 2)))
 
     def made(clients: np.ndarray) -> ClientData:
         later = clients >= known
         found, own = some_of(old, np.where(later, -1, clients)), some_of(new, clients[later] - known)
         x, y = filled(found.x), filled(found.y)
-        x[later], y[later] = filled(own.x), filled(own.y)
+        if later.any():
+            x[later], y[later] = filled(own.x), filled(own.y)
         return ClientData(x, y, counts[np.maximum(clients, 0)])
 
     if isinstance(old.x, Rows):

@@ -293,7 +293,8 @@ class SimulationResult:
         Arrays [N, ...] as the model's `predict` gives them, one or a tree of several.
 
         Raises:
-          ValueError: no such client, no rows, or rows of another shape than the client's.
+          ValueError: no such client, no rows, rows of another shape than the client's, or, where these are bytes,
+            numbers that are neither whole from 0 to 255, which are taken for bytes, nor from 0 to 1.
         """
         if isinstance(client, str) and self.user_ids is not None:
             own = np.flatnonzero(np.asarray(self.user_ids).astype(str) == client)

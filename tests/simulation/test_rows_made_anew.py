@@ -65,6 +65,7 @@ def assert_equal_rows(on_disk, resident):
 def test_changed_rows_are_those_in_memory_and_are_held_out_alike(population, fault):
     marked, resident = (faults.afflicted(each, fault, seed=3) for each in (population, in_memory(population)))
     assert_equal_rows(marked, resident)
+    assert_equal_rows(on_devices(marked), resident)
     own, shown = in_memory(population), in_memory(marked).train
     changed = shown if shown.shown is None else shown.shown
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(own.train, changed, strict=False))
