@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fedjax_cluster import cohorts, faults, local, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedavg, fedgwc, ifca, starts
 from fedjax_cluster.algorithms.round import check_square
-from fedjax_cluster.data import in_memory, open_population, write_population
+from fedjax_cluster.data import in_memory, open_population, stored, write_population
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.experiments.plans import plan
 from fedjax_cluster.experiments.runs import run as carry_out
@@ -348,13 +348,13 @@ def test_a_configuration_names_a_population(population, tmp_path):
 def test_the_cheapest_wrong_way_is_not_taken(population, monkeypatch):
     """Rows of the whole population never reach the devices in one array."""
     largest = []
-    own = ahead.Store.read
+    own = stored.Store.read
 
     def read(store, part, clients):
         largest.append(len(clients))
         return own(store, part, clients)
 
-    monkeypatch.setattr(ahead.Store, "read", read)
+    monkeypatch.setattr(stored.Store, "read", read)
     simulate(method("fedavg"), population, rounds=8, eval_every=3, progress=False)
     lot = 3 * 6  # three cohorts of ⌈0.4 · 13⌉
     assert set(largest) <= {1, 4, lot}, "a client for its shape, chunks of clients, and lots of cohorts"
