@@ -180,7 +180,7 @@ def _heat_maps(
         if several:
             handles[f"mean ± sample std {several}"] = Line2D([], [], linestyle="none")
         if starred:
-            handles["*: without runs that failed or were not finite"] = Line2D([], [], linestyle="none")
+            handles["*: some runs failed or not finite"] = Line2D([], [], linestyle="none")
         if lost:
             handles["failed or not finite"] = Patch(**FAILED)
         style.legend_above(figure, list(handles.values()), list(handles), lines=False)
@@ -194,7 +194,7 @@ def _dots(
     at = [_positions(place, levels_of(place)) for place in places]
     with style.drawing(style.SINGLE, 0.5 + 1.8 * len(values)) as figure:
         panels, lost = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0], False
-        partly: dict[str, Any] = {"linestyle": "none", "marker": "+", "color": "black", "markersize": 7, "zorder": 5}
+        partly: dict[str, Any] = {"linestyle": "none", "marker": "+", "color": "black", "markersize": 11, "zorder": 5}
         lost_some = False
         for axes, (metric, of_cells) in zip(panels, values.items(), strict=True):
             mean = np.asarray([np.nan if (found := spread(each)) is None else found.mean for each in of_cells])

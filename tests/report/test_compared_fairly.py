@@ -104,7 +104,7 @@ def test_pictures_of_options_tell_how_many_runs_there_are_and_which_were_lost():
     cells = {name: {"rate": value % 2, "every": value // 2} for value, name in enumerate("abcd")}
     figure = sensitivity.sensitivity([*runs, of("d", 0.1, 0.2, 0.3)], cells)
     legend = drawn(figure)
-    assert {"mean ± sample std over 2 or 3 seeds", "*: without runs that failed or were not finite"} <= set(legend)
+    assert {"mean ± sample std over 2 or 3 seeds", "*: some runs failed or not finite"} <= set(legend)
     assert sum("*" in text.get_text() for text in figure.axes[0].texts) == 2
 
 
