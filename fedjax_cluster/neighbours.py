@@ -37,7 +37,8 @@ def distances(leaves: list[Array], together: Array, mapping: ClientMapping = ONE
     size = together.sum(1, dtype=jnp.int32)
     pairs = _within(together, close.sum(1, dtype=jnp.int32))
     # Of two halves of n rows, one that is close makes n/2 · (n/2 − 1) pairs, both ways.
-    lost = jnp.any((pairs > 0) & (pairs >= 0.25 * size.astype(jnp.float32) * (size - 2)))
+    members = size.astype(jnp.float32)
+    lost = jnp.any((pairs > 0) & (4 * pairs.astype(jnp.float32) >= members * (members - 2)))
 
     def from_the_middle() -> Array:
         score = nearest_sums(distance, together, jnp.maximum(size // 2, 1), mapping)
