@@ -32,6 +32,7 @@ def test_what_differs_does():
     assert data_settings({}) == {}
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_extended_is_ranked(tmp_path):
     """What was read again had a list where the run before had a tuple: "not ranked, as runs differ in angles"."""
     options = {"scenario_options": {"angles": (0, 90)}}

@@ -213,6 +213,7 @@ def test_no_newcomer_has_a_row_among_flags_landmarks():
     assert {leaf.shape for leaf in jax.tree.leaves(found.state.server.matrices)} == {(7, 7)}
 
 
+@pytest.mark.slow
 def test_groups_of_newcomers_are_told_by_name():
     """All six newcomers were written as "left"."""
     left_and_right = blobs(clients=7)

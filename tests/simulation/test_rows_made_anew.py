@@ -144,6 +144,7 @@ def test_a_rate_is_chosen_for_clients_on_disk_as_in_memory(population, tmp_path)
     assert json.loads((tmp_path / "runs" / "tuning.json").read_text())
 
 
+@pytest.mark.slow
 def test_each_part_is_read_from_where_it_is(population, tmp_path):
     """All were tested on the training part's files."""
     mirrored = in_memory(population)
@@ -159,6 +160,7 @@ def test_each_part_is_read_from_where_it_is(population, tmp_path):
         check_federation(population._replace(test=mirrored.test))
 
 
+@pytest.mark.slow
 def test_other_groups_are_another_experiment(population, tmp_path):
     """A run directory gave back the purity of the groups before."""
     assert fingerprint(open_population(population.train.x.store.folder)) == fingerprint(population)
