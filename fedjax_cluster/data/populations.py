@@ -223,7 +223,8 @@ def in_memory(federation: Federation, clients: Any = None) -> Federation:
 def on_devices(federation: Federation) -> Federation:
     """A population on disk whose rows `simulate` brings to the devices before the first round, and keeps there.
 
-    For methods that need all clients in a round. The host holds no copy; of several processes each reads the clients of
+    For methods that need all clients in a round. The host holds no copy, but of what clients show to
+    clusterings beside their own rows (see `faults`); of several processes each reads the clients of
     its own devices alone.
 
     Args:

@@ -147,13 +147,15 @@ def _epsilon(
     if shown and shown_noise is not None:
         parts.append(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(shown_noise), shown))
     event, relation = dp_accounting.ComposedDpEvent(parts), dp_accounting.NeighboringRelation
-    from dp_accounting import pld, rdp
+    from dp_accounting import rdp
 
     counting: Any = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
     epsilon = float(counting.compose(event).get_epsilon(delta))
     # A bound for both, where the other takes all memory.
     if accountant == "rdp" or epsilon > LARGE:
         return epsilon
+    from dp_accounting import pld
+
     # Its REPLACE_ONE takes a multiplier of what one client adds, and doubles that; ours is of twice as much.
     counting = pld.PLDAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
     return float(counting.compose(event).get_epsilon(delta))
