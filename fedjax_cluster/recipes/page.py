@@ -32,7 +32,8 @@ Each paper has a table with a row for each of its tables and figures, then one w
 - A setting begins with its recipe. Baselines stand in the table of the paper whose experiment it is.
 - Ours: the mean over the seeds ± their sample standard deviation, which is left out with one seed and where only the
   mean was kept; in brackets the seeds, and each seed's value where it was kept. – is a run that has no value.
-- The paper's: as printed, or as its text states it; – where it has none.
+- The paper's: as printed, or as its text states it; – where it has none. What the authors' public code gives on our
+  data is called so.
 - The data set is ours, and the paper's where that is another one: figures on two data sets differ for that reason too.
 
 The verdicts are the command's, baselines' included:

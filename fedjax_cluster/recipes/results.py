@@ -89,6 +89,8 @@ def with_table(record: Record, recipe: str, table: Sequence[Mapping[str, Any]]) 
         for name in ("paper_value", "dataset"):
             if row[name] is None and (same or name == "dataset"):
                 row[name] = like.get(name)
+        if same and like.get("tolerance") == []:  # it is not to be judged
+            row["tolerance"] = []
         row["paper_dataset"] = (like.get("paper_dataset") if same else None) or _paper_dataset(row)
         row["paper_dataset"] = row["paper_dataset"] or like.get("paper_dataset")
         row = {name: value for name, value in row.items() if value is not None or name in ("ours", "seeds")}

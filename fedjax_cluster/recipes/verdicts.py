@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter
@@ -12,7 +13,8 @@ from fedjax_cluster.report.paper_rows import Tolerance, usual_tolerance
 
 RULES = """- **reached**: the mean of at least two seeds is within the tolerance of the paper's value, on its data set.
 - **partly**: within the tolerance, but of one seed, of seeds some of which have no value, of a number of seeds that was
-  not kept, or on another data set than the paper's; or better than the paper's value by more than the tolerance.
+  not kept, or on another data set than the paper's; or better than the paper's value by more than the tolerance, which
+  of rounds needed nobody is who has seeds that did not get there.
 - **not**: worse than the paper's value by more than the tolerance.
 - No verdict where the paper prints no number or no tolerance is stated, and on an accuracy on another data set than the
   paper's, which says nothing of the paper's.
@@ -43,7 +45,7 @@ def verdict(row: Mapping[str, Any]) -> Verdict:
     """
     ours, printed = mean(row["ours"]), _printed(row.get("paper_value"))
     stated = row.get("tolerance")
-    tolerance = Tolerance(*stated) if stated else usual_tolerance(row["quantity"])
+    tolerance = None if stated == [] else Tolerance(*stated) if stated else usual_tolerance(row["quantity"])
     elsewhere = row.get("paper_dataset") not in (None, row.get("dataset"))
     if ours is None or printed is None or (elsewhere and "(%)" in row["quantity"]):
         return Verdict("")
@@ -59,6 +61,8 @@ def verdict(row: Mapping[str, Any]) -> Verdict:
     if worse:
         return Verdict("not")
     runs, valued = seeds(row["seeds"], row["ours"])
+    if runs is not None and valued < runs and tolerance is not None and tolerance.better == "lower":
+        better = False  # the mean of those who arrived at all is no merit
     reasons = ["better"] if better else []
     reasons += ["seeds not kept"] if runs is None else ["one seed"] if runs < 2 else []
     reasons += [f"{valued} of {runs} seeds"] if runs is not None and valued < runs else []
@@ -79,9 +83,9 @@ def counted_verdicts(found: Iterable[Verdict]) -> str:
 def mean(ours: Any) -> float | None:
     """Of a row's value or values; None where there is no number."""
     if isinstance(ours, list):
-        values = [value for value in ours if value is not None]
+        values = [value for value in ours if value is not None and math.isfinite(value)]
         return statistics.fmean(values) if values else None
-    return ours if isinstance(ours, int | float) else None
+    return ours if isinstance(ours, int | float) and math.isfinite(ours) else None
 
 
 def seeds(kept: Any, ours: Any = None) -> tuple[int | None, int]:
@@ -103,4 +107,4 @@ def _printed(value: Any) -> tuple[bool, float] | None:
     if isinstance(value, str):
         found = NUMBER.fullmatch(value)
         return (bool(found[1]), float(found[2].replace("−", "-"))) if found else None
-    return None if value is None else (False, float(value))
+    return None if value is None or not math.isfinite(value) else (False, float(value))

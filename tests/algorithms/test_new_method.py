@@ -15,26 +15,26 @@ from tests.algorithms import test_protocol as protocol
 
 
 class pull(fedavg, abstract=True):
-    """Federated averaging with a proximal term that fades."""
+    """Federated averaging with a proximal term, a share of its strength in every local step."""
 
     strength: float = option("pull of the round's start model", default=0.1, bound=POSITIVE)
-    fading: int = option("local steps after which it has halved", default=5)
+    shared_by: int = option("local steps that it is divided among", default=5)
 
     @property
     def update(self):
-        return changed(self.local, "pulled", proximal=self.strength * 0.5 ** (2 / self.fading))
+        return changed(self.local, "pulled", proximal=self.strength / self.shared_by)
 
 
 def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkeypatch):
     monkeypatch.setitem(REGISTRY, "pull", pull)
     parsed, _ = flags.parse_run("pull", ["--strength", "0.3", "--local-steps", "2"], "run")
     built = config.build_algorithm(parsed)
-    assert (built.strength, built.config["fading"]) == (0.3, 5)
+    assert (built.strength, built.config["shared_by"]) == (0.3, 5)
     with pytest.raises(ValueError, match=r"strength is -1\.0; it must be a number, positive and finite"):
         config.build_algorithm(flags.parse_run("pull", ["--strength", "-1"], "run")[0])
     assert "strength: pull of the round's start model" in pull.__doc__
     catalogue.show(Console(file=(shown := io.StringIO()), width=200))
-    assert "Federated averaging with a proximal term that fades." in shown.getvalue()
+    assert "Federated averaging with a proximal term, a share of its strength in every local step." in shown.getvalue()
 
 
 def test_one_without_its_functions_says_which_it_lacks():
