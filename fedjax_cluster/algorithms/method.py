@@ -265,12 +265,14 @@ class Method(Options):
         """One round."""
         raise _missing(self, "step")
 
+    @in_32_bits
     def select(self, rng_key: Array, state: State) -> Selection:
         """A uniform draw of the clients that are present, or that of a method with `standing`."""
         if self.standing is not None and self.draw is not None:
             return self.draw(rng_key, self.standing(state))[0]
         return cohorts.uniform(rng_key, state.clients.present, self.participation)
 
+    @in_32_bits
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         """The model of the client's cluster, alone in its mixture."""
         return personalize_by_label(state, index)

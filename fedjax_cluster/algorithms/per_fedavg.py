@@ -13,6 +13,7 @@ from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.local import BatchGradientOf, honest
+from fedjax_cluster.nn.precision import precision_of
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
 from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting
@@ -66,10 +67,10 @@ class per_fedavg(fedavg):
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
     def check(self) -> None:
-        precision = getattr(self.local, "precision", "float32")
-        if self.variant == "hessian-free" and precision != "float32":
+        used = {getattr(self.local, "precision", "float32"), precision_of(self.model)} - {"float32"}
+        if self.variant == "hessian-free" and used:
             raise ValueError(
-                f"variant is 'hessian-free', but gradients in {precision} do not tell its steps of "
+                f"variant is 'hessian-free', but gradients in {used.pop()} do not tell its steps of "
                 f"{self.difference:g} apart; give precision='float32', or variant='first-order'"
             )
         # Refused here rather than in the first round.

@@ -104,6 +104,7 @@ class scaffold(fedavg):
             key = client_key(rng_key, client.index)
             result = update.run(key, self.model, start, client.data, round=state.round)
             renewed, more = self.renewed(start, common, own, result, client.data, state.round)
+            renewed = self.limited(own, renewed)
             return Trained(jnp.zeros((), jnp.int32), result, Moved(renewed, more, size_of(renewed)))
 
         rows = parallel.gather_rows(cohort, state.clients.own)
@@ -128,11 +129,22 @@ class scaffold(fedavg):
         costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
         return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
 
+    @property
+    def averages(self) -> bool:
+        """Whether c is the mean of what clients keep: without a rule, and with one that limits each client's change."""
+        return self.aggregation is None or self.aggregation.streams
+
+    def limited(self, own: PyTree, renewed: PyTree) -> PyTree:
+        """c_i⁺ as far as the server hears of it: a client that kept more would be pushed by the rest for ever."""
+        if self.aggregation is None or not self.aggregation.streams:
+            return renewed
+        return jax.tree.map(jnp.add, own, self.aggregation.limit(jax.tree.map(jnp.subtract, renewed, own)))
+
     def total(self, difference: PyTree, accepted: Array, mapping: ClientMapping) -> PyTree:
         """Σ_i (c_i⁺ − c_i), leaves [C, ...] summed; with another rule than a mean, what it makes of them for each."""
-        if self.aggregation is None or self.aggregation.streams:
-            limited = difference if self.aggregation is None else jax.vmap(self.aggregation.limit)(difference)
-            return jax.tree.map(lambda change: change.sum(0), limited)
+        if self.aggregation is None or self.averages:
+            return jax.tree.map(lambda change: change.sum(0), difference)
+        # NOTE: c is then a sum of what the rule made of changes, and no mean of the clients' c_i: it keeps a distance.
         rows = Contribution(jnp.zeros_like(accepted, jnp.int32), jnp.ones(accepted.shape), difference)
         one = combine(self.aggregation, rows, accepted, 1, mapping).value
         return jax.tree.map(lambda change: change[0] * jnp.sum(accepted.astype(change.dtype)), one)
@@ -162,7 +174,7 @@ class scaffold(fedavg):
     def recounted(self, state: State) -> State:
         # NOTE: the paper's N clients stay. Where some leave or join, c is the mean of those who are there: moved by
         # changes alone, it would keep its distance from that mean, and all steps a constant push, for ever.
-        if self.aggregation is not None:  # which is no mean to begin with
+        if not self.averages:
             return state
         there = jnp.asarray(state.clients.present, jnp.float32)
         share = there / jnp.maximum(there.sum(), 1.0)

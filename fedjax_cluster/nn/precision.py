@@ -46,6 +46,11 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     return model if precision == "float32" else model._replace(apply=_Narrow(model.apply, precision))
 
 
+def precision_of(model: Model) -> Precision:
+    """What a model computes in, as far as `mixed_precision` made it."""
+    return model.apply.precision if isinstance(model.apply, _Narrow) else "float32"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Narrow:
     apply: Callable[..., tuple[Any, PyTree]]

@@ -37,6 +37,19 @@ def test_it_has_its_flags_help_checks_configuration_and_place_in_the_list(monkey
     assert "Federated averaging with a proximal term, a share of its strength in every local step." in shown.getvalue()
 
 
+def test_what_it_inherits_is_of_32_bits_too():
+    """A `select` called by hand drew other clients than `simulate`, which is of 32 bits itself."""
+    algorithm, population, state, _ = protocol.started("fedavg", 0.4)
+    data = protocol.jax.tree.map(lambda leaf: leaf[0], population.data)
+    found = []
+    for wide in (False, True):
+        with protocol.jax.enable_x64(wide):
+            key = protocol.jax.random.key(3)
+            found.append((algorithm.select(key, state), algorithm.personalize(key, state, data, 0)))
+    protocol.chex.assert_trees_all_equal(*found)
+    protocol.chex.assert_trees_all_equal_shapes_and_dtypes(*found)
+
+
 def test_one_without_its_functions_says_which_it_lacks():
     class idle(AveragingMethod, abstract=True):
         """Does nothing."""

@@ -167,4 +167,6 @@ def test_differences_of_gradients_are_refused_in_bfloat16():
     coarse = local.sgd(0.1, batch_size=8, steps=1, precision="bfloat16")
     with pytest.raises(ValueError, match=r"gradients in bfloat16 do not tell its steps of 0\.001 apart"):
         per_fedavg(nn.linear(), local=coarse, variant="hessian-free")
+    with pytest.raises(ValueError, match="gradients in bfloat16 do not tell its steps"):
+        per_fedavg(nn.mixed_precision(nn.linear()), local=WHOLE, variant="hessian-free")
     assert per_fedavg(nn.linear(), local=coarse, variant="first-order").name == "per_fedavg"

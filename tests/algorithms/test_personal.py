@@ -260,10 +260,12 @@ def test_scaffold_of_one_step_and_everyone_is_fedavg():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", [None, aggregation.norm_clipping(norm=0.05)])
 @pytest.mark.parametrize("churn", [(), (Churn(1, leave=(1, 4)),), (Churn(1, leave=(1, 4)), Churn(3, join=(4,)))])
-def test_scaffolds_common_variate_is_the_mean_of_those_who_are_there(churn):
+def test_scaffolds_common_variate_is_the_mean_of_those_who_are_there(churn, rule):
     """Also after some sent nothing, left and came back: what it is beyond their mean would push every step for ever."""
-    algorithm = scaffold(MODEL, local=local.sgd(RATE, batch_size=4, epochs=1), participation=0.6)
+    own = local.sgd(RATE, batch_size=4, epochs=1)
+    algorithm = scaffold(MODEL, local=own, participation=0.6, aggregation=rule)
     fault = faults.drop_out(0.3)
     state = simulate(algorithm, federation_of(), rounds=6, churn=churn, fault=fault, progress=False).state
     own = [leaf[np.asarray(state.clients.present)].mean(0) for leaf in jax.tree.leaves(state.clients.own)]

@@ -45,6 +45,17 @@ def test_chunks_devices_segments_and_resumption_change_no_noise(tmp_path):
     assert rows == (("privacy", "ε = ∞, without noise at δ = 1e-05, any one client replaced"),)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cfl", "cfl_gp"])
+def test_what_is_shown_to_the_clustering_is_a_message_of_its_own(name):
+    """Without privacy it is the very change that is averaged."""
+    private, federation = build(name, NOISY), blobs(clients=7)
+    run = functools.partial(simulate, rounds=3, eval_every=3, mapping=ONE_DEVICE, progress=False)
+    plain = dataclasses.replace(private, privacy=None)
+    assert run(private, federation).history["models_up"].max() == 14
+    assert run(plain, federation).history["models_up"].max() < 14
+
+
 BASE = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
 BOTH = {"clustering_clip": 1.0, "clustering_noise_multiplier": 1.0}
 

@@ -403,8 +403,8 @@ class cfl(AveragingMethod):
 
     def costs(self, cohort: Cohort, reports: Report) -> Costs:
         costs = training_costs(cohort.mask, reports.num_steps)
-        if not self.of_gradients:
-            return costs
+        if not self.of_gradients:  # with privacy what is clustered is another message than what is averaged
+            return costs if self.privacy is None else costs._replace(models_up=2 * costs.models_up)
         passes = jnp.sum(jnp.where(cohort.mask, num_batches(self.local, cohort.data), 0.0))
         return costs._replace(models_up=2 * costs.models_up, gradient_evaluations=costs.gradient_evaluations + passes)
 

@@ -374,11 +374,13 @@ class cfl_gp(AveragingMethod):
         others = cohort.mask & (done.slot != state.server.block)
         steps = done.reports.num_steps.astype(jnp.float32)
         extra = jnp.sum(others.astype(jnp.float32))
+        # With privacy what is clustered is another message than what is averaged.
+        show = extra if self.privacy is None else jnp.sum(cohort.mask.astype(jnp.float32))
         costs = done.costs(cohort.mask)
         return costs._replace(
             # Shared layers are in the client's model already.
             models_down=costs.models_down + (1.0 - shared_part(state.clusters.params, self.shared_layers)) * extra,
-            models_up=costs.models_up + share * extra,
+            models_up=costs.models_up + share * show,
             gradient_evaluations=costs.gradient_evaluations + jnp.sum(jnp.where(others, steps, 0.0)),
             clusterings=1.0,
         )
