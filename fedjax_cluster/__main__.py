@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from fedjax_cluster.endings import quieten_xla
+from fedjax_cluster.endings import open_outputs, quieten_xla
 
 
 def _end_quietly(number: int, _: object) -> None:
@@ -15,6 +15,8 @@ def _end_quietly(number: int, _: object) -> None:
 # Until `main` has its own: the imports below take more than a second, in which a Ctrl-C would be a traceback.
 for _number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(_number, _end_quietly)
+
+open_outputs()
 
 # Nor shall a person who has typed a command see nothing meanwhile; whatever is said next takes the place of this.
 if sys.stderr.isatty() and sys.argv[1:2] and sys.argv[1] in ("run", "compare", "sweep", "resume", "reproduce"):

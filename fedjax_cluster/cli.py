@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # the last words to a full disk
+        return failure(error)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -162,7 +164,8 @@ def _run(arguments: list[str]) -> None:
         every = own["checkpoint_every"]
         with fc.experiments.several.going_on(run_dir, PROG):
             result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
-            show(result, run_dir)
+            with whole(run_dir):
+                show(result, run_dir)
 
 
 def _say_unfinished(config: fc.RunConfig, run_dir: pathlib.Path) -> None:
@@ -201,7 +204,8 @@ def _resume(arguments: list[str]) -> int:
         return 0
     with fc.experiments.several.going_on(path, PROG):
         result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
-        show(result, path)
+        with whole(path):
+            show(result, path)
     return 0
 
 

@@ -16,6 +16,7 @@ from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.report.judged_by import HONEST, of_honest
 
 LOG = logging.getLogger(__name__)
+BEGUN = ("config.json", "comparison.json", "recipe.json")  # one of them is in a directory that `resume` takes
 
 
 def show(result: Any, run_dir: pathlib.Path) -> None:
@@ -29,6 +30,10 @@ def show(result: Any, run_dir: pathlib.Path) -> None:
         else "nor could the run be kept"
     )
     try:
+        if not kept and not _is_of(result, run_dir):
+            raise OSError(
+                f"{run_dir} was removed while the run went on, or is another's by now: only its table is left"
+            )
         with keeping(f"not all pictures were written; {then}"):
             fc.experiments.saved_runs.leave_run(run_dir, result, result.summary)
             if fc.experiments.saved_runs.shows_clients(run_dir):
@@ -42,6 +47,14 @@ def show(result: Any, run_dir: pathlib.Path) -> None:
         )
 
 
+def _is_of(result: Any, run_dir: pathlib.Path) -> bool:
+    """Whether a directory is that of a run, as far as its method and seed tell."""
+    with contextlib.suppress(ValueError):
+        known = fc.simulation.run_directory.read_config(run_dir)["identity"]
+        return all(known.get(name) == result.summary.get(name) for name in ("algorithm", "seed"))
+    return False
+
+
 def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     """Carries a comparison out and leaves its table and figure; 1 where a run has failed, or could not be kept."""
     waiting: list[str] = []  # failures before the first success: a mistake that all share is one line
@@ -53,6 +66,8 @@ def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         path = directory / fc.experiments.comparison.run_name(label, seed)
         if not result.kept:
             lost.append(f"{label} seed {seed}")
+        if not result.kept and not _is_of(result, path):
+            return
         try:
             fc.experiments.saved_runs.leave_run(path, result, result.summary, brief=True)
         except (OSError, ValueError) as error:  # the other runs are worth more than a page
@@ -97,7 +112,11 @@ def whole(directory: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if Interrupt.active is not None and Interrupt.active.wanted:
+        if (
+            Interrupt.active is not None
+            and Interrupt.active.wanted
+            and any((directory / name).is_file() for name in BEGUN)
+        ):
             raise KeyboardInterrupt(str(directory)) from error
         raise
 

@@ -42,6 +42,13 @@ def keeping(kept: str) -> Iterator[None]:
         raise
 
 
+def open_outputs() -> None:
+    """Gives a process whose output or errors were closed, which Python calls None, somewhere to write them to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def quieten_xla(arguments: Sequence[str]) -> None:
     """Of several processes, where XLA would fill pages about one that is lost; before it is loaded."""
     # JAX leaves a 1 there, which a process that it starts inherits.

@@ -46,6 +46,7 @@ class Interrupt(contextlib.AbstractContextManager):
 
     def __init__(self, *, command: bool = False):
         self.number: int | None = None
+        self.noticed = False  # what is under way is what the signal asks for: a last evaluation, a checkpoint
         self._command, self._patient, self._ended = command, 0, threading.Event()
         self._stack = contextlib.ExitStack()
 
@@ -80,6 +81,7 @@ class Interrupt(contextlib.AbstractContextManager):
 
     def stop_if_wanted(self, *directory: str) -> None:
         """Ends what was to be ended."""
+        self.noticed = False
         if self.number == signal.SIGTERM:
             raise Terminated(*directory)
         if self.number is not None:
@@ -124,10 +126,18 @@ class Interrupt(contextlib.AbstractContextManager):
             if first is None and self._command and self._patient:
                 print("stopping after what is under way; again to stop at once", file=sys.stderr)
             if first is None and (heard[0] == signal.SIGTERM or self._command):
-                timer = threading.Timer(GRACE, self._end, args=heard)
-                timer.daemon = True
-                timer.start()
+                self._end_later(heard[0])
             first = heard[0]
+
+    def _end_later(self, number: int) -> None:
+        """Ends the process after `GRACE`; later where the signal has been noticed by then, and is being obeyed."""
+
+        def end() -> None:
+            (self._end_later if self.noticed else self._end)(number)
+
+        timer = threading.Timer(GRACE, end)
+        timer.daemon = True
+        timer.start()
 
     def _end(self, number: int) -> None:
         """At once, as no file is ever half written; nothing where the end has come."""

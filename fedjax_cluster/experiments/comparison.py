@@ -277,19 +277,27 @@ def _opened(directory: pathlib.Path, before: Comparison | None, asked: Compariso
     check_writable(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
-    else:
+    elif not is_comparison(directory):  # or another has begun one meanwhile
         refuse_filled(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with taken(directory):
+    with contextlib.ExitStack() as stack:
+        if before is None:
+            stack.callback(_remove_empty, directory)
+        stack.enter_context(taken(directory))
+        if (read(directory) if is_comparison(directory) else None) != before:
+            raise ValueError(f"another command has changed {directory} since this one began; give it again")
+        try:
             _write(directory, comparison)
             yield
-    except ValueError:
-        if before is None:
-            (directory / COMPARISON).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-        raise
+        except ValueError:
+            if before is None:
+                (directory / COMPARISON).unlink(missing_ok=True)
+            raise
+
+
+def _remove_empty(directory: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _united(before: Comparison, now: Comparison) -> Comparison:

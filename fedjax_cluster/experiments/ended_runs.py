@@ -15,7 +15,7 @@ from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.files import read_json
 from fedjax_cluster.report.names import method_name, setting_in_words
 from fedjax_cluster.simulation.evaluation import usual_every
-from fedjax_cluster.simulation.run_directory import CONFIG, listed, read_config, read_history
+from fedjax_cluster.simulation.run_directory import CONFIG, UNEVALUATED, listed, read_config, read_history
 
 OF_THE_SEED = ("seed", "data")  # what seeds of one experiment differ in; the data follow from the configuration
 DATA = "identity.data"
@@ -45,9 +45,9 @@ class SavedRun(NamedTuple):
 
     @property
     def interrupted(self) -> bool:
-        """Whether it has fewer rounds than its configuration asks for."""
+        """Whether it has fewer rounds than its configuration asks for, or has not been evaluated after them."""
         asked = self.experiment.get("rounds")
-        return isinstance(asked, int) and self.rounds < asked
+        return isinstance(asked, int) and (self.rounds < asked or bool(self.summary.get(UNEVALUATED)))
 
     @property
     def is_evaluated_as_usual(self) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from fedjax_cluster.experiments.cluster_counts import say_clusters
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.experiments.shared_programs import request_of
-from fedjax_cluster.files import check_writable, quoted
+from fedjax_cluster.files import check_writable, quoted, read_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
 from fedjax_cluster.simulation.evaluation import usual_every
 from fedjax_cluster.simulation.loop import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import only_reading, read_config, read_history
+from fedjax_cluster.simulation.run_directory import SUMMARY, UNEVALUATED, only_reading, read_config, read_history
 from fedjax_cluster.types import Federation
 
 
@@ -119,7 +119,13 @@ def unfinished(config: RunConfig, path: pathlib.Path) -> int | None:
     if dataclasses.replace(known, **dict.fromkeys(found)) != as_begun(config, known):
         return None
     done = rounds_done(path)
-    return done if 0 < done < config.rounds else None
+    return done if 0 < done < config.rounds or (done == config.rounds and _unevaluated(path)) else None
+
+
+def _unevaluated(path: pathlib.Path) -> bool:
+    with contextlib.suppress(ValueError, OSError):
+        return bool(read_json(path / SUMMARY).get(UNEVALUATED))
+    return False
 
 
 def _left(path: pathlib.Path) -> tuple[RunConfig, int]:

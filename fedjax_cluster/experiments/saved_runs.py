@@ -269,7 +269,7 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
             continue
         with contextlib.suppress(ValueError):
             run = read_run(path / comparison.run_name(label, seed))
-            if run.rounds == config.rounds:
+            if run.rounds == config.rounds and not run.interrupted:
                 ended.append(run)
                 continue
             if run.rounds > config.rounds:

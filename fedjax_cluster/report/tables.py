@@ -336,6 +336,8 @@ def rounds_text(summary: Mapping[str, Any]) -> str:
     ('40 rounds', 'interrupted after 1,651 of 9,000 rounds')
     """
     done, asked = figure(summary, "rounds") or 0, figure(summary, "rounds_asked")
+    if asked is not None and done >= asked:
+        return f"interrupted before the evaluation of its last of {counted(asked, 'round')}"
     return counted(done, "round") if asked is None else f"interrupted after {done:,.0f} of {counted(asked, 'round')}"
 
 

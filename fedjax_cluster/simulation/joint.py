@@ -62,6 +62,7 @@ def check_processes(
 def heard(interrupt: Interrupt) -> bool:
     """Whether the run is to stop: a signal that one process has heard stops all of them, after the same round."""
     if not parallel.several():
+        interrupt.noticed = interrupt.wanted
         return interrupt.wanted
     number = int(parallel.processes.of_all(np.int32(interrupt.number or 0)).max())
     if number:

@@ -50,7 +50,7 @@ from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.own_methods import check_heeded, checked_start
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import RunDirectory, kept_in
+from fedjax_cluster.simulation.run_directory import UNEVALUATED, RunDirectory, kept_in
 from fedjax_cluster.simulation.segment import (
     LABELS,
     LONGEST_SEGMENT,
@@ -370,7 +370,7 @@ class Run:
         summary = self.summarize(self.compile_seconds) if self.history else {}
         if self.directory is not None and self.history:
             self.kept = self.save()
-            self.directory.leave(summary, self.history)
+            self.directory.leave(summary if self.evaluated else {**summary, UNEVALUATED: True}, self.history)
         return self.result(summary)
 
     def result(self, summary: dict[str, Any]) -> SimulationResult:

@@ -42,6 +42,7 @@ from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
 
 LOG = logging.getLogger(__name__)
 VERSION = SEALED = 3  # and the first version that seals what it writes
+UNEVALUATED = "evaluation_due"  # in the summary of a run that was ended before the evaluation of its last round
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
 TUNING = "tuning.json"  # may be there before a run
 ASSIGNMENTS = "assignments.npz"
