@@ -29,7 +29,8 @@ TEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"},
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$"},
-    **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}"},
+    **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}", "′": "$'$", "«": r"$\ll$", "»": r"$\gg$", "ο": "$o$"},
+    **dict.fromkeys("ąĄęĘįĮųŲðÐþÞđĐŋŊŉ", "?"),  # for which TeX's own fonts have no sign
 }
 LARGE = 1e6  # from which on digits after the point tell nothing
 FEWEST_CHARACTERS = 12  # of a column of texts that are longer
@@ -164,7 +165,7 @@ class Table:
         lines = [[column.name for column in self.columns]]
         lines.append([":--" if self._side(index) == "left" else "--:" for index in range(len(self.columns))])
         lines += self._texts()
-        body = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+        body = "".join("| " + " | ".join(map(_marked_down, line)) + " |\n" for line in lines)
         return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
 
     def latex(self, name: str = "") -> str:
@@ -314,13 +315,22 @@ def _unrounded(cell: str | Number | None, apart: Sequence[str]) -> list[str]:
     return [f"{cell.mean:.9g}", *(parts[name] for name in apart)]
 
 
+def _marked_down(text: str) -> str:
+    """Any text for a cell of Markdown.
+
+    >>> print(_marked_down("a|b\\n c"))
+    a\\|b c
+    """
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+
+
 def _tex(text: str) -> str:
     """Any text for LaTeX, without packages.
 
     >>> print(_tex("α_1 ≥ 50 % ± 2"))
     $\\alpha$\\_1 $\\geq$ 50 \\% $\\pm$ 2
     """
-    return "".join(TEX.get(letter) or _tex_letter(letter) for letter in text)
+    return "".join(TEX.get(letter) or _tex_letter(letter) for letter in " ".join(text.split()))
 
 
 def _tex_letter(letter: str) -> str:

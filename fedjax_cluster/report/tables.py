@@ -413,7 +413,7 @@ def _number(mean: float, std: float, decimals: int, seeds: str = "") -> Number |
 
 def _decimals(rows: Sequence[PaperRow]) -> int:
     """Digits after the point: none for whole numbers, three for small ones, else two."""
-    values = [value for row in rows for value in (row.ours, row.paper) if is_known(value)]
+    values = [value for row in rows for value in (row.ours, row.ours_std, row.paper) if is_known(value)]
     if not any(value % 1 for value in values):
         return 0
     largest = max(abs(value) for value in values)

@@ -8,6 +8,7 @@ from rich.console import Console
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.report import tables
 from fedjax_cluster.report.names import method_name
+from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.report.table import Column, Number, Table
 
 
@@ -66,3 +67,18 @@ def test_the_best_mean_is_bold_in_latex_alone():
 def test_every_method_is_called_as_papers_print_it():
     """A new one would stand in tables and pictures as a name of Python."""
     assert [name for name in REGISTRY if method_name(name) == name] == []
+
+
+def test_any_name_stays_one_row_that_latex_and_markdown_can_set():
+    names = ("a\\|b", "two\nlines", " [3] c", "ο, λ′ and ąð")
+    table = Table("", (Column("method"), Column("ARI")), tuple((name, Number(1.0)) for name in names))
+    rows = table.markdown().splitlines()[2:]
+    assert rows[:2] == [r"| a\\\|b | 1 |", "| two lines | 1 |"]
+    lines = table.latex().splitlines()
+    lines = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert lines[1:] == [r"two lines & 1 \\", r"{}[3] c & 1 \\", r"$o$, $\lambda$$'$ and ?? & 1 \\"]
+
+
+def test_whole_means_whose_seeds_are_not_all_equal_keep_their_deviation():
+    rows = [PaperRow("CFL", "C=8", "splits", 4.0, 0.47, seeds=10), PaperRow("CFL", "C=9", "splits", 3.0, 0.0, seeds=10)]
+    assert "4.00 ± 0.47" in tables.recipe_table("", rows).markdown()
