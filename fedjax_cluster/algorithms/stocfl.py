@@ -12,7 +12,6 @@ from jax import Array
 from fedjax_cluster import clustering, parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
 from fedjax_cluster.algorithms.round import (
-    HardClients,
     Trained,
     check_memory,
     cluster_round,
@@ -57,6 +56,14 @@ class Server(NamedTuple):
     shown: Array  # f32[K, d], sum of the movements Ψ of a cluster's clients
     heard: Array  # f32[K], how many these are
     settled: Array  # bool[], no two clusters are to be united until somebody new is heard
+
+
+class Clients(NamedTuple):
+    """What StoCFL keeps of its clients."""
+
+    membership: Array  # f32[M, K], one-hot; zero for the absent and for those who were not heard
+    present: Array  # bool[M]
+    counted: Array  # i32[M], 1 + the cluster in whose `shown` a client is, also while it is absent; 0: not heard
 
 
 class Joined(NamedTuple):
@@ -140,7 +147,7 @@ class stocfl(AveragingMethod):
             jnp.zeros(self.clusters),
             jnp.asarray(False),
         )
-        clients = HardClients(jnp.zeros((len(present), self.clusters)), present)
+        clients = Clients(jnp.zeros((len(present), self.clusters)), present, jnp.zeros(len(present), jnp.int32))
         return first_state(models, clients, self.optimizer, server)
 
     # ----------------------------------------------------------------------------------------- clusters
@@ -166,7 +173,8 @@ class stocfl(AveragingMethod):
         state, slot = self.join(state, jnp.where(new[:, None], shown, 0.0), new, cohort.index)
         membership = one_hot(slot, self.clusters)
         membership = parallel.scatter_rows(cohort, state.clients.membership, membership, new)
-        return state._replace(clients=state.clients._replace(membership=membership)), steps.sum().astype(jnp.float32)
+        counted = parallel.scatter_rows(cohort, state.clients.counted, slot + 1, new)
+        return state._replace(clients=Clients(membership, state.clients.present, counted)), steps.sum().astype(jnp.float32)
 
     def join(self, state: State, arrived: Array, new: Array, index: Array) -> tuple[State, Array]:
         """The state with clusters merged, and the slots i32[C] of the new clients, who come with f32[C, d]."""
@@ -180,9 +188,10 @@ class stocfl(AveragingMethod):
 
         clusters = jax.tree.map(taken, state.clusters, server.common)._replace(active=active)
         membership = matmul(clients.membership, one_hot(found.moved, self.clusters))
+        counted = jnp.where(clients.counted > 0, 1 + found.moved[clients.counted - 1], 0)
         stayed = jnp.all(found.moved == jnp.arange(self.clusters))
         server = server._replace(shown=found.shown, heard=found.heard, settled=stayed & ~jnp.any(new))
-        return State(clusters, clients._replace(membership=membership), server, state.round), found.slot
+        return State(clusters, Clients(membership, clients.present, counted), server, state.round), found.slot
 
     # ----------------------------------------------------------------------------------------- a round
 
@@ -242,6 +251,14 @@ class stocfl(AveragingMethod):
         return tree.broadcast(tree.where(slot >= 0, own, common), 1), jnp.ones(1)
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        # Who has been heard before is counted already, and is where what it is counted with is.
+        counted = state.clients.counted[index]
+        row = Clients(one_hot(counted - 1, self.clusters), jnp.asarray(True), counted)
+        back = state._replace(clients=tree.scatter(state.clients, index, row))
+        return tree.where(counted > 0, back, self.welcomed(rng_key, state, data, index))
+
+    def welcomed(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
+        """The state with a client that was not heard before."""
         client = Client(index, jnp.asarray(True), data, None)
         shown, _ = self.movement(rng_key, state.server.anchor, client)
         finite, server = jnp.isfinite(size_of(shown)), state.server
@@ -263,7 +280,8 @@ class stocfl(AveragingMethod):
             heard=server.heard.at[slot].add(finite.astype(jnp.float32)),
             settled=server.settled & ~finite,
         )
-        row = HardClients(one_hot(jnp.where(finite, slot, -1), self.clusters), jnp.asarray(True))
+        slot = jnp.where(finite, slot, -1)
+        row = Clients(one_hot(slot, self.clusters), jnp.asarray(True), (slot + 1).astype(jnp.int32))
         clients = tree.scatter(state.clients, index, row)
         return State(clusters._replace(active=active), clients, server, state.round)
 

@@ -11,7 +11,7 @@ from fedjax_cluster import local, nn, parallel, tree
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.algorithms.stocfl import merge, stocfl
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import ClientData
+from fedjax_cluster.types import Churn, ClientData
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.algorithms.test_personal import cohorts_of
 from tests.federations import as_lists, blobs, play
@@ -154,6 +154,23 @@ def test_clusters_are_compared_until_none_unite_and_again_when_somebody_comes():
 
 
 @pytest.mark.slow
+def test_who_comes_back_is_counted_once_and_is_where_it_is_counted():
+    """Everybody who left and returned was added to the mean Ψ of a cluster again; here clusters merge meanwhile."""
+    federation, churn = blobs(clients=CLIENTS, groups=3, rows=60), []
+    for at in (2, 6):
+        churn += [Churn(at, leave=(0, 4)), Churn(at + 2, join=(0, 4))]
+    algorithm = stocfl(nn.linear(), clusters=6, local=OWN, tau=0.75, participation=0.5)
+    left = simulate(algorithm, federation, rounds=12, churn=churn, progress=False)
+    stayed = simulate(algorithm, federation, rounds=12, progress=False)
+    assert float(left.state.server.heard.sum()) == float(stayed.state.server.heard.sum()) == CLIENTS
+    assert left.history["adjusted_rand_index"][-1] == 1.0
+    for state in (left.state, stayed.state):
+        slot = labels(state.clients.membership)
+        np.testing.assert_array_equal(np.asarray(state.clients.counted), np.asarray(slot) + 1)
+        np.testing.assert_array_equal(np.bincount(np.asarray(slot)[:CLIENTS], minlength=6), np.asarray(state.server.heard))
+
+
+@pytest.mark.slow
 def test_a_newcomer_moves_nobody_and_what_it_links_is_united_in_the_next_round():
     """It merged clusters although nobody trained afterwards: clients were left with the model of others."""
     federation = blobs(clients=CLIENTS, groups=3, rows=60)
@@ -167,7 +184,8 @@ def test_a_newcomer_moves_nobody_and_what_it_links_is_united_in_the_next_round()
         for foreign, those, sign in ((False, slice(0, 3), 1), (True, slice(0, 9, 3), -1)):
             rows = jnp.concatenate(list(sign * x[those])), jnp.concatenate(list(y[those]))
             data = ClientData(*rows, jnp.asarray(180))
-            clients = state.clients._replace(present=state.clients.present.at[8].set(False))
+            clients = state.clients
+            clients = clients._replace(present=clients.present.at[8].set(False), counted=clients.counted.at[8].set(0))
             after = algorithm.admit(jax.random.key(1), state._replace(clients=clients), data, jnp.asarray(8))
             assert labels(after.clients.membership)[:8].tolist() == before[:8].tolist()
             kept = state.clusters.active
