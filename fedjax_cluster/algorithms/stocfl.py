@@ -174,7 +174,8 @@ class stocfl(AveragingMethod):
         membership = one_hot(slot, self.clusters)
         membership = parallel.scatter_rows(cohort, state.clients.membership, membership, new)
         counted = parallel.scatter_rows(cohort, state.clients.counted, slot + 1, new)
-        return state._replace(clients=Clients(membership, state.clients.present, counted)), steps.sum().astype(jnp.float32)
+        clients = Clients(membership, state.clients.present, counted)
+        return state._replace(clients=clients), steps.sum().astype(jnp.float32)
 
     def join(self, state: State, arrived: Array, new: Array, index: Array) -> tuple[State, Array]:
         """The state with clusters merged, and the slots i32[C] of the new clients, who come with f32[C, d]."""

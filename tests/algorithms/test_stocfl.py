@@ -165,9 +165,9 @@ def test_who_comes_back_is_counted_once_and_is_where_it_is_counted():
     assert float(left.state.server.heard.sum()) == float(stayed.state.server.heard.sum()) == CLIENTS
     assert left.history["adjusted_rand_index"][-1] == 1.0
     for state in (left.state, stayed.state):
-        slot = labels(state.clients.membership)
-        np.testing.assert_array_equal(np.asarray(state.clients.counted), np.asarray(slot) + 1)
-        np.testing.assert_array_equal(np.bincount(np.asarray(slot)[:CLIENTS], minlength=6), np.asarray(state.server.heard))
+        slot = np.asarray(labels(state.clients.membership))
+        np.testing.assert_array_equal(state.clients.counted, slot + 1)
+        np.testing.assert_array_equal(np.bincount(slot[:CLIENTS], minlength=6), state.server.heard)
 
 
 @pytest.mark.slow
