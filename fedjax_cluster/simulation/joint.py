@@ -66,7 +66,7 @@ def heard(interrupt: Interrupt) -> bool:
         return interrupt.wanted
     number = int(parallel.processes.of_all(np.int32(interrupt.number or 0)).max())
     if number:
-        interrupt.number = interrupt.number or number
+        interrupt.number, interrupt.noticed = interrupt.number or number, True
     return number > 0
 
 

@@ -318,7 +318,7 @@ def read_history(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The history of a run directory as columns: the newest checkpoint's, of which metrics.csv is a copy to look at."""
     history = newest_history(path / "checkpoints")
     if history is None:
-        raise ValueError(f"{path} has no checkpoint that is whole; resume the run, or run it anew")
+        raise ValueError(f"{path} has no checkpoint that is whole; resume it if it has none, or begin anew")
     return history
 
 
