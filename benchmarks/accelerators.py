@@ -108,9 +108,9 @@ OF_SCALING = """
 
 Messages of a round and their megabytes, of one device, on 1, 8, 64 and 256 v5e (an MLP, everybody takes part, so that
 the clients grow with the chips). CFL, CFL-GP and FedGWC compare all pairs of clients in a round, FLAG and PACFL before
-the first, FL+HC and FlexCFL in one, StoCFL all whom it hears for the first time, here everybody at once; by landmarks nobody does. In FedGWC's
-rounds a tenth takes part: clients stay on the chip that has their rows, and 3 to 4 % of them (25 of 800, 970 of
-25,600), for whom it has no room, go to others, some at a time; one of these messages is counted.
+the first, FL+HC and FlexCFL in one, StoCFL all whom it hears for the first time, here everybody at once; by landmarks
+nobody does. In FedGWC's rounds a tenth takes part: clients stay on the chip that has their rows, and 3 to 4 % of them
+(25 of 800, 970 of 25,600), for whom it has no room, go to others, some at a time; one of these messages is counted.
 
 | method | 1 chip | 8 chips | 64 chips | 256 chips |
 |---|---|---|---|---|
