@@ -28,8 +28,8 @@ PAGES = {  # page -> modules, in the order of a reader's questions
     "report": ("report", "report.methods"),
     "parallel": ("parallel",),
     "experiments": (
-        *("experiments.config", "experiments.config_files", "experiments.comparison", "experiments.sweeps"),
-        *("experiments.tuning", "experiments.runs"),
+        *("experiments.config", "experiments.config_files", "experiments.comparison", "experiments.outcomes"),
+        *("experiments.sweeps", "experiments.tuning", "experiments.runs"),
     ),
     "parts": ("types", "options", "optimizers", "lifting", "cohorts", "server", "inference", "simulation.loggers"),
 }

@@ -30,7 +30,7 @@ def show(result: Any, run_dir: pathlib.Path) -> None:
         else "nor could the run be kept"
     )
     try:
-        if not kept and not _is_of(result, run_dir):
+        if kept is None:
             raise OSError(
                 f"{run_dir} was removed while the run went on, or is another's by now: only its table is left"
             )
@@ -47,14 +47,6 @@ def show(result: Any, run_dir: pathlib.Path) -> None:
         )
 
 
-def _is_of(result: Any, run_dir: pathlib.Path) -> bool:
-    """Whether a directory is that of a run, as far as its method and seed tell."""
-    with contextlib.suppress(ValueError):
-        known = fc.simulation.run_directory.read_config(run_dir)["identity"]
-        return all(known.get(name) == result.summary.get(name) for name in ("algorithm", "seed"))
-    return False
-
-
 def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
     """Carries a comparison out and leaves its table and figure; 1 where a run has failed, or could not be kept."""
     waiting: list[str] = []  # failures before the first success: a mistake that all share is one line
@@ -66,7 +58,7 @@ def compared(go_on: Callable[..., Any], directory: pathlib.Path) -> int:
         path = directory / fc.experiments.comparison.run_name(label, seed)
         if not result.kept:
             lost.append(f"{label} seed {seed}")
-        if not result.kept and not _is_of(result, path):
+        if result.kept is None:
             return
         try:
             fc.experiments.saved_runs.leave_run(path, result, result.summary, brief=True)

@@ -46,7 +46,7 @@ class Interrupt(contextlib.AbstractContextManager):
 
     def __init__(self, *, command: bool = False):
         self.number: int | None = None
-        self.noticed = False  # what is under way is what the signal asks for: a last evaluation, a checkpoint
+        self.noticed = False  # what is under way is what a signal asks for, or would: the last checkpoint
         self._command, self._patient, self._ended = command, 0, threading.Event()
         self._stack = contextlib.ExitStack()
 
@@ -78,6 +78,15 @@ class Interrupt(contextlib.AbstractContextManager):
             yield
         finally:
             self._patient -= 1
+
+    @contextlib.contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """Where what a signal would ask for is under way in any case."""
+        self.noticed = True
+        try:
+            yield
+        finally:
+            self.noticed = False
 
     def stop_if_wanted(self, *directory: str) -> None:
         """Ends what was to be ended."""

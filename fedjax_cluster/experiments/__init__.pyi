@@ -8,6 +8,7 @@ from . import ended_runs as ended_runs
 from . import flag_groups as flag_groups
 from . import flags as flags
 from . import installed as installed
+from . import outcomes as outcomes
 from . import plans as plans
 from . import recipe as recipe
 from . import reproduction as reproduction

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, training_text, usual_clients
 from fedjax_cluster.experiments.ended_runs import refuse_filled
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_federations import (
     MOST_FEDERATIONS,
@@ -48,44 +47,6 @@ class Comparison(NamedTuple):
     cells: dict[str, dict[str, Any]]  # of a sweep: label -> option -> value, also of cells without a configuration
     clients: int | None = None  # how many there usually are for the first methods, and are then for all
     data: Mapping[str, str] = MappingProxyType({})  # what decides the data, beside the seed -> their name
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The runs of one configuration over the seeds.
-
-    Attributes:
-      label: what it is called.
-      summaries, histories: of each run that ended, in the order of the seeds.
-      failed: seed -> why its run failed, in one line.
-      not_ended: of these the seeds that were not run to their end, or further than the others.
-      data: what decides the data, by the names of its settings.
-    """
-
-    label: str
-    summaries: tuple[dict[str, Any], ...]
-    histories: tuple[dict[str, np.ndarray], ...]
-    failed: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    not_ended: frozenset[int] = frozenset()
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def mean(self, name: str) -> float:
-        """Mean over the seeds that have a value; NaN where none has."""
-        values = self._values(name)
-        return float(np.mean(values)) if len(values) else float("nan")
-
-    def std(self, name: str) -> float:
-        """Sample standard deviation over the seeds that have a value; NaN for fewer than two."""
-        values = self._values(name)
-        return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
-
-    def valued(self, name: str) -> int:
-        """How many seeds have a value."""
-        return len(self._values(name))
-
-    def _values(self, name: str) -> np.ndarray:
-        values = [summary.get(name) for summary in self.summaries]
-        return np.asarray([value for value in values if value is not None and np.isfinite(value)], np.float64)
 
 
 @with_checks(seeds=SEED, checkpoint_every=NOT_NEGATIVE)
@@ -123,6 +84,7 @@ def compare(
     Raises:
       ValueError: a directory of another comparison, or one that another process works in; a run that it has would be
         another experiment now; no configuration that can be run, or every run refused for the same reason.
+      OSError: the directory was removed meanwhile, or is another comparison's by now.
     """
     refusals = {label: ValueError(why) for label, why in (refused or {}).items()}
     for label, config in configs.items():
@@ -158,12 +120,17 @@ def compare(
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
     comparison = _with_data(comparison, usable, seeds[0], federation_of, directory)
-    with contextlib.nullcontext() if directory is None else _opened(directory, before, asked, comparison):
+    with (
+        contextlib.nullcontext(lambda: None)
+        if directory is None
+        else _opened(directory, before, asked, comparison) as check_ours
+    ):
         ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
             ended: list[SimulationResult] = []
             reasons: dict[int, str] = {}
             for seed in seeds:
+                check_ours()
                 try:
                     if label in refusals:
                         raise refusals[label]
@@ -189,6 +156,7 @@ def compare(
             outcomes.append(Outcome(label, summaries, histories, reasons, data=data))
             if reasons:
                 comparison.failed[label] = {**comparison.failed.get(label, {}), **reasons}
+        check_ours()
         everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
         if everywhere and isinstance(errors[0], ValueError):
             if directory is not None and before is not None:
@@ -283,14 +251,19 @@ def _opened(directory: pathlib.Path, before: Comparison | None, asked: Compariso
     with contextlib.ExitStack() as stack:
         if before is None:
             stack.callback(_remove_empty, directory)
-        stack.enter_context(taken(directory))
+        same = stack.enter_context(taken(directory))
         if (read(directory) if is_comparison(directory) else None) != before:
             raise ValueError(f"another command has changed {directory} since this one began; give it again")
+
+        def check_ours() -> None:
+            if not same():
+                raise OSError(f"{directory} was removed, or is another's by now; what is not done yet is left undone")
+
         try:
             _write(directory, comparison)
-            yield
+            yield check_ours
         except ValueError:
-            if before is None:
+            if before is None and same():
                 (directory / COMPARISON).unlink(missing_ok=True)
             raise
 

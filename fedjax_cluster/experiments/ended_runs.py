@@ -47,7 +47,7 @@ class SavedRun(NamedTuple):
     def interrupted(self) -> bool:
         """Whether it has fewer rounds than its configuration asks for, or has not been evaluated after them."""
         asked = self.experiment.get("rounds")
-        return isinstance(asked, int) and (self.rounds < asked or bool(self.summary.get(UNEVALUATED)))
+        return bool(self.summary.get(UNEVALUATED)) or (isinstance(asked, int) and self.rounds < asked)
 
     @property
     def is_evaluated_as_usual(self) -> bool:
@@ -57,7 +57,8 @@ class SavedRun(NamedTuple):
     @property
     def told(self) -> dict[str, Any]:
         """Its summary; of one that was interrupted with `rounds_asked`, how many rounds it was to have."""
-        return {**self.summary, **({"rounds_asked": self.experiment["rounds"]} if self.interrupted else {})}
+        asked = self.experiment.get("rounds", self.rounds)
+        return {**self.summary, **({"rounds_asked": asked} if self.interrupted else {})}
 
     def settings(self, *, identity: bool) -> dict[str, Any]:
         """What seeds of one experiment share, by name; with or without what the identity adds to a configuration."""

@@ -11,8 +11,8 @@ from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
 from fedjax_cluster.data.scenarios.registry import draws_examples
 from fedjax_cluster.experiments.cells import Cell, Changes, Printed, Shortening, grid
-from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_model
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
 from fedjax_cluster.simulation.loop import Evaluation

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_cluster import report
-from fedjax_cluster.experiments.comparison import RUNS, Outcome, shared_federation
+from fedjax_cluster.experiments.comparison import RUNS, shared_federation
 from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import FLOPS_PER_SECOND, Recipe, Study, file_name, measured, run_flops
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.files import LOCK, STRAY, check_writable, plain, read_json, sealed, taken, write_json

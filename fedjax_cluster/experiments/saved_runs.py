@@ -13,14 +13,14 @@ import numpy as np
 from fedjax_cluster import report
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.experiments import comparison
-from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, read_run
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.runs import load_run
 from fedjax_cluster.experiments.shared_federations import data_settings
 from fedjax_cluster.files import check_writable, quoted
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, read_config
+from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, UNEVALUATED, read_config
 
 CLIENTS = "clients.csv"
 BESIDE = "comparison.html"  # of runs that are compared in the directory of one of them
@@ -133,7 +133,8 @@ def write_report(
 def _warn_of_interrupted(runs: Sequence[SavedRun]) -> None:
     for run in filter(lambda run: run.interrupted, runs):
         done = report.tables.rounds_text({**run.told, "rounds": run.rounds})
-        logger.warning(f"{run.path} was {done}; go on with: fedjax-cluster resume {quoted(run.path)}")
+        how = f"with: fedjax-cluster resume {quoted(run.path)}" if run.experiment else "by the same call of simulate"
+        logger.warning(f"{run.path} was {done}; go on {how}")
 
 
 @working("pictures and report.html")
@@ -269,7 +270,8 @@ def _outcome_of(path: pathlib.Path, found: comparison.Comparison, label: str) ->
             continue
         with contextlib.suppress(ValueError):
             run = read_run(path / comparison.run_name(label, seed))
-            if run.rounds == config.rounds and not run.interrupted:
+            # Whatever its own configuration says: somebody may have begun to extend it.
+            if run.rounds == config.rounds and not run.summary.get(UNEVALUATED):
                 ended.append(run)
                 continue
             if run.rounds > config.rounds:

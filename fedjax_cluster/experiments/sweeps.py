@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_cluster.experiments import comparison
-from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.config_files import overridden
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.options import COUNT, as_json, checked, shown
 from fedjax_cluster.report.names import option_name, value_text
 

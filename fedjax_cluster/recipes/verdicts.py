@@ -13,11 +13,11 @@ from fedjax_cluster.report.paper_rows import Tolerance, usual_tolerance
 
 RULES = """- **reached**: the mean of at least two seeds is within the tolerance of the paper's value, on its data set.
 - **partly**: within the tolerance, but of one seed, of seeds some of which have no value, of a number of seeds that was
-  not kept, or on another data set than the paper's; or better than the paper's value by more than the tolerance, which
-  of rounds needed nobody is who has seeds that did not get there.
+  not kept, or on another data set than the paper's; or better than the paper's value by more than the tolerance.
 - **not**: worse than the paper's value by more than the tolerance.
-- No verdict where the paper prints no number or no tolerance is stated, and on an accuracy on another data set than the
-  paper's, which says nothing of the paper's.
+- No verdict where the paper prints no number or no tolerance is stated, on an accuracy on another data set than the
+  paper's, which says nothing of the paper's, and on fewer rounds than the paper's where some seeds did not get there:
+  they are the mean of those that did.
 - The tolerance is stated in the recipe before it runs: 2 points of a percentage, 0.05 of an ARI, a Rand index or a
   purity, none of a number of clusters or splits, unless the recipe states another, which its row shows."""
 ORDER = ("reached", "partly", "not")
@@ -61,8 +61,8 @@ def verdict(row: Mapping[str, Any]) -> Verdict:
     if worse:
         return Verdict("not")
     runs, valued = seeds(row["seeds"], row["ours"])
-    if runs is not None and valued < runs and tolerance is not None and tolerance.better == "lower":
-        better = False  # the mean of those who arrived at all is no merit
+    if better and runs is not None and valued < runs and tolerance is not None and tolerance.better == "lower":
+        return Verdict("")
     reasons = ["better"] if better else []
     reasons += ["seeds not kept"] if runs is None else ["one seed"] if runs < 2 else []
     reasons += [f"{valued} of {runs} seeds"] if runs is not None and valued < runs else []

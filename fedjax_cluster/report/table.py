@@ -30,7 +30,7 @@ TEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"},
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$"},
     **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}", "′": "$'$", "«": r"$\ll$", "»": r"$\gg$", "ο": "$o$"},
-    **dict.fromkeys("ąĄęĘįĮųŲðÐþÞđĐŋŊŉ", "?"),  # for which TeX's own fonts have no sign
+    **dict.fromkeys("ąĄęĘįĮųŲðÐþÞđĐŋŊŉħĦŧŦŀĿĸſ", "?"),  # for which TeX's own fonts have no sign
 }
 LARGE = 1e6  # from which on digits after the point tell nothing
 FEWEST_CHARACTERS = 12  # of a column of texts that are longer

@@ -181,9 +181,10 @@ def simulate(
             if not run.evaluated and not heard(interrupt):
                 figures = run.add_figures(evaluate(run.state), callbacks)
             bar.update(run.done, {**figures, **last_report(run.history), **run.waiting()}, speed)
-        if time_clustering and not ended:
-            run.time_clustering()
-        result = run.finish()
+        with interrupt.obeyed():
+            if time_clustering and not ended:
+                run.time_clustering()
+            result = run.finish()
         interrupt.stop_if_wanted(*([] if directory is None else [str(directory.named)]))
     return result
 
@@ -206,7 +207,7 @@ class Run:
     history: History = dataclasses.field(default_factory=dict)
     events: tuple[Event, ...] = ()
     moves: Kept = dataclasses.field(default_factory=dict)
-    kept: bool = True  # whether the run directory, if there is one, has all of it
+    kept: bool | None = True  # whether the run directory, if there is one, has all of it; None: it is not the run's now
     config: Mapping[str, Any] | None = None
     metrics: tuple[Measure, ...] = ()  # beside the model's
     evaluated: bool = True  # no evaluation is due that has not been done
@@ -352,9 +353,9 @@ class Run:
 
     def read_back(self) -> SimulationResult:
         """The result of a run that has ended before; files that were lost are written again."""
-        told = None if self.directory is None else self.directory.read_summary()
-        summary, known = self.summarize(0.0), told is not None and told.get("rounds") == self.done
-        if told is not None and known:  # but JSON has no NaN
+        told = {} if self.directory is None else self.directory.read_summary() or {}
+        summary, known = self.summarize(0.0), told.get("rounds") == self.done and not told.get(UNEVALUATED)
+        if known:  # but JSON has no NaN
             summary = {name: summary.get(name) if value is None else value for name, value in told.items()}
         if self.directory is not None:
             self.directory.leave(summary, self.history, only_missing=known)
@@ -369,7 +370,7 @@ class Run:
         """Leaves what is to be left, as far as a run was interrupted."""
         summary = self.summarize(self.compile_seconds) if self.history else {}
         if self.directory is not None and self.history:
-            self.kept = self.save()
+            self.kept = self.save() or (False if self.directory.is_ours() else None)
             self.directory.leave(summary if self.evaluated else {**summary, UNEVALUATED: True}, self.history)
         return self.result(summary)
 

@@ -170,7 +170,8 @@ def _side_by_side(
                 waiting = [members[:half], members[half:], *waiting]
                 continue
             memory.append(needed)
-            found |= {index: runs[index].finish() for index in members}
+            with interrupt.obeyed():
+                found |= {index: runs[index].finish() for index in members}
         interrupt.stop_if_wanted()
     return [found[index] for index in range(len(requests))], memory
 

@@ -65,7 +65,8 @@ class SimulationResult:
       summary: what summary.json holds.
       moves: rounds done -> the clients' clusters, where somebody moved; see `assignments`.
       metrics: those that were taken beside the model's.
-      kept: whether the run directory has all of it; False where its disk was full, or it was removed.
+      kept: whether the run directory has all of it; False where its disk was full, None where it was removed, or is
+        another run's by now.
       before: the run's own result, where clients came after it, of which pages and pictures are.
     """
 
@@ -79,7 +80,7 @@ class SimulationResult:
     mapping: ClientMapping
     moves: Kept = dataclasses.field(default_factory=dict)
     metrics: tuple[Measure, ...] = ()
-    kept: bool = True
+    kept: bool | None = True
     before: SimulationResult | None = None
 
     @property

@@ -69,7 +69,7 @@ class RunDirectory:
         self.named, self.path = pathlib.Path(path), pathlib.Path(path).absolute()
         self._identity, self._config, self._num_clients = dict(identity), config, num_clients
         self._lock = contextlib.ExitStack()
-        self._is_ours: Callable[[], bool] = lambda: True  # whether the directory is still the one that was taken
+        self.is_ours: Callable[[], bool] = lambda: True  # whether the directory is still the one that was taken
         self._refusal: ValueError | None = None  # of everything but reading
         self._events: dict[str, str] = {}  # their files' digests
         self._unwritten: list[Event] = []
@@ -131,7 +131,7 @@ class RunDirectory:
     def _take(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._is_ours = self._lock.enter_context(taken(self.path))
+            self.is_ours = self._lock.enter_context(taken(self.path))
         except Taken as error:
             if not self.has_checkpoint():
                 raise
@@ -192,7 +192,7 @@ class RunDirectory:
 
     def _check_ours(self) -> None:
         """Raises an OSError where the directory was removed, or is another's by now; puts back its config.json."""
-        if not self._is_ours():
+        if not self.is_ours():
             raise OSError(f"the run directory {self.named} was removed, or another run has taken it")
         if parallel.is_first() and not (self.path / CONFIG).is_file():
             self._write_config(None)
@@ -259,7 +259,7 @@ class RunDirectory:
         self, summary: Mapping[str, Any], history: Mapping[str, np.ndarray], *, only_missing: bool = False
     ) -> None:
         """summary.json, and metrics.csv where it is not that of the history; what cannot be written with a warning."""
-        if self._refusal is not None or not parallel.is_first() or not self._is_ours():
+        if self._refusal is not None or not parallel.is_first() or not self.is_ours():
             return
         with self._beside(METRICS):
             write_history(self.path / METRICS, history)

@@ -23,6 +23,7 @@ from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.report.names import counted
 from fedjax_cluster.simulation.evaluation import evaluated
 from fedjax_cluster.simulation.history import last_report
+from fedjax_cluster.simulation.joint import heard
 from fedjax_cluster.simulation.memory import USABLE, Memory, memory_of, size_text
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, RunKeys, one_round, report
@@ -245,18 +246,15 @@ def play_together(
     evaluate = functools.partial(evaluate_together, **options)
     jax.block_until_ready(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))  # compiles
     compile_seconds = (time.perf_counter() - started) / count
-    interrupt = Interrupt.active
+    interrupt = Interrupt.active or Interrupt()
 
     def fetch(which: Iterable[int]) -> None:
         for index in which:
             own = _one_of(states, jnp.asarray(index, jnp.int32))
             runs[index].state = own._replace(round=jnp.asarray(done, jnp.int32))
 
-    def wanted() -> bool:
-        return interrupt is not None and interrupt.wanted
-
     with Progress(f"{batch.method.name} × {count}", batch.rounds, done, enabled=progress) as bar:
-        while (done < batch.rounds or not runs[0].evaluated) and not wanted():
+        while (done < batch.rounds or not runs[0].evaluated) and not heard(interrupt):
             if runs[0].evaluated:
                 begun, before = time.perf_counter(), done
                 due = min(batch.rounds, (done // batch.eval_every + 1) * batch.eval_every)
@@ -276,7 +274,7 @@ def play_together(
                 fetch(range(count))
                 for run in runs:
                     run.save()
-            if not runs[0].evaluated and not wanted():
+            if not runs[0].evaluated and not heard(interrupt):
                 found = jax.device_get(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))
                 # Callbacks see the state, and honest clients' figures need the clusters.
                 fetch(
@@ -288,10 +286,11 @@ def play_together(
                     figures = run.add_figures({name: of[index] for name, of in found.items()}, batch.callbacks[index])
             bar.update(done, {**figures, **last_report(runs[0].history)}, speed)
     fetch(range(count))
-    for run in runs:
-        if time_clustering and not wanted():
-            run.time_clustering()
-        run.compile_seconds = compile_seconds
+    with interrupt.obeyed():
+        for run in runs:
+            if time_clustering and not interrupt.wanted:
+                run.time_clustering()
+            run.compile_seconds = compile_seconds
     return memory
 
 

@@ -10,8 +10,8 @@ import pytest
 from fedjax_cluster.experiments import recipe as recipes
 from fedjax_cluster.experiments import reproduction
 from fedjax_cluster.experiments.cells import Cell, changed, grid, headings, printed, shortened
-from fedjax_cluster.experiments.comparison import Outcome
 from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import Recipe, Study, measured, of_cells, table
 from fedjax_cluster.recipes import RECIPES, cfl_toys, fedgwc_pictures, figures, flag_cifar10
 from fedjax_cluster.recipes.studies import rows_over_seeds

@@ -182,7 +182,7 @@ def test_a_removed_config_is_put_back(tmp_path):
 def test_a_removed_directory_is_left_alone_and_what_another_run_made_of_it_too(tmp_path, caplog):
     path, options = tmp_path / "run", {"rounds": 4, "eval_every": 1, "checkpoint_every": 0}
     result = start(path, callbacks=at_round(2, lambda: shutil.rmtree(path)), **options)
-    assert not result.kept
+    assert result.kept is None
     assert len(result.history["loss"]) == 4
     assert not path.exists()
     assert "was removed, or another run has taken it" in caplog.text
@@ -195,7 +195,8 @@ def test_a_removed_directory_is_left_alone_and_what_another_run_made_of_it_too(t
         return {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
     kept = {}
-    assert not start(path, callbacks=at_round(2, lambda: (give_to_another(), kept.update(files()))), **options).kept
+    lost = start(path, callbacks=at_round(2, lambda: (give_to_another(), kept.update(files()))), **options)
+    assert lost.kept is None
     assert files() == kept
     assert start(path, seed=1, **options).kept
 
@@ -206,7 +207,7 @@ def test_where_no_checkpoint_fits_what_is_looked_at_is_left_all_the_same(tmp_pat
 
     monkeypatch.setattr(run_directory.simulation.checkpoints.Checkpoints, "save", full)
     result = start(tmp_path)
-    assert not result.kept
+    assert result.kept is False
     assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 2
     assert (tmp_path / "metrics.csv").is_file()
     assert "cannot save round 2" in caplog.text
