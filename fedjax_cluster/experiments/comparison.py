@@ -8,7 +8,7 @@ import functools
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -120,17 +120,13 @@ def compare(
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
     comparison = _with_data(comparison, usable, seeds[0], federation_of, directory)
-    with (
-        contextlib.nullcontext(lambda: None)
-        if directory is None
-        else _opened(directory, before, asked, comparison) as check_ours
-    ):
+    with _opened(directory, before, asked, comparison) as record:
         ready = side_by_side(usable, seeds, federation_of, directory_of, watch, **options)
         for label in labels:
             ended: list[SimulationResult] = []
             reasons: dict[int, str] = {}
             for seed in seeds:
-                check_ours()
+                record(comparison)
                 try:
                     if label in refusals:
                         raise refusals[label]
@@ -156,14 +152,12 @@ def compare(
             outcomes.append(Outcome(label, summaries, histories, reasons, data=data))
             if reasons:
                 comparison.failed[label] = {**comparison.failed.get(label, {}), **reasons}
-        check_ours()
         everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
         if everywhere and isinstance(errors[0], ValueError):
-            if directory is not None and before is not None:
-                _write(directory, before)
+            if before is not None:
+                record(before)
             raise errors[0]
-        if directory is not None:
-            _write(directory, comparison)
+        record(comparison)
     if not cells:  # whose rows tell it
         _say_training(configs)
     return outcomes
@@ -240,8 +234,16 @@ def run_name(label: str, seed: int) -> str:
 
 
 @contextlib.contextmanager
-def _opened(directory: pathlib.Path, before: Comparison | None, asked: Comparison, comparison: Comparison):
-    """The directory of a comparison, kept from other processes; nothing is left where nothing could be run."""
+def _opened(
+    directory: pathlib.Path | None, before: Comparison | None, asked: Comparison, comparison: Comparison
+) -> Iterator[Callable[[Comparison], None]]:
+    """The directory of a comparison, kept from other processes, and what writes its record.
+
+    Nothing is left where nothing could be run.
+    """
+    if directory is None:
+        yield lambda comparison: None
+        return
     check_writable(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
@@ -255,13 +257,14 @@ def _opened(directory: pathlib.Path, before: Comparison | None, asked: Compariso
         if (read(directory) if is_comparison(directory) else None) != before:
             raise ValueError(f"another command has changed {directory} since this one began; give it again")
 
-        def check_ours() -> None:
+        def record(comparison: Comparison) -> None:
             if not same():
                 raise OSError(f"{directory} was removed, or is another's by now; what is not done yet is left undone")
+            _write(directory, comparison)
 
         try:
-            _write(directory, comparison)
-            yield check_ours
+            record(comparison)
+            yield record
         except ValueError:
             if before is None and same():
                 (directory / COMPARISON).unlink(missing_ok=True)
