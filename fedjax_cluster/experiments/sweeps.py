@@ -47,10 +47,12 @@ def sweep(
       axes: option -> its values; an option of the method, scenario or model by its name, or as "method_options.NAME".
       draws: so many random combinations in place of all; see `drawn`. They depend on the settings' `seed`.
       **options: `seeds`, `run_dir`, `failed` and what else `comparison.compare` takes. The directory is one of a
-        comparison: `comparison.resume` takes it up, and `report.tables.sweep_table` makes its table.
+        comparison: `comparison.resume` takes it up, and `report.tables.sweep_table` makes its table. Where no `failed`
+        is given, what fails is a warning.
 
     Returns:
-      The outcome of each combination; its label names the values.
+      The outcome of each combination; its label names the values. One that cannot be run, such as more clusters than
+      clients, says why in `failed`.
 
     Raises:
       ValueError: an option that there is not, no or equal values, or no combination that can be run.
@@ -70,7 +72,11 @@ def sweep(
         return RunConfig(**overridden(settings, changes))
 
     found = cells(chosen, make)
-    return comparison.compare(**compared(found), **options)
+    return comparison.compare(**compared(found), **{"failed": _warned, **options})
+
+
+def _warned(label: str, seed: int, reason: str) -> None:
+    LOG.warning("%s seed %s failed: %s", label, seed, reason)
 
 
 def cells(combined: Iterable[Values], make: Callable[[Values], RunConfig]) -> dict[str, Cell]:

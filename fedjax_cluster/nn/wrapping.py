@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -22,6 +24,10 @@ from fedjax_cluster.types import DatasetInfo, Model, PyTree, Variables
 
 Normalize = tuple[float | Sequence[float], float | Sequence[float]]  # mean and standard deviation
 Network = linen.Module | Callable[[int], linen.Module]
+MODES = {"train": True, "training": True, "is_training": True, "deterministic": False}  # what each is in training
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+LOG = logging.getLogger(__name__)
+TOLD: set[str] = set()  # modules that were warned of
 
 
 @with_checks(num_outputs=COUNT)
@@ -30,8 +36,9 @@ def from_flax(
 ) -> Model:
     """Any Flax module as a `Model`; raw uint8 inputs are scaled to [0, 1].
 
-    `train` or `training`, or `deterministic = not train`, is passed on where the module's `__call__` takes it;
-    `rng_key` becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold variables.
+    `train`, `training` or `is_training`, or `deterministic = not train`, is passed on where the module's `__call__`
+    takes it; `rng_key` becomes the "dropout" stream. Only the collections "params" and "batch_stats" may hold
+    variables.
 
     Models of equal arguments are equal, hash equally and share compiled programs. Flax modules are equal if their
     fields are, `Sized(Class, **fields)` if class and fields are, any other function only to itself.
@@ -46,7 +53,8 @@ def from_flax(
     Raises:
       TypeError: a module of Flax nnx.
       ValueError: an unknown loss; in `init`, other collections of variables, an unknown number of outputs, or fewer
-        than classes, several arrays in place of one, or a function that gives no module.
+        than classes, several arrays in place of one, a function that gives no module, or a `__call__` that needs more
+        than inputs.
 
     >>> import jax
     >>> from fedjax_cluster.types import DatasetInfo
@@ -110,7 +118,9 @@ class _Init:
     def __call__(self, rng_key: Array, info: DatasetInfo) -> Variables:
         module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
-        outputs, variables = _first_pass(module, rng_key, x)
+        _check_call(module)
+        with linen.intercept_methods(functools.partial(_warn_if_untold, module)):
+            outputs, variables = _first_pass(module, rng_key, x)
         if unknown := set(variables) - {"params", "batch_stats"}:
             raise ValueError(
                 f"{type(module).__name__} keeps variables in {sorted(unknown)}; a model has 'params' and"
@@ -155,6 +165,35 @@ class _Apply:
                 f"{type(module).__name__} changes its batch statistics outside of training; let its "
                 "__call__ take `train`, and give a BatchNorm use_running_average=not train"
             ) from error
+        except flax.errors.InvalidRngError as error:
+            why = (
+                "outside of training; let its __call__ take `train`, and give a Dropout deterministic=not train"
+                if rng_key is None
+                else 'of another stream than "dropout", the only one that a client is given'
+            )
+            raise ValueError(f"{type(module).__name__} draws random numbers {why}") from error
+
+
+def _check_call(module: linen.Module) -> None:
+    """Refuses a module whose `__call__` needs more than inputs and what `_mode` passes on."""
+    name, (_, *rest) = type(module).__name__, inspect.signature(type(module).__call__).parameters.values()
+    mode = _mode(module, train=False)
+    needed = [each.name for each in rest[1:] if each.default is each.empty and each.kind not in VARIADIC]
+    if missing := [each for each in needed if each not in mode]:
+        raise ValueError(
+            f"{name}.__call__ needs {missing[0]}; of a model it is given inputs, and {', '.join(MODES)} where it takes "
+            f"one of them: give {missing[0]} a default"
+        )
+
+
+def _warn_if_untold(module: linen.Module, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    """Calls a layer, as an interceptor does; warns of one that is another in training, where the module is not told."""
+    layer, name = context.module, type(module).__name__
+    if isinstance(layer, linen.BatchNorm | linen.Dropout) and not _mode(module, train=True) and name not in TOLD:
+        TOLD.add(name)
+        what = "Dropout drops nothing" if isinstance(layer, linen.Dropout) else "BatchNorm keeps its first statistics"
+        LOG.warning("%s.__call__ takes none of %s: its %s in training", name, ", ".join(MODES), what)
+    return call(*args, **kwargs)
 
 
 def _first_pass(module: linen.Module, rng_key: Array, x: Array) -> tuple[Any, Any]:
@@ -268,8 +307,7 @@ def _output_size(params: Any) -> int:
 
 def _mode(module: linen.Module, *, train: bool) -> dict[str, Any]:
     accepted = inspect.signature(type(module).__call__).parameters
-    flags = {"train": train, "training": train, "deterministic": not train}
-    return {name: value for name, value in flags.items() if name in accepted}
+    return {name: train == positive for name, positive in MODES.items() if name in accepted}
 
 
 def _normalized(x: Array, normalize: tuple[float | tuple[float, ...], ...] | None) -> Array:

@@ -23,6 +23,7 @@ from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Feder
 # Columns of the history that no metric and no callback may write.
 TAKEN = {*REPORTED, *TIMED, "test_loss", "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
 TAKEN |= {*SUMMARISED, *Ledger._fields}  # nor would a summary have room for it
+TAKEN |= {"client", "user", "group", "group_name", "cluster", "train_examples", "test_examples"}  # nor `write_clients`
 LOG = logging.getLogger(__name__)
 INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
 

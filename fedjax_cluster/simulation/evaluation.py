@@ -29,7 +29,11 @@ EVALUATIONS = 30  # of a long run
 
 
 class Evaluation(NamedTuple):
-    """What a callback sees after each evaluation."""
+    """What a callback sees after each evaluation.
+
+    The state's arrays are given up to the rounds that follow: what is kept of them is copied, as by
+    `jax.tree.map(np.asarray, evaluation.state.clusters.params)`.
+    """
 
     round: int  # rounds done
     state: State
@@ -261,15 +265,14 @@ def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False
 
     Returns:
       `accuracy`, `accuracy_std`, `accuracy_worst_decile`, `balanced_accuracy`, `test_loss` and whatever else the
-      model measures; all NaN after divergence, or where a client's predictions are not finite or a figure of its is
-      infinite: the others' mean would pass for that of all. `num_not_finite` counts those clients.
+      model measures; all NaN after divergence, or where a client's predictions or its loss are not finite: the others'
+      mean would pass for that of all. `num_not_finite` counts those clients. Another figure that is infinite for a
+      client is NaN alone.
 
     >>> federation_figures({"accuracy": np.asarray([0.5, 1.0])})["accuracy"]
     0.75
     """
-    spoilt = np.asarray(per_client.get(NOT_FINITE, 0.0), np.float64) > 0
-    for values in per_client.values():
-        spoilt = spoilt | np.isinf(np.asarray(values, np.float64))
+    spoilt = (np.asarray(per_client.get(NOT_FINITE, 0.0)) > 0) | np.isinf(np.asarray(per_client.get("loss", 0.0)))
     figures = {NOT_FINITE: float(np.sum(spoilt))}
     for name, values in per_client.items():
         if name == NOT_FINITE:
@@ -277,7 +280,7 @@ def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False
         values = np.asarray(values, np.float64)
         valid = np.isfinite(values)
         name = "test_loss" if name == "loss" else name
-        none = diverged or figures[NOT_FINITE] > 0 or not valid.any()
+        none = diverged or figures[NOT_FINITE] > 0 or np.isinf(values).any() or not valid.any()
         values = np.asarray([np.nan]) if none else values[valid]
         figures[name] = float(np.average(values))
         if name == "accuracy":

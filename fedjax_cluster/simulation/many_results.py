@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.report.names import option_name, value_text
+from fedjax_cluster.simulation.history import NOT_FINITE, REPORTED, TIMED
 from fedjax_cluster.simulation.memory import Memory
 from fedjax_cluster.simulation.result import SimulationResult
 
@@ -70,14 +71,15 @@ class ManyResults(Sequence[SimulationResult]):
     def to_pandas(self):
         """A row for each combination: mean and sample standard deviation of its figures over the seeds; needs pandas.
 
-        Columns such as `accuracy` and `accuracy_deviation`, and `seeds`; the options are the index.
+        In a run with a fault those of the honest clients are among them, and everywhere those of own metrics and
+        callbacks. Columns such as `accuracy` and `accuracy_deviation`, and `seeds`; the options are the index.
         """
         import pandas  # optional
 
         rows = []
         for cell in self.cells:
             row: dict[str, Any] = {**cell.values, "seeds": len(cell.summaries)}
-            for name in FIGURES:
+            for name in (*FIGURES, *_others(cell)):
                 values = [summary.get(name) for summary in cell.summaries]
                 known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
                 if any(value is not None for value in values):
@@ -120,6 +122,12 @@ class ManyResults(Sequence[SimulationResult]):
             f"{len(self)} runs {kind}: {len(self.combinations)} combinations of {options}, {len(self.seeds)} seeds; "
             "also: results, cells, table(), to_pandas(), plot(), plot_sensitivity()"
         )
+
+
+def _others(cell: Combination) -> list[str]:
+    """The figures beside the usual ones: of own metrics and callbacks, and of honest clients."""
+    usual = {*FIGURES, *REPORTED, *TIMED, NOT_FINITE}
+    return [name for name in cell.histories[0] if name in cell.summaries[0] and name not in usual]
 
 
 def _label(values: Mapping[str, float]) -> str:

@@ -49,15 +49,8 @@ def check_model(model: Any, federation: Federation) -> None:
         raise ValueError(f"the model's init returns {given}; it must return fc.types.Variables(params, stats)")
     what = f"x of shape {x.shape}, {x.dtype}"
     _check_call(model.apply)
-    given = _traced("apply", lambda of, x: model.apply(of, x, train=False, rng_key=None), what, variables, x)
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise ValueError(f"the model's apply returns {_kind(given)}; it must return two: outputs, and variables.stats")
-    outputs, stats = given
-    if jax.tree.structure(stats) != jax.tree.structure(variables.stats):
-        raise ValueError(
-            f"the model's apply returns stats {jax.tree.structure(stats)}, of which its init had "
-            f"{jax.tree.structure(variables.stats)}; return variables.stats where there are none"
-        )
+    outputs = _applied(model, variables, x, None, what)
+    _applied(model, variables, x, key, f"{what}, in training")
     predictions = _traced("predict", model.predict, f"outputs of {what}", outputs)
     figures = _traced("metrics", model.metrics, "predictions, y and a mask", predictions, y, MASK)
     shapes = {name: jnp.shape(each) for name, each in figures.items()} if isinstance(figures, Mapping) else None
@@ -74,6 +67,27 @@ def check_model(model: Any, federation: Federation) -> None:
             f"the model's apply gives {outputs.shape[-1]} outputs, but {info.name} has {info.num_classes} classes; "
             "give as many outputs (info.num_classes)"
         )
+
+
+def _applied(model: Model, variables: Variables, x: Any, rng_key: Any, what: str) -> Any:
+    """The outputs, in training with a key; refuses statistics that are not like those of `init`."""
+    train = rng_key is not None
+    given = _traced("apply", lambda of, x: model.apply(of, x, train=train, rng_key=rng_key), what, variables, x)
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise ValueError(f"the model's apply returns {_kind(given)}; it must return two: outputs, and variables.stats")
+    outputs, stats = given
+    told = [_shapes(each) for each in (stats, variables.stats)]
+    if told[0] != told[1]:
+        when = " in training" if train else ""
+        raise ValueError(
+            f"the model's apply returns stats {told[0]}{when}, of which its init had {told[1]}; return variables.stats "
+            "where there are none"
+        )
+    return outputs
+
+
+def _shapes(stats: Any) -> str:
+    return str(jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", stats))
 
 
 def _is_ours(function: Any) -> bool:

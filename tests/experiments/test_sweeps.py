@@ -219,6 +219,17 @@ def test_from_python_options_have_their_names(pretend):
             sweeps.sweep(settings, wrong)
 
 
+def test_from_python_what_cannot_be_is_an_outcome_too(caplog):
+    settings = {"method": "ifca", "model": "linear", "clients": 4, "rounds": 1}
+    can, cannot = sweeps.sweep(settings, {"clusters": (2, 9)}, progress=False)
+    assert len(can.summaries) == 1
+    assert not cannot.summaries
+    assert cannot.failed[0].startswith("clusters is 9 but there are only 4 clients")
+    assert "clusters 9 seed 0 failed: clusters is 9" in caplog.text
+    with pytest.raises(ValueError, match="clusters is 9"):
+        sweeps.sweep(settings, {"clusters": (2, 9)}, progress=False, failed=None)
+
+
 def test_a_name_that_no_file_can_have_is_told_apart():
     names = {comparison.run_name(f"dataset {path}", 0) for path in ("a/b", "a-b", "a b", "x" * 300, "x" * 301)}
     assert len(names) == 4  # a space is a hyphen

@@ -94,6 +94,16 @@ def test_a_figure_that_overflows_is_not_left_out_of_a_mean():
     assert np.isnan(figures["test_loss"])
 
 
+def test_a_figure_of_ones_own_that_is_infinite_spoils_no_other():
+    """The run was said to have diverged, its predictions not to be finite, and nothing had a figure."""
+    per_client = {
+        name: np.asarray(of) for name, of in {"accuracy": [0.5, 1.0], "big": [1, np.inf], "loss": [1, 2]}.items()
+    }
+    figures = federation_figures(per_client)
+    assert (figures["accuracy"], figures["test_loss"], figures["num_not_finite"]) == (0.75, 1.5, 0)
+    assert np.isnan(figures["big"])
+
+
 @pytest.mark.parametrize(
     ("loss", "grown"),
     [([0.1, 2e4], True), ([2.0, np.nan, 1900.0], False), ([2.0, 2100.0, np.nan], True), ([1e-9, 1.0], False)],

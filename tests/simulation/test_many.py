@@ -270,6 +270,23 @@ def test_the_rates_of_named_optimisers_vary_and_the_table_has_mean_and_deviation
     assert [len(figure.axes) > 0 for figure in (found.plot(), found.plot_sensitivity())] == [True, True]
 
 
+def test_a_data_frame_has_figures_of_ones_own_and_of_the_honest():
+    found = fc.simulate_many(
+        METHODS["fedavg"],
+        blobs(),
+        rounds=1,
+        seeds=(0, 1),
+        metrics=[lambda predictions, y, mask: {"highest": predictions.max()}],
+        fault=fc.faults.sign_flip(share=0.3),
+        progress=False,
+    )
+    row = found.to_pandas().iloc[0]
+    for name in ("highest", "accuracy_honest", "adjusted_rand_index_honest"):
+        of = [result.summary[name] for result in found]
+        assert row[name] == pytest.approx(np.mean(of), nan_ok=True)
+    assert not {"loss", "seconds", "num_not_finite", "round"} & set(row.index)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "cfl_gp"])
 @pytest.mark.parametrize("side_by_side", [False, True])

@@ -71,6 +71,19 @@ def run(**spoilt):
             "apply returns stats .*, of which its init had .*; return variables.stats where there are none",
         ),
         (
+            {
+                "apply": lambda variables, x, *, train, rng_key=None: (
+                    outputs_of(variables, x),
+                    {"n": 1} if train else {},
+                )
+            },
+            r"apply returns stats {'n': 'int32\[\]'} in training, of which its init had {}",
+        ),
+        (
+            {"apply": lambda variables, x, *, train, rng_key=None: (outputs_of(variables, x), 1 / 0 if train else {})},
+            "apply fails on x of shape .*, in training: ZeroDivisionError",
+        ),
+        (
             {"loss": lambda outputs, y: outputs.sum()},
             r"loss gives an array of shape \(\) for 2 examples; it must give one",
         ),
