@@ -2,7 +2,7 @@
 
 from fedjax_cluster.nn.autoencoder import csi_autoencoder
 from fedjax_cluster.nn.convolution import convolution
-from fedjax_cluster.nn.layers import Conv
+from fedjax_cluster.nn.layers import Conv, Dense
 from fedjax_cluster.nn.models import cnn, lenet5, linear, mlp
 from fedjax_cluster.nn.pooling import avg_pool, max_pool
 from fedjax_cluster.nn.precision import mixed_precision
@@ -12,6 +12,7 @@ from fedjax_cluster.nn.wrapping import Sized, from_flax
 
 __all__ = [
     "Conv",
+    "Dense",
     "Sized",
     "avg_pool",
     "cnn",

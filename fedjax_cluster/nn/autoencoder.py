@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster.nn.banded import BandedConv
-from fedjax_cluster.nn.layers import batch_norm, flat
+from fedjax_cluster.nn.layers import Dense, batch_norm, flat
 from fedjax_cluster.nn.losses import regression_metrics
 from fedjax_cluster.nn.wrapping import from_flax
 from fedjax_cluster.options import COUNT, with_checks
@@ -84,7 +84,7 @@ class Encoder(linen.Module):
         third = _path(x, channels, ((3, 3), (1, 3), (3, 1)), train, "third")
         paths = jnp.concatenate([first, second, third], axis=1)
         refined = _conv(paths, channels, (1, 1), "refinement")
-        return linen.Dense(self.latent, kernel_init=xavier, name="code")(flat(refined.transpose(CHANNELS_LAST)))
+        return Dense(self.latent, kernel_init=xavier, name="code")(flat(refined.transpose(CHANNELS_LAST)))
 
 
 class Decoder(linen.Module):
@@ -95,7 +95,7 @@ class Decoder(linen.Module):
     @linen.compact
     def __call__(self, code: Array, train: bool) -> Array:
         width, channels, height = self.shape
-        x = linen.Dense(height * width * channels, kernel_init=xavier, name="expansion")(code)
+        x = Dense(height * width * channels, kernel_init=xavier, name="expansion")(code)
         x = x.reshape(-1, height, width, channels).transpose(ROWS_LAST)
         x = leaky_relu(_normalized_conv(x, channels, (5, 5), train, "conv_0"))
         for i, features in enumerate(WIDTHS):

@@ -27,9 +27,10 @@ from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
 from fedjax_cluster.nn.dense_product import LINE, product
+from fedjax_cluster.nn.sums import sums_in, with_bias
 from fedjax_cluster.nn.trilinear import at_precision, check_dtypes, written_precision
 from fedjax_cluster.nn.varying import equally_varying
-from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size, sums_in
+from fedjax_cluster.nn.windows import Padding, Sides, Window, output_size
 from fedjax_cluster.options import COUNT, checked
 
 
@@ -91,7 +92,7 @@ def convolution(
     window = Window(steps, pads, kernel_dilation=dilation)
     windows.check_fit(x.shape[1:3], span, pads)
     out = _convolution(x, kernel, window, groups)
-    return out if bias is None else out + bias.reshape(1, 1, 1, -1)
+    return with_bias(out, None if bias is None else bias.reshape(1, 1, 1, -1))
 
 
 # Called eagerly, a convolution is one compiled program, not one for every slice.

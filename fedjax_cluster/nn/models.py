@@ -11,9 +11,8 @@ from typing import Any, Literal
 import flax.linen as linen
 from jax import Array
 
-from fedjax_cluster.nn.dense_product import dot_general
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
-from fedjax_cluster.nn.layers import conv, dense, flat, images, rows_last_conv, sizes_per_layer
+from fedjax_cluster.nn.layers import Dense, conv, dense, flat, images, rows_last_conv, sizes_per_layer
 from fedjax_cluster.nn.losses import LossName
 from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.rows_last import MOST_FEATURES, ROWS_LAST
@@ -185,12 +184,11 @@ class Linear(linen.Module):
     def __call__(self, x: Array) -> Array:
         x = flat(x)
         initial = layer_init(self.scheme, x.shape[-1])
-        return linen.Dense(
+        return Dense(
             self.num_outputs,
             use_bias=self.use_bias,
             kernel_init=self.kernel_init or initial.kernel,
             bias_init=linen.initializers.zeros if self.zero_bias else initial.bias,
-            dot_general=dot_general,
             name="output",
         )(x)
 

@@ -15,17 +15,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float
 
-from fedjax_cluster.nn.windows import (
-    Padding,
-    Pair,
-    Sides,
-    Window,
-    check_fit,
-    explicit_padding,
-    pair,
-    slices_by_tap,
-    sums_in,
-)
+from fedjax_cluster.nn.sums import sums_in
+from fedjax_cluster.nn.windows import Padding, Pair, Sides, Window, check_fit, explicit_padding, pair, slices_by_tap
 
 
 def max_pool(

@@ -25,7 +25,8 @@ def mixed_precision(model: Model, precision: Precision = "bfloat16") -> Model:
     """The same model computed in another format: parameters and scaled inputs are cast, outputs returned in float32.
 
     The parameters themselves stay float32 (the master copy that an optimiser updates), and so do their gradients,
-    which pass back through the cast. Losses and the statistics of batch norm are float32 too. `local.sgd(…,
+    which pass back through the cast. Losses, the statistics of batch norm and, in `nn.Conv`, `nn.Dense` and this
+    package's models, the sums in a bias's gradient are float32 too. `local.sgd(…,
     precision="bfloat16")` applies this to training alone; evaluation stays in float32. Equal arguments: equal models.
 
     Args:

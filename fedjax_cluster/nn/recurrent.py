@@ -15,6 +15,7 @@ from jax import Array, lax
 from fedjax_cluster.nn.initializers import Scheme, Uniform
 from fedjax_cluster.nn.layers import dense
 from fedjax_cluster.nn.losses import classification_metrics
+from fedjax_cluster.nn.sums import rows_of, with_bias
 from fedjax_cluster.nn.varying import equally_varying
 from fedjax_cluster.nn.wrapping import Sized, from_flax
 from fedjax_cluster.options import BELOW_ONE, COUNT, with_checks
@@ -80,7 +81,8 @@ class LanguageModel(linen.Module):
             raise ValueError(f"{given}; an lstm takes integers [N, T]")
         start = linen.initializers.normal(1.0) if self.scheme == "torch" else linen.linear.default_embed_init
         embedding = linen.Embed(self.num_outputs, self.embedding, embedding_init=start, name="embedding")
-        x = embedding(tokens.swapaxes(0, 1))  # time first through all layers, so that nothing large is transposed
+        # Time first through all layers, so that nothing large is transposed.
+        x = rows_of(embedding.embedding, tokens.swapaxes(0, 1))
         for i, features in enumerate(self.hidden):
             x = linen.Dropout(self.dropout, deterministic=not train)(x)
             x = Lstm(features, self.scheme, name=f"lstm_{i}")(x)
@@ -110,7 +112,7 @@ class Lstm(linen.Module):
         recurrent = self.param("recurrent_kernel", recurrent_start, (self.features, gates), jnp.float32)
         bias = self.param("bias", bias_start, (gates,), jnp.float32)
         # One matrix product for the inputs of all steps; only the recurrence needs the loop.
-        return recurrence(_at_all_steps(x, kernel) + bias.reshape(1, 1, -1), recurrent)
+        return recurrence(with_bias(_at_all_steps(x, kernel), bias.reshape(1, 1, -1)), recurrent)
 
 
 def _at_all_steps(x: Array, kernel: Array) -> Array:

@@ -26,8 +26,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
+from fedjax_cluster.nn.sums import sums_in
 from fedjax_cluster.nn.trilinear import ROLES, at_precision, check_dtypes, contract, differentiable, written_precision
-from fedjax_cluster.nn.windows import sums_in
 
 MOST_FEATURES = 16
 # Bytes of patches: up to the first all at once, which is faster by a tenth; then in pieces of the second, or one output

@@ -27,12 +27,6 @@ class Window(NamedTuple):
     kernel_dilation: Pair = (1, 1)
 
 
-def sums_in(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype of sums of such numbers: float32 for shorter floats, of which 256 + 1 may be 256."""
-    short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.dtype(jnp.float32) if short else dtype
-
-
 def pair(value: Sides, name: str) -> Pair:
     """A positive integer or two of them, as a pair; ValueError for anything else."""
     return checked(name, (value, value) if isinstance(value, int) else value, tuple[int, int], COUNT)

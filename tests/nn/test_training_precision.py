@@ -124,3 +124,29 @@ def test_data_in_bfloat16_are_taken_by_convolutions_with_float32_weights():
     narrow, wide = (model.apply(variables, x.astype(dtype), train=False)[0] for dtype in (jnp.bfloat16, jnp.float32))
     chex.assert_type(narrow, jnp.float32)
     chex.assert_trees_all_close(narrow, wide, rtol=1e-7, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "info"),
+    [
+        (nn.mlp((4,)), DatasetInfo("rows", (5,), 3)),
+        (nn.linear(), DatasetInfo("rows", (5,), 3)),
+        (nn.cnn((4,), dense=(), pool=1), DatasetInfo("images", (14, 14), 3)),  # rows last
+        (nn.cnn((64,), dense=(), pool=1), DatasetInfo("images", (6, 6), 3)),
+        (nn.lstm((4,), embedding=3, init="flax"), DatasetInfo("tokens", (8,), 6, "language")),
+    ],
+    ids=["mlp", "linear", "cnn", "wide cnn", "lstm"],
+)
+def test_gradients_of_biases_and_of_frequent_tokens_are_added_up_in_float32(model, info):
+    """In bfloat16 a sum of ones stops at 256: a bias's gradient was a sixtieth of it, an embedding's a third."""
+    variables = model.init(jax.random.key(0), info)
+    params = jax.tree.map(lambda leaf: 0.1 * jnp.abs(leaf) + 0.1, variables.params)
+    kind = jnp.int32 if info.task == "language" else jnp.float32
+    x = jnp.ones((600, *info.input_shape), kind)
+
+    def total(params, of):
+        return of.apply(variables._replace(params=params), x, train=True)[0].sum()
+
+    wide, narrow = (jax.grad(total)(params, of) for of in (model, nn.mixed_precision(model)))
+    assert float(max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(wide))) > 500
+    chex.assert_trees_all_close(narrow, wide, rtol=0.03, atol=0.03 * 600 * 0.01)
