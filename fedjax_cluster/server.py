@@ -18,7 +18,7 @@ from fedjax_cluster.clustering import checks
 from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
-from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree
+from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree, Variables
 
 LOG = logging.getLogger(__name__)
 NO_STATISTICS = (
@@ -262,12 +262,19 @@ def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> 
     return clusters._replace(params=params, stats=stats)
 
 
-def shared_part(params: PyTree, patterns: Sequence[str]) -> float:
-    """The share of the parameters that are in shared layers."""
+def shared_part(models: Clusters | Variables, patterns: Sequence[str]) -> float:
+    """The share of a model's numbers that are in shared layers; statistics of a chosen layer follow it."""
     if not patterns:
         return 0.0
-    leaves, chosen = jax.tree.leaves(params), jax.tree.leaves(tree.match(params, patterns))
-    return sum(leaf.size for leaf, pick in zip(leaves, chosen, strict=True) if pick) / tree.size(params)
+    numbers = models.params, models.stats
+    chosen = tree.match(models.params, patterns), tree.match(models.stats, patterns, strict=False)
+    pairs = zip(*map(jax.tree.leaves, (numbers, chosen)), strict=True)
+    return sum(leaf.size for leaf, pick in pairs if pick) / tree.size(numbers)
+
+
+def params_part(models: Clusters | Variables) -> float:
+    """The share of a model's numbers that are parameters; the others are statistics of batch norm."""
+    return tree.size(models.params) / tree.size((models.params, models.stats))
 
 
 def warn_of_sharing(method: str, params: PyTree, patterns: Sequence[str], none: str, everything: str) -> None:
@@ -279,7 +286,7 @@ def warn_of_sharing(method: str, params: PyTree, patterns: Sequence[str], none: 
       patterns: parameter paths as in `tree.match`; without any nothing was asked for.
       none, everything: what follows from sharing nothing and all.
     """
-    part = shared_part(params, patterns)
+    part = shared_part(Variables(params, {}), patterns)
     if patterns and part in (0.0, 1.0):
         what, then = ("every parameter", everything) if part else ("no parameter of this model", none)
         paths = ", ".join(patterns)

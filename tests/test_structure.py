@@ -69,8 +69,8 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_SIMULATE = 420, 90, 80
 # 370 for FlexCFL; 130 for directories of other things and runs that were not finished.
 # 250 for faults of clients on disk, clusters of those who are there at the start, edited settings and dry runs.
 # 250 for rows on disk that are divided, changed and joined as they are read; 280 for who may be ranked, and what
-# numbers are bytes.
-MOST_LINES = 51_100
+# numbers are bytes. 250 for runs that end on the way, models that are told of training, and what is sent of statistics.
+MOST_LINES = 51_350
 
 
 @functools.cache

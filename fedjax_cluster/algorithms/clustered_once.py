@@ -71,6 +71,7 @@ class ClusteredOnce(AveragingMethod, abstract=True):
     weighting: Weighting = option('"examples" weights clients by |D_i|, "uniform" equally', default="examples")
 
     alone: ClassVar[int] = 0  # the slot of clients before the clustering; −1: they have none
+    moves_starts: ClassVar[bool] = False  # whether `start_clusters` gives other models than w
     keeps_distances: ClassVar[Any] = False  # whether `group` gives f32[M, M]
 
     @property
@@ -95,10 +96,6 @@ class ClusteredOnce(AveragingMethod, abstract=True):
     def compared(self, params: PyTree) -> PyTree:
         """What the clustering sees of a model's parameters, or of their changes."""
         return params
-
-    def sent_part(self, params: PyTree) -> float:
-        """What part of a model that is."""
-        return 1.0
 
     def group(
         self, rng_key: Array, update: Array, index: Array, known: Array, mapping: ClientMapping
@@ -213,10 +210,13 @@ class ClusteredOnce(AveragingMethod, abstract=True):
             weighting=self.weighting,
             aggregation=self.aggregation,
         )
-        costs, heard = done.costs(cohort.mask), jnp.sum(cohort.mask & (due | new)).astype(jnp.float32)
+        costs, heard, anchor = done.costs(cohort.mask), cohort.mask & (due | new), state.server.anchor
+        # w too, and what is compared back; where clusters start from w their members hold their model.
+        again = heard if self.moves_starts else heard & ~due
         costs = costs._replace(
-            models_down=costs.models_down + heard,
-            models_up=costs.models_up + self.sent_part(state.server.anchor.params) * heard,
+            models_down=costs.models_down + jnp.sum(again.astype(jnp.float32)),
+            models_up=costs.models_up
+            + tree.size(self.compared(anchor.params)) / tree.size(anchor) * jnp.sum(heard.astype(jnp.float32)),
             gradient_evaluations=costs.gradient_evaluations + steps,
             clusterings=due.astype(jnp.float32),
         )

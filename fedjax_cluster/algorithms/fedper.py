@@ -121,7 +121,7 @@ class fedper(fedavg):
         # What nobody sends is no place for noise, nor for a server's weight decay.
         still = self.own_part(Variables(state.clusters.params, {})).params
         clusters = done.clusters._replace(params=tree.put(done.clusters.params, still))
-        sent = shared_part(state.clusters.params, self.shared_layers)
+        sent = shared_part(state.clusters, self.shared_layers)
         costs = all_costs(done, moved, cohort.mask)
         costs = costs._replace(models_down=sent * costs.models_down, models_up=sent * costs.models_up)
         return State(clusters, clients, state.server, state.round + 1), done.info(cohort.mask, costs=costs)

@@ -14,7 +14,6 @@ from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.distances import Metric
 from fedjax_cluster.clustering.linkage import Linkage
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, option
-from fedjax_cluster.server import shared_part
 from fedjax_cluster.types import ClientMapping, PyTree, Selection, State
 
 
@@ -97,9 +96,6 @@ class fl_hc(ClusteredOnce):
 
     def compared(self, params: PyTree) -> PyTree:
         return tree.pick(params, tree.match(params, self.layers)) if self.layers else params
-
-    def sent_part(self, params: PyTree) -> float:
-        return shared_part(params, self.layers) if self.layers else 1.0
 
     def select(self, rng_key: Array, state: State) -> Selection:
         present = state.clients.present

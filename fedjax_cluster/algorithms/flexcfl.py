@@ -53,6 +53,7 @@ class flexcfl(ClusteredOnce):
 
     not_private = "sends an update for its clustering, of which no budget is settled"
     alone: ClassVar[int] = -1
+    moves_starts: ClassVar[bool] = True
 
     measure: Measure = option(
         '"edc" groups by k-means of cosines with the leading directions; "madc" merges, by complete linkage, those '

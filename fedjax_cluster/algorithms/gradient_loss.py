@@ -30,7 +30,7 @@ from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
-from fedjax_cluster.server import Weighting
+from fedjax_cluster.server import Weighting, params_part
 from fedjax_cluster.types import (
     BatchGradient,
     ClientData,
@@ -262,7 +262,7 @@ class gradient_loss(AveragingMethod):
         held = parallel.gather_rows(cohort, state.clients.up_to_date)
         stale = jnp.sum((cohort.mask & ~held & (state.round > 0)).astype(jnp.float32))
         return costs._replace(
-            models_down=self.clusters * (participants + stale),
+            models_down=self.clusters * (participants + params_part(state.clusters) * stale),
             gradient_evaluations=(self.clusters - 1) * participants + costs.gradient_evaluations,
         )
 

@@ -113,7 +113,7 @@ class ifca(AveragingMethod):
         costs = done.costs(cohort.mask)
         passes = jnp.asarray(1.0) if self.score_on == "batch" else num_batches(self.local, cohort.data)
         # Shared layers are the same in all models, and sent once.
-        sent = self.clusters - (self.clusters - 1) * shared_part(state.clusters.params, self.shared_layers)
+        sent = self.clusters - (self.clusters - 1) * shared_part(state.clusters, self.shared_layers)
         costs = costs._replace(
             models_down=sent * costs.models_up,
             loss_evaluations=self.clusters * jnp.sum(jnp.where(cohort.mask, passes, 0.0)),

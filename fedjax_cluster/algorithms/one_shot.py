@@ -34,6 +34,7 @@ from fedjax_cluster.types import (
     Population,
     RoundInfo,
     State,
+    Variables,
 )
 
 LOG = logging.getLogger(__name__)
@@ -201,8 +202,13 @@ def without_silent(found: Mapped) -> Any:
 
 
 def model_size(model: Model, population: Population) -> int:
-    """The number of a model's parameters."""
-    return tree.size(jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0)).params)
+    """How many numbers a model has, parameters and statistics of batch norm."""
+    return tree.size(shapes_of(model, population))
+
+
+def shapes_of(model: Model, population: Population) -> Variables:
+    """The shapes of a model's variables."""
+    return jax.eval_shape(lambda key: model.init(key, population.info), jax.random.key(0))
 
 
 def nearest_cluster(distance: Array, membership: Array, known: Array, linkage: str) -> Array:

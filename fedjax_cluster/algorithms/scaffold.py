@@ -24,7 +24,7 @@ from fedjax_cluster.inference import full_gradient
 from fedjax_cluster.local import client_key, sgd, with_gradient_term
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import Weighting, combine
+from fedjax_cluster.server import Weighting, combine, params_part
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
@@ -125,8 +125,9 @@ class scaffold(fedavg):
         server = jax.tree.map(lambda leaf, change: leaf + change / count.astype(leaf.dtype), common, total)
         clients = keep_own(cohort, state.clients, moved.own, done.accepted)
         costs = all_costs(done, moved, cohort.mask)
-        # Of the model and of the control variate.
-        costs = costs._replace(models_down=2 * costs.models_down, models_up=2 * costs.models_up)
+        # Of the model and of the control variate, which is one of parameters.
+        sent = 1.0 + params_part(state.clusters)
+        costs = costs._replace(models_down=sent * costs.models_down, models_up=sent * costs.models_up)
         return State(done.clusters, clients, server, state.round + 1), done.info(cohort.mask, costs=costs)
 
     @property

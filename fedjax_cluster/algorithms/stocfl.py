@@ -31,7 +31,7 @@ from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.server import Weighting, with_optimizer
+from fedjax_cluster.server import Weighting, params_part, with_optimizer
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -235,9 +235,12 @@ class stocfl(AveragingMethod):
         of_all = cluster_round(train_common, state.server.common, cohort, **usual)
         costs = jax.tree.map(jnp.add, done.costs(cohort.mask), of_all.costs(cohort.mask))
         heard = new.sum().astype(jnp.float32)
+        # The anchor too, Ψ back; who opens a cluster has its model, ω, already, and at the start ω is the anchor.
+        opened = new & (one_hot(jnp.where(new, slot, -1), self.clusters).sum(0) == state.server.heard)[slot]
+        held = jnp.sum((opened & (slot >= 0)).astype(jnp.float32)) + jnp.where(state.round == 0, heard, 0.0)
         costs = costs._replace(
-            models_down=costs.models_down + heard,
-            models_up=costs.models_up + heard,
+            models_down=costs.models_down + heard - held,
+            models_up=costs.models_up + params_part(state.clusters) * heard,
             gradient_evaluations=costs.gradient_evaluations + steps,
             clusterings=(arrives | unsettled).astype(jnp.float32),
         )

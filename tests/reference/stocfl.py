@@ -53,9 +53,11 @@ def united(parts, tau, slots):
 
 
 def stocfl(model, clients, cohorts, *, rate, steps, proximal, tau, slots, anchor_steps, weight):
-    """The clusters after the rounds of these cohorts, and the common model; weight {client: weight} of the means."""
+    """The clusters after the rounds of these cohorts, the common model, and how many downloads that were of the common
+    model were not needed once more; weight {client: weight} of the means.
+    """
     anchor = common = model
-    clusters = []
+    clusters, spared = [], len(cohorts[0])  # at first the anchor is the common model
     for chosen in cohorts:
         known = {member for cluster in clusters for member in cluster["members"]}
         arrived = []
@@ -68,11 +70,12 @@ def stocfl(model, clients, cohorts, *, rate, steps, proximal, tau, slots, anchor
         for cluster in clusters:
             start = common if cluster["model"] is None else cluster["model"]
             own = [number for number in chosen if number in cluster["members"]]
+            spared += len(own) if cluster["model"] is None else 0
             trained = [pulled(start, common, *clients[number], rate, steps, proximal) for number in own]
             cluster["model"] = mean(trained, [weight[number] for number in own]) if own else start
         trained = [pulled(common, common, *clients[number], rate, steps, 0.0) for number in chosen]
         common = mean(trained, [weight[number] for number in chosen])
-    return clusters, common
+    return clusters, common, spared
 
 
 def mean(models, weights):

@@ -354,7 +354,7 @@ class cfl_gp(AveragingMethod):
     ) -> tuple[State, RoundInfo]:
         """The state with the models of the round, and what is told of it; a client has shown `width` numbers."""
         num_clusters = state.clusters.active.shape[0]
-        share = width / (tree.size(state.clusters.params) / num_clusters)
+        share = width * num_clusters / tree.size((state.clusters.params, state.clusters.stats))
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(block=(state.server.block + 1) % num_clusters)
         return state._replace(clusters=done.clusters, server=server), info
@@ -379,7 +379,7 @@ class cfl_gp(AveragingMethod):
         costs = done.costs(cohort.mask)
         return costs._replace(
             # Shared layers are in the client's model already.
-            models_down=costs.models_down + (1.0 - shared_part(state.clusters.params, self.shared_layers)) * extra,
+            models_down=costs.models_down + (1.0 - shared_part(state.clusters, self.shared_layers)) * extra,
             models_up=costs.models_up + share * show,
             gradient_evaluations=costs.gradient_evaluations + jnp.sum(jnp.where(others, steps, 0.0)),
             clusterings=1.0,

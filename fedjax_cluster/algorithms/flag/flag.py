@@ -36,6 +36,7 @@ from fedjax_cluster.algorithms.one_shot import (
     model_size,
     nearest_cluster,
     progress_note,
+    shapes_of,
     vectors_sent,
     with_largest,
     without_silent,
@@ -56,6 +57,7 @@ from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.options import UNIT, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client, Mapped
+from fedjax_cluster.server import params_part
 from fedjax_cluster.types import ClientData, Clusters, Costs, LocalUpdate, Population, RoundInfo, State, Variables
 
 COMPARED = 8  # arrays of 4 bytes a pair at the same time, by the compiler's figures: V, G, A and what makes them
@@ -261,7 +263,8 @@ class flag(SearchingMethod):
         trained = clients if self.gradient_epochs else 0.0
         return Costs(
             models_down=trained + light,
-            models_up=trained + light + numbers / size,
+            # What was trained shows its parameters alone.
+            models_up=params_part(shapes_of(self.model, population)) * trained + light + numbers / size,
             gradient_evaluations=steps + effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,
