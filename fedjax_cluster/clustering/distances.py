@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
-from fedjax_cluster.clustering.similarity import over_chunks, row_products, unit
+from fedjax_cluster.clustering.similarity import over_chunks, root, row_products, unit
 
 Metric = Literal["euclidean", "manhattan", "cosine"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -72,7 +72,7 @@ def _pairwise_distances(points: Array, others: Array, metric: Metric) -> Array:
         return lax.map(to_all, points)
 
     total = over_chunks(summed, points, others)
-    return (jnp.sqrt(total) if squared else total) * scale
+    return (root(total) if squared else total) * scale
 
 
 def _of_length_one(rows: Array) -> Array:

@@ -56,6 +56,12 @@ def unit(values: Float[Array, ...]) -> Float[Array, ""]:
     return jnp.ldexp(jnp.ones((), values.dtype), jnp.clip(exponent - 1, least, -least))
 
 
+def root(squares: Float[Array, ...]) -> Float[Array, ...]:
+    """√x, with the derivative 0 at 0: a row stays at distance 0 from itself."""
+    none = squares == 0.0
+    return jnp.where(none, 0.0, jnp.sqrt(jnp.where(none, 1.0, squares)))
+
+
 def gram_in_units(block: Float[Array, "M d"], mask: Bool[Array, " M"]) -> tuple[Float[Array, "M M"], Float[Array, ""]]:
     """`block_gram` in the square of the `unit` of the rows that count, and that unit."""
     scale = unit(jnp.where(mask[:, None], block, 0.0))

@@ -83,7 +83,7 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
     # A LAPACK that is given NaN may never end, and what it makes of it may look like a client without rows.
     finite = jnp.isfinite(x).all()
     x = jnp.where(finite, x, 0.0)
-    x = x / unit(x)
+    x = x / _unit_of_class(x, y, num_classes)
     width = min(rank, x.shape[0])
     leading = _leading_vectors_of(x, width)
 
@@ -105,6 +105,13 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
 
     vectors = lax.map(of_present_class, jnp.arange(num_classes, dtype=jnp.int32))
     return jnp.where(finite, vectors, jnp.nan)
+
+
+def _unit_of_class(x: Array, y: Array, num_classes: int) -> Array:
+    """The `unit` f32[N, 1] of the rows of each row's class: one class's may be far smaller than another's."""
+    largest = jax.ops.segment_max(jnp.abs(x).max(axis=1, initial=0.0), y, num_classes)
+    units = jax.vmap(unit)(jnp.maximum(largest, 0.0))
+    return units[jnp.clip(y, 0, num_classes - 1)][:, None]
 
 
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:

@@ -1,5 +1,6 @@
 """What a notebook may give: clients like nobody, similarities of any size, shares that are whole, nothing at all."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,3 +83,34 @@ def test_a_mini_batch_is_the_same_in_double_precision(count):
     with jax.enable_x64(True):
         index.append(fc.local.mini_batch(jax.random.key(0), data, 2, 1)[2])
     np.testing.assert_array_equal(*index)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda rows: clustering.pairwise_distances(rows).sum(),
+        lambda rows: clustering.scores.silhouette(rows, np.array([0, 0, 1, 1, 1])),
+        lambda rows: clustering.scores.davies_bouldin(rows, np.array([0, 0, 1, 1, 1])),
+    ],
+    ids=["distances", "silhouette", "davies_bouldin"],
+)
+def test_distances_and_what_is_made_of_them_have_derivatives(of):
+    """A row's distance from itself is a root of 0, of which NaN came to all derivatives."""
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+    chex.assert_numerical_grads(of, (rows,), order=1, modes=["rev"], atol=0.02, rtol=0.02)
+    assert np.isfinite(jax.grad(of)(rows.at[1].set(rows[0]))).all()
+
+
+def test_the_vectors_of_a_class_do_not_depend_on_the_units_of_another():
+    """In units of all rows, the Gram matrix of a class that was far smaller was zero."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 80)).astype(np.float32), np.arange(90) % 2
+    alone = clustering.principal_vectors(x, y, 90, num_classes=2, rank=2)
+    small = clustering.principal_vectors(np.where(y[:, None] == 1, 2.0**-73 * x, x), y, 90, num_classes=2, rank=2)
+    np.testing.assert_allclose(small, alone, atol=1e-6)
+
+
+def test_deviations_of_numbers_near_the_largest_are_theirs():
+    values = np.array([-3.0, 3.0, 2.0, -2.0, 0.0], np.float32)
+    expected = clustering.robust_deviations(values)
+    np.testing.assert_allclose(clustering.robust_deviations(values * 1e38), expected, rtol=1e-5)

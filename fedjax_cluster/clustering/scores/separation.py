@@ -17,7 +17,7 @@ from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Labels, Mask
 from fedjax_cluster.clustering.kmeans import squared_distances
 from fedjax_cluster.clustering.scores.agreement import run_index
-from fedjax_cluster.clustering.similarity import unit
+from fedjax_cluster.clustering.similarity import root, unit
 
 
 def silhouette(
@@ -52,7 +52,7 @@ def silhouette(
 def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Array:
     cluster, size = _dense_labels(labels, mask, bound)
     features = _in_units(features, mask)
-    distances = jnp.where(mask[:, None] & mask[None, :], jnp.sqrt(squared_distances(features, features)), 0.0)
+    distances = jnp.where(mask[:, None] & mask[None, :], root(squared_distances(features, features)), 0.0)
     total = jax.ops.segment_sum(distances, cluster, bound)  # [L, M]; masked-out clients fall off the end
     size = size.astype(features.dtype)
     member = jnp.arange(bound, dtype=jnp.int32)[:, None] == cluster[None, :]
@@ -104,10 +104,10 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
     base = features[first]
     offset = jnp.where(mask[:, None], features - base[place], 0.0)
     centre = jax.ops.segment_sum(offset, cluster, bound) / safe_size[:, None]
-    to_centroid = jnp.where(mask, jnp.sqrt(jnp.square(offset - centre[place]).sum(axis=1)), 0.0)
+    to_centroid = jnp.where(mask, root(jnp.square(offset - centre[place]).sum(axis=1)), 0.0)
     width = jax.ops.segment_sum(to_centroid, cluster, bound) / safe_size
     between = (base[:, None] - base[None, :]) + (centre[:, None] - centre[None, :])
-    apart = jnp.sqrt(jnp.square(between).sum(axis=-1))
+    apart = root(jnp.square(between).sum(axis=-1))
     used = size > 0.0
     pairs = used[:, None] & used[None, :] & ~jnp.eye(bound, dtype=bool)
     # Centroids are rounded means: closer than this, for what they are means of, they are the same.
