@@ -74,3 +74,10 @@ def test_a_model_is_as_large_as_its_numbers_are():
         result = simulate(algorithms.fedavg(half, local=OWN), blobs(clients=CLIENTS), rounds=ROUNDS, progress=False)
     size = tree.size(result.state.clusters.params)
     assert result.summary["bytes_down"] == ROUNDS * CLIENTS * 2 * size
+
+
+def test_gradients_of_a_clients_rows_have_no_statistics():
+    method = algorithms.cfl(NORMED, clusters=2, local=OWN, similarity_of="gradients")
+    result, params, stats = sent(method)
+    assert result.summary["bytes_up"] == pytest.approx(ROUNDS * CLIENTS * (2 * params + stats))
+    assert result.summary["bytes_down"] == pytest.approx(ROUNDS * CLIENTS * (params + stats))

@@ -52,7 +52,7 @@ from fedjax_cluster.marked_clients import shown_rows
 from fedjax_cluster.options import BELOW_ONE, INSIDE_UNIT, NOT_NEGATIVE, SEED, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
-from fedjax_cluster.server import Weighting, client_weight, private_rows, reduce_rows, update_clusters
+from fedjax_cluster.server import Weighting, client_weight, params_part, private_rows, reduce_rows, update_clusters
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -260,7 +260,6 @@ class cfl(AveragingMethod):
             state, fallen = fall_back(state, slot, usable.gain, mapped.accepted, due)
         server, qualified = self.criteria(state)
         state = state._replace(server=server)
-
         old, refused = labels(state.clients.membership), state.server.refused
         split = functools.partial(self.split, qualified=qualified, mapping=cohort.mapping)
         state = parallel.run_if(jnp.any(qualified), split, state, cohort.mapping)
@@ -268,7 +267,7 @@ class cfl(AveragingMethod):
         refusing = jnp.any((refused < 0) & (state.server.refused >= 0))
         event = jnp.any(label != old) | refusing | jnp.any(fallen)
         state, accepted = self.train(rng_key, state, cohort, secret, usable, mapped.accepted)
-
+        costs = self.costs(state.clusters, cohort, sent.report)
         info = clients_info(
             slot,
             sent.report,
@@ -276,7 +275,7 @@ class cfl(AveragingMethod):
             accepted,
             self.clusters,
             jnp.sum((label != old).astype(jnp.int32)),
-            self.costs(cohort, sent.report)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
+            costs._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
             event=event,
         )
         return state._replace(round=state.round + 1), info
@@ -401,12 +400,13 @@ class cfl(AveragingMethod):
         clusters, refused = update_clusters(self.optimizer, state.clusters, reduced)
         return state._replace(clusters=clusters), accepted & ~(learns & refused[slot])
 
-    def costs(self, cohort: Cohort, reports: Report) -> Costs:
+    def costs(self, models: Clusters, cohort: Cohort, reports: Report) -> Costs:
         costs = training_costs(cohort.mask, reports.num_steps)
         if not self.of_gradients:  # with privacy what is clustered is another message than what is averaged
             return costs if self.privacy is None else costs._replace(models_up=2 * costs.models_up)
         passes = jnp.sum(jnp.where(cohort.mask, num_batches(self.local, cohort.data), 0.0))
-        return costs._replace(models_up=2 * costs.models_up, gradient_evaluations=costs.gradient_evaluations + passes)
+        up, steps = (1.0 + params_part(models)) * costs.models_up, costs.gradient_evaluations + passes
+        return costs._replace(models_up=up, gradient_evaluations=steps)
 
     # ------------------------------------------------------------------------------ newcomers, snapshots
 

@@ -31,8 +31,8 @@ from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
 from fedjax_cluster.algorithms.round import clients_info, cohort_labels, labels, one_hot
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client, Contribution
-from fedjax_cluster.server import aggregate_clients, step_clusters
-from fedjax_cluster.types import ONE_DEVICE, Cohort, Costs, RoundInfo, Selection, State
+from fedjax_cluster.server import aggregate_clients, params_part, step_clusters
+from fedjax_cluster.types import ONE_DEVICE, Clusters, Cohort, Costs, RoundInfo, Selection, State
 
 SEED = 0  # the landmarks are the same in all runs
 
@@ -198,7 +198,9 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         accepted & ~refused[new],
         method.clusters,
         jnp.sum((there & (new != slot)).astype(jnp.int32)),
-        _costs(method, cohort, reports, met)._replace(clusterings=jnp.sum(qualified.astype(jnp.float32))),
+        _costs(method, state.clusters, cohort, reports, met)._replace(
+            clusterings=jnp.sum(qualified.astype(jnp.float32))
+        ),
         event=event,
     )
     clients = LandmarkClients(changed[0], state.clients.present, changed[1], previous)
@@ -237,14 +239,14 @@ def _divided(method: Any, send: Any, state: State, cohort: Cohort) -> tuple[Stat
     return after, old, qualified
 
 
-def _costs(method: Any, cohort: Cohort, reports: Any, met: Array) -> Costs:
+def _costs(method: Any, models: Clusters, cohort: Cohort, reports: Any, met: Array) -> Costs:
     """A round's costs: a model, what is made of it and what is sent for each split that a client was led past."""
-    costs = method.costs(cohort, reports)
+    costs = method.costs(models, cohort, reports)
     met = jnp.where(cohort.mask, met, 0).astype(jnp.float32)
     each = num_batches(method.local, cohort.data) if method.of_gradients else reports.num_steps.astype(jnp.float32)
     return costs._replace(
         models_down=costs.models_down + jnp.sum(met),
-        models_up=costs.models_up + jnp.sum(met),
+        models_up=costs.models_up + (params_part(models) if method.of_gradients else 1.0) * jnp.sum(met),
         gradient_evaluations=costs.gradient_evaluations + jnp.sum(jnp.where(met > 0, met * each, 0.0)),
     )
 
