@@ -263,18 +263,18 @@ def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> 
 
 
 def shared_part(models: Clusters | Variables, patterns: Sequence[str]) -> float:
-    """The share of a model's numbers that are in shared layers; statistics of a chosen layer follow it."""
+    """The share of a model's bytes that are in shared layers; statistics of a chosen layer follow it."""
     if not patterns:
         return 0.0
     numbers = models.params, models.stats
     chosen = tree.match(models.params, patterns), tree.match(models.stats, patterns, strict=False)
     pairs = zip(*map(jax.tree.leaves, (numbers, chosen)), strict=True)
-    return sum(leaf.size for leaf, pick in pairs if pick) / tree.size(numbers)
+    return tree.num_bytes([leaf for leaf, pick in pairs if pick]) / tree.num_bytes(numbers)
 
 
 def params_part(models: Clusters | Variables) -> float:
-    """The share of a model's numbers that are parameters; the others are statistics of batch norm."""
-    return tree.size(models.params) / tree.size((models.params, models.stats))
+    """The share of a model's bytes that are parameters; the others are statistics of batch norm."""
+    return tree.num_bytes(models.params) / tree.num_bytes((models.params, models.stats))
 
 
 def warn_of_sharing(method: str, params: PyTree, patterns: Sequence[str], none: str, everything: str) -> None:

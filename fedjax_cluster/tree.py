@@ -19,6 +19,15 @@ def size(tree: PyTree) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of a pytree of arrays or shapes, each leaf in its own format.
+
+    >>> num_bytes({"a": jnp.ones(2), "b": jnp.ones(3, jnp.bfloat16)})
+    14
+    """
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def ravel(tree: PyTree) -> Array:
     """Flattens one pytree to a vector f32[d], leaves in tree order.
 

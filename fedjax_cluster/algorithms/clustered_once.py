@@ -211,12 +211,12 @@ class ClusteredOnce(AveragingMethod, abstract=True):
             aggregation=self.aggregation,
         )
         costs, heard, anchor = done.costs(cohort.mask), cohort.mask & (due | new), state.server.anchor
+        part = tree.num_bytes(self.compared(anchor.params)) / tree.num_bytes(anchor)
         # w too, and what is compared back; where clusters start from w their members hold their model.
-        again = heard if self.moves_starts else heard & ~due
+        again = heard if self.moves_starts else heard & ~(due & (slot >= 0))
         costs = costs._replace(
             models_down=costs.models_down + jnp.sum(again.astype(jnp.float32)),
-            models_up=costs.models_up
-            + tree.size(self.compared(anchor.params)) / tree.size(anchor) * jnp.sum(heard.astype(jnp.float32)),
+            models_up=costs.models_up + part * jnp.sum(heard.astype(jnp.float32)),
             gradient_evaluations=costs.gradient_evaluations + steps,
             clusterings=due.astype(jnp.float32),
         )

@@ -136,7 +136,7 @@ class fedproto(Method):
 
     def costs(self, state: State, cohort: Cohort, reports: Report, count: Array) -> Costs:
         """Prototypes down and up, in units of d; a pass over the data for the new ones."""
-        one = state.server.mean.shape[1] / tree.size(global_model(state.clusters))
+        one = tree.num_bytes(state.server.mean[0]) / tree.num_bytes(global_model(state.clusters))
         participants = jnp.sum(cohort.mask.astype(jnp.float32))
         held = jnp.where(cohort.mask[:, None], (count > 0).astype(jnp.float32), 0.0)
         return Costs(

@@ -201,9 +201,9 @@ def without_silent(found: Mapped) -> Any:
     return jax.device_put(jax.tree.map(zeroed, found.collected))
 
 
-def model_size(model: Model, population: Population) -> int:
-    """How many numbers a model has, parameters and statistics of batch norm."""
-    return tree.size(shapes_of(model, population))
+def model_bytes(model: Model, population: Population) -> int:
+    """How long a model is, its parameters and statistics of batch norm."""
+    return tree.num_bytes(shapes_of(model, population))
 
 
 def shapes_of(model: Model, population: Population) -> Variables:

@@ -25,7 +25,7 @@ from fedjax_cluster.algorithms.one_shot import (
     cluster_distances,
     clustering_info,
     largest_cluster,
-    model_size,
+    model_bytes,
     nearest_cluster,
     progress_note,
     vectors_sent,
@@ -223,11 +223,11 @@ class pacfl(SearchingMethod):
         label = with_largest(label, present)
         server = Server(between, jnp.asarray(threshold, jnp.float32), jax.tree.map(jnp.asarray, search))
         state = self.assemble(models, label, present, server, vectors, known, landmarks)
-        size = model_size(self.model, population)
-        light = effort.models * model_size(self.light, population) / size
+        size = model_bytes(self.model, population)
+        light = effort.models * model_bytes(self.light, population) / size
         costs = Costs(
             models_down=light,
-            models_up=light + numbers / size,
+            models_up=light + 4 * numbers / size,
             gradient_evaluations=effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,

@@ -78,7 +78,7 @@ def _pairwise_distances(points: Array, others: Array, metric: Metric) -> Array:
 def _of_length_one(rows: Array) -> Array:
     largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     rows = rows / jnp.where(largest > 0.0, largest, 1.0)
-    length = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    length = root(jnp.square(rows).sum(axis=1, keepdims=True))
     return rows / jnp.where(length > 0.0, length, 1.0)
 
 

@@ -8,7 +8,6 @@ from jaxtyping import Array, ArrayLike, Float
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
-from fedjax_cluster.clustering.similarity import unit
 
 # Of a normal distribution, the standard deviation over the median absolute deviation: 1/Φ⁻¹(3/4).
 OF_NORMAL = 1.482602218505602
@@ -48,7 +47,7 @@ def _robust_deviations(values: Array, mask: Array) -> Array:
     def median(of: Array) -> Array:
         return jnp.nan_to_num(jnp.nanmedian(jnp.where(mask, of, jnp.nan)))
 
-    values = values / unit(jnp.where(mask, values, 0.0))
+    values = 0.25 * values  # the difference of two may be twice the largest number
     away = values - median(values)
-    usual = OF_NORMAL * median(jnp.abs(away))
-    return jnp.where(mask & (away != 0), away / usual, 0.0)
+    unit = OF_NORMAL * median(jnp.abs(away))
+    return jnp.where(mask & (away != 0), away / unit, 0.0)

@@ -19,7 +19,7 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments.cluster_counts import estimates_clusters, own_clusters, takes_clusters
-from fedjax_cluster.experiments.unknown import second_values, unknown_words
+from fedjax_cluster.experiments.unknown import listed_seeds, unknown_words
 from fedjax_cluster.report.names import value_text
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
@@ -230,7 +230,7 @@ def parse_fields(
         raise ValueError(_one_line(errors.getvalue())) from None
     if left:
         names = [field.name for field in dataclasses.fields(cls)] if known is None else known
-        told = [*(hints(left) if hints else ())] or [*second_values(arguments, left)]
+        told = [*(hints(left) if hints else ())] or [*listed_seeds(arguments, left)]
         raise ValueError(unknown_words(left, names, told))
     return made
 

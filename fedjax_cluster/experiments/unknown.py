@@ -102,16 +102,15 @@ def of_methods(words: Sequence[str], options_of: Callable[[str, str], Iterable[s
             yield f"{flag} is a flag of {OF_COMMANDS[name]}"
 
 
-def second_values(arguments: Sequence[str], words: Sequence[str]) -> Iterator[str]:
-    """Hints on words that no flag takes, and that follow the value of one.
+def listed_seeds(arguments: Sequence[str], words: Sequence[str]) -> Iterator[str]:
+    """A hint where words that no flag takes follow the value of --seeds, which from Python are a list.
 
-    >>> list(second_values(["--seeds", "0", "1"], ["1"]))
-    ['--seeds takes one value, and 1 is another']
+    >>> list(listed_seeds(["--seeds", "0", "1"], ["1"]))
+    ['--seeds is how many there are, from 0 on']
     """
-    for flag, value, word in zip(arguments, arguments[1:], arguments[2:], strict=False):
-        known = flag.startswith("--") and "=" not in flag and flag not in words
-        if known and word in words and not {word[:1], value[:1]} & {"-"}:
-            yield f"{flag} takes one value, and {word} is another"
+    for flag, word in zip(arguments, arguments[2:], strict=False):
+        if flag == "--seeds" and word in words and word.isdecimal():
+            yield "--seeds is how many there are, from 0 on"
 
 
 def _flags(words: Sequence[str]) -> Iterator[str]:

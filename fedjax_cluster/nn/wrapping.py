@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import logging
 import math
@@ -27,6 +26,12 @@ Network = linen.Module | Callable[[int], linen.Module]
 MODES = {"train": True, "training": True, "is_training": True, "deterministic": False}  # what each is in training
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 LOG = logging.getLogger(__name__)
+UNTOLD = (linen.BatchNorm, linen.Dropout)
+# Of a Dropout or not: what keeps it as outside of training, and what it does then.
+UNTOLD_DO = {
+    False: ("use_running_average", "BatchNorm keeps its first statistics"),
+    True: ("deterministic", "Dropout drops nothing"),
+}
 TOLD: set[str] = set()  # modules that were warned of
 
 
@@ -119,7 +124,13 @@ class _Init:
         module = _build(self.network, lambda: _num_outputs(info, self.loss, self.num_outputs))
         x = jnp.zeros((1, *info.input_shape), jnp.int32 if info.task == "language" else jnp.float32)
         _check_call(module)
-        with linen.intercept_methods(functools.partial(_warn_if_untold, module)):
+        seen: list[linen.Module] = []
+
+        def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            seen.extend([context.module] if isinstance(context.module, UNTOLD) else [])
+            return call(*args, **kwargs)
+
+        with linen.intercept_methods(look):
             outputs, variables = _first_pass(module, rng_key, x)
         if unknown := set(variables) - {"params", "batch_stats"}:
             raise ValueError(
@@ -129,6 +140,8 @@ class _Init:
         if not isinstance(outputs, Array):
             raise ValueError(f"{type(module).__name__} gives a {type(outputs).__name__}; a model gives one array")
         _check_outputs(type(module).__name__, outputs.shape, info, self.loss)
+        if seen and type(module).__name__ not in TOLD and not _mode(module, train=True):
+            _warn_if_untold(module, variables, rng_key, x)
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
 
@@ -186,14 +199,27 @@ def _check_call(module: linen.Module) -> None:
         )
 
 
-def _warn_if_untold(module: linen.Module, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-    """Calls a layer, as an interceptor does; warns of one that is another in training, where the module is not told."""
-    layer, name = context.module, type(module).__name__
-    if isinstance(layer, linen.BatchNorm | linen.Dropout) and not _mode(module, train=True) and name not in TOLD:
-        TOLD.add(name)
-        what = "Dropout drops nothing" if isinstance(layer, linen.Dropout) else "BatchNorm keeps its first statistics"
-        LOG.warning("%s.__call__ takes none of %s: its %s in training", name, ", ".join(MODES), what)
-    return call(*args, **kwargs)
+def _warn_if_untold(module: linen.Module, variables: Any, rng_key: Array, x: Array) -> None:
+    """Warns of layers that are in training as they are outside of it, in a module that is not told of it."""
+    still: list[str] = []
+
+    def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        layer, given = context.module, args[1] if len(args) > 1 else None
+        if context.method_name == "__call__" and isinstance(layer, UNTOLD):
+            flag, what = UNTOLD_DO[isinstance(layer, linen.Dropout)]
+            given = kwargs.get(flag) if given is None else given
+            if (getattr(layer, flag) if given is None else given) and getattr(layer, "rate", 1) > 0:
+                still.append(what)
+        return call(*args, **kwargs)
+
+    def trained(variables: Any, x: Array) -> Any:
+        return module.apply(variables, x, mutable=["batch_stats"], rngs={"dropout": rng_key})
+
+    with linen.intercept_methods(look), contextlib.suppress(Exception):
+        jax.eval_shape(trained, variables, x)
+    if still:
+        TOLD.add(name := type(module).__name__)
+        LOG.warning("%s.__call__ takes none of %s: its %s in training", name, ", ".join(MODES), still[0])
 
 
 def _first_pass(module: linen.Module, rng_key: Array, x: Array) -> tuple[Any, Any]:

@@ -23,7 +23,6 @@ from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Feder
 # Columns of the history that no metric and no callback may write.
 TAKEN = {*REPORTED, *TIMED, "test_loss", "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
 TAKEN |= {*SUMMARISED, *Ledger._fields}  # nor would a summary have room for it
-TAKEN |= {"client", "user", "group", "group_name", "cluster", "train_examples", "test_examples"}  # nor `write_clients`
 LOG = logging.getLogger(__name__)
 INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
 
@@ -68,7 +67,8 @@ def check_arguments(
             f"client{several} {', '.join(who)} join{one} or leave{one} after {late[0].round} rounds or later, but the "
             f"run has {rounds}"
         )
-    check_model(getattr(algorithm, "model", None), federation)
+    size = getattr(getattr(algorithm, "local", None), "batch_size", None)
+    check_model(getattr(algorithm, "model", None), federation, size if isinstance(size, int) else None)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
         present = fewest_present(found, federation.train.num_examples, rounds)

@@ -53,7 +53,8 @@ def write_clients(
             if "group" in found and group_names:
                 named = (found["group"] >= 0) & (found["group"] < len(group_names))
                 found["group_name"] = np.array([*group_names, ""])[np.where(named, found["group"], len(group_names))]
-            write({**found, **figures})
+            # A metric may be called as a column is.
+            write({**found, **{f"{name} (metric)" if name in found else name: of for name, of in figures.items()}})
     return path
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedjax_cluster import parallel
+from fedjax_cluster import parallel, tree
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Costs, State
 
 CLUSTERING_SECONDS = "clustering_seconds"
@@ -34,8 +34,7 @@ class Ledger(NamedTuple):
 def ledger(history: dict[str, np.ndarray], state: State) -> Ledger:
     """Sums a history's costs; a model is its parameters and batch-norm statistics, each in its own format."""
     slots = state.clusters.active.shape[0]
-    leaves = jax.tree.leaves((state.clusters.params, state.clusters.stats))
-    model = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / slots
+    model = tree.num_bytes((state.clusters.params, state.clusters.stats)) / slots
     total = {
         name: float(np.sum(history[name], dtype=np.float64)) for name in Costs._fields if name != "clustering_seconds"
     }

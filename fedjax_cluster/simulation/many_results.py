@@ -79,12 +79,13 @@ class ManyResults(Sequence[SimulationResult]):
         rows = []
         for cell in self.cells:
             row: dict[str, Any] = {**cell.values, "seeds": len(cell.summaries)}
-            for name in (*FIGURES, *_others(cell)):
+            named = {name: name for name in FIGURES} | _others(cell)
+            for name, column in named.items():
                 values = [summary.get(name) for summary in cell.summaries]
                 known = np.asarray([value for value in values if value is not None and np.isfinite(value)])
                 if any(value is not None for value in values):
-                    row[name] = float(known.mean()) if len(known) else np.nan
-                    row[f"{name}_deviation"] = float(known.std(ddof=1)) if len(known) > 1 else np.nan
+                    row[column] = float(known.mean()) if len(known) else np.nan
+                    row[f"{column}_deviation"] = float(known.std(ddof=1)) if len(known) > 1 else np.nan
             rows.append(row)
         frame = pandas.DataFrame(rows)
         options = list(self.combinations[0])
@@ -124,10 +125,12 @@ class ManyResults(Sequence[SimulationResult]):
         )
 
 
-def _others(cell: Combination) -> list[str]:
-    """The figures beside the usual ones: of own metrics and callbacks, and of honest clients."""
+def _others(cell: Combination) -> dict[str, str]:
+    """The figures beside the usual ones, of own metrics and callbacks and of honest clients -> their columns."""
     usual = {*FIGURES, *REPORTED, *TIMED, NOT_FINITE}
-    return [name for name in cell.histories[0] if name in cell.summaries[0] and name not in usual]
+    names = [name for name in cell.histories[0] if name in cell.summaries[0] and name not in usual]
+    taken = {*cell.values, "seeds", *(f"{name}_deviation" for name in (*FIGURES, *names))}
+    return {name: f"{name} (metric)" if name in taken else name for name in names}
 
 
 def _label(values: Mapping[str, float]) -> str:

@@ -20,10 +20,11 @@ MASK = jax.ShapeDtypeStruct((ROWS,), np.dtype(bool))
 OURS = __name__.partition(".")[0]
 
 
-def check_model(model: Any, federation: Federation) -> None:
+def check_model(model: Any, federation: Federation, batch_size: int | None = None) -> None:
     """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it.
 
-    Clients may minimise something else than what is reported of them, which is said.
+    Clients may minimise something else than what is reported of them, which is said. In training they are traced with
+    as many rows as a batch has.
     """
     if isinstance(model, Model) and _is_ours(model.metrics) and not _is_ours(model.loss):
         name = getattr(model.loss, "__name__", type(model.loss).__name__)
@@ -50,7 +51,9 @@ def check_model(model: Any, federation: Federation) -> None:
     what = f"x of shape {x.shape}, {x.dtype}"
     _check_call(model.apply)
     outputs = _applied(model, variables, x, None, what)
-    _applied(model, variables, x, key, f"{what}, in training")
+    rows = min(batch_size or federation.train.x.shape[1], federation.train.x.shape[1])
+    batch = jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+    _applied(model, variables, batch, key, f"x of shape {batch.shape}, {x.dtype}, in training")
     predictions = _traced("predict", model.predict, f"outputs of {what}", outputs)
     figures = _traced("metrics", model.metrics, "predictions, y and a mask", predictions, y, MASK)
     shapes = {name: jnp.shape(each) for name, each in figures.items()} if isinstance(figures, Mapping) else None
@@ -76,18 +79,17 @@ def _applied(model: Model, variables: Variables, x: Any, rng_key: Any, what: str
     if not isinstance(given, tuple) or len(given) != 2:
         raise ValueError(f"the model's apply returns {_kind(given)}; it must return two: outputs, and variables.stats")
     outputs, stats = given
-    told = [_shapes(each) for each in (stats, variables.stats)]
-    if told[0] != told[1]:
-        when = " in training" if train else ""
+    when, (found, first) = " in training" if train else "", map(jax.tree.structure, (stats, variables.stats))
+    if found != first:
         raise ValueError(
-            f"the model's apply returns stats {told[0]}{when}, of which its init had {told[1]}; return variables.stats "
+            f"the model's apply returns stats {found}{when}, of which its init had {first}; return variables.stats "
             "where there are none"
         )
+    leaves = [[f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(of)] for of in (stats, variables.stats)]
+    for one, other in zip(*leaves, strict=True):
+        if one != other:
+            raise ValueError(f"the model's apply returns {one}{when} in its stats, which is {other} in init; keep that")
     return outputs
-
-
-def _shapes(stats: Any) -> str:
-    return str(jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", stats))
 
 
 def _is_ours(function: Any) -> bool:

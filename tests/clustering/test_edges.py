@@ -89,16 +89,18 @@ def test_a_mini_batch_is_the_same_in_double_precision(count):
     "of",
     [
         lambda rows: clustering.pairwise_distances(rows).sum(),
+        lambda rows: clustering.pairwise_distances(rows, metric="cosine").sum(),
         lambda rows: clustering.scores.silhouette(rows, np.array([0, 0, 1, 1, 1])),
         lambda rows: clustering.scores.davies_bouldin(rows, np.array([0, 0, 1, 1, 1])),
     ],
-    ids=["distances", "silhouette", "davies_bouldin"],
+    ids=["distances", "cosines", "silhouette", "davies_bouldin"],
 )
 def test_distances_and_what_is_made_of_them_have_derivatives(of):
     """A row's distance from itself is a root of 0, of which NaN came to all derivatives."""
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
     chex.assert_numerical_grads(of, (rows,), order=1, modes=["rev"], atol=0.02, rtol=0.02)
-    assert np.isfinite(jax.grad(of)(rows.at[1].set(rows[0]))).all()
+    for other in (rows[0], jnp.zeros(3)):
+        assert np.isfinite(jax.grad(of)(rows.at[1].set(other))).all()
 
 
 def test_the_vectors_of_a_class_do_not_depend_on_the_units_of_another():
@@ -114,3 +116,5 @@ def test_deviations_of_numbers_near_the_largest_are_theirs():
     values = np.array([-3.0, 3.0, 2.0, -2.0, 0.0], np.float32)
     expected = clustering.robust_deviations(values)
     np.testing.assert_allclose(clustering.robust_deviations(values * 1e38), expected, rtol=1e-5)
+    far = clustering.robust_deviations(np.array([1.0, 2.0, 3.0, 3e38], np.float32))
+    np.testing.assert_allclose(far[:3], [-1.0118, -0.3373, 0.3373], rtol=1e-3)

@@ -78,9 +78,19 @@ def test_a_module_that_is_not_told_is_warned_of_once(module, said, caplog):
     )
 
 
-def test_modules_without_such_layers_are_not_warned_of(caplog):
-    nn.from_flax(linen.Dense(3)).init(KEY, TABLE)
-    nn.from_flax(Normed()).init(KEY, TABLE)
+class ByItself(linen.Module):
+    """That finds out whether it is trained, and has a layer that never drops anything."""
+
+    @linen.compact
+    def __call__(self, x):
+        x = linen.BatchNorm(use_running_average=not self.is_mutable_collection("batch_stats"))(x)
+        x = linen.Dropout(0.0, deterministic=True)(linen.Dense(3)(x))
+        return linen.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+
+
+def test_modules_that_need_not_be_told_are_not_warned_of(caplog):
+    for module in (linen.Dense(3), Normed(), ByItself()):
+        nn.from_flax(module).init(KEY, TABLE)
     assert not caplog.records
 
 

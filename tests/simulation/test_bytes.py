@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_cluster import algorithms, local, nn, tree
-from fedjax_cluster.algorithms import fedper, fedproto, flag, ifca, scaffold, stocfl
+from fedjax_cluster.algorithms import fedper, fedproto, flag, ifca, pacfl, scaffold, stocfl
 from fedjax_cluster.simulation import simulate
 from tests.federations import blobs
 
@@ -81,3 +81,16 @@ def test_gradients_of_a_clients_rows_have_no_statistics():
     result, params, stats = sent(method)
     assert result.summary["bytes_up"] == pytest.approx(ROUNDS * CLIENTS * (2 * params + stats))
     assert result.summary["bytes_down"] == pytest.approx(ROUNDS * CLIENTS * (params + stats))
+
+
+def test_bases_are_of_float32_whatever_the_model_is():
+    half = nn.from_flax(linen.Dense(3, param_dtype=jnp.bfloat16))
+    given = {}
+    for name, model in (("half", half), ("whole", nn.from_flax(linen.Dense(3)))):
+        method = pacfl(model, clusters=3, local=OWN, threshold=10.0)
+        with jax.numpy_dtype_promotion("standard"):
+            result = simulate(method, blobs(clients=CLIENTS), rounds=1, progress=False)
+        size = tree.num_bytes(result.state.clusters.params) / result.state.clusters.active.shape[0]
+        given[name] = result.summary["bytes_up"] - CLIENTS * size
+    assert given["half"] == pytest.approx(given["whole"])
+    assert given["whole"] > 0

@@ -286,6 +286,17 @@ def test_a_data_frame_has_figures_of_ones_own_and_of_the_honest():
         assert row[name] == pytest.approx(np.mean(of), nan_ok=True)
     assert not {"loss", "seconds", "num_not_finite", "round"} & set(row.index)
 
+    def counted(predictions, y, mask):
+        return {"seeds": 7.0, "accuracy_deviation": 8.0}
+
+    frame = fc.simulate_many(
+        METHODS["fedavg"], blobs(), rounds=1, seeds=(0, 1), metrics=[counted], progress=False
+    ).to_pandas()
+    assert frame["seeds"].tolist() == [2]
+    assert frame["seeds (metric)"].tolist() == [7.0]
+    assert frame["accuracy_deviation (metric)"].tolist() == [8.0]
+    assert frame["accuracy_deviation"][0] < 1
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "cfl_gp"])

@@ -77,7 +77,19 @@ def run(**spoilt):
                     {"n": 1} if train else {},
                 )
             },
-            r"apply returns stats {'n': 'int32\[\]'} in training, of which its init had {}",
+            r"apply returns stats PyTreeDef\({'n': \*}\) in training, of which its init had PyTreeDef\({}\)",
+        ),
+        (
+            {
+                "init": lambda key, info: Variables(
+                    {"w": jnp.zeros((INPUTS, CLASSES))}, {"n": jnp.zeros((), jnp.int32)}
+                ),
+                "apply": lambda variables, x, *, train, rng_key=None: (
+                    outputs_of(variables, x),
+                    {"n": jnp.ones(()) if train else variables.stats["n"]},
+                ),
+            },
+            r"apply returns float32\[\] in training in its stats, which is int32\[\] in init; keep that",
         ),
         (
             {"apply": lambda variables, x, *, train, rng_key=None: (outputs_of(variables, x), 1 / 0 if train else {})},
@@ -94,8 +106,42 @@ def test_a_models_mistake_is_named(spoilt, message):
         run(**spoilt)
 
 
-def test_a_model_that_fits_runs():
-    assert run().history["round"].tolist() == [0.0]
+@jax.tree_util.register_pytree_node_class
+class Held:
+    """Statistics in a node that prints its address."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, values):
+        return cls(*values)
+
+
+def in_groups(variables, x, *, train, rng_key=None):
+    """As a ghost batch norm has it: of whole batches alone."""
+    if train:
+        x = x.reshape(-1, 4, INPUTS).reshape(-1, INPUTS)
+    return outputs_of(variables, x), variables.stats
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {
+            "init": lambda key, info: Variables(
+                {"w": jnp.zeros((INPUTS, CLASSES))}, [Held(jnp.ones(2)), Held(jnp.ones(3))]
+            )
+        },
+        {"apply": in_groups},
+    ],
+)
+def test_a_model_that_fits_runs(own):
+    assert run(**own).history["round"].tolist() == [0.0]
 
 
 def test_our_own_models_are_not_traced_for_it(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from fedjax_cluster import local, nn, report
 from fedjax_cluster.algorithms import fedavg, ifca
 from fedjax_cluster.nn.losses import objective
+from fedjax_cluster.simulation.client_files import write_clients
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.many import simulate_many
 from fedjax_cluster.simulation.model_files import save_clusters
@@ -63,6 +64,12 @@ def test_metrics_of_ones_own_are_told_of_each_client_too(result, tmp_path, toget
     assert 0.1 < told.min() < told.max() <= 1.0
     with found.write_clients(tmp_path / "clients.csv").open() as file:
         assert [np.float32(row["largest"]) for row in csv.DictReader(file)] == told.tolist()
+
+
+def test_a_metric_may_be_called_as_a_column_is(tmp_path):
+    chunks = [(np.arange(2), {"cluster": np.asarray([7.0, 8.0]), "other": np.ones(2)})]
+    file = write_clients(tmp_path / "clients.csv", {"cluster": np.asarray([3, 4])}, chunks)
+    assert file.read_text().split() == ["client,cluster,cluster", "(metric),other", "0,3,7.0,1.0", "1,4,8.0,1.0"]
 
 
 def test_assignments_are_those_of_events_and_the_last(result):

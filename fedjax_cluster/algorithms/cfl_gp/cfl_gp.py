@@ -49,7 +49,7 @@ from fedjax_cluster.marked_clients import poses, shown_rows
 from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
-from fedjax_cluster.server import Rounding, Weighting, keep_decimals, shared_part
+from fedjax_cluster.server import Rounding, Weighting, keep_decimals, params_part, shared_part
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -354,7 +354,7 @@ class cfl_gp(AveragingMethod):
     ) -> tuple[State, RoundInfo]:
         """The state with the models of the round, and what is told of it; a client has shown `width` numbers."""
         num_clusters = state.clusters.active.shape[0]
-        share = width * num_clusters / tree.size((state.clusters.params, state.clusters.stats))
+        share = width * num_clusters / tree.size(state.clusters.params) * params_part(state.clusters)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done, share))
         server = state.server._replace(block=(state.server.block + 1) % num_clusters)
         return state._replace(clusters=done.clusters, server=server), info

@@ -33,7 +33,7 @@ from fedjax_cluster.algorithms.one_shot import (
     clustering_info,
     heard,
     largest_cluster,
-    model_size,
+    model_bytes,
     nearest_cluster,
     progress_note,
     shapes_of,
@@ -188,7 +188,7 @@ class flag(SearchingMethod):
         measure = functools.partial(self.measure, rng_key, start, population.info.num_classes)
         scales = by_landmarks.scales_of(landmarks, self.comparison)
         given = scales, self.comparison, membership, landmarks.known, self.linkage
-        numbers = model_size(self.model, population) + landmarks.vectors[0].size
+        numbers = tree.size(shapes_of(self.model, population)) + landmarks.vectors[0].size
         at_a_time = one_shot_landmarks.clients_at_a_time(numbers, population)
         return one_shot_landmarks.join(measure, population, functools.partial(by_landmarks.placed, *given), at_a_time)
 
@@ -258,13 +258,13 @@ class flag(SearchingMethod):
         self, population: Population, numbers: float, steps: float, effort: Effort, clients: float
     ) -> Costs:
         """Of `numbers` in principal vectors and local `steps` of all clients, and of the search."""
-        size = model_size(self.model, population)
-        light = effort.models * model_size(self.light, population) / size
+        size = model_bytes(self.model, population)
+        light = effort.models * model_bytes(self.light, population) / size
         trained = clients if self.gradient_epochs else 0.0
         return Costs(
             models_down=trained + light,
             # What was trained shows its parameters alone.
-            models_up=params_part(shapes_of(self.model, population)) * trained + light + numbers / size,
+            models_up=params_part(shapes_of(self.model, population)) * trained + light + 4 * numbers / size,
             gradient_evaluations=steps + effort.gradients,
             loss_evaluations=effort.evaluations,
             clusterings=1.0,
