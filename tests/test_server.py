@@ -119,11 +119,16 @@ def test_layers_that_are_all_shared_or_none_are_said(patterns, said, caplog):
     assert bool(said) == bool(caplog.text)
 
 
-def test_the_shared_part_is_counted_in_parameters():
-    params = clusters().params
-    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(params[name])) for name in params}
-    assert server.shared_part(params, ["output"]) == sizes["output"] / sum(sizes.values())
-    assert server.shared_part(params, ()) == 0.0
+def test_the_shared_part_is_counted_in_bytes_of_parameters_and_statistics():
+    models = clusters()
+    short = jax.tree.map(jnp.bfloat16, models.params["output"])
+    models = models._replace(params={**models.params, "output": short, "norm": {"scale": jnp.ones((3, 2))}})
+    layers = {**models.params, "norm": [models.params["norm"], models.stats["norm"]]}
+    sizes = {name: sum(leaf.nbytes for leaf in jax.tree.leaves(of)) for name, of in layers.items()}
+    for name in ("output", "norm"):
+        assert server.shared_part(models, [name]) == sizes[name] / sum(sizes.values())
+    assert server.shared_part(models, ()) == 0.0
+    assert server.params_part(models) == 1 - tree.num_bytes(models.stats) / sum(sizes.values())
 
 
 def test_statistics_follow_their_layer():
