@@ -71,10 +71,11 @@ def provenance() -> dict[str, Any]:
     """
     kinds = Counter(device.device_kind for device in jax.devices())
     device = ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in kinds.items())
+    number = cores()
     return {
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {"fedjax_cluster": own_version(), "jax": jax.__version__, "python": platform.python_version()},
         "backend": jax.default_backend(),
-        "device": f"{processor()}, {cores()} cores" if jax.default_backend() == "cpu" else device,
+        "device": f"{processor()}, {number} core{'s' * (number != 1)}" if jax.default_backend() == "cpu" else device,
     }
