@@ -195,7 +195,11 @@ class bulyan(Aggregation):
 class geometric_median(Aggregation):
     """The point of least sum of weighted distances, by smoothed Weiszfeld steps (Pillutla et al. 2022, Algorithm 2).
 
-    v ← Σ β_i v_i / Σ β_i with β_i = w_i / max(ν, ‖v − v_i‖), from v = 0, no change. The w_i are the method's weights.
+    v ← Σ β_i v_i / Σ β_i with β_i = w_i / max(ν, ‖v − v_i‖), from the weighted mean of the v_i · min(1, m / ‖v_i‖), m
+    the weighted median of the lengths ‖v_i‖. The w_i are the method's weights.
+
+    NOTE: the paper leaves the start open. Steps from no change hardly leave it where some clients send none, from which
+    the distance is 0; those from the plain mean do not come back from where one client may take it.
 
     NOTE: what clients send beside their change, batch-norm statistics, is averaged by the last β.
 
@@ -209,17 +213,20 @@ class geometric_median(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         counts = (rows.slot < num_slots)[:, None]
         place, leaves = _place(rows.slot, num_slots), [jnp.where(counts, leaf, 0) for leaf in _measured(rows.value)]
-        members = jax.nn.one_hot(rows.slot, num_slots, axis=0)
+        members = jax.nn.one_hot(rows.slot, num_slots, axis=0) * jnp.where(counts[:, 0], rows.weight, 0)[None]
+
+        def lengths(centres: list[Array] | None) -> Array:
+            each = leaves if centres is None else [leaf - c[place] for leaf, c in zip(leaves, centres, strict=True)]
+            return jnp.sqrt(sum((jnp.sum(jnp.square(leaf), 1) for leaf in each), jnp.zeros(len(rows.slot))))
 
         def step(_: Array, share: Array) -> Array:
-            squares = jnp.zeros(len(rows.slot))
-            for leaf in leaves:
-                centre = jnp.matmul(share, leaf, precision="highest")
-                squares += jnp.sum(jnp.square(leaf - centre[place]), 1)
-            beta = members * (rows.weight / jnp.maximum(jnp.sqrt(squares), self.smoothing))[None]
-            return beta / jnp.maximum(beta.sum(1, keepdims=True), 1e-30)
+            distance = lengths([jnp.matmul(share, leaf, precision="highest") for leaf in leaves])
+            return _shares(members / jnp.maximum(distance, self.smoothing)[None])
 
-        share = lax.fori_loop(0, self.iterations, step, jnp.zeros_like(members))
+        length = lengths(None)
+        longest = _weighted_medians(length, members)[place]
+        share = _shares(members) * jnp.where(length > longest, longest / jnp.maximum(length, 1e-30), 1.0)[None]
+        share = lax.fori_loop(0, self.iterations, step, share)
         return _by_rows(rows.value, lambda leaf: jnp.matmul(share, jnp.where(counts, leaf, 0), precision="highest"))
 
 
@@ -299,6 +306,18 @@ def by_ranks(rows: Rows, ranks: Ranks, *, two_at_most: bool = False) -> PyTree:
     return _by_rows(
         rows.value, lambda leaf: mean_of_ranks(leaf, rows.slot, ranks, rows.mapping, two_at_most=two_at_most)
     )
+
+
+def _shares(weights: Array) -> Array:
+    """f32[K, R] that add up to 1 in each cluster."""
+    return weights / jnp.maximum(weights.sum(1, keepdims=True), 1e-30)
+
+
+def _weighted_medians(values: Array, weights: Array) -> Array:
+    """f32[K]: the least of the values f32[R] that, with the smaller ones, have half of a cluster's weight f32[K, R]."""
+    order = jnp.argsort(values)
+    below = jnp.cumsum(weights[:, order], 1)
+    return values[order][jnp.argmax(2 * below >= below[:, -1:], 1)]
 
 
 def mean_of(rows: Rows, chosen: Array, num_slots: int) -> PyTree:

@@ -93,6 +93,18 @@ def test_the_oracles_agree_with_others():
         assert min(sum(np.linalg.norm(vectors - centre - way, axis=1)) for way in (step, -step)) > least
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-4, -10.0, 1e12])
+def test_the_geometric_median_stays_near_the_many_wherever_some_are(factor):
+    """Steps from no change do not leave it where some send none, and those from the mean do not come back from afar."""
+    sent = cohort([0] * ROWS, faulty=False)
+    sent.value[:] = 3 + 0.1 * sent.value
+    sent.value[:4] *= factor
+    sent.weight[:] = 1
+    found = flat(combined(aggregation.geometric_median(), as_leaves(sent), jnp.ones(ROWS, bool)))[0]
+    farthest = np.linalg.norm(sent.value[4:] - np.median(sent.value[4:], 0), axis=1).max()
+    assert np.linalg.norm(found - np.median(sent.value[4:], 0)) < farthest
+
+
 TOGETHER = np.ones((9, 9), bool)
 ORACLES = {aggregation.krum: oracle.krum, aggregation.multi_krum: oracle.multi_krum, aggregation.bulyan: oracle.bulyan}
 

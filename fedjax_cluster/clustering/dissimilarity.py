@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +24,8 @@ _BLOCK = 128  # clients compared at once
 _BLOCK_COLUMNS = 4096  # of all clients of a block together: the products are a square of this size
 _ROTATED = 4  # the largest matrices that Jacobi rotations serve
 _SWEEPS = 5  # after which these have converged
+_ROUNDING = 8  # units in the last place of a cosine or of an angle, as far as which equal ones may be apart
+RADIAN = 180.0 / math.pi  # degrees
 
 
 def classwise_angles(
@@ -206,7 +209,7 @@ def data_dissimilarity(
     delta = checks.floats(delta, "delta", 0, like=angles)
     if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
         raise ValueError(f"delta is {float(delta)}; weights lie in [1 - delta, 1 + delta]: choose it in [0, 1].")
-    checks.finite(angles, "angles", mask)
+    checks.finite(jnp.where(checks.pairs(mask, diagonal=True)[:, :, None], angles, 0.0), "angles", mask)
     return _data_dissimilarity(angles, counts, delta, mask)
 
 
@@ -236,7 +239,8 @@ def _mean_over_classes(classes: Array, counts: Array, angles: Callable, delta: A
         return jnp.where(both, weight, jnp.inf).min(), jnp.where(both, weight, -jnp.inf).max()
 
     least, most = lax.map(extremes, counts.T)
-    least, extent = least.min(), most.max() - least.min()
+    least = least.min()
+    extent = spread(least, most.max())
 
     def add(total: Array, data: tuple[Array, Array]) -> tuple[Array, None]:
         of_class, counts = data
@@ -247,6 +251,13 @@ def _mean_over_classes(classes: Array, counts: Array, angles: Callable, delta: A
 
     total, _ = lax.scan(add, jnp.zeros(known.shape, jnp.result_type(delta)), (classes, counts.T))
     return total / counts.shape[1]
+
+
+def spread(least: Array, most: Array, radian: float = 0.0) -> Array:
+    """most − least, and 0 where these are equal but for rounding; `radian` is in their unit, 0 of what is no angle."""
+    # An arccosine near 1 has half of a cosine's digits: 1 − cos θ ≈ θ²/2.
+    rounding = _ROUNDING * jnp.finfo(most.dtype).eps * (jnp.square(most) + radian**2)
+    return jnp.where((most - least) * (most + least) > rounding, most - least, 0.0)
 
 
 def weights_between(counts: Array, others: Array, dtype: Any = jnp.float32) -> tuple[Array, Array]:
@@ -298,7 +309,8 @@ def proximity(
       mask: clients that count; None means all.
 
     Returns:
-      In [0, 1], symmetric; 0 on the diagonal, for masked-out clients, and for a matrix whose pairs are all equal.
+      In [0, 1], symmetric; 0 on the diagonal, for masked-out clients, and for a matrix whose pairs are all equal
+      but for rounding.
 
     Raises:
       ValueError: shapes that do not fit, β outside [0, 1], or values not finite or not symmetric.
@@ -322,12 +334,13 @@ def proximity(
 
 @jax.jit
 def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
-    pairs = mask[:, None] & mask[None, :] & ~jnp.eye(data.shape[0], dtype=bool)
+    pairs = checks.pairs(mask, diagonal=False)
+    upper = jnp.triu(pairs)  # each pair once, as the others are these but for rounding
 
     def scaled(matrix: Array) -> Array:
-        least = jnp.where(pairs, matrix, jnp.inf).min()
-        extent = jnp.where(pairs, matrix, -jnp.inf).max() - least
-        return jnp.where(pairs, matrix - least, 0.0) / jnp.where(extent > 0.0, extent, 1.0)
+        least = jnp.where(upper, matrix, jnp.inf).min()
+        extent = spread(least, jnp.where(upper, matrix, -jnp.inf).max(), RADIAN)
+        return jnp.where(pairs & (extent > 0.0), matrix - least, 0.0) / jnp.where(extent > 0.0, extent, 1.0)
 
     # A fused product and sum may round to just below 0.
     return jnp.clip(beta * scaled(data) + (1.0 - beta) * scaled(gradient), 0.0, 1.0)

@@ -7,7 +7,6 @@ nothing is approximated.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
-from fedjax_cluster.clustering.dissimilarity import Reduction, angles_between, weights_between
+from fedjax_cluster.clustering.dissimilarity import RADIAN, Reduction, angles_between, spread, weights_between
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.clustering.spectral import Embedding
 
@@ -27,8 +26,6 @@ Linkage = Literal["average", "single", "complete"]
 
 _CHUNK = 512  # clients compared with the landmarks at a time
 _LEAST = 1e-6  # of the largest singular value; below it all is rounding, and what is divided by it no unit vector
-_ROUNDING = 8  # units in the last place of a cosine or of an angle, as far as which equal ones may be apart
-_RADIAN = 180.0 / math.pi  # degrees
 
 
 def draw_landmarks(rng_key: PRNGKeyArray, number: int, mask: Bool[ArrayLike, " M"]) -> Int[Array, " m"]:
@@ -329,23 +326,20 @@ def proximity_scales(sent: Compared, mask: Array, angles: Reduction, delta: Arra
     def extent(values: Array, where: Array, radian: float = 0.0) -> tuple[Array, Array]:
         least = jnp.where(where, values, jnp.inf).min()
         most = jnp.where(where, values, -jnp.inf).max()
-        # An arccosine near 1 has half of a cosine's digits: 1 − cos θ ≈ θ²/2.
-        rounding = _ROUNDING * jnp.finfo(values.dtype).eps * (jnp.square(most) + radian**2)
-        differ = (most - least) * (most + least) > rounding
-        return least, jnp.where(differ, most - least, 0.0)
+        return least, spread(least, most, radian)
 
     weights, both = weights_between(sent.counts, sent.counts, sent.vectors.dtype)
     of_weights = extent(weights, both & pairs[:, :, None])
     data, gradient = _degrees_between(sent, sent, of_weights, angles, delta)
-    return Scales(sent, of_weights, extent(data, pairs, _RADIAN), extent(gradient, pairs, _RADIAN))
+    return Scales(sent, of_weights, extent(data, pairs, RADIAN), extent(gradient, pairs, RADIAN))
 
 
 def proximity_to(scales: Scales, clients: Compared, angles: Reduction, delta: Array, beta: Array) -> Array:
     """`landmark_proximity` f32[B, m] of some clients, without checks; a landmark's to itself is not set to 0."""
     data, gradient = _degrees_between(clients, scales.sent, scales.weights, angles, delta)
 
-    def scaled(values: Array, least: Array, spread: Array) -> Array:
-        return jnp.where(spread > 0.0, (values - least) / jnp.where(spread > 0.0, spread, 1.0), 0.0)
+    def scaled(values: Array, least: Array, width: Array) -> Array:
+        return jnp.where(width > 0.0, (values - least) / jnp.where(width > 0.0, width, 1.0), 0.0)
 
     return beta * scaled(data, *scales.data) + (1.0 - beta) * scaled(gradient, *scales.gradient)
 
@@ -354,11 +348,11 @@ def _degrees_between(
     clients: Compared, landmarks: Compared, of_weights: tuple[Array, Array], angles: Reduction, delta: Array
 ) -> tuple[Array, Array]:
     """V and G f32[B, m] in degrees of clients to the landmarks."""
-    lightest, spread = of_weights
+    lightest, width = of_weights
     between = angles_between(clients.vectors, clients.counts, landmarks.vectors, landmarks.counts, angles)
     weights, both = weights_between(clients.counts, landmarks.counts, clients.vectors.dtype)
-    share = jnp.clip((weights - lightest) / jnp.where(spread > 0.0, spread, 1.0), 0.0, 1.0)
-    weights = jnp.where(both & (spread > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
+    share = jnp.clip((weights - lightest) / jnp.where(width > 0.0, width, 1.0), 0.0, 1.0)
+    weights = jnp.where(both & (width > 0.0), 1.0 - delta + 2.0 * delta * share, 1.0)
     return (between * weights).mean(axis=2), degrees_between(clients.updates, landmarks.updates)
 
 

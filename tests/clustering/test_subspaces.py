@@ -314,6 +314,25 @@ def test_proximity_of_equal_pairs_is_zero():
     assert (np.asarray(fcc.proximity(equal, equal)) == 0.0).all()
 
 
+def test_proximity_of_pairs_that_are_equal_up_to_rounding_is_zero():
+    """All clients' data span one plane, in bases of their own: an arccosine of nearly 1 is not 0."""
+    rng = np.random.default_rng(0)
+    plane = np.linalg.qr(rng.normal(size=(F, 2)))[0]
+    turned = [plane @ np.linalg.qr(rng.normal(size=(2, 2)))[0] for _ in range(M)]
+    counts = np.full((M, 1), 9)
+    data = fcc.data_dissimilarity(fcc.classwise_angles(np.stack(turned).astype(np.float32)[:, None], counts), counts)
+    right = 90 * (1 - np.eye(M, dtype=np.float32))
+    assert np.asarray(data).max() > 0.0
+    assert (np.asarray(fcc.proximity(data, right)) == 0.0).all()
+
+
+def test_angles_with_clients_that_do_not_count_may_be_anything():
+    angles = np.array([[0, 30, np.nan], [30, 0, np.nan], [np.nan] * 3], np.float32)[..., None]
+    mask = np.array([True, True, False])
+    found = np.asarray(fcc.data_dissimilarity(angles, np.array([[8], [9], [5]]), mask=mask))
+    assert found.tolist() == [[0, 30, 0], [30, 0, 0], [0, 0, 0]]
+
+
 def test_label_groups_are_recovered_from_data_alone():
     """Steps 1–4 of FLAG on two groups with two classes each."""
     rng = np.random.default_rng(0)

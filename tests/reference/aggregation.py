@@ -70,8 +70,13 @@ def bulyan(vectors, byzantine):
 
 
 def geometric_median(vectors, weights, iterations, smoothing):
-    """Pillutla et al. 2022, Algorithm 2, from 0."""
-    centre = np.zeros(vectors.shape[1])
+    """Pillutla et al. 2022, Algorithm 2, from the mean of vectors that are cut to the weighted median of lengths."""
+    lengths, below = [math.hypot(*v) for v in vectors], 0.0
+    for place in sorted(range(len(vectors)), key=lengths.__getitem__):
+        below += weights[place]
+        if 2 * below >= sum(weights):
+            break
+    centre = norm_clipping(vectors, weights, lengths[place])
     for _ in range(iterations):
         beta = [w / max(smoothing, math.dist(centre, v)) for v, w in zip(vectors, weights, strict=True)]
         centre = sum(b * v for b, v in zip(beta, vectors, strict=True)) / sum(beta)
