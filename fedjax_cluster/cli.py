@@ -50,7 +50,8 @@ COMPLETION = f"""Prints a script for the shell; to use it from now on:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status.
 
-    0 done, 2 a user's mistake, 130 interrupted by Ctrl-C, 141 nobody reads the output, 143 ended by SIGTERM, 1 else.
+    0 done, 2 a user's mistake, 130 interrupted by Ctrl-C, 141 nobody reads the output, 143 ended by SIGTERM, 129 by a
+    closed terminal, 1 else.
     """
     if arguments is None:  # a process of its own
         gc.set_threshold(*COLLECTIONS)
@@ -84,6 +85,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return mistake(f"unknown command {arguments[0]!r}; commands: {', '.join(COMMANDS)}")
     with Interrupt(command=True) as interrupt:
         try:
+            interrupt.stop_if_wanted()
             if "--dry-run" not in arguments:  # which keeps no compiled programs either
                 _prepare_jax()
                 fc.experiments.several.start(arguments[0], arguments[1:])
@@ -112,7 +114,8 @@ def _interrupted(error: BaseException, number: int) -> int:
     # `simulate` says which directory it has left.
     left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
     hint = f"; go on with: {PROG} resume {quoted(left[0])}" if left else ""
-    print(f"interrupted{hint}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        print(f"interrupted{hint}", file=sys.stderr)
     return 128 + number
 
 

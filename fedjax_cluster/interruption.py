@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: noted where they come, obeyed where nothing is lost."""
+"""Ctrl-C, SIGTERM and a closed terminal: noted where they come, obeyed where nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from typing import Any
 CHECKPOINT_SECONDS = 30.0  # the most that a killed run loses
 GRACE = 8.0  # seconds for what cannot be interrupted, such as a compilation, after a signal
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+HANGUP = getattr(signal, "SIGHUP", None)  # a closed terminal's; not on Windows
 
 
 def _swallowed(frame: FrameType | None) -> bool:
     """Whether Python is inside JAX's callback of the garbage collection, which prints and forgets what is raised."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
+    return any(each.f_code.co_name == "_xla_gc_callback" for each in _callers(frame))
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return frame is not None
 
 
 class Terminated(SystemExit):
-    """A run ended by SIGTERM after a checkpoint; an uncaught one ends the process with status 143."""
+    """A run ended by SIGTERM, or as its terminal was closed, after a checkpoint; uncaught, status 143 or 129."""
 
-    def __init__(self, *directory: str):
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, *directory: str, number: int = signal.SIGTERM):
+        super().__init__(128 + number)
         self.directory = directory
 
 
 class Interrupt(contextlib.AbstractContextManager):
-    """Notes Ctrl-C and SIGTERM in place of raising wherever the program is, such as inside the compiler.
+    """Notes Ctrl-C, SIGTERM and SIGHUP in place of raising wherever the program is, such as inside the compiler.
 
-    Only the main thread hears signals; elsewhere this does nothing. Inside another, it is that one.
+    Only the main thread hears signals; elsewhere this does nothing. Inside another, it is that one. A SIGHUP that is
+    ignored, as `nohup` has it, or that somebody else hears, stays as it is.
 
     Args:
       command: True on the command line: outside `patiently` the first signal raises, and where that is not heard, or
@@ -48,6 +54,7 @@ class Interrupt(contextlib.AbstractContextManager):
         self.number: int | None = None
         self.noticed = False  # what is under way is what a signal asks for, or would: the last checkpoint
         self._command, self._patient, self._ended = command, 0, threading.Event()
+        self._late: int | None = None  # a signal at the very end, which is whoever's comes next
         self._stack = contextlib.ExitStack()
 
     @property
@@ -58,16 +65,28 @@ class Interrupt(contextlib.AbstractContextManager):
     def __enter__(self) -> Interrupt:
         if Interrupt.active is not None or threading.current_thread() is not threading.main_thread():
             return Interrupt.active or self
-        Interrupt.active = self
-        self._stack.callback(setattr, Interrupt, "active", None)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
-        self._listen()
+        try:
+            # The last to go is the handler of Ctrl-C, whose own one raises at once.
+            for number in self._heard():
+                self._stack.callback(signal.signal, number, signal.signal(number, self._note))
+            Interrupt.active = self
+            self._stack.callback(setattr, Interrupt, "active", None)
+            self._listen()
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *error: Any) -> None:
         if Interrupt.active is self:
             self._stack.close()
+            if self._late is not None:
+                signal.raise_signal(self._late)
+
+    @staticmethod
+    def _heard() -> list[int]:
+        hangup = [HANGUP] if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL else []
+        return [signal.SIGINT, signal.SIGTERM, *hangup]
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
@@ -91,13 +110,20 @@ class Interrupt(contextlib.AbstractContextManager):
     def stop_if_wanted(self, *directory: str) -> None:
         """Ends what was to be ended."""
         self.noticed = False
-        if self.number == signal.SIGTERM:
-            raise Terminated(*directory)
-        if self.number is not None:
+        if self.number == signal.SIGINT:
             raise KeyboardInterrupt(*directory)
+        if self.number is not None:
+            raise Terminated(*directory, number=self.number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        # Raised there it would leave the handlers as they are for good, as Python calls no `__exit__` then.
+        own = [each.f_code for each in _callers(frame) if each.f_locals.get("self") is self]
+        if Interrupt.__exit__.__code__ in own:
+            self._late = number
+            return
         again, self.number = self.wanted, self.number or number
+        if Interrupt.__enter__.__code__ in own:
+            return
         if again and not self._command:
             signal.default_int_handler(number, frame)
         elif not self._patient and not _swallowed(frame):
@@ -128,13 +154,14 @@ class Interrupt(contextlib.AbstractContextManager):
     def _hear(self, reading: int) -> None:
         first = None
         while heard := os.read(reading, 1):
-            if heard[0] not in (signal.SIGINT, signal.SIGTERM):
+            if heard[0] not in (signal.SIGINT, signal.SIGTERM, HANGUP):
                 continue
             if first is not None and self._command:
                 self._end(heard[0])
             if first is None and self._command and self._patient:
-                print("stopping after what is under way; again to stop at once", file=sys.stderr)
-            if first is None and (heard[0] == signal.SIGTERM or self._command):
+                with contextlib.suppress(OSError):  # a terminal that is gone
+                    print("stopping after what is under way; again to stop at once", file=sys.stderr)
+            if first is None and (heard[0] != signal.SIGINT or self._command):
                 self._end_later(heard[0])
             first = heard[0]
 

@@ -21,9 +21,10 @@ def send(number):
 
 @pytest.fixture(autouse=True)
 def heard():
-    """Ctrl-C is heard, also where pytest is a shell's background job."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ctrl-C is heard, also where pytest is a shell's background job, and a closed terminal under nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -41,6 +42,59 @@ def test_a_signal_is_noted_where_one_is_patient_and_raised_where_it_is_looked_at
     assert signal.getsignal(number) is before
     assert Interrupt.active is None
     assert Terminated("runs/one").code == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_begins_to_listen_is_noted_and_the_next_one_is_free(monkeypatch, number):
+    """Raised there, it left its handlers and itself behind for good: every later run ended at once."""
+    before, listen = signal.getsignal(number), Interrupt._listen
+
+    def struck(self):
+        listen(self)
+        send(number)
+
+    monkeypatch.setattr(Interrupt, "_listen", struck)
+    with Interrupt() as interrupt:
+        assert interrupt.number == number
+        with pytest.raises((KeyboardInterrupt, Terminated)), interrupt.patiently():
+            pass
+    assert signal.getsignal(number) is before
+    monkeypatch.undo()
+    with Interrupt() as interrupt, interrupt.patiently():
+        assert not interrupt.wanted
+
+
+def test_nothing_stays_where_it_cannot_begin_to_listen(monkeypatch):
+    def refused(self):
+        raise OSError("too many open files")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Interrupt, "_listen", refused)
+    with pytest.raises(OSError, match="too many"), Interrupt():
+        pass
+    assert Interrupt.active is None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_at_its_end_is_python_s_once_all_is_as_it_was():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+        interrupt._stack.callback(send, signal.SIGINT)
+    assert Interrupt.active is None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_closed_terminal_is_heard_unless_it_is_ignored():
+    with Interrupt() as interrupt, interrupt.patiently():
+        send(signal.SIGHUP)
+        with pytest.raises(Terminated) as ended:
+            interrupt.stop_if_wanted("runs/one")
+    assert ended.value.code == 129
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    with Interrupt() as interrupt, interrupt.patiently():
+        send(signal.SIGHUP)
+        assert not interrupt.wanted
 
 
 def test_one_inside_another_is_that_one():
@@ -167,9 +221,9 @@ def test_ctrl_c_and_sigterm_while_it_imports_say_nothing(number, status):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("in_an_empty_directory")
-def test_ctrl_c_and_sigterm_end_a_run_after_a_checkpoint(number, status):
+def test_a_signal_ends_a_run_after_a_checkpoint(number, status):
     words = [sys.executable, "-m", "fedjax_cluster", *["run", "fedavg", "--rounds", "100000000", "--run-dir", "my own"]]
     words += ["--checkpoint-every", "1"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)

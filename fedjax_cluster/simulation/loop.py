@@ -132,7 +132,7 @@ def simulate(
       ValueError: the federation cannot be used, a number is out of range, or run_dir holds another experiment.
       ProcessLost: another process of the run has gone; see `parallel.start_processes`.
       KeyboardInterrupt: on Ctrl-C, after a checkpoint where there is a run_dir and a round has been done.
-      Terminated: on SIGTERM, likewise; a SystemExit with status 143.
+      Terminated: on SIGTERM or a closed terminal, likewise; a SystemExit with status 143 or 129.
     """
     given = dict(locals())
     with parallel.processes.together():
