@@ -42,12 +42,24 @@ def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(descriptor)
     try:
-        yield pathlib.Path(name)
+        with _naming(path):
+            yield pathlib.Path(name)
         os.chmod(name, 0o644)
         os.replace(name, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """A full disk does not say of which file it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
@@ -165,7 +177,8 @@ def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
     path = directory / LOCK
     if path.is_dir():
         raise ValueError(f"{path} is a directory, where a run keeps others out by a file; remove it")
-    with path.open("a+", encoding="utf-8") as file:
+    # What is not flushed, as on a full disk, would be tried again as the file is closed.
+    with path.open("ab+", buffering=0) as file:
 
         def same() -> bool:
             with contextlib.suppress(OSError):
@@ -179,12 +192,12 @@ def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
                 raise FileNotFoundError(path)
         except OSError:
             file.seek(0)
-            owner = file.read().strip() or "another process"
+            owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
             raise Taken(f"{directory} is in use by {owner}; wait for its end, or choose another directory") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
         try:
+            with _naming(path):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield same
         finally:
             if same():

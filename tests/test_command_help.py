@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -144,6 +146,25 @@ def test_completion_knows_commands_flags_and_names(shell, capsys):
     words = "run completion --cluster-until --scenario householder --quick --empty --seeds"
     assert all(word in script for word in words.split())
     assert len(script) > 10_000
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("resume runs/", ""), ("run if", ""), ("run --scen", "--scenario"), ("run --averaging mod", "models")],
+)
+def test_bash_completes_flags_and_else_names_of_files(words, offered, capsys, tmp_path):
+    """Of no word at all bash takes its own, files; tyro's script offered an empty one in their place."""
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    ask = 'COMP_WORDS=(fedjax-cluster "$@"); COMP_CWORD=$#; _tyro_fedjax_cluster; printf "%s," "${#COMPREPLY[@]}"'
+    ask = f'source ./script; complete -p fedjax-cluster; {ask}; echo "${{COMPREPLY[@]}}"'
+    command = ["bash", "-c", ask, "bash", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    registered, found = done.stdout.splitlines()
+    assert "-o default" in registered
+    assert offered in found
+    assert bool(offered) == (not found.startswith("0,"))
 
 
 def test_list_names_everything(capsys):

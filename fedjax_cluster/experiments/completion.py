@@ -1,4 +1,4 @@
-"""Completion of the command line by a shell, by tyro: commands, flags and their choices, no positional words."""
+"""Completion of the command line by a shell, by tyro: commands, flags and their choices; in bash also files."""
 
 from __future__ import annotations
 
@@ -33,4 +33,12 @@ def script(shell: str, prog: str, commands: Mapping[str, type]) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         tyro.cli(functools.reduce(operator.or_, parts), prog=prog, args=["--tyro-print-completion", shell])
-    return text.getvalue()
+    return text.getvalue() if shell != "bash" else _with_files(text.getvalue())
+
+
+def _with_files(script: str) -> str:
+    """Where tyro has no word, bash goes on as for any program: with names of files."""
+    match = 'matches+=("$completion")'  # also of nothing, which bash would take for a word
+    return script.replace(match, f'[[ -n "$completion" ]] && {match}').replace(
+        "complete -F", "complete -o bashdefault -o default -F"
+    )

@@ -39,6 +39,13 @@ def steps(path):
     return sorted(child.name for child in (path / "checkpoints").iterdir())
 
 
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as raised, files.atomic_file(tmp_path / "config.json"):
+        full()
+    assert raised.value.filename == str(tmp_path / "config.json")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def whole():
     return simulate(METHOD, blobs(), rounds=8, eval_every=2)
