@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import logging
 import pathlib
@@ -29,7 +30,7 @@ LONG_PAGES = (
     "robustness.md",
     "sweeps.md",
 )  # to run
-BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|sh|text|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULES = ("", "data", "data.scenarios", "nn", "local", "clustering", "algorithms", "report", "parallel")
 
 
@@ -104,22 +105,24 @@ def test_the_blocks_of_a_page_run(page, caplog):
     blocks = BLOCK.findall((PAGES / page).read_text(encoding="utf-8"))
     names: dict = {"__name__": "page"}
     caplog.set_level(logging.ERROR, logger="fedjax_cluster")
-    for number, (kind, text) in enumerate(blocks):
-        quoted = blocks[number + 1][1] if number + 1 < len(blocks) and blocks[number + 1][0] == "text" else None
-        if kind == "python":
-            said = of_python(text, names, page)
-        elif kind == "sh":
-            said = of_commands(text)
-        else:
-            continue
-        assert said == (None if quoted is None else quoted.strip()), text
+    for (kind, text), (after, shown) in itertools.pairwise([*blocks, ("", "")]):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            if kind == "python":
+                said = of_python(text, names, page)
+            elif kind == "sh":
+                said = of_commands(text)
+            else:
+                continue
+        assert said == (shown.strip() if after == "text" else None), text
+        if after == "console":
+            assert names_of_lines(printed.getvalue()) == names_of_lines(shown)
 
 
 def of_python(text, names, page):
     """Runs a block; the message that it ends with, if it does."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(text, page, "exec", dont_inherit=True), names)
+        exec(compile(text, page, "exec", dont_inherit=True), names)
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -131,8 +134,13 @@ def of_commands(text):
         program, *arguments = shlex.split(line)
         assert program == "fedjax-cluster", line
         told = io.StringIO()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(told):
             status = cli.main(arguments)
         if status:
             return told.getvalue().strip().splitlines()[-1]
     return None
+
+
+def names_of_lines(table):
+    """What stands before the figures, which depend on the machine."""
+    return [re.split(r"(?<=\S)  ", line)[0] for line in table.strip().splitlines()]

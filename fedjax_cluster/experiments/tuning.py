@@ -41,13 +41,13 @@ def tuned(
     """The configuration with that learning rate, of five around its own, which is best on rows held out of testing.
 
     The rates are the configuration's times 1/9, 1/3, 1, 3 and 9. For each a run of a fifth of the rounds, at least
-    ten and twice those before the method's first clustering and before infiltrators join, trains on four fifths of
-    each client's training rows and is evaluated on the last fifth, at least one row; clients with a single row are
-    left out of it, and so are joins and leaves: everybody is there all the time. Faulty clients are the same as in
-    the run, and do the same. Where the federation has validation rows it is evaluated on these and trains on all
-    training rows, of the clients that have some. True groups are not looked at. The highest accuracy is taken, of
-    the honest clients where there are others, or the lowest loss where there is no accuracy; of equals, to five
-    digits, the rate nearest to the configuration's.
+    ten and twice those before the method's first clustering and before infiltrators join, but no more than the run
+    has, trains on four fifths of each client's training rows and is evaluated on the last fifth, at least one row;
+    clients with a single row are left out of it, and so are joins and leaves: everybody is there all the time. Faulty
+    clients are the same as in the run, and do the same. Where the federation has validation rows it is evaluated on
+    these and trains on all training rows, of the clients that have some. True groups are not looked at. The highest
+    accuracy is taken, of the honest clients where there are others, or the lowest loss where there is no accuracy; of
+    equals, to five digits, the rate nearest to the configuration's.
 
     The rates are run one after the other, with one program where the rate is a number of the method's.
 

@@ -185,7 +185,11 @@ def plan(
         tried,
         (),
     )
-    return found if found.fits else found._replace(advice=_advice(algorithm, found, shape, rounds.failure))
+    if found.fits:
+        return found
+    state: Any = arguments[1]
+    everywhere = bytes_of(state._replace(clients=None), 1)
+    return found._replace(advice=_advice(algorithm, found, shape, everywhere, rounds.failure))
 
 
 class _Rounds(NamedTuple):
@@ -360,8 +364,10 @@ def _without_pairs(algorithm: ClusteredAlgorithm, found: Plan) -> list[str]:
     return []
 
 
-def _advice(algorithm: ClusteredAlgorithm, found: Plan, shape: PopulationShape, failure: str) -> tuple[str, ...]:
-    """What to change where the run does not fit."""
+def _advice(
+    algorithm: ClusteredAlgorithm, found: Plan, shape: PopulationShape, everywhere: int, failure: str
+) -> tuple[str, ...]:
+    """What to change where the run does not fit; `everywhere` bytes are on each device, however many there are."""
     if found.too_large:
         return tuple(f"{each.when}, {each.what}: {each.instead}" for each in found.too_large)
     pairs = _without_pairs(algorithm, found)
@@ -370,8 +376,9 @@ def _advice(algorithm: ClusteredAlgorithm, found: Plan, shape: PopulationShape, 
         lines.append(f"the compiler says: {failure[:LONGEST_MESSAGE]}")
     memory = found.memory
     held = shape.nbytes() / found.devices if memory is None else memory.population + memory.state
-    if held > found.available:
-        needed = math.ceil(held * found.devices / found.available / 0.8)
+    everywhere, room = (0, found.available) if memory is None else (everywhere, found.available - everywhere)
+    if held > found.available and room > 0.2 * found.available:
+        needed = math.ceil((held - everywhere) * found.devices / room / 0.8)
         lines.append(f"more devices: {needed} would hold population and state")
     if memory is not None and not pairs and memory.state > 0.5 * found.available:
         lines.append("a smaller model, or a method without a model for each client")

@@ -1,6 +1,7 @@
 """The plan of a run: from shapes what the run itself has, and the compiler's figures counted right."""
 
 import dataclasses
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -130,6 +131,41 @@ def test_a_population_that_no_machine_holds_does_not_fit():
     assert not found.fits
     assert any("more devices" in line for line in found.advice)
     assert "no" in dict(found.table().rows)["fits"]
+
+
+PAIRS = {
+    "cfl": {},
+    "fedgwc counted": {"participation": 0.1},
+    "fedgwc constant": {"participation": 0.1, "rate": "participation", "centre": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PAIRS)
+def test_matrices_of_all_pairs_are_refused_where_the_compiler_s_do_not_fit(case, monkeypatch):
+    """Said to be fewer than there are, a run passed the check of its memory and was killed in its first clustering."""
+    told = []
+    for name in ("cfl.cfl", "fedgwc.all_pairs"):
+        module = importlib.import_module(f"fedjax_cluster.algorithms.{name}")
+        monkeypatch.setattr(module, "check_square", lambda name, size, matrices, **_: told.append(matrices))
+    method = REGISTRY[case.split()[0]](fc.nn.linear(), clusters=4, local=SGD, **PAIRS[case])
+    peaks = {size: plan(method, fc.PopulationShape(size, 10, INFO), whole=False).memory.peak for size in (1000, 3000)}
+    of_pairs = (peaks[3000] - 3 * peaks[1000]) / (3000**2 - 3 * 1000**2)
+    matrices = told[-1]
+    assert 4 * (matrices - 2) < of_pairs <= 4 * matrices
+
+
+@pytest.mark.slow
+def test_more_devices_are_no_help_where_each_has_all_pairs(monkeypatch):
+    """P is on every device, however many there are."""
+    small = target("local")._replace(memory=2 * 10**6)
+    monkeypatch.setattr(importlib.import_module(plan.__module__), "target", lambda device: small)
+    found = plan(
+        REGISTRY["fedgwc"](fc.nn.linear(), clusters=4, local=SGD), fc.PopulationShape(1000, 10, INFO), whole=False
+    )
+    assert not found.fits
+    assert not any("more devices" in line for line in found.advice)
+    assert any("landmarks" in line for line in found.advice)
 
 
 @pytest.mark.slow

@@ -189,8 +189,8 @@ class cfl(AveragingMethod):
 
     def init(self, rng_key: Array, population: Population) -> tuple[State, RoundInfo]:
         capacity = len(population.data.num_examples)
-        # Kept, new, and cut in two.
-        check_square(self.name, capacity if self.landmarks is None else self.landmarks, 3, landmarks=True)
+        # Kept, passed on, new, and cut in two.
+        check_square(self.name, capacity if self.landmarks is None else self.landmarks, 4, landmarks=True)
         models, present = start_models(self.model, rng_key, population, self.clusters)
         if self.landmarks is not None:
             check_landmarks(self.landmarks, int(np.asarray(present).sum()), 1, None)

@@ -17,8 +17,8 @@ from fedjax_cluster.algorithms.round import check_square, labels
 from fedjax_cluster.types import ClientMapping, Cohort, State
 
 # Matrices M × M at the same time while a cluster is tested, beside P and the counts, by the compiler's figures: P with
-# the means taken off, products and distances, W, and the matrix whose eigenvectors are wanted.
-IN_A_TEST = 7
+# the means taken off, products and distances, W, the matrix whose eigenvectors are wanted, and LAPACK's room to work.
+IN_A_TEST = 12
 
 
 def begin(method: Any, rng_key: Array, first: Clients) -> tuple[Clients, Server]:
