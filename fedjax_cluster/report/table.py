@@ -9,6 +9,7 @@ import io
 import itertools
 import math
 import pathlib
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -24,12 +25,18 @@ from fedjax_cluster.report.paper_rows import is_known
 
 NOTHING = "–"
 NOT_FINITE = "not finite"
+BETWEEN = "\u2060"  # two letters that are not to become one
+GREEK = (  # that TeX has commands for
+    *("ALPHA", "BETA", "GAMMA", "DELTA", "EPSILON", "ZETA", "ETA", "THETA", "IOTA", "KAPPA", "LAMDA", "MU"),
+    *("NU", "XI", "PI", "RHO", "SIGMA", "TAU", "UPSILON", "PHI", "CHI", "PSI", "OMEGA"),
+)
 SAMPLE = "sample std"
 TEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"},
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$"},
     **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}", "′": "$'$", "«": r"$\ll$", "»": r"$\gg$", "ο": "$o$"},
+    BETWEEN: "{}",
     **dict.fromkeys("ąĄęĘįĮųŲðÐþÞđĐŋŊŉħĦŧŦŀĿĸſ", "?"),  # for which TeX's own fonts have no sign
 }
 LARGE = 1e6  # from which on digits after the point tell nothing
@@ -330,11 +337,12 @@ def _tex(text: str) -> str:
     >>> print(_tex("α_1 ≥ 50 % ± 2"))
     $\\alpha$\\_1 $\\geq$ 50 \\% $\\pm$ 2
     """
-    return "".join(TEX.get(letter) or _tex_letter(letter) for letter in " ".join(text.split()))
+    apart = re.sub("-(?=-)", f"-{BETWEEN}", " ".join(text.split()))  # TeX makes one dash of the two before a flag
+    return "".join(TEX.get(letter) or _tex_letter(letter) for letter in apart)
 
 
 def _tex_letter(letter: str) -> str:
     kind, _, name = unicodedata.name(letter, "").partition(" SMALL LETTER ")
-    if kind == "GREEK" and name.isalpha():
+    if kind == "GREEK" and name in GREEK:
         return f"$\\{name.lower().replace('lamda', 'lambda')}$"
-    return letter if ord(letter) < 0x180 else "?"
+    return letter if letter.isprintable() and ord(letter) < 0x180 else "?"
