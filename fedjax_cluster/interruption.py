@@ -75,6 +75,9 @@ class Interrupt(contextlib.AbstractContextManager):
         except BaseException:
             self._stack.close()
             raise
+        if self.wanted and not self._command:
+            self._stack.close()
+            self.stop_if_wanted()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -121,6 +124,8 @@ class Interrupt(contextlib.AbstractContextManager):
         if Interrupt.__exit__.__code__ in own:
             self._late = number
             return
+        if number == HANGUP and self.wanted:  # the shell and the system tell of one closed terminal each
+            return
         again, self.number = self.wanted, self.number or number
         if Interrupt.__enter__.__code__ in own:
             return
@@ -155,6 +160,8 @@ class Interrupt(contextlib.AbstractContextManager):
         first = None
         while heard := os.read(reading, 1):
             if heard[0] not in (signal.SIGINT, signal.SIGTERM, HANGUP):
+                continue
+            if first is not None and heard[0] == HANGUP:
                 continue
             if first is not None and self._command:
                 self._end(heard[0])

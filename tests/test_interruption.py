@@ -3,6 +3,8 @@
 import contextlib
 import glob
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -54,10 +56,11 @@ def test_a_signal_while_it_begins_to_listen_is_noted_and_the_next_one_is_free(mo
         send(number)
 
     monkeypatch.setattr(Interrupt, "_listen", struck)
-    with Interrupt() as interrupt:
+    with pytest.raises((KeyboardInterrupt, Terminated)), Interrupt():
+        raise AssertionError("it went on")
+    assert signal.getsignal(number) is before
+    with Interrupt(command=True) as interrupt:  # whoever has it has lines to say before
         assert interrupt.number == number
-        with pytest.raises((KeyboardInterrupt, Terminated)), interrupt.patiently():
-            pass
     assert signal.getsignal(number) is before
     monkeypatch.undo()
     with Interrupt() as interrupt, interrupt.patiently():
@@ -87,6 +90,7 @@ def test_a_signal_at_its_end_is_python_s_once_all_is_as_it_was():
 def test_a_closed_terminal_is_heard_unless_it_is_ignored():
     with Interrupt() as interrupt, interrupt.patiently():
         send(signal.SIGHUP)
+        send(signal.SIGHUP)  # the shell's, and then the system's
         with pytest.raises(Terminated) as ended:
             interrupt.stop_if_wanted("runs/one")
     assert ended.value.code == 129
@@ -238,3 +242,36 @@ def test_a_signal_ends_a_run_after_a_checkpoint(number, status):
     assert said == "stopping after what is under way; again to stop at once"
     assert left == "interrupted; go on with: fedjax-cluster resume 'my own'"
     assert not os.path.exists("my own/.lock")
+
+
+IN_A_TERMINAL = """
+    import fcntl, termios
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the session's own, whose end is told
+    import fedjax_cluster as fc
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(0.1, batch_size=16, steps=1))
+    federation = fc.data.scenarios.rotated(fc.data.digits(), clients=4)
+    fc.simulate(method, federation, rounds=100_000_000, run_dir="own", checkpoint_every=1, progress=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_an_empty_directory")
+def test_a_terminal_that_closes_ends_a_script_after_a_checkpoint():
+    """The bar that it draws there cannot be ended, and said so in place of what ended the run."""
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(IN_A_TERMINAL)]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+    os.close(inside)
+    deadline = time.monotonic() + 200
+    while not rounds_saved() and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 65536)
+    before = max(rounds_saved(), default=0)
+    os.close(terminal)
+    assert process.wait(timeout=100) == 129
+    assert max(rounds_saved()) > before > 0
+    assert not os.path.exists("own/.lock")
+
+
+def rounds_saved():
+    return [int(name) for name in map(os.path.basename, glob.glob("own/checkpoints/*")) if name.isdecimal()]

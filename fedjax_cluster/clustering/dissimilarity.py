@@ -255,9 +255,10 @@ def _mean_over_classes(classes: Array, counts: Array, angles: Callable, delta: A
 
 def spread(least: Array, most: Array, radian: float = 0.0) -> Array:
     """most − least, and 0 where these are equal but for rounding; `radian` is in their unit, 0 of what is no angle."""
+    largest = jnp.maximum(jnp.abs(most), jnp.abs(least))
     # An arccosine near 1 has half of a cosine's digits: 1 − cos θ ≈ θ²/2.
-    rounding = _ROUNDING * jnp.finfo(most.dtype).eps * (jnp.square(most) + radian**2)
-    return jnp.where((most - least) * (most + least) > rounding, most - least, 0.0)
+    rounding = _ROUNDING * jnp.finfo(most.dtype).eps * (jnp.square(largest) + radian**2)
+    return jnp.where((most - least) * (jnp.abs(most) + jnp.abs(least)) > rounding, most - least, 0.0)
 
 
 def weights_between(counts: Array, others: Array, dtype: Any = jnp.float32) -> tuple[Array, Array]:
@@ -310,7 +311,7 @@ def proximity(
 
     Returns:
       In [0, 1], symmetric; 0 on the diagonal, for masked-out clients, and for a matrix whose pairs are all equal
-      but for rounding.
+      but for rounding of an arccosine: in float32 one of angles of less than 0.06°, or of 60° ± 0.00003°.
 
     Raises:
       ValueError: shapes that do not fit, β outside [0, 1], or values not finite or not symmetric.

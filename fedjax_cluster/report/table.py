@@ -337,7 +337,7 @@ def _tex(text: str) -> str:
     >>> print(_tex("α_1 ≥ 50 % ± 2"))
     $\\alpha$\\_1 $\\geq$ 50 \\% $\\pm$ 2
     """
-    apart = re.sub("-(?=-)", f"-{BETWEEN}", " ".join(text.split()))  # TeX makes one dash of the two before a flag
+    apart = re.sub("(?<=[-–])(?=[-–])", BETWEEN, " ".join(text.split()))  # TeX makes one dash of the two before a flag
     return "".join(TEX.get(letter) or _tex_letter(letter) for letter in apart)
 
 

@@ -42,7 +42,8 @@ class Progress(contextlib.AbstractContextManager):
         return self
 
     def __exit__(self, *error):
-        return self._bar.__exit__(*error)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            self._bar.__exit__(*error)
 
     def update(self, done: int, figures: Mapping[str, float], client_rounds_per_second: float) -> None:
         """Shows the latest figures; those that there are none of stay away."""

@@ -70,13 +70,13 @@ def test_every_method_is_called_as_papers_print_it():
 
 
 def test_any_name_stays_one_row_that_latex_and_markdown_can_set():
-    names = ("a\\|b", "two\nlines", " [3] c", "ο, λ′ and ąð", "ϸ\x07: give --tune, - or – first")
+    names = ("a\\|b", "two\nlines", " [3] c", "ο, λ′ and ąð", "ϸ\x07: give --tune, - or –- first")
     table = Table("", (Column("method"), Column("ARI")), tuple((name, Number(1.0)) for name in names))
     rows = table.markdown().splitlines()[2:]
     assert rows[:2] == [r"| a\\\|b | 1 |", "| two lines | 1 |"]
     lines = table.latex().splitlines()
     lines = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
-    dashes = r"??: give -{}-tune, - or -- first & 1 \\"
+    dashes = r"??: give -{}-tune, - or --{}- first & 1 \\"
     assert lines[1:] == [r"two lines & 1 \\", r"{}[3] c & 1 \\", r"$o$, $\lambda$$'$ and ?? & 1 \\", dashes]
 
 

@@ -46,6 +46,14 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_directory_that_a_full_disk_does_not_let_take_is_left_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.socket, "gethostname", full)
+    with pytest.raises(OSError, match="No space left") as raised, files.taken(tmp_path):
+        pass
+    assert raised.value.filename == str(tmp_path / files.LOCK)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def whole():
     return simulate(METHOD, blobs(), rounds=8, eval_every=2)
