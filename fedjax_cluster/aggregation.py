@@ -198,8 +198,8 @@ class geometric_median(Aggregation):
     v ← Σ β_i v_i / Σ β_i with β_i = w_i / max(ν, ‖v − v_i‖), from the weighted mean of the v_i · min(1, m / ‖v_i‖), m
     the weighted median of the lengths ‖v_i‖. The w_i are the method's weights.
 
-    NOTE: the paper leaves the start open. Steps from no change hardly leave it where some clients send none, from which
-    the distance is 0; those from the plain mean do not come back from where one client may take it.
+    NOTE: the start is ours. Steps from no change hardly leave it where some clients send none, from which the distance
+    is 0; those from the plain mean do not come back from where one client may take it.
 
     NOTE: what clients send beside their change, batch-norm statistics, is averaged by the last β.
 
