@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedjax_cluster.clustering.similarity import no_longer, two_norms, two_squares
+from fedjax_cluster.clustering.similarity import no_longer, root, two_norms, two_squares
 from fedjax_cluster.neighbours import (
     distances,
     nearest_again_and_again,
@@ -217,7 +217,7 @@ class geometric_median(Aggregation):
 
         def lengths(centres: list[Array] | None) -> Array:
             each = leaves if centres is None else [leaf - c[place] for leaf, c in zip(leaves, centres, strict=True)]
-            return jnp.sqrt(sum((jnp.sum(jnp.square(leaf), 1) for leaf in each), jnp.zeros(len(rows.slot))))
+            return root(sum((jnp.sum(jnp.square(leaf), 1) for leaf in each), jnp.zeros(len(rows.slot))))
 
         def step(_: Array, share: Array) -> Array:
             distance = lengths([jnp.matmul(share, leaf, precision="highest") for leaf in leaves])
@@ -225,7 +225,8 @@ class geometric_median(Aggregation):
 
         length = lengths(None)
         longest = _weighted_medians(length, members)[place]
-        share = _shares(members) * jnp.where(length > longest, longest / jnp.maximum(length, 1e-30), 1.0)[None]
+        far = length > longest
+        share = _shares(members) * jnp.where(far, longest / jnp.where(far, length, 1.0), 1.0)[None]
         share = lax.fori_loop(0, self.iterations, step, share)
         return _by_rows(rows.value, lambda leaf: jnp.matmul(share, jnp.where(counts, leaf, 0), precision="highest"))
 
@@ -310,7 +311,8 @@ def by_ranks(rows: Rows, ranks: Ranks, *, two_at_most: bool = False) -> PyTree:
 
 def _shares(weights: Array) -> Array:
     """f32[K, R] that add up to 1 in each cluster."""
-    return weights / jnp.maximum(weights.sum(1, keepdims=True), 1e-30)
+    total = weights.sum(1, keepdims=True)
+    return weights / jnp.where(total > 0.0, total, 1.0)
 
 
 def _weighted_medians(values: Array, weights: Array) -> Array:

@@ -8,6 +8,7 @@ stay in a processor's cache, where sorting takes longer than all else in a round
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -45,8 +46,7 @@ def mean_of_ranks(
     values = values.astype(jnp.float32)
     first, stop = (_for_each_column(jnp.maximum(each, 0), values) for each in ranks)
     stop = jnp.minimum(stop, _rows(slot, len(stop)))
-    found = _mean_of_two if two_at_most else _mean_of_ranks
-    return _over_columns(found, mapping, slot, values, first, stop)
+    return _over_columns(partial(_mean_of_ranks, two_at_most), mapping, slot, values, first, stop)
 
 
 def mean_of_nearest(
@@ -90,12 +90,14 @@ def _over_columns(fn: Callable[..., Array], mapping: ClientMapping, slot: Array,
     return of_blocks(slot, *(jnp.pad(leaf, ((0, 0), (0, padding))) for leaf in columns))[:, :width]
 
 
-def _mean_of_ranks(slot: Array, values: Array, first: Array, stop: Array) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _mean_of_ranks(two_at_most: bool, slot: Array, values: Array, first: Array, stop: Array) -> Array:
     """Of one block of columns: what lies between two thresholds, and as many of their equals as have ranks."""
     keys, clusters, number = _keys(values), len(first), stop - first
-    low, high = _at_ranks(keys, slot, first, stop - 1)
-    between = (keys > _of(low, slot)) & (keys < _of(high, slot))
-    total = _sums(jnp.where(between, values, 0.0), slot, clusters)
+    low, high = _ends(two_at_most, keys, slot, first, stop)
+    if two_at_most:  # halves, as the sum of two may overflow
+        return jnp.where(number > 0, 0.5 * _values(low) + 0.5 * _values(high), 0.0)
+    total = _sums(jnp.where(_between(keys, slot, low, high), values, 0.0), slot, clusters)
     # Some that equal a threshold may have ranks outside.
     lows = _sums(keys <= _of(low, slot), slot, clusters) - first
     highs = stop - _sums(keys < _of(high, slot), slot, clusters)
@@ -104,15 +106,35 @@ def _mean_of_ranks(slot: Array, values: Array, first: Array, stop: Array) -> Arr
     return jnp.where(number > 0, mean, 0.0)
 
 
-def _mean_of_two(slot: Array, values: Array, first: Array, stop: Array) -> Array:
-    """Of one block of columns: the second rank has the first's value, or the least that is larger."""
-    keys = _keys(values)
+@_mean_of_ranks.defjvp
+def _change_of_mean(two_at_most: bool, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    """That of the rows which have the ranks; those that equal a threshold share its ranks."""
+    slot, values, first, stop = primals
+    keys, clusters = _keys(values), len(first)
+    low, high = _ends(two_at_most, keys, slot, first, stop)
+    share = _between(keys, slot, low, high).astype(values.dtype)
+    for key in (low, high):
+        equal = keys == _of(key, slot)
+        below, as_many = (_sums(flags, slot, clusters) for flags in (keys < _of(key, slot), equal))
+        ranks = jnp.minimum(stop, below + as_many) - jnp.maximum(first, below)
+        share = jnp.where(equal, _of(_float(ranks) / _float(jnp.maximum(as_many, 1)), slot), share)
+    share = jnp.where(_of(stop > first, slot), share, 0.0)
+    change = _sums(share * tangents[1], slot, clusters) / _float(jnp.maximum(stop - first, 1))
+    return _mean_of_ranks(two_at_most, *primals), change
+
+
+def _ends(two_at_most: bool, keys: Array, slot: Array, first: Array, stop: Array) -> tuple[Array, ...]:
+    """The keys of the first and of the last rank."""
+    if not two_at_most:
+        return _at_ranks(keys, slot, first, stop - 1)
     (low,) = _at_ranks(keys, slot, first)
-    larger = jnp.where(keys > _of(low, slot), keys, GREATEST)
-    next_one = jax.ops.segment_min(larger, slot, len(first))
-    high = jnp.where(_sums(keys <= _of(low, slot), slot, len(first)) >= stop, low, next_one)
-    # Halves, as the sum of two may overflow.
-    return jnp.where(stop > first, 0.5 * _values(low) + 0.5 * _values(high), 0.0)
+    # The second rank has the first's value, or the least that is larger.
+    larger = jax.ops.segment_min(jnp.where(keys > _of(low, slot), keys, GREATEST), slot, len(first))
+    return low, jnp.where(_sums(keys <= _of(low, slot), slot, len(first)) >= stop, low, larger)
+
+
+def _between(keys: Array, slot: Array, low: Array, high: Array) -> Array:
+    return (keys > _of(low, slot)) & (keys < _of(high, slot))
 
 
 def _mean_of_nearest(slot: Array, values: Array, centre: Array, number: Array) -> Array:

@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
-from fedjax_cluster.clustering.similarity import cosine_similarity
+from fedjax_cluster.clustering.similarity import cosine_similarity, degrees, root
 
 Reduction = Literal["smallest", "sum"]
 
@@ -121,7 +121,7 @@ def _angles_of_bases(bases: Array, dimension: Array, others: Array, columns: Arr
     """Angles f32[A, B] in degrees between bases f32[A, f, p] and f32[B, f, p] of so many columns, i32[A] and i32[B]."""
     cross = jnp.einsum("afp,bfq->paqb", bases, others, precision="highest")
     cosines = _singular_values(jnp.moveaxis(cross, 2, 1))
-    between = jnp.degrees(jnp.arccos(jnp.clip(cosines, 0.0, 1.0)))  # [p, A, B], ascending
+    between = degrees(jnp.clip(cosines, 0.0, 1.0))  # [p, A, B], ascending
     if reduction == "smallest":
         return between[0]
     num_angles = jnp.minimum(dimension[:, None], columns[None, :])
@@ -169,7 +169,7 @@ def _singular_values(matrices: Array) -> Array:
         return columns
 
     columns = lax.fori_loop(0, _SWEEPS, sweep, [matrices[:, j] for j in range(rank)])
-    lengths = jnp.sqrt(jnp.stack([(column * column).sum(axis=0) for column in columns]))
+    lengths = root(jnp.stack([(column * column).sum(axis=0) for column in columns]))
     return -jnp.sort(-lengths, axis=0)
 
 
@@ -292,7 +292,7 @@ def gradient_angles(updates: Float[ArrayLike, "M d"], mask: Mask = None) -> Floa
     cosine = cosine_similarity(updates, mask)
     mask = checks.client_mask(mask, cosine.shape[0])
     pairs = mask[:, None] & mask[None, :] & ~jnp.eye(cosine.shape[0], dtype=bool)
-    return jnp.where(pairs, jnp.degrees(jnp.arccos(cosine)), 0.0)
+    return jnp.where(pairs, degrees(cosine), 0.0)
 
 
 def proximity(

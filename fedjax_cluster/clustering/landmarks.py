@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
 from fedjax_cluster.clustering.dissimilarity import RADIAN, Reduction, angles_between, spread, weights_between
-from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.clustering.similarity import degrees, matmul, root
 from fedjax_cluster.clustering.spectral import Embedding
 
 Clients = Int[ArrayLike, " m"]
@@ -363,10 +363,10 @@ def degrees_between(updates: Array, others: Array) -> Array:
         # With its largest entry at 1 a row's norm neither overflows nor underflows.
         largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
         rows = rows / jnp.where(largest > 0.0, largest, 1.0)
-        norm = jnp.linalg.norm(rows, axis=1, keepdims=True)
+        norm = root(jnp.square(rows).sum(axis=1, keepdims=True))
         return rows / jnp.where(norm > 0.0, norm, 1.0)
 
-    return jnp.degrees(jnp.arccos(jnp.clip(matmul(normed(updates), normed(others).T), -1.0, 1.0)))
+    return degrees(matmul(normed(updates), normed(others).T))
 
 
 def _checked_landmarks(landmarks: Clients, clients: int, number: int | None = None) -> Array:

@@ -13,7 +13,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 
-HUGE, LEAST = 2.0**80, 1e-30  # in whose units no square of float32 overflows; the least that is divided by
+HUGE = 2.0**80  # in whose units no square of float32 overflows
+_ROUNDING = 8  # units in the last place of a cosine, as far as which that of equal directions may be from 1
 
 # Columns are cast, scaled and multiplied in chunks, so that no second copy of a large block is made; on a CPU in chunks
 # that stay in the cache, as a product of few long rows is otherwise a third slower than the processor.
@@ -62,6 +63,18 @@ def root(squares: Float[Array, ...]) -> Float[Array, ...]:
     return jnp.where(none, 0.0, jnp.sqrt(jnp.where(none, 1.0, squares)))
 
 
+def degrees(cosines: Float[Array, ...]) -> Float[Array, ...]:
+    """arccos in degrees, with the derivative 0 where it is 0° or 180° but for rounding: its slope is infinite there.
+
+    >>> degrees(jnp.array([1.0, 0.5, -1.0])).round(3).tolist()
+    [0.0, 60.0, 180.0]
+    """
+    cosines = jnp.clip(cosines, -1.0, 1.0)
+    at_end = 1.0 - jnp.abs(cosines) <= _ROUNDING * jnp.finfo(cosines.dtype).eps
+    inside = jnp.arccos(jnp.where(at_end, 0.0, cosines))
+    return jnp.degrees(jnp.where(at_end, lax.stop_gradient(jnp.arccos(cosines)), inside))
+
+
 def gram_in_units(block: Float[Array, "M d"], mask: Bool[Array, " M"]) -> tuple[Float[Array, "M M"], Float[Array, ""]]:
     """`block_gram` in the square of the `unit` of the rows that count, and that unit."""
     scale = unit(jnp.where(mask[:, None], block, 0.0))
@@ -70,7 +83,7 @@ def gram_in_units(block: Float[Array, "M d"], mask: Bool[Array, " M"]) -> tuple[
 
 def two_norms(squares: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """The Euclidean norm of what several `two_squares` are of, and the same in units of HUGE."""
-    plain, scaled = (jnp.sqrt(jnp.sum(jnp.stack(each), axis=0)) for each in zip(*squares, strict=True))
+    plain, scaled = (root(jnp.sum(jnp.stack(each), axis=0)) for each in zip(*squares, strict=True))
     return plain, scaled
 
 
@@ -83,9 +96,10 @@ def two_squares(leaf: Array) -> tuple[Array, Array]:
 def no_longer(leaf: Array, norms: tuple[Array, Array], limit: Array | float) -> Array:
     """A part of what has these norms, shortened as that is to be no longer than the limit."""
     plain, scaled = norms
-    near = jnp.minimum(1.0, limit / jnp.maximum(plain, LEAST)).astype(leaf.dtype)
-    far = (limit / jnp.maximum(scaled, LEAST)).astype(leaf.dtype)
-    return jnp.where(plain < jnp.inf, leaf * near, (leaf / jnp.asarray(HUGE, leaf.dtype)) * far)
+    fits, longer = plain < jnp.inf, plain > limit
+    near = jnp.where(longer, limit / jnp.where(longer, plain, 1.0), 1.0).astype(leaf.dtype)
+    far = (limit / jnp.where(fits, 1.0, scaled)).astype(leaf.dtype)
+    return jnp.where(fits, leaf * near, (leaf / jnp.asarray(HUGE, leaf.dtype)) * far)
 
 
 def row_products(left: Float[Array, "M d"], right: Float[Array, "N d"]) -> Float[Array, "M N"]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
-from fedjax_cluster.clustering.similarity import gram_in_units, matmul, unit
+from fedjax_cluster.clustering.similarity import gram_in_units, matmul, root, unit
 
 Method = Literal["auto", "eigh", "subspace"]
 
@@ -98,7 +98,7 @@ def embed_gram(gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, meth
 def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
     gram = jnp.where(mask[:, None] & mask[None, :], gram, 0.0)
     eigenvalues, vectors = _leading_eigenpairs(gram, mask, rank, method)
-    singular_values = jnp.sqrt(jnp.maximum(eigenvalues, 0.0))
+    singular_values = root(jnp.maximum(eigenvalues, 0.0))
     features = _fix_signs(vectors) * singular_values[None, :]
     return Embedding(jnp.where(mask[:, None], features, 0.0), singular_values)
 

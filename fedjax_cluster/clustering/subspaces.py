@@ -22,7 +22,7 @@ _ITERATIONS = 6
 # Up to this many examples or features a whole SVD takes no longer.
 _DIRECT = 64
 # A class's examples, of which a client mostly has few, are gathered into the first of these that holds them.
-_GATHERED = (32, 128, 512)
+_GATHERED = (32, 64, 128, 256, 512)
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
 # Directions that stacked unit vectors share up to rounding.
@@ -116,49 +116,53 @@ def _unit_of_class(x: Array, y: Array, num_classes: int) -> Array:
 
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:
     """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values."""
-    num_rows, num_features = x.shape
     sampled = width + _OVERSAMPLING
     if min(x.shape) <= max(sampled, _DIRECT):
 
-        def whole(members: Array) -> tuple[Array, Array]:
+        def directly(members: Array) -> tuple[Array, Array]:
             _, singular_values, right = jnp.linalg.svd(_rows(x, members), full_matrices=False)
             return right[:width].T, singular_values[:width]
 
-        return whole
+        return directly
 
-    # One Gram matrix of the examples serves all classes; one of 784 features would cost ten times the iteration.
-    gram = matmul(x, x.T) if num_rows < num_features else None
-
-    def among_all(members: Array) -> tuple[Array, Array]:
-        return iterated(_rows(x, members), None if gram is None else _square(gram, members))
-
-    def gathered(size: int, members: Array) -> tuple[Array, Array]:
-        (index,) = jnp.nonzero(members, size=size, fill_value=0)
-        own = jnp.arange(size) < members.sum()
-        rows = _rows(x[index], own)
-        return iterated(rows, matmul(rows, rows.T) if gram is None else _square(gram[index][:, index], own))
-
-    def iterated(rows: Array, gram: Array | None) -> tuple[Array, Array]:
-        if gram is None:
-            basis = _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled, x.dtype)
-        else:
-            basis = _iterate(partial(matmul, gram), len(gram), sampled, x.dtype)
-            basis = jnp.linalg.qr(matmul(rows.T, basis))[0]
+    def of_rows(rows: Array) -> tuple[Array, Array]:
+        basis = _leading_basis(rows, sampled)
         _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(matmul(rows, basis), mode="r"))
         return matmul(basis, right[:width].T), singular_values[:width]
 
-    sizes = [size for size in _GATHERED if sampled <= size < num_rows]
-    branches = [*(partial(gathered, size) for size in sizes), among_all]
+    def gathered(size: int, members: Array) -> tuple[Array, Array]:
+        (index,) = jnp.nonzero(members, size=size, fill_value=0)
+        return of_rows(_rows(x[index], jnp.arange(size) < members.sum()))
+
+    def whole(members: Array) -> tuple[Array, Array]:
+        return of_rows(_rows(x, members))
+
+    sizes = [size for size in _GATHERED if sampled <= size < len(x)]
+    branches = [*(partial(gathered, size) for size in sizes), whole]
     fits = jnp.array(sizes, jnp.int32)
-    return lambda members: lax.switch((members.sum(dtype=jnp.int32) > fits).sum(), branches, members)
+
+    def by_size(members: Array) -> tuple[Array, Array]:
+        return lax.switch((members.sum(dtype=jnp.int32) > fits).sum(), branches, members)
+
+    # Of clients side by side, as accelerators have them, every branch would be computed.
+    return lambda members: lax.platform_dependent(members, cpu=by_size, default=whole)
 
 
 def _rows(x: Array, members: Array) -> Array:
     return jnp.where(members[:, None], x, 0.0)
 
 
-def _square(gram: Array, members: Array) -> Array:
-    return jnp.where(members[:, None] & members[None, :], gram, 0.0)
+def _leading_basis(rows: Array, sampled: int) -> Array:
+    """An orthonormal basis f32[f, sampled] of the leading right singular vectors of rows [n, f], near enough."""
+    num_rows, num_features = rows.shape
+    if num_rows >= num_features:
+        return _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled, rows.dtype)
+    gram = matmul(rows, rows.T)  # one of 784 features would cost ten times the iteration
+    if num_rows <= _DIRECT:
+        basis = jnp.linalg.eigh(gram)[1][:, -sampled:]
+    else:
+        basis = _iterate(partial(matmul, gram), num_rows, sampled, rows.dtype)
+    return jnp.linalg.qr(matmul(rows.T, basis))[0]
 
 
 def _iterate(apply: Callable[[Array], Array], size: int, sampled: int, dtype: Any) -> Array:

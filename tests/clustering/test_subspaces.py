@@ -390,3 +390,12 @@ def test_proximity_ignores_the_diagonals(diagonal):
     expected = fcc.proximity(data, 2 * data)
     spoilt = data + np.diag(np.full(3, diagonal, np.float32))
     np.testing.assert_array_equal(fcc.proximity(spoilt, 2 * spoilt), expected)
+
+
+def test_principal_vectors_of_a_flat_spectrum():
+    """Of few examples in many features the decomposition is whole: iterations hardly part what lies so near."""
+    x = np.random.default_rng(0).uniform(size=(100, 300)).astype(np.float32)
+    y = np.arange(100) % 4
+    for label, vectors in enumerate(np.asarray(fcc.principal_vectors(x, y, 100, 4, P))):
+        expected = reference.principal_vectors(x, y, label, P)
+        np.testing.assert_allclose(np.abs((vectors * expected).sum(0)), 1.0, atol=1e-3)
