@@ -193,7 +193,7 @@ class Method(Options):
         if self.sends == SHOWN and not privacy.shows:
             raise ValueError(
                 f"privacy is given, but {name} clusters by what each client shows; give its clustering_clip and "
-                "clustering_noise_multiplier as well"
+                "clustering_noise_multiplier as well (--privacy-clustering-clip, --privacy-clustering-noise)"
             )
         if self.sends != SHOWN and privacy.shows:
             raise ValueError(

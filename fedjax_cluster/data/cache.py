@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+VARIABLE = "FEDJAX_CLUSTER_CACHE"
 COMPILED = "compiled"  # the folder of compiled programs in the cache
 _only_read: list[bool] = []
 
@@ -30,10 +31,20 @@ class Kept(NamedTuple):
 
 
 def directory() -> Path:
-    """Where entries are kept: `FEDJAX_CLUSTER_CACHE`, else `XDG_CACHE_HOME` or `~/.cache`, read at call time."""
-    if chosen := os.environ.get("FEDJAX_CLUSTER_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedjax_cluster"
+    """Where entries are kept: `FEDJAX_CLUSTER_CACHE`, else `XDG_CACHE_HOME` or `~/.cache`, read at call time.
+
+    Raises:
+      ValueError: `FEDJAX_CLUSTER_CACHE` begins with the home of somebody unknown.
+    """
+    chosen = os.environ.get(VARIABLE)
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedjax_cluster"
+    except RuntimeError:  # nobody's home, as of a container's user without a name
+        if chosen:
+            raise ValueError(f"{VARIABLE} is {chosen}, but whose home that is is not known; give a path") from None
+        return Path(os.devnull) / "fedjax_cluster"  # where nothing can be kept
 
 
 def read(key: str) -> tuple[np.ndarray, np.ndarray] | None:

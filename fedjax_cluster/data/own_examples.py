@@ -128,6 +128,9 @@ def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray
             f"the labels {listed(found.tolist())} are numbered 0 to {len(found) - 1} in their order; where they are "
             "values to predict, say so by task='regression' (--task regression)"
         )
+    else:
+        numbered = listed([f"{number} {name}" for number, name in enumerate(found)])
+        LOG.warning(f"the labels are numbered in their order: {numbered}")
     return places.astype(np.int32)
 
 

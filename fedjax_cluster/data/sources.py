@@ -21,6 +21,8 @@ from fedjax_cluster.data.validation import check_finite, check_labels, check_len
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task, UserFederation
 
+LOG = logging.getLogger(__name__)
+
 _RECORDS_AT_ONCE = 4096
 _NAME = re.compile(r"(?P<name>\w+)(/(?P<config>[\w.\-]+))?(:(?P<version>[\d.*]+))?")
 
@@ -143,6 +145,8 @@ def from_arrays(
     if task == "classification":
         if num_classes is None:
             num_classes = int(y.max()) + 1 if np.issubdtype(y.dtype, np.integer) else 0
+            if np.issubdtype(y.dtype, np.integer):
+                _check_first(int(y.min()), int(y.max()))
         if y.ndim == 2 and y.shape[1] == 1 and num_classes > 1:
             y = y[:, 0]
         check_labels(y, num_classes)
@@ -167,6 +171,17 @@ def from_arrays(
     rows = partition.divide(np.argsort(client, kind="stable"), counts)
     (rng,) = partition.generators(seed, 1)
     return UserFederation.of(partition.federate(Examples(x, y, info), rows, rng, test_fraction), distinct)
+
+
+def _check_first(least: int, most: int) -> None:
+    """Refuses labels that can be no classes, and tells of classes without any, where nobody gave their number."""
+    if least < 0:
+        raise ValueError(
+            f"y holds whole numbers from {least} to {most}, which are no classes 0, 1, …: renumber them, or give "
+            "task='regression' where they are values to predict."
+        )
+    if least > 0:
+        LOG.warning(f"no label is below {least}: numbered from 0, models would have no outputs that nobody needs")
 
 
 def whole_tokens(tokens: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
-from fedjax_cluster.simulation.run_directory import SUMMARY, AnotherExperiment
+from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, AnotherExperiment
 from fedjax_cluster.types import Federation
 
 LOG = logging.getLogger(__name__)
@@ -371,7 +371,11 @@ def _keep(directory: pathlib.Path | None, before: Comparison | None, label: str,
     ended = (directory / run_name(label, seed) / SUMMARY).is_file()
     if ended and label in before.configs and seed not in before.failed.get(label, {}):
         _write(directory, before)
-        raise ValueError(f"{error} for the comparison; what {directory} has is left as it is") from error
+        run_dir, left = directory / run_name(label, seed), f"what {directory} has is left as it is"
+        if not (run_dir / CONFIG).is_file():
+            lost = f"{run_dir} has lost its {CONFIG}: put it back, or delete {run_dir}, and that run is done again"
+            raise ValueError(f"{lost}; {left}") from error
+        raise ValueError(f"{error} for the comparison; {left}") from error
 
 
 def _write(directory: pathlib.Path, comparison: Comparison) -> None:

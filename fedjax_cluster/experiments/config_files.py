@@ -245,12 +245,12 @@ def _checked(content: Mapping[str, Any], several: bool, method: str | None) -> d
     hints = {found.name: found.hint for found in described_options(RunConfig)}
     named = content if method is None else {"method": method, **content}
     kinds = {kind: named.get(kind, fields[kind].default) for kind in KINDS}
-    for name in content:
-        if name not in fields:
-            raise ValueError(_unknown(str(name), list(fields), kinds))
     for kind, (registry, _) in KINDS.items():
         checked(kind, kinds[kind], str)
         kinds[kind] = known_name(kind, kinds[kind], registry)
+    for name in content:
+        if name not in fields:
+            raise ValueError(_unknown(str(name), list(fields), kinds))
     found: dict[str, Any] = {}
     for name, value in content.items():
         if name == "churn":

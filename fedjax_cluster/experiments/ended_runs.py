@@ -23,6 +23,7 @@ THE_METHOD = ("identity.algorithm", "method")
 ITS_OPTIONS = ("identity.algorithm_config.", "method_options.")
 OF_SEED = re.compile(r"-seed\d+$")  # in a run's directory
 MOST_NAMED, LONGEST = 4, 30  # settings in a label; characters of one
+RECIPE = "recipe.json"  # in the directory of a reproduction
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
             runs = sorted(config.parent for config in path.rglob("config.json")) if path.is_dir() else []
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        if not runs and (path / RECIPE).is_file():
+            raise ValueError(f"{path} is a recipe's; fedjax-cluster resume {path} draws its table and figure again")
         if not runs:
             raise ValueError(f"{path} is not a run directory and holds none; give a directory that a run left")
         for run in runs:

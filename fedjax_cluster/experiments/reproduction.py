@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_cluster import report
 from fedjax_cluster.experiments.comparison import RUNS, shared_federation
 from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.experiments.ended_runs import RECIPE
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import FLOPS_PER_SECOND, Recipe, Study, file_name, measured, run_flops
 from fedjax_cluster.experiments.runs import run
@@ -28,7 +29,7 @@ from fedjax_cluster.report.names import counted
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.types import Federation
 
-RECIPE, RAN, RUNS_FOLDER, FIGURE = "recipe.json", "ran.json", "runs", "figure"
+RAN, RUNS_FOLDER, FIGURE = "ran.json", "runs", "figure"
 COMPILATION = 10 * FLOPS_PER_SECOND  # of a run, as work
 Version = Literal["everyday", "quick", "full"]
 
@@ -74,7 +75,8 @@ def reproduce(
     directory = as_path("directory", directory)
     version: Version = "quick" if quick else "full" if full else "everyday"
     with_what = provenance()  # of the code that was loaded, whatever is committed in the meantime
-    with _opened(directory, {"recipe": recipe.name, "version": version, "seeds": count}):
+    wanted = {"recipe": recipe.name, "version": version, "seeds": count, "study": isinstance(recipe, Study)}
+    with _opened(directory, wanted):
         print("\n".join(filter(None, (recipe.title, recipe.reading, "" if quick else expected))), file=sys.stderr)
         if isinstance(recipe, Study):
             started = _now()
@@ -101,6 +103,12 @@ def reproduce(
 def is_reproduction(path: pathlib.Path) -> bool:
     """Whether `reproduce` has left the directory."""
     return (path / RECIPE).is_file()
+
+
+def is_of_study(path: str | pathlib.Path) -> bool:
+    """Whether a study was begun in the directory, which keeps nothing before its end."""
+    path = pathlib.Path(path)
+    return is_reproduction(path) and read_recipe(path).get("study", False)
 
 
 def read_recipe(path: pathlib.Path) -> dict[str, Any]:

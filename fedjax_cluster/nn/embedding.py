@@ -46,6 +46,11 @@ def apply_with_embedding(
 
     with linen.intercept_methods(watch):
         outputs, stats = model.apply(variables, x, train=train, rng_key=rng_key)
+    if not seen:
+        raise ValueError(
+            "the model calls no layer of Flax Linen named 'output', of whose inputs embeddings are made; name the last "
+            "layer of its module so (layers of NNX and plain functions are not seen: give a Linen module by from_flax)"
+        )
     if len(seen) != 1:
         raise ValueError(
             f"the model calls {len(seen)} layers named 'output', of whose inputs embeddings are made; name its last so"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedjax_cluster.keywords import bound
 from fedjax_cluster.nn.losses import scale
 from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import Model, PyTree, Variables
@@ -77,10 +79,15 @@ def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def narrow(*args: P.args, **kwargs: P.kwargs) -> R:
-        if jax.dtypes.canonicalize_dtype(float) == jnp.float32:
-            return function(*args, **kwargs)
-        with jax.enable_x64(False):
-            return function(*args, **kwargs)
+        try:
+            if jax.dtypes.canonicalize_dtype(float) == jnp.float32:
+                return function(*args, **kwargs)
+            with jax.enable_x64(False):
+                return function(*args, **kwargs)
+        except TypeError:
+            # Where the arguments do not fit, it names what is near a misspelt one.
+            bound(function.__name__, inspect.signature(function), args, kwargs)
+            raise
 
     return narrow
 

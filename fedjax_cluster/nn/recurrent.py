@@ -61,6 +61,11 @@ def lstm(
 
 
 def _with_perplexity(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
+    if y.ndim != predictions.ndim - 1:
+        raise ValueError(
+            f"lstm predicts the next token at each place, so that y is x shifted by one, but y has shape {y.shape} and "
+            f"its outputs {predictions.shape}; to classify sequences give a module of your own by from_flax"
+        )
     scores = classification_metrics(predictions, y, mask)
     return {**scores, "perplexity": jnp.exp(scores["loss"])}
 

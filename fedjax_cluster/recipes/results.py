@@ -66,7 +66,7 @@ def taken_up(record: Record, directory: pathlib.Path) -> Record:
         raise ValueError(f"{directory} is of --quick, whose figures are not the recipe's; carry it out without")
     name = ran["recipe"] + (" --full" if ran["version"] == "full" else "")
     merged = with_table(record, name, table)
-    about = {key: value for key, value in ran.items() if key not in ("recipe", "version")}
+    about = {key: value for key, value in ran.items() if key not in ("recipe", "version", "study")}
     return {**merged, "ran": {**record["ran"], name: about}}
 
 

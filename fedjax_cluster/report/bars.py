@@ -19,7 +19,7 @@ from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 def bars(
     names: Sequence[str],
     means: Sequence[float],
-    deviations: Sequence[float],
+    deviations: Sequence[float] | None,
     label: str,
     *,
     error: str = "± standard deviation",
@@ -29,18 +29,19 @@ def bars(
     Args:
       names: of the n bars, from top to bottom.
       means: [n], NaN where there is no result.
-      deviations: [n] standard deviations, NaN where there is none.
+      deviations: [n] standard deviations, NaN where there is none; None for no error bars.
       label: what the bars show, with its unit.
       error: what the deviations are called in the legend.
 
     Raises:
       ValueError: no bars, or lists of different lengths.
     """
-    heights, errors = np.asarray(means, np.float64), np.nan_to_num(np.asarray(deviations, np.float64))
+    spreads = np.full(np.shape(means), np.nan) if deviations is None else np.asarray(deviations, np.float64)
+    heights, errors = np.array(means, np.float64), np.nan_to_num(spreads)
     heights[~np.isfinite(heights)] = np.nan
     if not len(names) or heights.shape != (len(names),) or errors.shape != heights.shape:
         raise ValueError(
-            f"{len(names)} names, {len(heights)} means and {len(errors)} deviations; give as many of each, at least one"
+            f"{len(names)} names, {heights.size} means and {errors.size} deviations; give as many of each, at least one"
         )
     rows = np.arange(len(names))
     written = [pictured(style.wrapped(method_name(name), 22)) for name in names]

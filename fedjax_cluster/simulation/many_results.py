@@ -112,8 +112,14 @@ class ManyResults(Sequence[SimulationResult]):
         return report.small_multiples.small_multiples(drawn, metric)
 
     def plot_sensitivity(self):
-        """Draws the last accuracy and ARI against one option or two; returns the figure, None for more options."""
+        """Draws the last accuracy and ARI against one option or two; returns the figure, None for more options.
+
+        Raises:
+          ValueError: no option has several values.
+        """
         cells = self.cells
+        if not cells[0].values:
+            raise ValueError("no options were given, against which figures could be drawn; plot() has the curves")
         return report.sensitivity.sensitivity(cells, {cell.label: cell.values for cell in cells})
 
     def __repr__(self) -> str:

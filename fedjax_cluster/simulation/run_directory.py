@@ -97,7 +97,7 @@ class RunDirectory:
                 # The settings first: they are what a person has given.
                 _refuse(self.named, _different_settings(known.get("experiment"), self._config) or different)
         elif listed(self.path):
-            raise ValueError(f"the run directory {self.named} is not empty and holds no run; choose another")
+            raise AnotherExperiment(f"the run directory {self.named} is not empty and holds no run; choose another")
         return known
 
     def open(self) -> None:

@@ -370,7 +370,7 @@ def test_fedproto_needs_classes_and_a_layer_to_take_embeddings_from():
     unlabelled = federation._replace(info=federation.info._replace(num_classes=0, task="regression"))
     with pytest.raises(ValueError, match="have no class labels; use another method"):
         start_of(fedproto(nn.mlp(hidden=(5,), num_outputs=1), local=OWN), unlabelled)
-    with pytest.raises(ValueError, match="the model calls 0 layers named 'output'"):
+    with pytest.raises(ValueError, match="the model calls no layer of Flax Linen named 'output'"):
         start_of(fedproto(nn.from_flax(linen.Dense(3)), local=OWN), federation)
 
 

@@ -74,3 +74,19 @@ def test_foreign_files_are_not_executed(cache_folder, kind):
     np.save(cache_folder / "entry.npy", np.array([{}], object) if kind == "object" else np.arange(3))
     np.savez(cache_folder / "entry.npz", labels=np.arange(3), checksum=0)
     assert cache.read("entry") is None
+
+
+def test_without_a_home_nothing_is_kept_and_an_unknown_one_is_named(monkeypatch):
+    """As of a container's user without a name."""
+
+    def nobody(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cache.Path, "expanduser", nobody)
+    monkeypatch.delenv("FEDJAX_CLUSTER_CACHE", raising=False)
+    assert not cache.write("entry", *_arrays(1))
+    assert cache.read("entry") is None
+    assert not any(kept.files for kept in cache.contents())
+    monkeypatch.setenv("FEDJAX_CLUSTER_CACHE", "~nobody/x")
+    with pytest.raises(ValueError, match="FEDJAX_CLUSTER_CACHE is ~nobody/x, but whose home that is is not known"):
+        cache.read("entry")

@@ -245,7 +245,7 @@ def test_from_arrays_split_follows_the_seed():
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "x holds NaN or infinity, first in example 1"),
         ({"x": [[1.0], [np.inf]], "y": [0, 1]}, "first in example 1"),
         ({"x": [[1.0], [2.0]], "y": [0.0, np.nan]}, "y holds NaN"),
-        ({"x": [[1.0], [2.0]], "y": [0, -1]}, "between -1 and 0"),
+        ({"x": [[1.0], [2.0]], "y": [0, -1]}, "whole numbers from -1 to 0"),
         ({"x": [[1.0], [2.0]], "y": [0, 7], "num_classes": 7}, "between 0 and 6"),
         ({"x": [[1.0], [2.0]], "y": ["a", "b"]}, "np.unique"),
         ({"x": [[1.0], [2.0]], "y": [0.0, 1.0], "num_classes": 2}, "integers from 0 on"),
@@ -270,3 +270,11 @@ def test_cache_location(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.directory() == tmp_path / ".cache" / "fedjax_cluster"
+
+
+def test_labels_that_are_no_classes_are_named(caplog):
+    x = np.zeros((6, 2), np.float32)
+    with pytest.raises(ValueError, match=r"y holds whole numbers from -3 to 2, .* or give task='regression'"):
+        sources.from_arrays(x, np.arange(6) - 3)
+    assert sources.from_arrays(x, np.arange(6) % 2 + 1).info.num_classes == 3
+    assert "no label is below 1" in caplog.text

@@ -133,6 +133,7 @@ def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
     [
         ("round: 5", "round is no setting; did you mean rounds? (in run.yaml)"),
         ("every: 2", "every is an option of the method; put it below method_options (in run.yaml)"),
+        ("method: cfl-gp\nevery: 2", "every is an option of the method; put it below method_options (in run.yaml)"),
         ("rounds: 5.5", "rounds is 5.5; it must be a whole number, at least 1"),
         ("rounds: many", "rounds is 'many'; it must be"),
         ("seed:", "seed is None; it must be"),

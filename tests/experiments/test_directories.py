@@ -11,6 +11,7 @@ from fedjax_cluster import cli
 from fedjax_cluster.experiments import comparison, flags, runs, saved_runs
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.simulation import result
+from fedjax_cluster.simulation.run_directory import AnotherExperiment
 from tests.experiments.test_saved_runs import keep
 
 TINY = ["--clients", "4", "--eval-every", "2", "--model", "linear", "--local-steps", "1"]
@@ -54,6 +55,25 @@ def test_a_directory_of_other_things_is_no_comparisons(pretend, capsys, words):
     assert (contents(mine), pretend.done) == (before, [])
     with pytest.raises(ValueError, match="holds no comparison; choose another"):
         comparison.compare({"fedavg": RunConfig(method="fedavg", rounds=1)}, run_dir="mine")
+
+
+@pytest.mark.usefixtures("here")
+def test_figures_are_kept_of_a_run_that_has_lost_its_settings(pretend, capsys):
+    assert cli.main(["compare", "fedavg", "ifca", "--clients", "4", "--rounds", "2", "--run-dir", "own"]) == 0
+    before, run_dir = pathlib.Path("own/comparison.csv").read_text(), pathlib.Path("own/fedavg-seed0")
+    (run_dir / "config.json").unlink()
+    pretend.failing["fedavg-seed0"] = AnotherExperiment("the run directory is not empty and holds no run")
+    capsys.readouterr()
+    assert cli.main(["resume", "own"]) == 2
+    told = capsys.readouterr().err
+    assert f"{run_dir} has lost its config.json: put it back, or delete {run_dir}, and that run is done again" in told
+    assert pathlib.Path("own/comparison.csv").read_text() == before
+
+
+def test_a_directory_that_lost_its_settings_is_no_run(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(AnotherExperiment, match="is not empty and holds no run; choose another"):
+        runs.run(RunConfig(method="fedavg", model="linear", clients=4, rounds=1), run_dir=tmp_path)
 
 
 @pytest.mark.usefixtures("here")

@@ -208,3 +208,10 @@ def test_other_warnings_pass():
 def test_fonts_for_other_scripts_come_after_the_usual_one(monkeypatch):
     monkeypatch.setattr(fonts.fontManager, "get_font_names", lambda: ["SimHei", "Comic Sans MS", "Noto Sans CJK SC"])
     assert fonts.families() == ["sans-serif", "Noto Sans CJK SC", "SimHei"]
+
+
+def test_fonts_of_a_pdf_are_true_type_however_it_is_saved(tmp_path, make_history):
+    curves.learning_curves({"ifca": make_history()}).savefig(tmp_path / "a.pdf")
+    content = (tmp_path / "a.pdf").read_bytes()
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
