@@ -23,6 +23,8 @@ _ITERATIONS = 6
 _DIRECT = 64
 # A class's examples, of which a client mostly has few, are gathered into the first of these that holds them.
 _GATHERED = (32, 64, 128, 256, 512)
+# Eigenvalues of a Gram matrix that are told from rounding, in units of the largest one's last place.
+_GRAM_FLOOR = 100
 # Singular values below this share of the largest are rounding noise.
 _NOISE_FLOOR = 1e-5
 # Directions that stacked unit vectors share up to rounding.
@@ -117,25 +119,35 @@ def _unit_of_class(x: Array, y: Array, num_classes: int) -> Array:
 def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, Array]]:
     """The first right singular vectors f32[f, width] of some rows of x [N, f], and their singular values."""
     sampled = width + _OVERSAMPLING
+
+    def directly(rows: Array) -> tuple[Array, Array]:
+        _, singular_values, right = jnp.linalg.svd(rows, full_matrices=False)
+        return right[:width].T, singular_values[:width]
+
     if min(x.shape) <= max(sampled, _DIRECT):
+        return lambda members: directly(_rows(x, members))
 
-        def directly(members: Array) -> tuple[Array, Array]:
-            _, singular_values, right = jnp.linalg.svd(_rows(x, members), full_matrices=False)
-            return right[:width].T, singular_values[:width]
-
-        return directly
-
-    def of_rows(rows: Array) -> tuple[Array, Array]:
-        basis = _leading_basis(rows, sampled)
+    def within(rows: Array, basis: Array) -> tuple[Array, Array]:
         _, singular_values, right = jnp.linalg.svd(jnp.linalg.qr(matmul(rows, basis), mode="r"))
         return matmul(basis, right[:width].T), singular_values[:width]
 
+    def of_few(rows: Array, count: Array) -> tuple[Array, Array]:
+        eigenvalues, vectors = jnp.linalg.eigh(matmul(rows, rows.T))
+        # Far below the largest, eigenvalues of a Gram matrix are rounding.
+        least = eigenvalues[-jnp.minimum(width, count)]
+        told = least > _GRAM_FLOOR * jnp.finfo(rows.dtype).eps * eigenvalues[-1]
+        basis = jnp.linalg.qr(matmul(rows.T, vectors[:, -sampled:]))[0]
+        return lax.cond(told, lambda: within(rows, basis), lambda: directly(rows))
+
     def gathered(size: int, members: Array) -> tuple[Array, Array]:
         (index,) = jnp.nonzero(members, size=size, fill_value=0)
-        return of_rows(_rows(x[index], jnp.arange(size) < members.sum()))
+        count = members.sum(dtype=jnp.int32)
+        rows = _rows(x[index], jnp.arange(size) < count)
+        return of_few(rows, count) if size <= _DIRECT else within(rows, _leading_basis(rows, sampled))
 
     def whole(members: Array) -> tuple[Array, Array]:
-        return of_rows(_rows(x, members))
+        rows = _rows(x, members)
+        return within(rows, _leading_basis(rows, sampled))
 
     sizes = [size for size in _GATHERED if sampled <= size < len(x)]
     branches = [*(partial(gathered, size) for size in sizes), whole]
@@ -158,10 +170,7 @@ def _leading_basis(rows: Array, sampled: int) -> Array:
     if num_rows >= num_features:
         return _iterate(lambda basis: matmul(rows.T, matmul(rows, basis)), num_features, sampled, rows.dtype)
     gram = matmul(rows, rows.T)  # one of 784 features would cost ten times the iteration
-    if num_rows <= _DIRECT:
-        basis = jnp.linalg.eigh(gram)[1][:, -sampled:]
-    else:
-        basis = _iterate(partial(matmul, gram), num_rows, sampled, rows.dtype)
+    basis = _iterate(partial(matmul, gram), num_rows, sampled, rows.dtype)
     return jnp.linalg.qr(matmul(rows.T, basis))[0]
 
 

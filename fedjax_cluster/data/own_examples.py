@@ -15,6 +15,7 @@ from fedjax_cluster.data.sources import from_arrays
 from fedjax_cluster.types import Examples, UserExamples
 
 LOG = logging.getLogger(__name__)
+LONGEST_NAME = 40  # characters of a label in the log
 USER, GROUP, SPLIT = "user", "group", "split"
 MOST_NAMED = 8  # columns in a message
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")  # as it is written
@@ -129,7 +130,7 @@ def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray
             "values to predict, say so by task='regression' (--task regression)"
         )
     else:
-        numbered = listed([f"{number} {name}" for number, name in enumerate(found)])
+        numbered = listed([f"{number} {str(name)[:LONGEST_NAME]}" for number, name in enumerate(found)])
         LOG.warning(f"the labels are numbered in their order: {numbered}")
     return places.astype(np.int32)
 

@@ -145,7 +145,7 @@ def from_arrays(
     if task == "classification":
         if num_classes is None:
             num_classes = int(y.max()) + 1 if np.issubdtype(y.dtype, np.integer) else 0
-            if np.issubdtype(y.dtype, np.integer):
+            if np.issubdtype(y.dtype, np.integer) and y.ndim == 1:
                 _check_first(int(y.min()), int(y.max()))
         if y.ndim == 2 and y.shape[1] == 1 and num_classes > 1:
             y = y[:, 0]

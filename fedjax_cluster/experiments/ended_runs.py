@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_cluster.experiments.config import KINDS
-from fedjax_cluster.files import read_json
+from fedjax_cluster.files import quoted, read_json
 from fedjax_cluster.report.names import method_name, setting_in_words
 from fedjax_cluster.simulation.evaluation import usual_every
 from fedjax_cluster.simulation.run_directory import CONFIG, UNEVALUATED, listed, read_config, read_history
@@ -83,7 +83,9 @@ def find_runs(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from error
         if not runs and (path / RECIPE).is_file():
-            raise ValueError(f"{path} is a recipe's; fedjax-cluster resume {path} draws its table and figure again")
+            raise ValueError(
+                f"{path} is a recipe's; fedjax-cluster resume {quoted(path)} does what is missing, and draws"
+            )
         if not runs:
             raise ValueError(f"{path} is not a run directory and holds none; give a directory that a run left")
         for run in runs:

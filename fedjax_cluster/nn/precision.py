@@ -85,8 +85,8 @@ def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
             with jax.enable_x64(False):
                 return function(*args, **kwargs)
         except TypeError:
-            # Where the arguments do not fit, it names what is near a misspelt one.
-            bound(function.__name__, inspect.signature(function), args, kwargs)
+            if inspect.isfunction(function):  # where the arguments do not fit, it names what is near a misspelt one
+                bound(function.__name__, inspect.signature(function), args, kwargs)
             raise
 
     return narrow

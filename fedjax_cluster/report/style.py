@@ -71,13 +71,14 @@ class Picture(Figure):
     """A Figure that a notebook shows by itself, although pyplot does not know it."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """As matplotlib's, in the project's style: fonts in a PDF are TrueType, where its own default is Type 3."""
-        with style(), fonts.missing_said_once():
+        """As matplotlib's, but that fonts in a PDF are TrueType, where its own default is Type 3."""
+        with matplotlib.rc_context({"pdf.fonttype": STYLE["pdf.fonttype"]}), fonts.missing_said_once():
             super().savefig(fname, **options)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=self.dpi)
+        with style():
+            self.savefig(buffer, format="png", dpi=self.dpi)
         return buffer.getvalue()
 
 
