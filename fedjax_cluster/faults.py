@@ -61,6 +61,15 @@ class Fault(Options):
         """What one client sends, of what its training gave."""
         return result
 
+    def silent(self, rng_key: Array, faulty: Array) -> Array | None:
+        """Whether one client sends nothing in a round, bool[]; None where all send something."""
+        return None
+
+    @property
+    def heard(self) -> Fault:
+        """What of it is left in the rounds in which a client is not silent."""
+        return self
+
     @property
     def in_training(self) -> Fault:
         """What of it a client's training knows: not how many are faulty, which compiled programs do not depend on."""
@@ -86,10 +95,17 @@ class spoilt(Fault):
 
     def sent(self, rng_key: Array, result: LocalResult, faulty: Array) -> LocalResult:
         factor = jnp.where(faulty, self.times, 1.0)
-        if not is_zero(self.lost):
-            lost = faulty & jax.random.bernoulli(jax.random.fold_in(rng_key, STREAM), self.lost)
+        if (lost := self.silent(rng_key, faulty)) is not None:
             factor = jnp.where(lost, jnp.nan, factor)
         return result._replace(delta=jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), result.delta))
+
+    def silent(self, rng_key: Array, faulty: Array) -> Array | None:
+        key = jax.random.fold_in(rng_key, STREAM)
+        return None if is_zero(self.lost) else faulty & jax.random.bernoulli(key, self.lost)
+
+    @property
+    def heard(self) -> Fault:
+        return dataclasses.replace(self, lost=0.0)
 
     @property
     def in_training(self) -> Fault:

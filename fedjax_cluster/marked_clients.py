@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
-from fedjax_cluster.types import ClientData
+from fedjax_cluster.options import changed
+from fedjax_cluster.types import ClientData, LocalUpdate, Model, Variables
 
 
 @jax.tree_util.register_pytree_node_class
@@ -50,3 +53,16 @@ def shown_rows(data: ClientData) -> ClientData:
 def poses(data: ClientData) -> Any | None:
     """bool[...] of the clients that show a clustering other rows than they have; None where nobody does."""
     return data.faulty if isinstance(data, MarkedData) and data.shown is not None else None
+
+
+def run_beside(
+    update: LocalUpdate, rng_key: Array, model: Model, start: Variables, data: ClientData, **rest: Any
+) -> Any:
+    """A client's further training in a round, with mini-batches of its own; who is silent in it sends neither."""
+    own_key, fault, faulty = jax.random.fold_in(rng_key, 1), getattr(update, "fault", None), marked(data)
+    if fault is None or faulty is None:
+        return update.run(own_key, model, start, data, **rest)
+    result = changed(update, "heard", fault=fault.heard).run(own_key, model, start, data, **rest)
+    if (silent := fault.silent(rng_key, faulty)) is None:
+        return result
+    return result._replace(delta=jax.tree.map(lambda leaf: jnp.where(silent, jnp.nan, leaf), result.delta))

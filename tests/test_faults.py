@@ -275,6 +275,23 @@ def test_what_clients_keep_to_themselves_outlives_an_update_that_does_not_arrive
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["stocfl", "flexcfl", "fl_hc"])
+def test_who_drops_out_is_neither_averaged_nor_compared(name):
+    """A client is trained twice in the round in which it is first compared, and silent of both."""
+    options = {"stocfl": {"clusters": 12}, "flexcfl": {"clusters": 2, "first_steps": 3}}.get(
+        name, {"clusters": 2, "warm_up": 0}
+    )
+    method = REGISTRY[name](nn.linear(), local=local.sgd(0.2, batch_size=8, steps=2), **options)
+    federation = blobs(12)
+    fault = faults.drop_out(rate=0.5)
+    result = simulate(method, federation, rounds=1, fault=fault, progress=False)
+    silent = int(result.history["num_rejected"][-1])
+    assert 0 < silent < 12
+    assert (result.labels < 0).sum() == silent
+    assert result.history["num_clients"][-1] == 12 - silent
+
+
+@pytest.mark.slow
 def test_who_poses_predicts_with_the_model_that_is_evaluated():
     # After one long round some have less loss in another cluster than in that of the rows that they show.
     method = ifca(MODEL, clusters=2, local=local.sgd(0.2, batch_size=4, epochs=5), start_rounds=3)

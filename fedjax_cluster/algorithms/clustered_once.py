@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -28,7 +27,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.clustering.distances import Metric
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.local import client_key
-from fedjax_cluster.marked_clients import shown_rows
+from fedjax_cluster.marked_clients import run_beside, shown_rows
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting
@@ -132,9 +131,8 @@ class ClusteredOnce(AveragingMethod, abstract=True):
 
     def update_of_all(self, rng_key: Array, anchor: Variables, client: Client) -> tuple[Array, Array]:
         """Δ f32[d], a client's update of the model of all where it is compared, and the steps i32[] that it took."""
-        key = jax.random.fold_in(client_key(rng_key, client.index), 1)
-        rows = shown_rows(client.data)
-        result = self.shown_update.run(key, self.model, anchor, rows, round=self.first_clustering)
+        key, rows = client_key(rng_key, client.index), shown_rows(client.data)
+        result = run_beside(self.shown_update, key, self.model, anchor, rows, round=self.first_clustering)
         return tree.ravel(self.compared(result.delta)).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
 
     def cluster_all(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array]:

@@ -28,7 +28,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.local import client_key
-from fedjax_cluster.marked_clients import shown_rows
+from fedjax_cluster.marked_clients import run_beside, shown_rows
 from fedjax_cluster.options import NOT_NEGATIVE, Bound, at_least, changed, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.server import Weighting, params_part, with_optimizer
@@ -154,8 +154,8 @@ class stocfl(AveragingMethod):
 
     def movement(self, rng_key: Array, anchor: Variables, client: Client) -> tuple[Array, Array]:
         """Ψ f32[d] of one client, and the gradient steps i32[] that it took."""
-        key = jax.random.fold_in(client_key(rng_key, client.index), 1)
-        result = self.anchor_update.run(key, self.model, anchor, shown_rows(client.data), round=0)
+        key, rows = client_key(rng_key, client.index), shown_rows(client.data)
+        result = run_beside(self.anchor_update, key, self.model, anchor, rows, round=0)
         return -tree.ravel(result.delta).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
 
     def hear(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array]:
