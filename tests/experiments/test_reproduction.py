@@ -125,6 +125,20 @@ def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):
     assert len({catalogue.place_of("flag-table8", **version) for version in versions}) == 3
 
 
+def test_of_a_study_that_was_begun_nothing_is_kept(tmp_path, monkeypatch):
+    """What an interruption advises by."""
+
+    def interrupted(seeds, quick):
+        raise KeyboardInterrupt
+
+    study = recipes.Study("drawn", "Drawn", "Ours.", 1, 1.0, interrupted)
+    for each, kept in ((study, False), (tiny(), True)):
+        monkeypatch.setattr(reproduction, "_records", lambda *rest: interrupted(1, True))
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(each, directory=tmp_path / each.name)
+        assert reproduction.is_of_study(tmp_path / each.name) is not kept
+
+
 def test_resume_goes_on_with_a_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     monkeypatch.setitem(catalogue.RECIPES, "tiny", tiny())

@@ -117,6 +117,11 @@ def numpy_lstm(x, layer):
     return np.stack(outputs, 1)
 
 
+def test_an_lstm_is_not_for_one_label_a_sequence():
+    with pytest.raises(ValueError, match="lstm predicts the next token at each place"):
+        nn.lstm((5,), embedding=3).metrics(jnp.zeros((2, 7, 4)), jnp.zeros(2, jnp.int32), jnp.ones(2, bool))
+
+
 def test_an_lstm_by_hand():
     model = nn.lstm((5, 4), embedding=3)
     variables = random_variables(model, NEWS)

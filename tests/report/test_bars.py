@@ -86,3 +86,9 @@ def test_rows_without_any_value_are_refused(make_row):
         bars.bars_against_paper([])
     with pytest.raises(ValueError, match="none of the 1 rows"):
         bars.bars_against_paper([make_row("IFCA", "", np.nan)])
+
+
+def test_bars_of_one_seed_have_no_error_bars():
+    figure = bars.bars(["a", "b"], [1.0, 2.0], None, "x")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "2.00"]
+    assert not figure.legends
