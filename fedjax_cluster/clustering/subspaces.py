@@ -136,8 +136,11 @@ def _leading_vectors_of(x: Array, width: int) -> Callable[[Array], tuple[Array, 
         # Far below the largest, eigenvalues of a Gram matrix are rounding.
         least = eigenvalues[-jnp.minimum(width, count)]
         told = least > _GRAM_FLOOR * jnp.finfo(rows.dtype).eps * eigenvalues[-1]
-        basis = jnp.linalg.qr(matmul(rows.T, vectors[:, -sampled:]))[0]
-        return lax.cond(told, lambda: within(rows, basis), lambda: directly(rows))
+
+        def among_leading() -> tuple[Array, Array]:
+            return within(rows, jnp.linalg.qr(matmul(rows.T, vectors[:, -sampled:]))[0])
+
+        return lax.cond(told, among_leading, lambda: directly(rows))
 
     def gathered(size: int, members: Array) -> tuple[Array, Array]:
         (index,) = jnp.nonzero(members, size=size, fill_value=0)
