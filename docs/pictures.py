@@ -118,7 +118,8 @@ def of_scenario(name: str) -> Figure:
     clients = {"users": None, "class_overlap": 16, "label_groups": 15}.get(name, CLIENTS)
     federation = SCENARIOS[name](digits, clients=clients, **given)
     counts = client_labels.label_counts(federation.train, federation.info.num_classes)
-    return client_labels.client_labels(counts, federation.group, federation.info.group_names)
+    names = federation.info.group_names, federation.info.class_names
+    return client_labels.client_labels(counts, federation.group, *names)
 
 
 def _images(federation: fc.types.Federation) -> Figure:

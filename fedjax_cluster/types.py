@@ -25,6 +25,7 @@ class DatasetInfo(NamedTuple):
     num_classes: int  # 0 where there are no classes
     task: Task = "classification"
     group_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # where they are more than numbers
 
 
 class Examples(NamedTuple):

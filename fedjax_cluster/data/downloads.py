@@ -28,17 +28,21 @@ class Source(NamedTuple):
     rows: int
     shape: tuple[int, int, int]  # height, width, channels
     num_classes: int
+    class_names: tuple[str, ...] = ()
     channels_first: bool = False  # the columns hold one channel after the other
 
 
+CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
+OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # By their names in TFDS, which reports and `class_overlap` use.
 # NOTE: that OpenML's EMNIST has the orientation of TFDS's, which is transposed, could not be checked.
 OPENML = {
     "mnist": Source("mnist_784", 70_000, (28, 28, 1), 10),
-    "fashion_mnist": Source("Fashion-MNIST", 70_000, (28, 28, 1), 10),
-    "kmnist": Source("Kuzushiji-MNIST", 70_000, (28, 28, 1), 10),
+    "fashion_mnist": Source("Fashion-MNIST", 70_000, (28, 28, 1), 10, CLOTHES),
+    "kmnist": Source("Kuzushiji-MNIST", 70_000, (28, 28, 1), 10, HIRAGANA),
     "emnist/balanced": Source("EMNIST_Balanced", 131_600, (28, 28, 1), 47),
-    "cifar10": Source("CIFAR_10", 60_000, (32, 32, 3), 10, channels_first=True),
+    "cifar10": Source("CIFAR_10", 60_000, (32, 32, 3), 10, OBJECTS, channels_first=True),
 }
 
 
@@ -79,7 +83,7 @@ def openml(name: str) -> Examples:
     if arrays is None:
         arrays = _decoded(source, *_downloaded(source))
         cache.write(_key(source), *arrays)
-    return Examples(*arrays, DatasetInfo(known, source.shape, source.num_classes))
+    return Examples(*arrays, DatasetInfo(known, source.shape, source.num_classes, class_names=source.class_names))
 
 
 def openml_name(name: str) -> str | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.image_folders import in_colour, pixels
-from fedjax_cluster.data.own_examples import class_numbers, numbers
-from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays
+from fedjax_cluster.data.own_examples import classes, numbers
+from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays, more_than_numbers
 from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
 from fedjax_cluster.types import Examples, Federation, Task, UserExamples
 
@@ -68,10 +69,10 @@ def huggingface(
     whole = datasets.concatenate_datasets([found[part] for part in wanted])
     if not len(whole):
         raise ValueError(f"{name!r} has no rows in {' and '.join(wanted)}: choose another split of {', '.join(found)}")
-    x, y, classes, users, groups = _columns(whole, inputs, label, user, group)
-    if task == "regression" and classes is not None:
-        raise ValueError(f"task is 'regression', but the labels of {name!r} are {classes} classes: leave it out")
-    examples = _named(x, y, classes, name, task)
+    x, y, declared, users, groups = _columns(whole, inputs, label, user, group)
+    if task == "regression" and declared is not None:
+        raise ValueError(f"task is 'regression', but the labels of {name!r} are {len(declared)} classes: leave it out")
+    examples = _named(x, y, declared, name, task)
     return examples if users is None else UserExamples.of(examples, users, groups)
 
 
@@ -139,17 +140,21 @@ def _of_one_form(parts: list[np.ndarray]) -> list[np.ndarray]:
     return parts
 
 
-def _named(x: np.ndarray, y: np.ndarray, classes: int | None, name: str, task: Task | None = None) -> Examples:
-    y = np.asarray(y, np.float32) if task == "regression" else class_numbers(y, classes)
-    examples = from_arrays(x, y, num_classes=classes, name=name, task=task)
+def _named(
+    x: np.ndarray, y: np.ndarray, declared: Sequence[str] | None, name: str, task: Task | None = None
+) -> Examples:
+    count = None if declared is None else len(declared)
+    y, names = (np.asarray(y, np.float32), ()) if task == "regression" else classes(y, count)
+    examples = from_arrays(x, y, num_classes=count, name=name, task=task)
     assert isinstance(examples, Examples)
-    return examples
+    names = names if declared is None else more_than_numbers(declared)
+    return examples._replace(info=examples.info._replace(class_names=names))
 
 
 def _columns(
     found: Any, inputs: str | None, label: str | None, user: str | None = None, group: str | None = None
-) -> tuple[np.ndarray, np.ndarray, int | None, np.ndarray | None, np.ndarray | None]:
-    """x, y, the number of classes where it is declared, users and groups."""
+) -> tuple[np.ndarray, np.ndarray, Sequence[str] | None, np.ndarray | None, np.ndarray | None]:
+    """x, y, the names of the classes where they are declared, users and groups."""
     kinds = {column: type(feature).__name__ for column, feature in found.features.items()}
     inputs = _column("inputs", inputs, kinds, "Image")
     label = _column("label", label, kinds, "ClassLabel")
@@ -177,7 +182,7 @@ def _columns(
     users, groups = (
         None if column is None else numbers(np.asarray(rest[column]), names=True) for column in (user, group)
     )
-    return x, np.asarray(rest[label]), getattr(found.features[label], "num_classes", None), users, groups
+    return x, np.asarray(rest[label]), getattr(found.features[label], "names", None), users, groups
 
 
 def _column(what: str, given: str | None, kinds: dict[str, str], kind: str) -> str:

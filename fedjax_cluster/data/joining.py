@@ -35,10 +35,16 @@ def joined(sources: Sequence[Examples]) -> Examples:
     starts = np.cumsum([0, *counts[:-1]])
     labels = [start + np.asarray(source.y) for start, source in zip(starts, sources, strict=True)]
     name = "+".join(source.info.name for source in sources)
-    info = sources[0].info._replace(name=name, num_classes=sum(counts))
+    info = sources[0].info._replace(name=name, num_classes=sum(counts), class_names=class_names(sources))
     return Examples(
         np.concatenate([np.asarray(source.x) for source in sources]), np.concatenate(labels).astype(np.int32), info
     )
+
+
+def class_names(sources: Sequence[Examples]) -> tuple[str, ...]:
+    """What the classes of all are called, one source after the other; nothing where none has names."""
+    names = [source.info.class_names or tuple(map(str, range(source.info.num_classes))) for source in sources]
+    return sum(names, ()) if any(source.info.class_names for source in sources) else ()
 
 
 def check_fit(sources: Sequence[Examples], what: str) -> None:

@@ -60,7 +60,7 @@ def named_examples(
         if users is not None:
             check_there(users, "users", "user")
         parts = None if split is None else row_parts(split)
-        y = numbers(labels).astype(np.float32) if values else class_numbers(labels, options.get("num_classes"))
+        y, names = (numbers(labels).astype(np.float32), ()) if values else classes(labels, options.get("num_classes"))
         examples = from_arrays(x, y, **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
@@ -68,12 +68,13 @@ def named_examples(
     ids = None if users is None else numbers(users, names=True)
     of_group = None if users is None or groups is None else numbers(groups, names=True)
     told = (examples.info, *(None if each is None else each.tolist() for each in (ids, of_group)))
-    # Without groups, or a split, the names that files had before there were any.
+    # Without groups, a split or classes' names, the names that files had before there were any.
     told = told if of_group is not None or parts is not None else told[:2]
-    digest = hashlib.blake2b(repr(told if parts is None else (*told, parts.tolist())).encode(), digest_size=4)
+    described = repr(told if parts is None else (*told, parts.tolist())).replace(", class_names=()", "", 1)
+    digest = hashlib.blake2b(described.encode(), digest_size=4)
     for array in (examples.x, examples.y):
         digest.update(np.ascontiguousarray(array).data)
-    info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}")
+    info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}", class_names=names)
     examples = examples._replace(info=info)
     return examples if ids is None and parts is None else UserExamples.of(examples, ids, of_group, parts)
 
@@ -105,25 +106,31 @@ def row_parts(split: np.ndarray) -> np.ndarray:
     return np.array(parts)
 
 
-def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray:
+def classes(labels: np.ndarray, declared: int | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
     """Whole numbers 0 to K − 1 as they are, others and text numbered in their order; values with fractions as f32.
 
     Args:
       labels: [N], or [N, ...], which is left alone.
       declared: the number of classes where the data tell it: then whole numbers mean what they are.
+
+    Returns:
+      The numbers, and what those that were numbered here are called.
+
+    >>> classes(np.array(["dog", "cat", "dog"]))
+    (array([1, 0, 1], dtype=int32), ('cat', 'dog'))
     """
     values = numbers(labels)
     if values.dtype.kind == "f":
-        return values.astype(np.float32)
+        return values.astype(np.float32), ()
     whole = values.dtype.kind in "iu"
     if values.ndim != 1 or not values.size or (whole and declared is not None):
-        return values
+        return values, ()
     try:
         found, places = np.unique(values, return_inverse=True)
     except TypeError:
         raise ValueError("the labels hold nothing in some rows, or values of several kinds: mend them") from None
     if whole and found[0] == 0 and found[-1] == len(found) - 1:
-        return values
+        return values, ()
     if whole:
         LOG.warning(
             f"the labels {listed(found.tolist())} are numbered 0 to {len(found) - 1} in their order; where they are "
@@ -132,7 +139,7 @@ def class_numbers(labels: np.ndarray, declared: int | None = None) -> np.ndarray
     else:
         numbered = listed([f"{number} {str(name)[:LONGEST_NAME]}" for number, name in enumerate(found)])
         LOG.warning(f"the labels are numbered in their order: {numbered}")
-    return places.astype(np.int32)
+    return places.astype(np.int32), tuple(map(str, found.tolist()))
 
 
 def check_there(labels: np.ndarray, what: str = "labels", one: str = "class") -> None:

@@ -185,7 +185,9 @@ def relabel(federation: Federation, tables: np.ndarray) -> Federation:
         y = np.take_along_axis(tables, data.y, axis=1)
         return data._replace(y=np.where(filled, y, 0).astype(data.y.dtype))
 
-    return federation._replace(train=renamed(federation.train), test=renamed(federation.test))
+    # A label means no longer the same to all.
+    info = federation.info._replace(class_names=())
+    return federation._replace(train=renamed(federation.train), test=renamed(federation.test), info=info)
 
 
 def join(federations: Sequence[Federation], *, group: np.ndarray | None, info: DatasetInfo) -> Federation:

@@ -150,7 +150,8 @@ def open_population(folder: str | os.PathLike) -> Federation:
     try:
         x, y = manifest["x"], manifest["y"]
         layout = Layout(np.dtype(x["dtype"]), tuple(x["shape"]), np.dtype(y["dtype"]), tuple(y["shape"]))
-        further = {"input_shape": layout.x_shape, "group_names": tuple(manifest["info"]["group_names"])}
+        names = {kind: tuple(manifest["info"].get(kind, ())) for kind in ("group_names", "class_names")}
+        further = {"input_shape": layout.x_shape, **names}
         info = DatasetInfo(**{**manifest["info"], **further})
         shards, sizes = [int(shard["clients"]) for shard in manifest["shards"]], manifest["shards"]
         with (folder / INDEX).open("rb") as file:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_cluster.data import cache, partition
-from fedjax_cluster.data.validation import check_finite, check_labels, check_lengths, check_pixels
+from fedjax_cluster.data.validation import check_class_names, check_finite, check_labels, check_lengths, check_pixels
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task, UserFederation
 
@@ -92,10 +92,20 @@ def tfds(
             cache.write(key, *arrays)
 
     x, y = arrays
-    num_classes = builder.info.features[label_feature].num_classes
+    names = builder.info.features[label_feature].names
     if len(y) and y.min() < 0:
         raise ValueError(f"Split {split!r} of {name!r} has images without labels: choose a split that has them.")
-    return Examples(x, y, DatasetInfo(builder.info.full_name.rpartition("/")[0], x.shape[1:], num_classes))
+    known = builder.info.full_name.rpartition("/")[0]
+    return Examples(x, y, DatasetInfo(known, x.shape[1:], len(names), class_names=more_than_numbers(names)))
+
+
+def more_than_numbers(names: Sequence[str]) -> tuple[str, ...]:
+    """What classes are called; nothing where each is called by its number.
+
+    >>> more_than_numbers(["0", "1"]), more_than_numbers(["cat", "dog"])
+    ((), ('cat', 'dog'))
+    """
+    return () if list(names) == list(map(str, range(len(names)))) else tuple(names)
 
 
 @with_checks(but=("x", "y", "client_ids"), num_classes=COUNT, test_fraction=INSIDE_UNIT, seed=at_least(0))
@@ -106,6 +116,7 @@ def from_arrays(
     *,
     num_classes: int | None = None,
     task: Task | None = None,
+    class_names: Sequence[str] = (),
     test_fraction: float = 0.3,
     seed: int = 0,
     name: str = "arrays",
@@ -118,6 +129,7 @@ def from_arrays(
       client_ids: [N] of any type that can be sorted: one client for each distinct id, in sorted order.
       num_classes: default is the largest label plus one.
       task: default is classification, or regression where y is floating-point and `num_classes` is not given.
+      class_names: what the classes are called in pictures and reports, one for each; default is their numbers.
       test_fraction: with ids, the share of each client's rows that it is tested on.
       seed: with ids, decides which rows these are.
       name: appears in reports.
@@ -159,7 +171,8 @@ def from_arrays(
             num_classes = int(max(x.max(), y.max())) + 1
     y = no_pixels(y, task)
     check_pixels("x", x, x.ndim - 1, task)
-    info = DatasetInfo(name, x.shape[1:], num_classes or 0, task)
+    info = DatasetInfo(name, x.shape[1:], num_classes or 0, task, class_names=tuple(class_names))
+    check_class_names(info)
     if client_ids is None:
         return Examples(x, y, info)
     distinct, client, counts = partition.sorted_ids("client_ids", client_ids, len(x))

@@ -131,6 +131,16 @@ def _check_info(info: DatasetInfo) -> None:
     checked("info", info, DatasetInfo)
     for name, hint in typing.get_type_hints(DatasetInfo).items():
         checked(f"info.{name}", getattr(info, name), hint)
+    check_class_names(info)
+
+
+def check_class_names(info: DatasetInfo) -> None:
+    """Raises ValueError where some classes have names and some not."""
+    if len(info.class_names) not in (0, info.num_classes):
+        raise ValueError(
+            f"class_names are {len(info.class_names)} and num_classes is {info.num_classes}: give one name for each "
+            "class, or none"
+        )
 
 
 def check_lengths(x: np.ndarray, y: np.ndarray) -> None:

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.names import group_label
+from fedjax_cluster.report.names import class_labels, group_label
 from fedjax_cluster.types import ClientData
 
 MOST_OUTLINED = 60  # clients whose cells are wide enough for lines between them
@@ -25,7 +25,9 @@ ROW, LOWEST, HIGHEST = 0.125, 1.1, 3.2  # inches of a label's row, and of all of
 STRIP = 0.07  # inches of the strip of groups
 
 
-def client_labels(counts: Any, group: Any | None = None, group_names: Sequence[str] = ()) -> Figure:
+def client_labels(
+    counts: Any, group: Any | None = None, group_names: Sequence[str] = (), class_names: Sequence[str] = ()
+) -> Figure:
     """Draws the share of each label among a client's examples as a heat map, above it how many these are.
 
     Args:
@@ -33,6 +35,7 @@ def client_labels(counts: Any, group: Any | None = None, group_names: Sequence[s
       group: i32[M], true groups, −1 where unknown: orders the clients, and is shown as a strip of colours; None leaves
         them in their order.
       group_names: what the groups are called; "group 3" where there is no name.
+      class_names: what the labels are called; their numbers where there are none.
 
     Raises:
       ValueError: shapes that do not fit, negative counts, or a client without examples.
@@ -60,7 +63,7 @@ def client_labels(counts: Any, group: Any | None = None, group_names: Sequence[s
         options: dict[str, Any] = {"interpolation": "nearest" if clients <= 1000 else "auto", "aspect": "auto"}
         image = lower.imshow(np.ma.masked_equal(shares.T, 0), cmap=tints, vmin=0, vmax=most, **options)
         figure.colorbar(image, ax=lower, pad=0.02, fraction=0.08, label="Share of examples")
-        _name_axes(lower, order, classes, by)
+        _name_axes(lower, order, class_labels(classes, class_names), by)
         line: dict[str, Any] = {"color": "#E4E4E4", "linewidth": 0.5}
         for place in np.arange(1, clients) - 0.5 if clients <= MOST_OUTLINED else ():
             lower.vlines(place, -0.5, classes - 0.5, **line)
@@ -123,7 +126,7 @@ def _order(counts: np.ndarray, group: Any | None) -> tuple[np.ndarray, str]:
     return np.argsort(counts.argmax(axis=1), kind="stable"), "Client, by most frequent label"
 
 
-def _name_axes(axes: Axes, order: np.ndarray, classes: int, name: str) -> None:
+def _name_axes(axes: Axes, order: np.ndarray, labels: Sequence[str], name: str) -> None:
     axes.set(xlabel=name, ylabel="Label")
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -135,8 +138,8 @@ def _name_axes(axes: Axes, order: np.ndarray, classes: int, name: str) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=style.STEPS))
     else:
         axes.set_xticks([])
-    if classes <= MOST_LABELS_NAMED:
-        axes.yaxis.set_major_locator(FixedLocator(range(classes)))
+    if len(labels) <= MOST_LABELS_NAMED:
+        axes.set_yticks(range(len(labels)), labels)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, steps=(1, 2, 5, 10)))
 

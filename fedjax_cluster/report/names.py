@@ -16,7 +16,7 @@ PRINTED = (
 METHOD_NAMES = {name.lower().replace("-", "_").replace(" ", "_"): name for name in PRINTED}
 METHOD_NAMES |= {"fl_hc": "FL+HC", "gradient_loss": "Gradient and loss"}
 COUNTED = ("rounds", "clients")  # settings whose number comes before their name
-LONGEST_WORD, LONGEST_LABEL = 20, 60  # characters of a group's name in a picture
+LONGEST_WORD, LONGEST_LABEL, LONGEST_CLASS = 20, 60, 15  # characters of a group's, and a class's, name in a picture
 
 
 def method_name(name: str) -> str:
@@ -66,6 +66,15 @@ def group_label(group: int, names: Sequence[str]) -> str:
     """
     words = group_name(group, names).split()
     return pictured(_cut(" ".join(_cut(word, LONGEST_WORD) for word in words), LONGEST_LABEL))
+
+
+def class_labels(classes: int, names: Sequence[str] = ()) -> list[str]:
+    """What classes are called in a picture: their names, of which what is too long is cut, or their numbers.
+
+    >>> class_labels(2), class_labels(2, ("cat", "domestic dog"))
+    (['0', '1'], ['cat', 'domestic dog'])
+    """
+    return [pictured(_cut(" ".join(name.split()), LONGEST_CLASS)) for name in names] or list(map(str, range(classes)))
 
 
 def pictured(text: str) -> str:

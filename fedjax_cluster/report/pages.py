@@ -91,7 +91,7 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     info = run.federation.info
     if info.task == "classification" and not stored(run.federation):
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
-        figures["client_labels"] = client_labels.client_labels(counts, group, names)
+        figures["client_labels"] = client_labels.client_labels(counts, group, names, info.class_names)
     if group is not None and _can_cluster(run):
         figures["group_by_cluster"] = clusters.group_by_cluster(group, labels, names)
     module = METHOD_FIGURES.get(run.algorithm.name)

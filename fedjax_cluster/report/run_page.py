@@ -131,7 +131,8 @@ def _clients(run: FinishedRun, clients: ShownClients, told: Told) -> Html:
     if labelled and not stored(run.federation):
         counts = label_counts(train, info.num_classes)[clients.index]
         lines = [_labels_of_cluster(label, clients.labels, counts) for label in distinct(clients.labels)]
-        headings = ("cluster", "clients", "examples", *map(str, range(info.num_classes)))
+        named = info.class_names or tuple(map(str, range(info.num_classes)))
+        headings = ("cluster", "clients", "examples", *named)
         shares = web.grid(lines, headings, numeric=(False, *(True for _ in headings[1:])))
         parts += [
             web.element("h3", "Labels of each cluster"),

@@ -58,7 +58,9 @@ def test_openml_gives_what_tfds_gives(known, online):
     x, y, info = openml(known)
     shape, classes = downloads.OPENML[known].shape, downloads.OPENML[known].num_classes
     assert (x.dtype, x.shape, y.dtype) == (np.uint8, (ROWS, *shape), np.int32)
-    assert info == (known, shape, classes, "classification", ())
+    named = downloads.OPENML[known].class_names
+    assert info == (known, shape, classes, "classification", (), named)
+    assert len(named) in (0, classes)
     np.testing.assert_array_equal(y, np.arange(ROWS) % classes)
     assert not x.flags.writeable
     assert not y.flags.writeable

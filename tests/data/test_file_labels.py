@@ -7,7 +7,17 @@ import pandas
 import pyarrow.parquet
 import pytest
 
-from fedjax_cluster.data import digits, from_arrays, load, npz, scenarios, table
+from fedjax_cluster.data import (
+    digits,
+    from_arrays,
+    joined,
+    load,
+    npz,
+    open_population,
+    scenarios,
+    table,
+    write_population,
+)
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 
 
@@ -231,3 +241,39 @@ def test_a_column_of_labels_is_a_row_of_them(labels, tmp_path):
     assert (found.y.tolist(), found.info.num_classes) == ([0, 2, 1, 0], 3)
     if isinstance(labels[0], int):
         assert npz(tmp_path / "a.npz", task="regression").y.tolist() == [[5.0], [9.0], [7.0], [5.0]]
+
+
+def test_labels_that_are_numbered_keep_their_names(tmp_path):
+    found = table(csv(tmp_path / "a.csv", "label,a\ndog,1\ncat,2\neel,3\ndog,4\n"))
+    assert (found.y.tolist(), found.info.class_names) == ([1, 0, 2, 1], ("cat", "dog", "eel"))
+    assert table(csv(tmp_path / "b.csv", "label,a\n10,1\n0,2\n7,3\n")).info.class_names == ("0", "7", "10")
+    # Those that mean themselves have none, and a name changes none of the numbers by which a file is known again.
+    assert table(csv(tmp_path / "c.csv", "label,a\n0,1\n1,2\n")).info.class_names == ()
+    as_before = table(csv(tmp_path / "d.csv", "label,a\ncat,1\ndog,2\n")).info.name
+    assert as_before == "d.csv@76c2e35a"
+    both = table(csv(tmp_path / "e.csv", "label,a,user\ncat,1,u\ndog,2,u\ncat,3,v\ndog,4,v\n"))
+    federation = scenarios.users(both)
+    assert federation.info.class_names == ("cat", "dog")
+
+
+def test_names_of_classes_outlive_disks_and_joins_but_no_permutation(tmp_path):
+    x, y, _ = digits()
+    named = from_arrays(x, y, class_names=[f"digit {label}" for label in range(10)])
+    names = named.info.class_names
+    assert names[3] == "digit 3"
+    plain = scenarios.dirichlet(named, clients=3)
+    assert plain.info.class_names == names
+    write_population(tmp_path / "disk", plain)
+    assert open_population(tmp_path / "disk").info == plain.info
+    numbers = tuple(map(str, range(10)))
+    assert joined([named, digits()]).info.class_names == (*names, *numbers)
+    assert joined([digits(), digits()]).info.class_names == ()
+    apart = scenarios.mixed_datasets([named, named], clients=16, labels="separate")
+    assert apart.info.class_names == names + names
+    # What a client calls 3 is another's 5, or another data set's 3.
+    assert scenarios.label_permutation(named, clients=4).info.class_names == ()
+    assert scenarios.mixed_datasets([named, digits()], clients=16).info.class_names == ()
+    with pytest.raises(ValueError, match="class_names are 2 and num_classes is 10: give one name for each class"):
+        from_arrays(x, y, class_names=["a", "b"])
+    with pytest.raises(ValueError, match="class_names"):
+        from_arrays(x, y, class_names="0123456789")

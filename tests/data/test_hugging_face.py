@@ -48,7 +48,7 @@ def test_the_hubs_images_are_as_those_of_tfds(hub):
     assert (examples.x.shape, examples.x.dtype, examples.y.dtype) == ((ROWS, 5, 4, 1), np.uint8, np.int32)
     np.testing.assert_array_equal(examples.x[:, 2, 2, 0], np.arange(ROWS))
     np.testing.assert_array_equal(examples.y, np.arange(ROWS) % 3)
-    assert examples.info == ("a/b", (5, 4, 1), 5, "classification", ())
+    assert examples.info == ("a/b", (5, 4, 1), 5, "classification", (), ())
     np.testing.assert_array_equal(huggingface("a/b", split="test").x[:, 0, 0, 0], np.arange(30, ROWS))
 
 

@@ -94,11 +94,13 @@ def test_partitions_are_brought_to_one_form(monkeypatch):
             return self.parts[number]
 
     def columns(part, *_):
-        return part, np.arange(len(part)) % 2, 2, None, None
+        return part, np.arange(len(part)) % 2, ["cat", "dog"], None, None
 
     monkeypatch.setattr("fedjax_cluster.data.hugging_face._columns", columns)
     Partitioner.parts = [grey, coloured]
-    x = from_partitioner(Partitioner()).train.x
+    federation = from_partitioner(Partitioner())
+    assert federation.info.class_names == ("cat", "dog")
+    x = federation.train.x
     assert x.shape[2:] == (5, 5, 3)
     assert (x[0, 0, ..., 0] == x[0, 0, ..., 2]).all()
     Partitioner.parts = [grey, coloured[:, :4]]

@@ -25,7 +25,7 @@ def test_digits_use_the_whole_range_of_uint8():
     assert (x.min(), x.max()) == (0, 255)
     assert len(np.unique(x)) == 17
     np.testing.assert_array_equal(np.bincount(y), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
-    assert info == ("digits", (8, 8), 10, "classification", ())
+    assert info == ("digits", (8, 8), 10, "classification", (), ())
 
 
 def test_digits_are_scikit_learns():
@@ -206,7 +206,7 @@ def test_real_fashion_mnist():
 def test_from_arrays_makes_examples():
     x, y, info = from_arrays(np.zeros((6, 3)), [0, 1, 2, 0, 1, 2], name="mine")
     assert (x.dtype, y.dtype) == (np.float32, np.int32)
-    assert info == ("mine", (3,), 3, "classification", ())
+    assert info == ("mine", (3,), 3, "classification", (), ())
     assert isinstance(from_arrays(np.zeros((6, 3)), [0] * 6, num_classes=5), Examples)
     assert from_arrays(np.zeros((6, 3)), np.linspace(0, 1, 6)).info.task == "regression"
     assert from_arrays(np.zeros((6, 4, 4), np.uint8), np.zeros(6, int)).x.dtype == np.uint8

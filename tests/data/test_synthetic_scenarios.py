@@ -7,7 +7,7 @@ from fedjax_cluster.data import digits, scenarios
 def test_linear_regression_has_the_lines_of_the_paper():
     federation = scenarios.linear_regression(clients=6, phi=40, examples_per_client=20_000)
     np.testing.assert_array_equal(federation.group, [0, 0, 1, 1, 2, 2])
-    assert federation.info == ("linear_regression", (1,), 0, "regression", ("-40", "0", "40"))
+    assert federation.info == ("linear_regression", (1,), 0, "regression", ("-40", "0", "40"), ())
     for client, angle in enumerate(np.deg2rad([-40, -40, 0, 0, 40, 40])):
         x, y = federation.train.x[client, :, 0], federation.train.y[client]
         assert x.min() >= 0

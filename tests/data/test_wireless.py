@@ -71,7 +71,7 @@ def test_files_become_groups(tmp_path):
     files = [str(tmp_path / name) for name in ("DATA_Htrainin.mat", "outdoor.npy")]
     federation = scenarios.channels(clients=3, files=files)
     np.testing.assert_array_equal(federation.group, [0, 0, 1])
-    assert federation.info == ("channels", (2, 4, 4), 0, "reconstruction", ("DATA_Htrainin", "outdoor"))
+    assert federation.info == ("channels", (2, 4, 4), 0, "reconstruction", ("DATA_Htrainin", "outdoor"), ())
     rows = [
         np.concatenate([part.x[client, : part.num_examples[client]] for part in (federation.train, federation.test)])
         for client in range(3)

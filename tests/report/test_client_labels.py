@@ -90,3 +90,11 @@ def test_what_cannot_be_drawn_is_refused(arguments, message):
 def test_labels_that_are_no_single_class_are_not_counted(y):
     with pytest.raises(ValueError, match=r"only one whole number an example, \[M, N\], is counted"):
         label_counts(ClientData(None, y, np.asarray([3, 3])), 2)
+
+
+def test_labels_have_their_names_where_there_are_any(check_layout):
+    counts = np.array([[6, 2], [1, 4]])
+    figure = client_labels(counts, class_names=("A tiger that is cut", "$5"))
+    check_layout(figure)
+    assert [tick.get_text() for tick in figure.axes[1].get_yticklabels()] == ["A tiger that i…", r"\$5"]
+    assert [tick.get_text() for tick in client_labels(counts).axes[1].get_yticklabels()] == ["0", "1"]

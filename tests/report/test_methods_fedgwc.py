@@ -56,8 +56,9 @@ def test_convergence_has_a_line_per_cluster(check_layout):
 
 def test_class_distributions_are_means_of_shares(check_layout):
     counts = np.asarray([[9, 1, 0], [1, 9, 0], [30, 30, 30], [1, 1, 1], [0, 0, 0]])
-    figure = fedgwc.class_distributions(counts, np.asarray([0, 0, 1, 1, 1]))
+    figure = fedgwc.class_distributions(counts, np.asarray([0, 0, 1, 1, 1]), ("cat", "dog", "eel"))
     check_layout(figure)
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["cat", "dog", "eel"]
     shares = np.asarray(figure.axes[0].images[0].get_array(), float)
     np.testing.assert_allclose(shares, [[50, 50, 0], [100 / 3] * 3])
     lines = [np.asarray(line.get_ydata()) for line in figure.axes[1].lines]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.dirichlet import ClientSizes, divide
-from fedjax_cluster.data.joining import check_fit
+from fedjax_cluster.data.joining import check_fit, class_names
 from fedjax_cluster.data.rotation import rotate
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.validation import check_examples
@@ -199,7 +199,8 @@ def mixed_datasets(
         parts.append(partition.relabel(part, np.broadcast_to(table, (size, len(table)))))
         classes = max(classes, first_class + source.info.num_classes)
     name = "+".join(source.info.name for source in examples)
-    info = examples[0].info._replace(name=name, num_classes=classes, group_names=tuple(names))
+    called = class_names(examples) if labels == "separate" else ()
+    info = examples[0].info._replace(name=name, num_classes=classes, group_names=tuple(names), class_names=called)
     return partition.join(parts, group=np.concatenate(group).astype(np.int32), info=info)
 
 

@@ -13,11 +13,13 @@ from fedjax_cluster.data.stored import stored
 from fedjax_cluster.report import style
 from fedjax_cluster.report.clusters import client_features
 from fedjax_cluster.report.curves import draw_line, round_axis
+from fedjax_cluster.report.names import class_labels
 from fedjax_cluster.report.shown_clients import shown_clients, without_newcomers
 from fedjax_cluster.report.similarity_matrix import check_matrix, clients_by_cluster, heat_map, without_diagonal
 from fedjax_cluster.types import Federation, FinishedRun
 
 MOST_SPLITS = 4  # drawn one by one
+MOST_CLASSES_NAMED = 20
 MARKED_POINTS = 15  # of a line
 FEWEST_EMBEDDED = 3  # clients
 
@@ -40,7 +42,7 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     info = run.federation.info
     of_classes = info.task == "classification" and np.ndim(run.federation.train.y) == 2
     if of_classes and not stored(run.federation) and (run.labels >= 0).any():
-        drawn["class_distributions"] = class_distributions(_class_counts(run.federation), run.labels)
+        drawn["class_distributions"] = class_distributions(_class_counts(run.federation), run.labels, info.class_names)
     return drawn
 
 
@@ -194,7 +196,7 @@ def convergence(
     return figure
 
 
-def class_distributions(class_counts: Any, labels: Any) -> Figure:
+def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[str] = ()) -> Figure:
     """Draws which classes each cluster's clients hold, and how unevenly, over two paper columns (Fig. 7).
 
     Left the mean share of each class over a cluster's clients; right the mean of its clients' shares in descending
@@ -203,6 +205,7 @@ def class_distributions(class_counts: Any, labels: Any) -> Figure:
     Args:
       class_counts: i32[M, L], examples of each class.
       labels: i32[M], clusters; clients with −1 or without examples are left out.
+      class_names: what the classes are called; their numbers where there are none.
 
     Raises:
       ValueError: other lengths, or nobody in a cluster.
@@ -223,7 +226,10 @@ def class_distributions(class_counts: Any, labels: Any) -> Figure:
         figure.colorbar(drawn, ax=left, label="Mean share (%)")
         names = [f"{cluster} ({np.sum(labels == cluster)})" for cluster in clusters]
         left.set_yticks(np.arange(len(clusters)), names)
-        left.set_xticks(np.arange(0, classes, -(-classes // 20)))
+        shown = np.arange(0, classes, -(-classes // MOST_CLASSES_NAMED))
+        named = class_labels(classes, class_names)
+        turned = 90 if class_names else 0
+        left.set_xticks(shown, [named[label] for label in shown.tolist()], rotation=turned)
         left.set(xlabel="Class", ylabel="Cluster (clients)")
         left.grid(False)
         left.tick_params(length=0)
