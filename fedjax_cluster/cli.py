@@ -115,8 +115,7 @@ def _interrupted(error: BaseException, number: int) -> int:
     left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
     hint = ""
     if left:
-        go_on = "begin it anew" if fc.experiments.reproduction.is_of_study(left[0]) else "go on"
-        hint = f"; {go_on} with: {PROG} resume {quoted(left[0])}"
+        hint = f"; go on with: {PROG} resume {quoted(left[0])}"
     with contextlib.suppress(OSError):  # a terminal that is gone
         print(f"interrupted{hint}", file=sys.stderr)
     return 128 + number
@@ -280,12 +279,9 @@ def _reproduce(arguments: list[str]) -> None:
     if not names:
         raise ValueError(f"reproduce needs a recipe; recipes: {', '.join(fc.recipes.catalogue.RECIPES)}")
     options = {"quick": own.quick, "full": own.full, "seeds": own.seeds}
-    recipe = fc.recipes.catalogue.chosen_recipe(names[0])
-    chosen = recipe.name
+    chosen = fc.recipes.catalogue.chosen_recipe(names[0]).name
     directory = _directory(own.run_dir) or fc.recipes.catalogue.place_of(chosen, quick=own.quick, full=own.full)
-    study = isinstance(recipe, fc.experiments.recipe.Study)
-    kept = "it begins anew" if study else f"what was done is kept in {directory}"
-    with whole(directory), keeping(f"not all was written; {kept}"):
+    with whole(directory), keeping(f"not all was written; what was done is kept in {directory}"):
         fc.recipes.catalogue.reproduce(chosen, **options, directory=directory)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from fedjax_cluster import algorithms
 from fedjax_cluster.algorithms.per_fedavg import GRADIENTS_PER_STEP
@@ -84,6 +84,17 @@ class Recipe:
         return round(self.flops / FLOPS_PER_SECOND / 60 + len(self.cells) / 6, 1)
 
 
+class Kept(Protocol):
+    """What a study has done, by name, as JSON has it; where a reproduction keeps it, an interruption loses no more than
+    the part that was under way. A dict will do."""
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    def __setitem__(self, name: str, found: Any, /) -> None: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Study:
     """An experiment that is no table of runs: it carries itself out.
@@ -92,7 +103,8 @@ class Study:
       name, title, reading: as a recipe's.
       seeds, quick: draws or runs, and those of the smaller version.
       minutes: expected on two cores.
-      run: (seeds, quick) -> the table's rows and the figure, or several by name.
+      run: (seeds, quick, kept) -> the table's rows and the figure, or several by name; what is in `kept` is not done
+        again.
       cells: none.
     """
 
@@ -101,7 +113,7 @@ class Study:
     reading: str
     seeds: int
     minutes: float
-    run: Callable[[int, bool], tuple[list[PaperRow], Figures]]
+    run: Callable[[int, bool, Kept], tuple[list[PaperRow], Figures]]
     quick: int = 1
     cells: tuple[Cell, ...] = ()
 

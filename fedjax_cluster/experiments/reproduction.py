@@ -21,7 +21,7 @@ from fedjax_cluster.experiments.ended_runs import RECIPE
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import FLOPS_PER_SECOND, Recipe, Study, file_name, measured, run_flops
 from fedjax_cluster.experiments.runs import run
-from fedjax_cluster.files import LOCK, STRAY, check_writable, plain, read_json, sealed, taken, write_json
+from fedjax_cluster.files import LOCK, STRAY, check_writable, plain, read_json, sealed, taken, unsealed, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.provenance import provenance
@@ -46,7 +46,7 @@ def reproduce(
     """Carries a recipe out: runs, a table of our values and the paper's, a figure.
 
     Interrupted at any moment and repeated, it does the missing runs only, and takes a long one up where its last
-    checkpoint left it. A study, which is no table of runs, begins anew.
+    checkpoint left it. Of a study, which is no table of runs, it does the missing parts.
 
     Args:
       recipe: what to carry out.
@@ -55,7 +55,7 @@ def reproduce(
       seeds: runs per cell; None takes the recipe's. More than before adds runs.
       directory: gets table.md, table.csv, table.json (the rows, see `PaperRow`), figure.png and further ones such as
         figure.accuracy.png, ran.json (with what, on what and how long) and runs/ (settings, summary and history of
-        each).
+        each; what a study's parts gave).
       expected: how long it may take, for the person who waits.
 
     Returns:
@@ -75,13 +75,13 @@ def reproduce(
     directory = as_path("directory", directory)
     version: Version = "quick" if quick else "full" if full else "everyday"
     with_what = provenance()  # of the code that was loaded, whatever is committed in the meantime
-    wanted = {"recipe": recipe.name, "version": version, "seeds": count, "study": isinstance(recipe, Study)}
+    wanted = {"recipe": recipe.name, "version": version, "seeds": count}
     with _opened(directory, wanted):
         print("\n".join(filter(None, (recipe.title, recipe.reading, "" if quick else expected))), file=sys.stderr)
         if isinstance(recipe, Study):
-            started = _now()
-            (rows, figure), outcomes = recipe.run(count, quick), {}
-            ran = [{"ran": with_what, **_since(started)}]
+            parts = _Parts(directory / RUNS_FOLDER, with_what)
+            (rows, figure), outcomes = recipe.run(count, quick, parts), {}
+            ran = parts.ran()
         else:
             cells = recipe.quick if quick else recipe.cells
             records = _records(recipe, cells, count, directory / RUNS_FOLDER, with_what)
@@ -95,7 +95,9 @@ def reproduce(
         write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
         for name, picture in figure.items() if isinstance(figure, Mapping) else [("", figure)]:
             report.style.save(picture, directory / f"{FIGURE}{name and f'.{name}'}.png")
-        write_json(directory / RAN, sealed({**read_recipe(directory), **_together(ran)}))
+        # A study is timed as a whole.
+        whole = {"runs": 1, "timed_runs": 1} if isinstance(recipe, Study) else {}
+        write_json(directory / RAN, sealed({**read_recipe(directory), **_together(ran), **whole}))
     print(f"left in {directory}")
     return rows, outcomes
 
@@ -103,12 +105,6 @@ def reproduce(
 def is_reproduction(path: pathlib.Path) -> bool:
     """Whether `reproduce` has left the directory."""
     return (path / RECIPE).is_file()
-
-
-def is_of_study(path: str | pathlib.Path) -> bool:
-    """Whether a study was begun in the directory, which keeps nothing before its end."""
-    path = pathlib.Path(path)
-    return is_reproduction(path) and read_recipe(path).get("study", False)
 
 
 def read_recipe(path: pathlib.Path) -> dict[str, Any]:
@@ -236,6 +232,31 @@ def _read(path: pathlib.Path, config: RunConfig) -> dict[str, Any]:
     return record
 
 
+class _Parts:
+    """What the parts of a study gave, a file each, with the time since the one before."""
+
+    def __init__(self, folder: pathlib.Path, with_what: Mapping[str, Any]):
+        self.folder, self.with_what, self.started = folder, with_what, _now()
+        self.records = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+        if self.records:
+            print(f"{counted(len(self.records), 'part')} done before", file=sys.stderr)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.records
+
+    def __getitem__(self, name: str) -> Any:
+        return _filled(self.records[name]["found"])
+
+    def __setitem__(self, name: str, found: Any) -> None:
+        record = sealed({"found": found, "ran": self.with_what, **_since(self.started)})
+        write_json(self.folder / f"{name}.json", record)
+        self.records[name], self.started = unsealed(record), _now()
+
+    def ran(self) -> list[Mapping[str, Any]]:
+        """With what and how long each part was, and what came after the last one."""
+        return [*self.records.values(), {"ran": self.with_what, **_since(self.started)}]
+
+
 def _outcome(place: tuple[str, str], records: Sequence[Mapping[str, Any]]) -> Outcome:
     label = f"{place[0]} {place[1]}".strip()
     histories = [
@@ -249,7 +270,9 @@ def _outcome(place: tuple[str, str], records: Sequence[Mapping[str, Any]]) -> Ou
 
 
 def _filled(value: Any) -> Any:
-    """A list with NaN where JSON has null."""
+    """What JSON holds, with NaN where that has null."""
+    if isinstance(value, dict):
+        return {name: _filled(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_filled(each) for each in value]
     return math.nan if value is None else value

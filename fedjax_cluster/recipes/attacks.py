@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fedjax_cluster import aggregation, faults, lifting, provenance, tree
 from fedjax_cluster.aggregation import Aggregation
 from fedjax_cluster.experiments.cells import changed
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
-from fedjax_cluster.experiments.recipe import Study
+from fedjax_cluster.experiments.recipe import Kept, Study
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
@@ -165,22 +166,30 @@ def _of_method(method: str, seeds: int, quick: bool) -> dict[Case, list[Found]]:
     return {case: of_seeds for case, of_seeds in found.items() if of_seeds}
 
 
-def _of_methods(methods: Sequence[str], seeds: int, quick: bool) -> dict[str, dict[Case, list[Found]]]:
+def _of_methods(methods: Sequence[str], seeds: int, quick: bool, kept: Kept) -> dict[str, dict[Case, list[Found]]]:
     """Methods side by side in processes of their own, as most of their time is compilation on a single core."""
-    if quick:
-        return {method: _of_method(method, seeds, quick) for method in methods}
-    with ProcessPoolExecutor(provenance.cores(), multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(_of_method, methods, itertools.repeat(seeds), itertools.repeat(quick))
-        told = {}
-        for method, of_method in zip(methods, found, strict=True):
-            print(f"{len(told) + 1} of {len(methods)}: {method_name(method)}", file=sys.stderr, flush=True)
-            told[method] = of_method
-    return told
+    missing = [method for method in methods if _part(method, seeds) not in kept]
+    found: Iterable[dict[Case, list[Found]]] = map(_of_method, missing, *map(itertools.repeat, (seeds, quick)))
+    with contextlib.ExitStack() as stack:
+        if not quick and missing:
+            pool = stack.enter_context(ProcessPoolExecutor(provenance.cores(), multiprocessing.get_context("spawn")))
+            found = pool.map(_of_method, missing, *map(itertools.repeat, (seeds, quick)))
+        for done, (method, of_method) in enumerate(zip(missing, found, strict=True), len(methods) - len(missing) + 1):
+            kept[_part(method, seeds)] = list(of_method.items())
+            print(f"{done} of {len(methods)}: {method_name(method)}", file=sys.stderr, flush=True)
+    return {
+        method: {tuple(case): [Found(*each) for each in of_case] for case, of_case in kept[_part(method, seeds)]}
+        for method in methods
+    }
 
 
-def _attacks(seeds: int, quick: bool) -> tuple[list[PaperRow], Mapping[str, Figure]]:
+def _part(method: str, seeds: int) -> str:
+    return f"{method}-seeds{seeds}"
+
+
+def _attacks(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Mapping[str, Figure]]:
     methods = QUICK_METHODS if quick else tuple(METHODS)
-    found = _of_methods(methods, seeds, quick)
+    found = _of_methods(methods, seeds, quick, kept)
     rows: list[PaperRow] = []
     for method, of_method in found.items():
         for (name, rule, share), of_seeds in of_method.items():

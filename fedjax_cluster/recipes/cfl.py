@@ -14,11 +14,11 @@ from fedjax_cluster import report
 from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, parameter_tree
 from fedjax_cluster.experiments.cells import changed, headings, printed, shortened
 from fedjax_cluster.experiments.config import RunConfig, build_federation
-from fedjax_cluster.experiments.recipe import Outcomes, Study, table
+from fedjax_cluster.experiments.recipe import Kept, Outcomes, Study, table
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.separation import largest_guaranteed_noise, probability_of_correct_split, separation
-from fedjax_cluster.recipes.studies import rows_over_seeds
+from fedjax_cluster.recipes.studies import of_seeds, once, rows_over_seeds
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.report.paper_rows import NAN, PaperRow
 from fedjax_cluster.simulation.result import SimulationResult
@@ -50,10 +50,14 @@ SIMILARITIES = {"weight updates": {}, "gradients": {"method_options": {"similari
 gap_table = functools.partial(table, seeds=3, watch=separation)
 
 
-def _chances(draws: int, quick: bool) -> tuple[list[PaperRow], Figure]:
+def _chances(draws: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figure]:
     counts = (2, 5, 10) if quick else (2, 3, 4, 5, 6, 8, 10, 12, 15)
     gammas = (0.5, 1.0, 1.5) if quick else tuple(np.round(np.arange(0.0, 2.41, 0.2), 1).tolist())
-    chance = np.asarray([[probability_of_correct_split(k, gamma, draws=draws) for gamma in gammas] for k in counts])
+
+    def of_count(k: int) -> list[float]:
+        return [float(probability_of_correct_split(k, gamma, draws=draws)) for gamma in gammas]
+
+    chance = np.asarray([once(kept, f"k{k}-draws{draws}", functools.partial(of_count, k)) for k in counts])
     rows = [
         PaperRow(f"γ={gamma}", f"k={k}", "P[g > 0]", float(chance[i, j]), paper=1.0 if gamma <= 1 else NAN, seeds=draws)
         for i, k in enumerate(counts)
@@ -326,7 +330,7 @@ PATHS = changed(
 )
 
 
-LARGEST = "largest difference of models, of all seeds"
+LARGEST, LED = "largest difference of models, of all seeds", "led to the right leaf (%)"
 
 
 def _founders(federation: Federation) -> tuple[Federation, np.ndarray]:
@@ -337,9 +341,10 @@ def _founders(federation: Federation) -> tuple[Federation, np.ndarray]:
     return founders, np.setdiff1d(np.arange(FOUNDERS + NEWCOMERS), chosen)
 
 
-def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
-    led, founded, tree, group = [], [], None, None
-    for seed in range(seeds):
+def _newcomers(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figure]:
+    drawn: list[Figure] = []
+
+    def of_seed(seed: int) -> tuple[float, float]:
         config = changed(PATHS, seed=seed)
         federation = build_federation(config)
         founders, others = _founders(federation)
@@ -353,35 +358,46 @@ def _newcomers(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
             data = jax.tree.map(lambda leaf, client=client: leaf[client], federation.train)
             found = assign_client(tree, data, rng_key=jax.random.key(int(client)))
             right += found == leaf_of_group[int(np.asarray(federation.group)[client])]
-        led.append({"led to the right leaf (%)": 100 * right / len(others)})
-        founded.append({"ARI": float(result.summary["adjusted_rand_index"])})
-    assert tree is not None
+        if seed == seeds - 1:
+            drawn.append(pictures.parameter_tree(tree, group=group))
+        return float(result.summary["adjusted_rand_index"]), 100 * right / len(others)
+
+    found = of_seeds(kept, seeds, of_seed, drawn=seeds - 1)
+    founded, led = [{"ARI": agreement} for agreement, _ in found], [{LED: share} for _, share in found]
     rows = rows_over_seeds("founders", "four permutations", founded, PATHS.dataset, {"ARI": 1.0})
     rows += rows_over_seeds("newcomers", "four permutations", led, PATHS.dataset)
-    return rows, pictures.parameter_tree(tree, group=group)
+    return rows, drawn[0]
 
 
-def _hidden_updates(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
-    found: dict[str, list[dict[str, float]]] = {"permutation": [], "hadamard": [], "householder": []}
-    for seed in range(seeds):
+SCHEMES = ("permutation", "hadamard", "householder")
+
+
+def _hidden_updates(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figure]:
+    def of_seed(seed: int) -> dict[str, dict[str, float]]:
         config = changed(PATHS, seed=seed, clients=FOUNDERS, rounds=20 if quick else 30)
         federation = build_federation(config)
         plain = run(config, federation=federation, progress=False)
-        for scheme, values in found.items():
+        found = {}
+        for scheme in SCHEMES:
             hidden = changed(config, method_options={"transform": scheme})
             result = run(hidden, federation=federation, progress=False)
             pairs = zip(*(jax.tree.leaves(r.state.clusters.params) for r in (plain, result)), strict=True)
             far = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
             same = 100.0 * float(np.mean(plain.labels == result.labels))
-            values.append({"same cluster (%)": same, LARGEST: far})
+            found[scheme] = {"same cluster (%)": same, LARGEST: far}
+        return found
+
+    of_each = [once(kept, f"seed{seed}", functools.partial(of_seed, seed)) for seed in range(seeds)]
     rows, largest = [], []
-    for scheme, values in found.items():
-        largest.append(max(each.pop(LARGEST) for each in values))
+    for scheme in SCHEMES:
+        largest.append(max(found[scheme][LARGEST] for found in of_each))
+        values = [{"same cluster (%)": found[scheme]["same cluster (%)"]} for found in of_each]
         rows += rows_over_seeds(scheme, "four permutations", values, PATHS.dataset, {"same cluster (%)": 100.0})
         row = PaperRow(scheme, "four permutations", LARGEST, largest[-1], paper=0.0, seeds=seeds, dataset=PATHS.dataset)
         rows.append(row)
     bars = [1e3 * value for value in largest]
-    return rows, report.bars.bars(list(found), bars, [NAN] * len(bars), "Largest difference of a parameter ($10^{-3}$)")
+    label = "Largest difference of a parameter ($10^{-3}$)"
+    return rows, report.bars.bars(list(SCHEMES), bars, [NAN] * len(bars), label)
 
 
 NEWCOMERS_LED = Study(

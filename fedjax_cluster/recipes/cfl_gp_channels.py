@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_cluster.experiments.cells import changed, headings, printed, shortened
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Figures, Study
+from fedjax_cluster.experiments.recipe import Figures, Kept, Study
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.cfl_gp import FIRST_ROUND, METHODS, table_with_madmo
 from fedjax_cluster.recipes.cfl_gp_pictures import features_over_time
@@ -85,11 +85,11 @@ TABLE_4 = table_with_madmo(
 TIMES = (1, 21, 41, 81)
 
 
-def _while_learning(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
+def _while_learning(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     config, times = changed(CHANNELS, **LIGHT, method_options=CFL_GP), TIMES[:2] if quick else TIMES
     if quick:
         config = changed(config, **SHORT)
-    rows, shown = features_over_time(config, {"C=10": {}}, times, seeds, {("C=10", TIMES[-1]): 1.0})
+    rows, shown = features_over_time(config, {"C=10": {}}, times, seeds, kept, {("C=10", TIMES[-1]): 1.0})
     return rows, feature_panels([[shown["C=10", time] for time in times]], [f"CDL-{letter}" for letter in "ABCDE"])
 
 

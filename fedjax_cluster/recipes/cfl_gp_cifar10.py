@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_cluster.experiments.cells import changed, printed, shortened, varied
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Figures, Study
+from fedjax_cluster.experiments.recipe import Figures, Kept, Study
 from fedjax_cluster.recipes import figures
 from fedjax_cluster.recipes.cfl_gp import FIRST_ROUND, WITH_FIRST_ROUND, table_with_madmo
 from fedjax_cluster.recipes.cfl_gp_pictures import features_over_time
@@ -80,13 +80,13 @@ TABLE_1 = table_with_madmo(
 TIMES = (1, 5, 9, 13)
 
 
-def _of_last_layer(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
+def _of_last_layer(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     config = changed(CIFAR10, clients=40, method_options=CFL_GP, **LIGHT)
     if quick:
         config = changed(config, clients=10, examples_per_client=200)
     # The text's ARI of 1 is from t = 5 on.
     printed_values = {("C=40", time): 1.0 for time in TIMES[1:]}
-    rows, shown = features_over_time(config, {"C=40": {}}, TIMES, seeds, printed_values)
+    rows, shown = features_over_time(config, {"C=40": {}}, TIMES, seeds, kept, printed_values)
     return rows, feature_panels([[shown["C=40", time] for time in TIMES]], ("y", "y + 5"))
 
 

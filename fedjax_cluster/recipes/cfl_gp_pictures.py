@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,10 +12,10 @@ from fedjax_cluster.clustering import scores
 from fedjax_cluster.data.scenarios.registry import draws_examples
 from fedjax_cluster.experiments.cells import Changes, changed, varied
 from fedjax_cluster.experiments.config import RunConfig, build_federation
-from fedjax_cluster.experiments.recipe import Figures, Study
+from fedjax_cluster.experiments.recipe import Figures, Kept, Study
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes.cfl_gp import EIGHTY_CLIENTS, MNIST
-from fedjax_cluster.recipes.studies import rows_over_seeds
+from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.simulation.loop import Evaluation
@@ -48,42 +49,49 @@ def features_over_time(
     settings: Mapping[str, Changes],
     times: Sequence[int],
     seeds: int,
+    kept: Kept,
     paper: Mapping[tuple[str, int], float],
 ) -> tuple[list[PaperRow], dict[tuple[str, int], Cloud]]:
     """By setting and t: rows with the ARI over the seeds, and the clients of the first seed."""
-    agreement: dict[tuple[str, int], list[float]] = {}
     clouds: dict[tuple[str, int], Cloud] = {}
-    for seed in range(seeds):
+
+    def of_seed(seed: int) -> dict[str, list[float]]:
+        agreement = {}
         for name, changes in settings.items():
-            of_seed = changed(changed(config, **changes), seed=seed, rounds=max(times) + 1, eval_every=1)
-            federation = build_federation(of_seed)
-            for time, (features, score) in _features_at(of_seed, times, federation).items():
-                agreement.setdefault((name, time), []).append(score)
-                clouds.setdefault((name, time), Cloud(f"{name}, t={time}", features, np.asarray(federation.group)))
+            config_of_seed = changed(changed(config, **changes), seed=seed, rounds=max(times) + 1, eval_every=1)
+            federation = build_federation(config_of_seed)
+            seen = _features_at(config_of_seed, times, federation)
+            agreement[name] = [seen[time][1] for time in times]
+            if seed == 0:
+                group = np.asarray(federation.group)
+                clouds.update({(name, time): Cloud(f"{name}, t={time}", seen[time][0], group) for time in times})
+        return agreement
+
+    of_each = of_seeds(kept, seeds, of_seed)
     rows = []
-    for (name, time), values in agreement.items():
-        found = [{"ARI": value} for value in values]
+    for name, (place, time) in itertools.product(settings, enumerate(times)):
+        found = [{"ARI": agreement[name][place]} for agreement in of_each]
         printed = {"ARI": paper[name, time]} if (name, time) in paper else {}
         dataset = "synthetic" if draws_examples(config.scenario) else config.dataset
         rows += rows_over_seeds("CFL-GP", f"{name}, t={time}", found, dataset, printed)
     return rows, clouds
 
 
-def _under_compression(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
+def _under_compression(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     config = changed(COMPRESSED, clients=40, examples_per_client=200) if quick else COMPRESSED
     times = 1, 10
     printed = {(name, time): 1.0 for name in RATIOS for time in times if name != "CR=10000"} | {("CR=10000", 10): 0.9}
     ratios = {name: RATIOS[name] for name in ("CR=1", "CR=1000")} if quick else RATIOS
-    rows, clouds = features_over_time(config, ratios, times, seeds, printed)
+    rows, clouds = features_over_time(config, ratios, times, seeds, kept, printed)
     return rows, feature_panels([[clouds[name, time] for name in ratios] for time in times], NAMES[0])
 
 
-def _over_rounds(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
+def _over_rounds(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     config = changed(GROWING, examples_per_client=200) if quick else GROWING
     sizes = {"C=32": {"clients": 32}} if quick else SIZES
     times = 1, 5, 9, 13
     printed = {(name, time): 1.0 for name in sizes for time in times}
-    rows, clouds = features_over_time(config, sizes, times, seeds, printed)
+    rows, clouds = features_over_time(config, sizes, times, seeds, kept, printed)
     return rows, feature_panels([[clouds[name, time] for time in times] for name in sizes], NAMES[1])
 
 

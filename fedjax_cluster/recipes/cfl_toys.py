@@ -14,9 +14,9 @@ from fedjax_cluster import data, local, nn
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.experiments.cells import changed
 from fedjax_cluster.experiments.config import RunConfig, build_federation
-from fedjax_cluster.experiments.recipe import Figures, Study
+from fedjax_cluster.experiments.recipe import Figures, Kept, Study
 from fedjax_cluster.experiments.runs import run
-from fedjax_cluster.recipes.studies import rows_over_seeds
+from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.methods.cfl_toys import Path, Problem, optimisation_paths, toy_problems
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance
 from fedjax_cluster.simulation.loop import Evaluation, simulate
@@ -85,22 +85,23 @@ def _solved(config: RunConfig, federation: Federation) -> tuple[dict[str, dict[s
     return figures, problem
 
 
-def _toy_problems(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
+def _toy_problems(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     config = changed(LINEAR, rounds=40, eval_every=40) if quick else LINEAR
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
     problems: dict[str, Problem] = {}
-    for seed in range(seeds):
-        of_seed = changed(config, seed=seed)
-        federations = {"Federated XOR": build_federation(of_seed), "Diverging labels": _diverging(seed)}
-        for title, federation in federations.items():
-            figures, problem = _solved(of_seed, federation)
-            for method, of_method in figures.items():
-                found.setdefault((method, title), []).append(of_method)
-            problems.setdefault(title, problem)
-    rows = []
-    for (method, title), of_seeds in found.items():
-        paper = {"ARI": 1.0, "splits": 1.0} if method == "CFL" else {}
-        rows += rows_over_seeds(method, title, of_seeds, "synthetic", paper)
+
+    def of_seed(seed: int) -> dict[str, dict[str, dict[str, float]]]:
+        of_this = changed(config, seed=seed)
+        federations = {"Federated XOR": build_federation(of_this), "Diverging labels": _diverging(seed)}
+        solved = {title: _solved(of_this, federation) for title, federation in federations.items()}
+        if seed == 0:
+            problems.update({title: problem for title, (_, problem) in solved.items()})
+        return {title: figures for title, (figures, _) in solved.items()}
+
+    found, rows = of_seeds(kept, seeds, of_seed), []
+    for title, methods in found[0].items():
+        for method in methods:
+            paper = {"ARI": 1.0, "splits": 1.0} if method == "CFL" else {}
+            rows += rows_over_seeds(method, title, [each[title][method] for each in found], "synthetic", paper)
     return rows, toy_problems(problems)
 
 
@@ -171,19 +172,23 @@ def _two_clients(toy: Toy, seed: int) -> tuple[Path, dict[str, float]]:
     return Path((axis, axis), risks, np.asarray(steps[:-1]), np.asarray(updates)), figures
 
 
-def _paths(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
-    found: dict[str, list[dict[str, float]]] = {}
+def _paths(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
     paths: dict[str, Path] = {}
-    for seed in range(seeds):
-        for title, toy in TOYS.items():
-            path, figures = _two_clients(toy, seed)
-            found.setdefault(title, []).append(figures)
-            paths.setdefault(title, path)
+
+    def of_seed(seed: int) -> dict[str, dict[str, float]]:
+        walked = {title: _two_clients(toy, seed) for title, toy in TOYS.items()}
+        if seed == 0:
+            paths.update({title: path for title, (path, _) in walked.items()})
+        return {title: figures for title, (_, figures) in walked.items()}
+
+    found = of_seeds(kept, seeds, of_seed)
     near: dict[str, Tolerance] = dict.fromkeys((MEAN, LARGEST, COSINE), Tolerance(0.05, "lower"))
     printed = {"Incongruent": {MEAN: 0.0, COSINE: -1.0}, "Congruent": {MEAN: 0.0, LARGEST: 0.0}}
     rows = []
-    for title, of_seeds in found.items():
-        rows += rows_over_seeds(title, "two clients", of_seeds, "synthetic", printed[title], near)
+    for title in TOYS:
+        rows += rows_over_seeds(
+            title, "two clients", [each[title] for each in found], "synthetic", printed[title], near
+        )
     return rows, optimisation_paths(paths)
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedjax_cluster.experiments.cells import changed
 from fedjax_cluster.experiments.config import RunConfig
-from fedjax_cluster.experiments.recipe import Figures, Study
+from fedjax_cluster.experiments.recipe import Figures, Kept, Study
 from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes.fedgwc import BASE, CENTRED, CONSTANT, DOMAINS, ESTIMATORS, LONG, TRAINING, cluster_scores
-from fedjax_cluster.recipes.studies import rows_over_seeds
+from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.methods import fedgwc as pictures
 from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
@@ -30,14 +31,15 @@ SHORT = {"dataset": "mnist", "rounds": 800, "eval_every": 20, **ESTIMATORS[CENTR
 
 
 def _study(
-    config: RunConfig, draw: Callable[[FinishedRun, Averages], Figures], paper: Mapping[str, float]
-) -> Callable[[int, bool], tuple[list[PaperRow], Figures]]:
+    config: RunConfig, draw: Callable[[FinishedRun, Averages], Mapping[str, Figure]], paper: Mapping[str, float]
+) -> Callable[[int, bool, Kept], tuple[list[PaperRow], Figures]]:
     """Runs of one setting; the pictures are those of the first seed."""
 
-    def carried_out(seeds: int, quick: bool) -> tuple[list[PaperRow], Figures]:
-        found, drawn = [], {}
+    def carried_out(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figures]:
+        drawn: dict[str, Figure] = {}
         base = changed(config, **SHORT) if quick else config
-        for seed in range(seeds):
+
+        def of_seed(seed: int) -> dict[str, float]:
             averages: Averages = {0: ([0.0], [1.0])}
 
             def watched(evaluation: Evaluation, averages: Averages = averages) -> None:
@@ -48,8 +50,11 @@ def _study(
                     values.append(float(average[cluster]))
 
             result = run(changed(base, seed=seed), callbacks=[watched])
-            found.append(_figures(result))
-            drawn = drawn or draw(result, averages)
+            if seed == 0:
+                drawn.update(draw(result, averages))
+            return _figures(result)
+
+        found = of_seeds(kept, seeds, of_seed)
         name = CENTRED if quick else CONSTANT
         return rows_over_seeds(name, "", found, base.dataset, None if quick else paper), drawn
 
@@ -66,7 +71,7 @@ def _figures(result: SimulationResult) -> dict[str, float]:
     }
 
 
-def _splits(result: FinishedRun, averages: Averages) -> Figures:
+def _splits(result: FinishedRun, averages: Averages) -> Mapping[str, Figure]:
     """The clients at each of the first splits, P's change over the rounds, and the clusters' classes."""
     clouds, rounds = split_clouds(result.events), [event.round + 1 for event in result.events]
     # Once there is no room for more clusters, an average that has come to rest only begins anew.
@@ -100,7 +105,7 @@ def split_clouds(events: Sequence[Event]) -> list[Cloud]:
     return clouds
 
 
-def _first_split(result: FinishedRun, averages: Averages) -> Figures:
+def _first_split(result: FinishedRun, averages: Averages) -> Mapping[str, Figure]:
     """P and W when they came to rest for the first time, and the clients in the plane of W's eigenvectors."""
     drawn = pictures.figures(result)
     return {"": drawn["interaction_matrices"], "embedding": drawn["spectral_embedding"]}

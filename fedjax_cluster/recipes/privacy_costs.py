@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,8 +14,9 @@ from fedjax_cluster import privacy, report
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments.cells import changed
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
-from fedjax_cluster.experiments.recipe import Study
+from fedjax_cluster.experiments.recipe import Kept, Study
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
+from fedjax_cluster.recipes.studies import once
 from fedjax_cluster.report.names import method_name
 from fedjax_cluster.report.paper_rows import PaperRow
 from fedjax_cluster.simulation.loop import simulate
@@ -56,12 +58,15 @@ def mechanism(method: str, epsilon: float, clients: int, rounds: int, shown: int
     return dataclasses.replace(made, noise_multiplier=0.0, **none)
 
 
-def _costs(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
+def _costs(seeds: int, quick: bool, kept: Kept) -> tuple[list[PaperRow], Figure]:
     rows: list[PaperRow] = []
     budgets = BUDGETS[::2] if quick else BUDGETS
     lines: dict[str, tuple[list[float], None]] = {}
     for method, options in METHODS.items():
-        found = np.array([_figures(method, options, budgets, seed, quick) for seed in range(seeds)])
+        of_seed = functools.partial(_figures, method, options, budgets, quick)
+        found = np.array(
+            [once(kept, f"{method}-seed{seed}", functools.partial(of_seed, seed)) for seed in range(seeds)]
+        )
         for (column, accuracy, agreement), deviation in zip(
             [(_named(e), *found.mean(0)[n]) for n, e in enumerate((None, *budgets))],
             found.std(0, ddof=1) if seeds > 1 else np.full(found.shape[1:], np.nan),
@@ -77,7 +82,7 @@ def _costs(seeds: int, quick: bool) -> tuple[list[PaperRow], Figure]:
 
 
 def _figures(
-    method: str, options: dict[str, Any], budgets: tuple[float, ...], seed: int, quick: bool
+    method: str, options: dict[str, Any], budgets: tuple[float, ...], quick: bool, seed: int
 ) -> list[tuple[float, float]]:
     """Accuracy in percent and ARI of a method's plain run, and with each budget."""
     config = changed(BASE, method=method, seed=seed, method_options=options)

@@ -1,11 +1,14 @@
-"""The rows of studies: what each of several seeds gave, as a mean and its spread."""
+"""The parts of studies, which are not done again, and rows of what several seeds gave: a mean and its spread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from fedjax_cluster.experiments.recipe import Kept
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
 
 
@@ -49,3 +52,31 @@ def rows_over_seeds(
             )
         )
     return rows
+
+
+def once(kept: Kept, name: str, do: Callable[[], Any]) -> Any:
+    """What a part of a study gives, done where it is not kept.
+
+    Args:
+      kept: see `Study`.
+      name: of the part, a file's.
+      do: gives numbers, or lists or dicts by text of them.
+
+    >>> kept = {"seed 0": 1.0}
+    >>> once(kept, "seed 0", lambda: 5.0), once(kept, "seed 1", lambda: 2.0)
+    (1.0, 2.0)
+    """
+    if name not in kept:
+        kept[name] = do()
+    return kept[name]
+
+
+def of_seeds(kept: Kept, seeds: int, do: Callable[[int], Any], drawn: int = 0) -> list[Any]:
+    """What the seeds give; the one whose pictures are drawn is done last and not kept, as its pictures are not.
+
+    >>> kept, done = {}, []
+    >>> of_seeds(kept, 3, lambda seed: done.append(seed) or 10 * seed), done, list(kept)
+    ([0, 10, 20], [1, 2, 0], ['seed1', 'seed2'])
+    """
+    found = {seed: once(kept, f"seed{seed}", functools.partial(do, seed)) for seed in range(seeds) if seed != drawn}
+    return [found[seed] if seed in found else do(seed) for seed in range(seeds)]

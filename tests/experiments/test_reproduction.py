@@ -1,6 +1,7 @@
 """A recipe in its directory: killed and repeated it does the rest, and it takes no other's directory."""
 
 import json
+import math
 import signal
 
 import pytest
@@ -11,7 +12,8 @@ from fedjax_cluster.experiments import reproduction
 from fedjax_cluster.experiments.cells import headings, shortened
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.reproduction import RAN, reproduce
-from fedjax_cluster.recipes import catalogue, figures
+from fedjax_cluster.recipes import catalogue, figures, studies
+from fedjax_cluster.report import style
 from fedjax_cluster.simulation import progress
 
 BASE = RunConfig(method="fedavg", clients=4, clusters=2, rounds=3, eval_every=1, examples_per_client=20)
@@ -125,18 +127,36 @@ def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):
     assert len({catalogue.place_of("flag-table8", **version) for version in versions}) == 3
 
 
-def test_of_a_study_that_was_begun_nothing_is_kept(tmp_path, monkeypatch):
-    """What an interruption advises by."""
+def test_of_a_study_that_was_interrupted_the_missing_parts_are_done(tmp_path, capsys):
+    asked = []
 
-    def interrupted(seeds, quick):
-        raise KeyboardInterrupt
+    def of_seed(seed):
+        asked.append(seed)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"ARI": math.nan if seed == 1 else 0.5 * seed}
 
-    study = recipes.Study("drawn", "Drawn", "Ours.", 1, 1.0, interrupted)
-    for each, kept in ((study, False), (tiny(), True)):
-        monkeypatch.setattr(reproduction, "_records", lambda *rest: interrupted(1, True))
-        with pytest.raises(KeyboardInterrupt):
-            reproduce(each, directory=tmp_path / each.name)
-        assert reproduction.is_of_study(tmp_path / each.name) is not kept
+    def carried_out(seeds, quick, kept):
+        found = studies.of_seeds(kept, seeds, of_seed)
+        with style.drawing(style.SINGLE, 1.0) as figure:
+            return studies.rows_over_seeds("a", "b", found, "digits"), figure
+
+    study = recipes.Study("drawn", "Drawn", "Ours.", 4, 1.0, carried_out)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(study, directory=tmp_path)
+    ((row,), _), again = reproduce(study, directory=tmp_path), asked[3:]
+    # The first seed's pictures are not kept.
+    assert (asked[:3], again) == ([1, 2, 3], [3, 0])
+    assert (row.ours, row.valued, row.seeds) == (pytest.approx(2.5 / 3), 3, 4)
+    assert "2 parts done before" in capsys.readouterr().err
+    ran = json.loads((tmp_path / "ran.json").read_text())
+    assert (ran["runs"], ran["timed_runs"]) == (1, 1)
+    kept = [json.loads(path.read_text())["seconds"] for path in (tmp_path / "runs").glob("*.json")]
+    assert len(kept) == 3
+    assert ran["seconds"] >= round(sum(kept), 1)
+    (tmp_path / "runs" / "seed2.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cannot read .*seed2\.json"):
+        reproduce(study, directory=tmp_path)
 
 
 def test_resume_goes_on_with_a_recipe(tmp_path, monkeypatch, capsys):

@@ -124,7 +124,12 @@ def test_what_is_carried_out_is_left_in_its_directory(tmp_path, capsys):
 def test_a_study_has_its_rows_shown_and_no_full_version(tmp_path, cells, outcomes):
     figure = figures.bars("accuracy", "Accuracy")(cells, outcomes)
     study = Study(
-        "drawn", "Drawn", "Ours.", 4, 1.0, lambda seeds, quick: ([PaperRow("a", "b", "P", 1.0, seeds=seeds)], figure)
+        "drawn",
+        "Drawn",
+        "Ours.",
+        4,
+        1.0,
+        lambda seeds, quick, kept: ([PaperRow("a", "b", "P", 1.0, seeds=seeds)], figure),
     )
     assert reproduction.reproduce(study, quick=True, directory=tmp_path)[0][0].seeds == 1
     with pytest.raises(ValueError, match="no fuller version"):
@@ -133,7 +138,7 @@ def test_a_study_has_its_rows_shown_and_no_full_version(tmp_path, cells, outcome
 
 def test_several_pictures_are_each_left_under_its_name(tmp_path, outcomes, cells):
     first, second = (figures.bars("accuracy", label)(cells, outcomes) for label in ("Accuracy", "Again"))
-    study = Study("drawn", "Drawn", "Ours.", 1, 1.0, lambda seeds, quick: ([PaperRow("a", "b", "P", 1.0)], drawn))
+    study = Study("drawn", "Drawn", "Ours.", 1, 1.0, lambda *_: ([PaperRow("a", "b", "P", 1.0)], drawn))
     drawn = {"": first, "again": second}
     reproduction.reproduce(study, directory=tmp_path)
     assert {path.name for path in tmp_path.glob("*.png")} == {"figure.png", "figure.again.png"}
