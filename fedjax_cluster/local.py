@@ -399,11 +399,6 @@ def server_key(rng_key: Array) -> Array:
     return jax.random.fold_in(rng_key, 2**32 - 1)
 
 
-def honest(update: LocalUpdate) -> LocalUpdate:
-    """The update of what a client keeps to itself: without the fault that spoils what it sends."""
-    return update if getattr(update, "fault", None) is None else changed(update, "made honest", fault=None)
-
-
 def mean_of_steps(result: LocalResult) -> Array:
     """Mean loss f32[] over a client's local steps."""
     return jnp.sum(result.losses) / jnp.maximum(result.num_steps, 1).astype(jnp.float32)

@@ -117,6 +117,24 @@ def test_stragglers_send_what_fewer_steps_gave():
     chex.assert_trees_all_close(spoilt.delta, short.delta, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["ditto", "fedrep", "local_only"])
+def test_stragglers_are_slow_in_what_they_keep_to_themselves_too(name):
+    method = REGISTRY[name](MODEL, local=local.sgd(0.2, batch_size=4, steps=6))
+
+    def gradients(fault):
+        run = simulate(method, blobs(), rounds=1, mapping=ONE, fault=fault, progress=False)
+        return run.history["gradient_evaluations"][-1], run
+
+    usual, without = gradients(None)
+    clients = len(blobs().train.num_examples)
+    passes = 1 if name == "local_only" else 2
+    assert gradients(faults.stragglers(share=1.0, steps=2))[0] == 2 * passes * clients < usual
+    if name != "fedrep":  # whose head starts from a base that was spoilt
+        same = gradients(faults.sign_flip(share=1.0))[1]
+        own = "models" if name == "local_only" else "own"
+        chex.assert_trees_all_equal(getattr(same.state.clients, own), getattr(without.state.clients, own))
+
+
 def test_a_client_drops_out_as_often_as_the_rate_says():
     result = sent_by(None, False)[1]
     sent = jax.vmap(lambda key: faults.drop_out(0.3).sent(key, result, jnp.asarray(True)).delta["output"]["bias"][0])

@@ -19,7 +19,8 @@ from fedjax_cluster.algorithms.personal import (
     starting_clients,
 )
 from fedjax_cluster.algorithms.round import Trained, cluster_round
-from fedjax_cluster.local import client_key, honest
+from fedjax_cluster.kept_training import honest
+from fedjax_cluster.local import client_key
 from fedjax_cluster.options import NOT_NEGATIVE, at_least, changed, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import ONE

@@ -11,7 +11,7 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedper import fedper, with_own
 from fedjax_cluster.algorithms.personal import global_model
-from fedjax_cluster.local import honest
+from fedjax_cluster.kept_training import honest
 from fedjax_cluster.options import at_least, changed, option
 from fedjax_cluster.privacy.gaussian import ONE
 from fedjax_cluster.server import Weighting

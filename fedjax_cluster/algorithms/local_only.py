@@ -12,7 +12,8 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.algorithms.round import Report, clients_info, cluster_variables, first_state, report, start_models
-from fedjax_cluster.local import client_key, honest
+from fedjax_cluster.kept_training import honest
+from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import ClientData, Cohort, Costs, Population, PyTree, RoundInfo, State, Variables

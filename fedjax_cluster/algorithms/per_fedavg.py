@@ -12,7 +12,8 @@ from jax import Array
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.round import cluster_variables
-from fedjax_cluster.local import BatchGradientOf, honest
+from fedjax_cluster.kept_training import honest
+from fedjax_cluster.local import BatchGradientOf
 from fedjax_cluster.nn.precision import precision_of
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
 from fedjax_cluster.privacy.gaussian import ONE
