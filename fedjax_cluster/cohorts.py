@@ -56,13 +56,21 @@ def uniform(rng_key: Array, present: Array, participation: float, *, first: Arra
 
 def wanted_clients(participation: float, present: Array) -> Array:
     """i32[]: ⌈participation · present⌉ of the clients present bool[M], one at least where there is one."""
+    return share_of(participation, jnp.sum(present, dtype=jnp.int32), present.shape[0])
+
+
+def share_of(participation: float, count: Array, most: int) -> Array:
+    """⌈participation · n⌉ of each count n, i32, which is `most` at most; static.
+
+    >>> share_of(0.6, jnp.asarray([0, 1, 100_000]), 100_000).tolist()
+    [0, 1, 60000]
+    """
     # Products of many clients have no digits left in float32 that would tell a whole number from what is above it. So
     # it is looked up how many clients it takes for one more.
-    wanted = np.arange(1, cohort_size(participation, present.shape[0]) + 1)
+    wanted = np.arange(1, cohort_size(participation, most) + 1)
     fewest = np.floor((wanted - 1) / participation).astype(np.int64)
     while (short := np.ceil(participation * fewest - 1e-9) < wanted).any():
         fewest = fewest + short
-    count = jnp.sum(present, dtype=jnp.int32)
     return jnp.searchsorted(jnp.asarray(fewest.astype(np.int32)), count, side="right").astype(jnp.int32)
 
 
@@ -154,19 +162,19 @@ def everybody_when(when: Array, present: Array, selection: Selection) -> Selecti
     return in_place(jnp.where(when, present, chosen))
 
 
-def cluster_cohort_sizes(participation: float, num_clients: Array, smallest: int = 3) -> Array:
+def cluster_cohort_sizes(participation: float, num_clients: Array, most: int, smallest: int = 3) -> Array:
     """i32[K]: max(⌈ρ·n_k⌉, smallest) clients of every cluster, all of one with fewer (FedGWC, App. A, Eq. 28).
 
     Args:
       participation: ρ in (0, 1].
       num_clients: i32[K], n_k.
+      most: clients of a cluster at most, static.
       smallest: below which a client's losses could be told from the cohort's mean; the paper's 3.
 
-    >>> cluster_cohort_sizes(0.1, jnp.asarray([50, 12, 2])).tolist()
+    >>> cluster_cohort_sizes(0.1, jnp.asarray([50, 12, 2]), 64).tolist()
     [5, 3, 2]
     """
-    share = jnp.ceil(participation * num_clients.astype(jnp.float32) - 1e-4).astype(jnp.int32)
-    return jnp.minimum(jnp.maximum(share, smallest), num_clients)
+    return jnp.minimum(jnp.maximum(share_of(participation, num_clients, most), smallest), num_clients)
 
 
 def largest_cluster_cohorts(participation: float, num_clients: int, num_clusters: int, smallest: int = 3) -> int:

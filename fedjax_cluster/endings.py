@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,9 +45,15 @@ def keeping(kept: str) -> Iterator[None]:
 
 
 def open_outputs() -> None:
-    """Gives a process whose output or errors were closed, which Python calls None, somewhere to write them to."""
+    """Gives a process whose output or errors were closed, which Python calls None, somewhere to write them to.
+
+    What an output's encoding has no sign for is "?".
+    """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        output = getattr(sys, name)
+        if isinstance(output, io.TextIOWrapper) and codecs.lookup(output.encoding).name != "utf-8":
+            output.reconfigure(errors="replace")
+        if output is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 

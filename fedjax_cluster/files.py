@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import re
@@ -14,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,7 +26,10 @@ except ImportError:  # elsewhere than on Unix nothing is locked
     fcntl = None
 
 
+LOG = logging.getLogger(__name__)
 LOCK = ".lock"
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # by another process, not unknown to the file system
+MISREAD = re.compile(r"[\[\]\\]|:/")
 STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
 DIGEST_LENGTH = 32  # hexadecimal digits
 # What reading a damaged .npz file raises: of the file, the archive, its compression, or an array's header.
@@ -159,6 +164,35 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != "seal"}
 
 
+def _opened(path: pathlib.Path, attempts: int = 5) -> IO[bytes]:
+    """The file that locks a directory."""
+    try:
+        # What is not flushed, as on a full disk, would be tried again as the file is closed.
+        return path.open("ab+", buffering=0)
+    except FileNotFoundError:  # another process, which was refused, has removed the empty directory
+        if attempts == 1:
+            raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _opened(path, attempts - 1)
+
+
+def _locked(file: IO[bytes], directory: pathlib.Path) -> bool:
+    """Whether this process has the lock, or nobody can."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in HELD:
+            return False
+        # Such as NFS without its lock daemon.
+        LOG.warning(
+            f"the file system of {directory} has no locks ({error.strerror}): nothing keeps two processes from working "
+            "in it at once"
+        )
+    return True
+
+
 class Taken(ValueError):
     """A directory that another process works in."""
 
@@ -177,23 +211,17 @@ def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
     path = directory / LOCK
     if path.is_dir():
         raise ValueError(f"{path} is a directory, where a run keeps others out by a file; remove it")
-    # What is not flushed, as on a full disk, would be tried again as the file is closed.
-    with path.open("ab+", buffering=0) as file:
+    with _opened(path) as file:
 
         def same() -> bool:
             with contextlib.suppress(OSError):
                 return os.path.samestat(path.stat(), os.fstat(file.fileno()))
             return False
 
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not same():
-                raise FileNotFoundError(path)
-        except OSError:
+        if not (_locked(file, directory) and same()):
             file.seek(0)
             owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
-            raise Taken(f"{directory} is in use by {owner}; wait for its end, or choose another directory") from None
+            raise Taken(f"{directory} is in use by {owner}; wait for its end, or choose another directory")
         try:
             with _naming(path):
                 file.truncate(0)
@@ -202,6 +230,12 @@ def taken(directory: pathlib.Path) -> Iterator[Callable[[], bool]]:
         finally:
             if same():
                 path.unlink(missing_ok=True)
+
+
+def remove_empty(directory: pathlib.Path) -> None:
+    """Removes a directory with nothing in it."""
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def remove_strays(directory: pathlib.Path) -> None:
@@ -232,3 +266,13 @@ def check_writable(directory: pathlib.Path, attempts: int = 5) -> None:
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def check_run_directory(directory: pathlib.Path) -> None:
+    """`check_writable`, and a ValueError where checkpoints that are made in `directory` could not be read again."""
+    if found := MISREAD.search(str(directory.absolute())):
+        raise ValueError(
+            f"the run directory {directory.absolute()} has {found[0]!r} in its path, which orbax takes for a pattern, "
+            "so that checkpoints could not be read again; choose another one"
+        )
+    check_writable(directory)

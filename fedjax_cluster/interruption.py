@@ -89,7 +89,8 @@ class Interrupt(contextlib.AbstractContextManager):
     @staticmethod
     def _heard() -> list[int]:
         hangup = [HANGUP] if HANGUP is not None and signal.getsignal(HANGUP) == signal.SIG_DFL else []
-        return [signal.SIGINT, signal.SIGTERM, *hangup]
+        # What a program that Python is embedded in hears is None here, and cannot be given back to it.
+        return [each for each in (signal.SIGINT, signal.SIGTERM, *hangup) if signal.getsignal(each) is not None]
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:

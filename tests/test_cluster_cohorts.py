@@ -13,14 +13,14 @@ from fedjax_cluster import cohorts
 def test_the_sampling_rate_is_kept_by_clusters_large_enough():
     """Theorem A.5: no more clients than before where every cluster has 3/ρ of them; below that, three each."""
     for sizes in ([100], [60, 40], [30, 30, 40]):
-        assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray(sizes)).sum()) == 10
-    assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray([80, 10, 10])).sum()) == 14
+        assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray(sizes), 100).sum()) == 10
+    assert int(cohorts.cluster_cohort_sizes(0.1, jnp.asarray([80, 10, 10]), 100).sum()) == 14
     rng = np.random.default_rng(0)
     for _ in range(200):
         clusters, clients = int(rng.integers(1, 6)), int(rng.integers(6, 60))
         sizes = rng.multinomial(clients, rng.dirichlet(np.ones(clusters)))
         rate = float(rng.uniform(0.02, 1.0))
-        total = int(cohorts.cluster_cohort_sizes(rate, jnp.asarray(sizes)).sum())
+        total = int(cohorts.cluster_cohort_sizes(rate, jnp.asarray(sizes), sum(sizes)).sum())
         assert total <= cohorts.largest_cluster_cohorts(rate, clients, clusters)
 
 
@@ -59,3 +59,10 @@ def test_a_capacity_above_all_clients_is_padded():
     assert mask.tolist() == [True] * 2 + [False] * 5
     assert (index[2:] == 4).all()
     assert set(index[:2]) in ({0, 1}, {1, 2})
+
+
+@pytest.mark.parametrize(("rate", "clients", "wanted"), [(0.6, 100_000, 60_000), (0.6, 800_000, 480_000), (0.1, 25, 3)])
+def test_large_clusters_send_no_more_than_their_share(rate, clients, wanted):
+    """In float32 0.6 of 100 000 clients is above 60 000."""
+    assert int(cohorts.cluster_cohort_sizes(rate, jnp.asarray([clients]), clients)[0]) == wanted
+    assert wanted <= cohorts.largest_cluster_cohorts(rate, clients, 1)

@@ -1,13 +1,15 @@
 """What flags there are, what help says about them, and what the shell completes."""
 
+import io
 import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from fedjax_cluster import cli
+from fedjax_cluster import cli, endings
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.completion import SHELLS
@@ -171,3 +173,15 @@ def test_list_names_everything(capsys):
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("cfl-gp", "mixed-datasets", "lenet5", "digits", *RECIPES))
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("cp1252", b"? \x85"), ("ascii", b"? ?"), ("utf-8", "β …".encode())])
+def test_what_an_encoding_has_no_sign_for_is_a_question_mark(monkeypatch, encoding, printed):
+    """Help with a Greek letter ended with an error where the output is Windows' or a cluster's ISO-8859."""
+    outputs = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+    for name, output in zip(("stdout", "stderr"), outputs, strict=True):
+        monkeypatch.setattr(sys, name, output)
+    endings.open_outputs()
+    for output in outputs:
+        print("β …", end="", file=output, flush=True)
+        assert output.buffer.getvalue() == printed

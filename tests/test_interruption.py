@@ -276,3 +276,13 @@ def test_a_terminal_that_closes_ends_a_script_after_a_checkpoint():
 
 def rounds_saved():
     return [int(name) for name in map(os.path.basename, glob.glob("own/checkpoints/*")) if name.isdecimal()]
+
+
+def test_what_the_host_of_an_embedded_python_hears_is_left_to_it(monkeypatch):
+    heard = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else heard(number))
+    before = heard(signal.SIGTERM)
+    with Interrupt():
+        assert heard(signal.SIGTERM) is before
+        assert heard(signal.SIGINT) is not signal.default_int_handler
+    assert heard(signal.SIGTERM) is before

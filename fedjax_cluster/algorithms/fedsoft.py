@@ -122,9 +122,9 @@ class fedsoft(Method):
         """How often each cluster draws each client, f32[M, K]."""
         odds = self.importance(clients.membership) * clients.num_examples.astype(jnp.float32)[:, None]
         odds = jnp.where(clients.present[:, None], odds, 0.0)
-        most = math.ceil(self.participation * len(clients.present) / self.clusters - 1e-9)
-        wanted = jnp.ceil(self.participation * jnp.sum(clients.present.astype(jnp.float32)) / self.clusters - 1e-4)
-        return draw_clients(rng_key, odds, most, wanted.astype(jnp.int32))
+        share = self.participation / self.clusters
+        most = cohorts.cohort_size(share, len(clients.present))
+        return draw_clients(rng_key, odds, most, cohorts.wanted_clients(share, clients.present))
 
     def clients_in_round(self, present: int) -> int:
         return math.ceil(self.participation * present / self.clusters - 1e-9)

@@ -160,7 +160,7 @@ class fesem(AveragingMethod):
 
         def join(client: Client) -> tuple[Array, Array]:
             result = train(client)
-            return nearest_centre(centres, from_first(result), self.layers), result.num_steps
+            return nearest_centre(centres, from_first(result), self.layers, jnp.zeros((), jnp.int32)), result.num_steps
 
         mapped = parallel.for_each_client(
             as_centre,
@@ -200,7 +200,7 @@ class fesem(AveragingMethod):
         def train(client: Client, old: Array) -> Trained:
             result = train_client(rng_key, self.local, self.model, centres, old, client, state.round)
             trained = jax.tree.map(lambda centre, delta: centre[old] + delta, centres.params, result.delta)
-            slot = nearest_centre(centres, trained, self.layers)
+            slot = nearest_centre(centres, trained, self.layers, old)
             # Relative to the new centre, so that the mean of these takes it to the mean of the models.
             towards = jax.tree.map(lambda model, centre: model - centre[slot], trained, centres.params)
             return Trained(slot, result._replace(delta=towards))
@@ -234,7 +234,7 @@ class fesem(AveragingMethod):
 
         def nearest(client: Client, old: Array) -> Array:
             centre = cluster_variables(state.clusters, jnp.maximum(old, 0))
-            return nearest_centre(state.clusters, centre.params, self.layers)
+            return nearest_centre(state.clusters, centre.params, self.layers, jnp.maximum(old, 0))
 
         found = parallel.for_each_client(nearest, cohort, old, collect=lambda slot: slot).collected
         return jnp.where(mask, found, old)
@@ -246,15 +246,19 @@ class fesem(AveragingMethod):
         return state._replace(clients=tree.scatter(state.clients, index, row))
 
 
-def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str] = ()) -> Array:
-    """The cluster i32[] whose model is nearest, argmin_k ‖w − c_k‖², over layers as in `tree.match`; () is all."""
+def nearest_centre(centres: Clusters, params: PyTree, layers: Sequence[str], own: Array) -> Array:
+    """The cluster i32[] whose model is nearest, argmin_k ‖w − c_k‖², over layers as in `tree.match`; () is all.
+
+    A client whose model is not finite stays in its own, i32[].
+    """
     chosen = jax.tree.leaves(tree.match(params, layers))
     pairs = zip(jax.tree.leaves(centres.params), jax.tree.leaves(params), chosen, strict=True)
     parts = [
         jnp.sum(jnp.square(centre - own[None]).reshape(centre.shape[0], -1), 1) for centre, own, pick in pairs if pick
     ]
     distance = jnp.sum(jnp.stack(parts), 0)
-    return jnp.argmin(jnp.where(centres.active & jnp.isfinite(distance), distance, jnp.inf)).astype(jnp.int32)
+    known = centres.active & jnp.isfinite(distance)
+    return jnp.where(known.any(), jnp.argmin(jnp.where(known, distance, jnp.inf)).astype(jnp.int32), own)
 
 
 def _draw_distinct(rng_key: Array, present: Array, count: int) -> Array:

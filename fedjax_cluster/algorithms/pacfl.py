@@ -323,12 +323,15 @@ class pacfl(SearchingMethod):
         row = Clients(jnp.zeros(self.clusters), jnp.asarray(True), vectors)
         clients = tree.scatter(state.clients, index, row)
         between = compare(clients.vectors, self.angles)
-        to_clusters = cluster_distances(between[index], clients.membership, clients.present, self.linkage)
+        # Who was never heard is in the largest cluster, at a right angle to all.
+        heard = clients.present & (jnp.abs(clients.vectors).max((1, 2, 3)) > 0)
+        to_clusters = cluster_distances(between[index], clients.membership, heard, self.linkage)
         # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
         # long as there are slots.
         active = state.clusters.active
         apart = (to_clusters.min() > state.server.threshold) & ~active.all()
         slot = jnp.where(apart, jnp.argmin(active), jnp.argmin(to_clusters)).astype(jnp.int32)
+        slot = jnp.where(finite, slot, largest_cluster(state.clients.membership))
         membership = tree.scatter(clients.membership, index, one_hot(slot, self.clusters))
         clusters = state.clusters._replace(active=active.at[slot].set(True))
         return State(

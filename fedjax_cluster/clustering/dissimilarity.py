@@ -58,7 +58,7 @@ def classwise_angles(
     [0.0, 53.13, 180.0]
     """
     vectors = checks.floats(vectors, "vectors", 4)
-    counts = _class_counts(counts, vectors.shape[:2])
+    counts = class_counts(counts, vectors.shape[:2])
     checks.choice(reduction, "reduction", ("smallest", "sum"))
     checks.finite(vectors, "vectors")
     return _classwise_angles(vectors, counts, reduction)
@@ -202,13 +202,11 @@ def data_dissimilarity(
     105.0
     """
     angles = checks.floats(angles, "angles", 3)
-    counts = _class_counts(counts, angles.shape[1:])
+    counts = class_counts(counts, angles.shape[1:])
     if angles.shape[0] != angles.shape[1]:
         raise ValueError(f"angles has shape {angles.shape}; it must be [M, M, L]: one entry per pair and class.")
     mask = checks.client_mask(mask, angles.shape[0])
-    delta = checks.floats(delta, "delta", 0, like=angles)
-    if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
-        raise ValueError(f"delta is {float(delta)}; weights lie in [1 - delta, 1 + delta]: choose it in [0, 1].")
+    delta = checked_delta(delta, angles)
     checks.finite(jnp.where(checks.pairs(mask, diagonal=True)[:, :, None], angles, 0.0), "angles", mask)
     return _data_dissimilarity(angles, counts, delta, mask)
 
@@ -327,9 +325,7 @@ def proximity(
     checks.symmetric_matrix(data, "data", known, diagonal=False)
     checks.symmetric_matrix(gradient, "gradient", known, diagonal=False)
     data, gradient = checks.alike(data, gradient)
-    beta = checks.floats(beta, "beta", 0, like=data)
-    if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
-        raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
+    beta = checked_beta(beta, data)
     return _proximity(data, gradient, beta, known)
 
 
@@ -347,7 +343,21 @@ def _proximity(data: Array, gradient: Array, beta: Array, mask: Array) -> Array:
     return jnp.clip(beta * scaled(data) + (1.0 - beta) * scaled(gradient), 0.0, 1.0)
 
 
-def _class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
+def checked_delta(delta: Scalar, like: Array) -> Array:
+    delta = checks.floats(delta, "delta", 0, like=like)
+    if not checks.holds(lambda delta: (delta >= 0.0) & (delta <= 1.0), delta):
+        raise ValueError(f"delta is {float(delta)}; weights lie in [1 - delta, 1 + delta]: choose it in [0, 1].")
+    return delta
+
+
+def checked_beta(beta: Scalar, like: Array) -> Array:
+    beta = checks.floats(beta, "beta", 0, like=like)
+    if not checks.holds(lambda beta: (beta >= 0.0) & (beta <= 1.0), beta):
+        raise ValueError(f"beta is {float(beta)}; it is the weight of the data: choose it in [0, 1].")
+    return beta
+
+
+def class_counts(counts: ArrayLike, shape: tuple[int, ...]) -> Array:
     counts = checks.as_array(counts, "counts")
     if counts.shape != shape or not jnp.issubdtype(counts.dtype, jnp.integer):
         raise ValueError(f"counts has shape {counts.shape}, {counts.dtype}: give integers {shape}, one per class.")

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
-from fedjax_cluster.clustering.similarity import over_chunks, root, row_products, unit
+from fedjax_cluster.clustering.similarity import of_length_one, over_chunks, root, row_products, unit
 
 Metric = Literal["euclidean", "manhattan", "cosine"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -59,7 +59,7 @@ def pairwise_distances(
 @partial(jax.jit, static_argnames="metric")
 def _pairwise_distances(points: Array, others: Array, metric: Metric) -> Array:
     if metric == "cosine":
-        cosine = row_products(_of_length_one(points), _of_length_one(others))
+        cosine = row_products(of_length_one(points), of_length_one(others))
         return 1.0 - jnp.clip(cosine, -1.0, 1.0)
     scale = jnp.maximum(unit(points), unit(others))
     squared = metric == "euclidean"
@@ -73,13 +73,6 @@ def _pairwise_distances(points: Array, others: Array, metric: Metric) -> Array:
 
     total = over_chunks(summed, points, others)
     return (root(total) if squared else total) * scale
-
-
-def _of_length_one(rows: Array) -> Array:
-    largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-    rows = rows / jnp.where(largest > 0.0, largest, 1.0)
-    length = root(jnp.square(rows).sum(axis=1, keepdims=True))
-    return rows / jnp.where(length > 0.0, length, 1.0)
 
 
 def similarity_differences(similarity: Float[ArrayLike, "M M"], mask: Mask = None) -> Float[Array, "M M"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
-from fedjax_cluster.clustering.similarity import matmul
+from fedjax_cluster.clustering.similarity import matmul, unit
 from fedjax_cluster.options import LARGEST_WHOLE
 
 
@@ -54,8 +54,7 @@ def _gaussian_rewards(losses: Array, mask: Array) -> Array:
     # square of no loss is infinite.
     least = jnp.where(mask, losses, jnp.inf).min(axis=0)
     losses = jnp.where(mask, losses - least[None, :], 0.0)
-    largest = losses.max(axis=0)
-    losses = losses / jnp.where(largest > 0.0, largest, 1.0)[None, :]
+    losses = losses / unit(losses, axis=0)[None, :]
     count = mask.sum(axis=0).astype(losses.dtype)
     mean = losses.sum(axis=0) / jnp.maximum(count, 1.0)
     squared = jnp.where(mask, jnp.square(losses - mean[None, :]), 0.0)

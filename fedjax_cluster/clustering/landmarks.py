@@ -17,8 +17,17 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask, Scalar
-from fedjax_cluster.clustering.dissimilarity import RADIAN, Reduction, angles_between, spread, weights_between
-from fedjax_cluster.clustering.similarity import degrees, matmul, root
+from fedjax_cluster.clustering.dissimilarity import (
+    RADIAN,
+    Reduction,
+    angles_between,
+    checked_beta,
+    checked_delta,
+    class_counts,
+    spread,
+    weights_between,
+)
+from fedjax_cluster.clustering.similarity import degrees, matmul, of_length_one
 from fedjax_cluster.clustering.spectral import Embedding
 
 Clients = Int[ArrayLike, " m"]
@@ -135,7 +144,7 @@ def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) 
       Orthonormal columns; 0 for a singular value below 10⁻⁶ of the largest, which is rounding.
 
     Raises:
-      ValueError: shapes that do not fit, or profiles that are not finite.
+      ValueError: shapes that do not fit, or profiles or features that are not finite.
 
     >>> profile = jnp.array([[3.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
     >>> embedding = Embedding(jnp.array([[3.0], [0.0], [3.0]]), jnp.array([18.0**0.5]))
@@ -151,6 +160,7 @@ def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) 
             "values: give the embedding of these profiles."
         )
     checks.finite(profile, "profile")
+    checks.finite(features, "embedding.features")
     kept = values > _LEAST * values.max(initial=0.0)
     values = jnp.where(kept, values, 1.0)[None, :]
     return jnp.where(kept[None, :], matmul(profile.T, features / values) / values, 0.0)
@@ -249,7 +259,8 @@ def landmark_proximity(
       clients that do not count.
 
     Raises:
-      ValueError: shapes that do not fit, or values that are not finite in clients that count.
+      ValueError: shapes that do not fit, counts that are negative or no integers, δ or β outside [0, 1], or values that
+        are not finite in clients that count.
 
     >>> vectors = jnp.array([[[[1.0], [0.0]]], [[[0.6], [0.8]]], [[[0.8], [0.6]]]])
     >>> far = landmark_proximity(vectors, jnp.full((3, 1), 9), jnp.eye(3), jnp.array([0, 1]), beta=1.0)
@@ -257,20 +268,17 @@ def landmark_proximity(
     ((3, 2), 0.0)
     """
     vectors = checks.floats(vectors, "vectors", 4)
-    counts = checks.as_array(counts, "counts")
+    counts = class_counts(counts, vectors.shape[:2])
     updates = checks.floats(updates, "updates", 2, like=vectors)
-    if counts.shape != vectors.shape[:2] or len(updates) != len(vectors):
-        raise ValueError(
-            f"vectors has shape {vectors.shape}, counts {counts.shape}, updates {updates.shape}: give those of the "
-            "same clients."
-        )
+    if len(updates) != len(vectors):
+        raise ValueError(f"vectors has shape {vectors.shape}, updates {updates.shape}: give those of the same clients.")
     landmarks = _checked_landmarks(landmarks, len(vectors))
     mask = checks.client_mask(mask, len(vectors))
     checks.choice(angles, "angles", get_args(Reduction))
     for array, name in ((vectors, "vectors"), (updates, "updates")):
         checks.finite(array, name, mask)
-    options = checks.floats(delta, "delta", 0, like=vectors), checks.floats(beta, "beta", 0, like=vectors)
-    return _landmark_proximity(vectors, jnp.asarray(counts), updates, landmarks, *options, mask, angles)
+    options = checked_delta(delta, vectors), checked_beta(beta, vectors)
+    return _landmark_proximity(vectors, counts, updates, landmarks, *options, mask, angles)
 
 
 @partial(jax.jit, static_argnames="angles")
@@ -358,15 +366,7 @@ def _degrees_between(
 
 def degrees_between(updates: Array, others: Array) -> Array:
     """Angles in degrees between the rows of two matrices; 90 to a row of zeros."""
-
-    def normed(rows: Array) -> Array:
-        # With its largest entry at 1 a row's norm neither overflows nor underflows.
-        largest = jnp.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-        rows = rows / jnp.where(largest > 0.0, largest, 1.0)
-        norm = root(jnp.square(rows).sum(axis=1, keepdims=True))
-        return rows / jnp.where(norm > 0.0, norm, 1.0)
-
-    return degrees(matmul(normed(updates), normed(others).T))
+    return degrees(matmul(of_length_one(updates), of_length_one(others).T))
 
 
 def _checked_landmarks(landmarks: Clients, clients: int, number: int | None = None) -> Array:

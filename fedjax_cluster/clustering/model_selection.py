@@ -100,16 +100,17 @@ def estimate_num_clusters(
 
     - "gap": the gap statistic, the least k with Gap(k) >= Gap(k*) − s_{k*} where k* has the largest gap, against
       uniform points in the box of the principal axes,
-    - "elbow": the k whose inertia lies farthest from the chord of the curve (1..max_clusters),
+    - "elbow": the k whose inertia lies farthest from the chord of the curve over 1..max_clusters, which is none of its
+      ends; 1 where it has no elbow, as with fewer than three points,
     - "silhouette": the k >= 2 with the largest mean silhouette.
 
-    Only "gap" can answer 1. See CFL-GP, Appendix G; Tibshirani, Walther and Hastie (2001), whose comparison with k + 1
+    See CFL-GP, Appendix G; Tibshirani, Walther and Hastie (2001), whose comparison with k + 1
     often stops at 1 where two clusters explain no more than one; Dudoit and Fridlyand (2002) for that with k*.
 
     Args:
       rng_key: a JAX random key, for k-means and the reference points.
       values: n singular values in descending order, or features of M clients; in any unit.
-      max_clusters: the largest answer; at most the number of clients that count.
+      max_clusters: the largest answer ("elbow" needs one more than it may answer); at most the clients that count.
       method: how features are read, see above.
       mask: clients that count, for features; None means all.
 
@@ -130,6 +131,8 @@ def estimate_num_clusters(
     if values.ndim == 1:
         if method != "gap":
             raise ValueError(f"method is {method!r}, but singular values only have gaps: give features [M, s].")
+        if mask is not None:
+            raise ValueError("mask is given with singular values, which are no clients': leave it out.")
         limit = checks.count(max_clusters, "max_clusters")
         return int(largest_gaps(values[: limit + 1], 1)[0])
     mask = checks.client_mask(mask, values.shape[0])

@@ -49,9 +49,9 @@ def block_gram(block: Float[ArrayLike, "M d"]) -> Float[Array, "M M"]:
     return _gram(jnp.asarray(block), None)
 
 
-def unit(values: Float[Array, ...]) -> Float[Array, ""]:
+def unit(values: Float[Array, ...], axis: int | None = None, keepdims: bool = False) -> Float[Array, ...]:
     """The power of two below the largest entry: divided by it, no digit changes, and no square or product overflows."""
-    _, exponent = jnp.frexp(jnp.abs(values).max(initial=0.0))
+    _, exponent = jnp.frexp(jnp.abs(values).max(axis=axis, keepdims=keepdims, initial=0.0))
     # Compilers divide by a power of two as they multiply by its inverse, which has to be a normal number as well.
     least = int(jnp.finfo(values.dtype).minexp)
     return jnp.ldexp(jnp.ones((), values.dtype), jnp.clip(exponent - 1, least, -least))
@@ -61,6 +61,13 @@ def root(squares: Float[Array, ...]) -> Float[Array, ...]:
     """√x, with the derivative 0 at 0: a row stays at distance 0 from itself."""
     none = squares == 0.0
     return jnp.where(none, 0.0, jnp.sqrt(jnp.where(none, 1.0, squares)))
+
+
+def of_length_one(rows: Float[Array, "M d"]) -> Float[Array, "M d"]:
+    """Rows of the same directions; a row of zeros stays."""
+    rows = rows / unit(rows, axis=1, keepdims=True)
+    length = root(jnp.square(rows).sum(axis=1, keepdims=True))
+    return rows / jnp.where(length > 0.0, length, 1.0)
 
 
 def degrees(cosines: Float[Array, ...]) -> Float[Array, ...]:
@@ -168,9 +175,8 @@ def cosine_similarity(updates: Float[ArrayLike, "M d"], mask: Mask = None) -> Fl
 
 @jax.jit
 def _cosine_similarity(updates: Array, mask: Array) -> Array:
-    # With its largest entry at 1 a row's norm neither overflows nor underflows.
-    largest = jnp.abs(updates).max(axis=1, initial=0.0)
-    gram = _gram(updates, jnp.where(largest > 0.0, largest, 1.0))
+    # With its largest entry near 1 a row's norm neither overflows nor underflows.
+    gram = _gram(updates, unit(updates, axis=1))
     squared_norm = jnp.diagonal(gram)
     counts = mask & (squared_norm > 0.0)
     inverse_norm = jnp.where(counts, lax.rsqrt(jnp.where(counts, squared_norm, 1.0)), 0.0)

@@ -56,7 +56,8 @@ def principal_vectors(
       Orthonormal columns in the order of their singular values; 0 beyond p and beyond the rank of the class's data.
 
     Raises:
-      ValueError: wrong shapes, rank outside 1..f, share outside (0, 1], labels outside 0..L-1, or non-finite examples.
+      ValueError: wrong shapes, num_examples outside 0..N, rank outside 1..f, share outside (0, 1], labels outside
+        0..L-1, or non-finite examples.
 
     >>> x = jnp.array([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 1.0, 0.0], [9.0, 9.0, 9.0]])
     >>> vectors = principal_vectors(x, jnp.array([0, 1, 1, 0]), 3, 2, 1)
@@ -69,6 +70,8 @@ def principal_vectors(
     if num_examples.shape != () or not jnp.issubdtype(num_examples.dtype, jnp.integer):
         raise ValueError(f"num_examples is {shown(num_examples)}; it must be the whole number of rows that count.")
     num_examples = jnp.asarray(num_examples, jnp.int32)
+    if not checks.holds(lambda number: (number >= 0) & (number <= x.shape[0]), num_examples):
+        raise ValueError(f"num_examples is {shown(num_examples)} of {x.shape[0]} rows; give how many of them count.")
     num_classes = checks.count(num_classes, "num_classes")
     rank = checks.count(rank, "rank", maximum=x.shape[1], there_are="features exist")
     share = checked("share", share, float | None, SHARE)

@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_cluster.data import cache, partition
 from fedjax_cluster.data.validation import check_class_names, check_finite, check_labels, check_lengths, check_pixels
 from fedjax_cluster.options import COUNT, INSIDE_UNIT, as_path, at_least, with_checks
+from fedjax_cluster.quiet import absl_from
 from fedjax_cluster.types import DatasetInfo, Examples, Federation, Task, UserFederation
 
 LOG = logging.getLogger(__name__)
@@ -244,15 +245,9 @@ def data_folder(data_dir: str | os.PathLike | None = None) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silences TFDS's warnings about absent folders and its choice of an image decoder."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with absl_from(logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _builder(name: str, data_dir: str) -> Any:

@@ -23,7 +23,7 @@ from fedjax_cluster.experiments.shared_federations import (
     shared_federation,
 )
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
-from fedjax_cluster.files import check_writable, digest, plain, read_json, sealed, taken, write_json
+from fedjax_cluster.files import check_run_directory, digest, plain, read_json, remove_empty, sealed, taken, write_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
@@ -244,15 +244,19 @@ def _opened(
     if directory is None:
         yield lambda comparison: None
         return
-    check_writable(directory)
+    check_run_directory(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
-    elif not is_comparison(directory):  # or another has begun one meanwhile
-        refuse_filled(directory)
+    elif not is_comparison(directory):
+        try:
+            refuse_filled(directory)
+        except ValueError:
+            if not is_comparison(directory):  # another has begun one meanwhile
+                raise
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if before is None:
-            stack.callback(_remove_empty, directory)
+            stack.callback(remove_empty, directory)
         same = stack.enter_context(taken(directory))
         if (read(directory) if is_comparison(directory) else None) != before:
             raise ValueError(f"another command has changed {directory} since this one began; give it again")
@@ -269,11 +273,6 @@ def _opened(
             if before is None and same():
                 (directory / COMPARISON).unlink(missing_ok=True)
             raise
-
-
-def _remove_empty(directory: pathlib.Path) -> None:
-    with contextlib.suppress(OSError):
-        directory.rmdir()
 
 
 def _united(before: Comparison, now: Comparison) -> Comparison:

@@ -21,7 +21,18 @@ from fedjax_cluster.experiments.ended_runs import RECIPE
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import FLOPS_PER_SECOND, Recipe, Study, file_name, measured, run_flops
 from fedjax_cluster.experiments.runs import run
-from fedjax_cluster.files import LOCK, STRAY, check_writable, plain, read_json, sealed, taken, unsealed, write_json
+from fedjax_cluster.files import (
+    LOCK,
+    STRAY,
+    check_run_directory,
+    plain,
+    read_json,
+    remove_empty,
+    sealed,
+    taken,
+    unsealed,
+    write_json,
+)
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import as_path, checked
 from fedjax_cluster.provenance import provenance
@@ -125,30 +136,46 @@ def read_recipe(path: pathlib.Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _opened(directory: pathlib.Path, wanted: Mapping[str, Any]) -> Iterator[None]:
     """The recipe's directory, kept from other processes; nothing is left where nothing could be run."""
-    check_writable(directory)
-    before = read_recipe(directory) if is_reproduction(directory) else None
-    if before is not None:
-        for name in ("recipe", "version"):
-            if before[name] != wanted[name]:
-                raise ValueError(
-                    f"the directory {directory} belongs to another reproduction: {name} is {before[name]} there and "
-                    f"{wanted[name]} here; choose another directory"
-                )
-    elif directory.is_dir() and any(
-        not (path.name == LOCK or STRAY.fullmatch(path.name)) for path in directory.iterdir()
-    ):
-        raise ValueError(f"the directory {directory} is not empty and holds no reproduction; choose another")
+    check_run_directory(directory)
+    before = _wanted_before(directory, wanted)
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with taken(directory):
+    with contextlib.ExitStack() as stack:
+        if before is None:
+            stack.callback(remove_empty, directory)
+        stack.enter_context(taken(directory))
+        if _wanted_before(directory, wanted) != before:
+            raise ValueError(f"another command has changed {directory} since this one began; give it again")
+        try:
             write_json(directory / RECIPE, sealed(wanted))
             yield
-    except ValueError:
-        if before is None and not any((directory / RUNS_FOLDER).glob("*.json")):
-            (directory / RECIPE).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-        raise
+        except ValueError:
+            if before is None and not any((directory / RUNS_FOLDER).glob("*.json")):
+                (directory / RECIPE).unlink(missing_ok=True)
+            raise
+
+
+def _wanted_before(directory: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the directory is for already; None where it is empty.
+
+    Raises:
+      ValueError: something else than what is wanted.
+    """
+    if not is_reproduction(directory):
+        filled = directory.is_dir() and any(
+            not (path.name == LOCK or STRAY.fullmatch(path.name)) for path in directory.iterdir()
+        )
+        if filled and not is_reproduction(directory):  # nor has another begun one meanwhile
+            raise ValueError(f"the directory {directory} is not empty and holds no reproduction; choose another")
+        if not filled:
+            return None
+    before = read_recipe(directory)
+    for name in ("recipe", "version"):
+        if before[name] != wanted[name]:
+            raise ValueError(
+                f"the directory {directory} belongs to another reproduction: {name} is {before[name]} there and "
+                f"{wanted[name]} here; choose another directory"
+            )
+    return before
 
 
 def _records(

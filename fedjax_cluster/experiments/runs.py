@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedjax_cluster.experiments.cluster_counts import say_clusters
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.experiments.shared_programs import request_of
-from fedjax_cluster.files import check_writable, quoted, read_json
+from fedjax_cluster.files import check_run_directory, quoted, read_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
 from fedjax_cluster.simulation.evaluation import usual_every
@@ -42,7 +42,7 @@ def run(
     # A run that has ended can be read where nothing can be written.
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
-        check_writable(run_dir)
+        check_run_directory(run_dir)
     given = config = config if run_dir is None else as_begun(config, _known(run_dir))
     config, request = request_of(given, federation, run_dir, callbacks)
     result = request.simulate(time_clustering=time_clustering, progress=progress, checkpoint_every=checkpoint_every)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -17,6 +19,8 @@ from fedjax_cluster.nn.losses import scale
 from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import Model, PyTree, Variables
 
+LOG = logging.getLogger(__name__)
+LOOKED_FOR = ("jax_debug_nans", "jax_debug_infs")
 Precision = Literal["float32", "bfloat16"]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +76,9 @@ class _Narrow:
 def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
     """The function computed in float32 and int32, also where JAX is set to 64 bits: bit by bit as where it is not.
 
+    Nor is it looked through for NaN, which stands for what is not known, such as the loss of a cluster that nobody was
+    in: what is wrong with a run is in its log, and in `num_rejected`.
+
     >>> with jax.enable_x64(True):
     ...     in_32_bits(jnp.zeros)(3).dtype
     dtype('float32')
@@ -80,9 +87,13 @@ def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def narrow(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if jax.dtypes.canonicalize_dtype(float) == jnp.float32:
-                return function(*args, **kwargs)
-            with jax.enable_x64(False):
+            with contextlib.ExitStack() as settings:
+                if jax.dtypes.canonicalize_dtype(float) != jnp.float32:
+                    settings.enter_context(jax.enable_x64(False))
+                if any(getattr(jax.config, name) for name in LOOKED_FOR):
+                    _tell_of_nan()
+                    settings.enter_context(jax.debug_nans(False))
+                    settings.enter_context(jax.debug_infs(False))
                 return function(*args, **kwargs)
         except TypeError:
             if inspect.isfunction(function):  # where the arguments do not fit, it names what is near a misspelt one
@@ -90,6 +101,14 @@ def in_32_bits(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return narrow
+
+
+@functools.cache
+def _tell_of_nan() -> None:
+    LOG.warning(
+        "jax_debug_nans and jax_debug_infs are set aside, as in a run NaN stands for what is not known; to look for "
+        "those of a model, apply it by itself"
+    )
 
 
 def _cast(tree: PyTree, dtype: Any) -> PyTree:

@@ -9,6 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax.core import Tracer
+
 from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.data import check_federation
 from fedjax_cluster.faults import Fault, arrivals
@@ -53,6 +56,10 @@ def check_arguments(
       ValueError: an argument of another kind or out of its range, a federation that cannot be used, or a client who
         joins and leaves at once.
     """
+    if isinstance(jnp.zeros(()), Tracer):
+        raise ValueError(
+            "a simulation is begun inside a function that JAX traces, as of jax.jit: call it outside of it"
+        )
     if run_dir is not None:
         as_path("run_dir", run_dir)
     clusters = getattr(algorithm, "clusters", None)

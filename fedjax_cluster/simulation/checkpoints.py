@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -14,11 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as orbax
 
 from fedjax_cluster import parallel
 from fedjax_cluster.files import digest, file_digest, read_json, sealed, write_json
+from fedjax_cluster.quiet import absl_from
 from fedjax_cluster.types import State
+
+# What fails in orbax's threads is raised as well, and told in one line.
+quietly = functools.partial(absl_from, logging.CRITICAL)
+with quietly():
+    import orbax.checkpoint as orbax
 
 KEPT = 2
 HISTORY = "history/metadata"  # as orbax calls the file of a JSON item
@@ -44,9 +50,8 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: the state of its M clients and the history up to it, saved as one."""
 
+    @quietly()
     def __init__(self, directory: pathlib.Path, num_clients: int, *, run: str = "", read_only: bool = False):
-        # What fails in orbax's threads is raised here as well, and told in one line.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._directory = directory.absolute()
         self._num_clients, self._run, self._read_only = num_clients, run, read_only
         if not read_only:
@@ -58,6 +63,7 @@ class Checkpoints:
         options = orbax.CheckpointManagerOptions(enable_async_checkpointing=False, read_only=read_only)
         self._manager = orbax.CheckpointManager(self._directory, options=options)
 
+    @quietly()
     def save(self, number: int, saved: Saved) -> None:
         """Saves what `number` rounds led to; a checkpoint of that round that is there already stays.
 
@@ -124,6 +130,7 @@ class Checkpoints:
                 shutil.rmtree(step, ignore_errors=True)
                 path.rename(step)
 
+    @quietly()
     def restore(self, like: State, *, must_be_sealed: bool) -> Saved | None:
         """The newest checkpoint that is whole, on the devices of `like`; None where there is none.
 
@@ -155,6 +162,7 @@ class Checkpoints:
             self._set_aside(int(text.partition(":")[0]))
         return None
 
+    @quietly()
     def close(self) -> None:
         self._manager.close()
 

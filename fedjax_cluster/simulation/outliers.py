@@ -68,10 +68,10 @@ class Outliers(NamedTuple):
 
         A client stands out that moved between clusters twice more than the median client, or in the last half of the
         rounds when no more than a tenth did; of whose rows half are another client's too, where that is not usual;
-        whose update is not finite where most are; whose update is more than twice or less than half as long as the
-        median, which its number of rows does not explain; or whose cosine with the nearest cluster, or with its own, is
-        less than half the median. Lengths, cosines and numbers of moves must be 3.5 robust deviations from the median
-        as well.
+        whose update is not finite where most others' are; whose update is more than twice or less than half as long as
+        the median, which its number of rows does not explain; or whose cosine with the nearest cluster, or with its
+        own, is less than half the median. Lengths, cosines and numbers of moves must be 3.5 robust deviations from the
+        median as well.
         """
         told: dict[int, list[str]] = {}
         for client, reason in (*self._moved(), *self._copied(), *self._far()):

@@ -24,7 +24,7 @@ from fedjax_cluster.files import (
     UNREADABLE,
     Taken,
     atomic_file,
-    check_writable,
+    check_run_directory,
     digest,
     is_sealed,
     plain,
@@ -75,7 +75,7 @@ class RunDirectory:
         self._unwritten: list[Event] = []
         self._checkpoints: Any = None  # once it is open
         try:
-            check_writable(self.named)
+            check_run_directory(self.named)
         except ValueError as error:
             if not (self.path / CONFIG).is_file():
                 raise

@@ -13,7 +13,7 @@ from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, ensemble
 from fedjax_cluster.algorithms.cfl.splits import Splits, lead_to_leaf
 from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import ClientData
+from fedjax_cluster.types import Churn, ClientData
 from tests.federations import as_lists, blobs
 from tests.reference import cfl as reference
 from tests.reference.federated import local_change
@@ -187,3 +187,14 @@ def test_client_data_may_be_numpy():
     x, y = as_lists(blobs(clients=12, groups=3))[4]
     client = ClientData(x.astype(np.float32), y.astype(np.int32), np.int32(len(y)))
     assert assign_client(tree, client) in tree.leaves
+
+
+@pytest.mark.slow
+def test_nodes_have_those_who_were_there_when_they_were_split():
+    own = local.sgd(0.3, batch_size=None, steps=2)
+    splitting = cfl(nn.linear(), clusters=4, local=own, epsilon_1=1e9, epsilon_2=0.0, gamma_max=0.0, first_round=1)
+    tree = parameter_tree(simulate(splitting, blobs(), rounds=6, eval_every=6, churn=[Churn(2, join=(3, 7))]))
+    inner = [node for node in tree.nodes if node.children]
+    assert len(inner) > 1
+    for node in inner:
+        assert sorted(np.concatenate([tree.nodes[child].clients for child in node.children])) == node.clients.tolist()

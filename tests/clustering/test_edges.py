@@ -1,5 +1,7 @@
 """What a notebook may give: clients like nobody, similarities of any size, shares that are whole, nothing at all."""
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -118,3 +120,17 @@ def test_deviations_of_numbers_near_the_largest_are_theirs():
     np.testing.assert_allclose(clustering.robust_deviations(values * 1e38), expected, rtol=1e-5)
     far = clustering.robust_deviations(np.array([1.0, 2.0, 3.0, 3e38], np.float32))
     np.testing.assert_allclose(far[:3], [-1.0118, -0.3373, 0.3373], rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-37, 9e37, 3e38])
+def test_rows_of_any_finite_size_have_their_angles(size):
+    """By the largest entry itself XLA divides as it multiplies by its inverse, which beyond 8.5e37 is 0."""
+    rows = (np.array([[1, 0], [1, 1], [0, 1]], np.float32) * np.float32(size)).astype(np.float32)
+    half = math.sqrt(0.5)
+    expected = np.array([[1, half, 0], [half, 1, half], [0, half, 1]])
+    np.testing.assert_allclose(clustering.cosine_similarity(rows), expected, atol=1e-6)
+    np.testing.assert_allclose(clustering.gradient_angles(rows), np.degrees(np.arccos(expected)), atol=0.1)
+    np.testing.assert_allclose(clustering.pairwise_distances(rows, metric="cosine"), 1 - expected, atol=1e-6)
+    losses = np.array([[0.0], [0.5], [1.0]], np.float32) * np.float32(size)
+    rewards = clustering.gaussian_rewards(losses, np.ones((3, 1), bool))
+    np.testing.assert_allclose(rewards, np.exp([-0.5, 0, -0.5]), rtol=1e-5)

@@ -233,8 +233,12 @@ def test_errors_fall_with_the_number_of_landmarks_and_are_none_with_all():
             "give the embedding of these profiles",
         ),
         (
-            lambda: fcc.landmark_proximity(np.ones((3, 1, 2, 1)), np.ones((3, 2), int), np.ones((3, 2)), [0]),
+            lambda: fcc.landmark_proximity(np.ones((3, 1, 2, 1)), np.ones((3, 1), int), np.ones((4, 2)), [0]),
             "give those of the same clients",
+        ),
+        (
+            lambda: fcc.landmark_directions(np.ones((2, 5)), fcc.Embedding(jnp.full((2, 1), np.nan), jnp.ones(1))),
+            "embedding.features holds NaN",
         ),
     ],
 )
@@ -242,3 +246,21 @@ def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 5.0}, "delta is 5.0"),
+        ({"beta": -3.0}, "beta is -3.0"),
+        ({"delta": np.nan}, "delta is nan"),
+        ({"counts": np.array([[-9], [3], [50]])}, "counts holds negative numbers"),
+        ({"counts": np.array([[9.5], [0.5], [2.0]])}, "give integers"),
+        ({"counts": np.ones((3, 2), int)}, "give integers"),
+    ],
+)
+def test_proximity_to_landmarks_is_as_strict_as_its_parts(changes, message):
+    arguments = {"counts": np.ones((3, 1), int), **changes}
+    counts = arguments.pop("counts")
+    with pytest.raises(ValueError, match=message):
+        fcc.landmark_proximity(np.ones((3, 1, 2, 1)), counts, np.ones((3, 2)), [0, 1], **arguments)

@@ -100,3 +100,14 @@ def test_elbow_is_farthest_from_the_chord(y, index):
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_singular_values_have_no_mask():
+    with pytest.raises(ValueError, match="mask is given with singular values"):
+        fcc.estimate_num_clusters(jax.random.key(0), jnp.array([3.0, 2.0, 1.0]), 2, mask=[True])
+
+
+def test_an_elbow_is_no_end_of_the_curve():
+    points = jnp.concatenate([jnp.zeros((5, 1)), 9 + 0.01 * jnp.arange(5.0)[:, None]])
+    found = [fcc.estimate_num_clusters(jax.random.key(0), points, most, method="elbow") for most in (2, 3, 4)]
+    assert found == [1, 2, 2]

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedjax_cluster import parallel, privacy, server, tree
-from fedjax_cluster.algorithms import REGISTRY, cfl_gp
+from fedjax_cluster import faults, local, nn, parallel, privacy, server, tree
+from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fesem
 from fedjax_cluster.parallel import Contribution
-from fedjax_cluster.privacy.gaussian import ALL, CHOSEN, ONE, SHOWN, Release
+from fedjax_cluster.privacy.gaussian import ALL, CHOSEN, ONE, SHOWN, Release, gaussian
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import ClientData, Cohort
-from tests.federations import one_step
+from tests.federations import blobs, one_step
 from tests.private_methods import NOISY, ONE_DEVICE, PLAIN, build, started
 
 ROWS, SLOTS, SIZE = 12, 3, 200
@@ -326,3 +327,24 @@ def test_personal_layers_that_nobody_sends_get_no_noise():
     chex.assert_trees_all_equal(new.clusters.params["output"], state.clusters.params["output"])
     moved = jax.tree.map(jnp.subtract, new.clusters.params, state.clusters.params)
     assert float(jnp.abs(tree.ravel(moved)).max()) > 0.01
+
+
+def test_a_silent_client_of_fesem_counts_in_the_cluster_that_it_was_in(monkeypatch):
+    counts, means_of = [], Release.means
+
+    def noted(self, total, count, active):
+        jax.debug.callback(lambda count: counts.append(np.asarray(count)), count, ordered=True)
+        return means_of(self, total, count, active)
+
+    monkeypatch.setattr(Release, "means", noted)
+    quiet = gaussian(clip=10.0, noise_multiplier=0.0, delta=1e-3)
+    method = fesem(nn.linear(), clusters=3, start="random", privacy=quiet, local=local.sgd(1e-6, batch_size=4, steps=1))
+    run = simulate(
+        method, blobs(clients=12, groups=3), rounds=2, fault=faults.nan_updates(share=1.0), mapping=ONE_DEVICE
+    )
+    expected = np.bincount(run.labels, minlength=3)
+    assert sorted(expected)[-1] < 12
+    jax.effects_barrier()
+    for count in counts:
+        np.testing.assert_array_equal(count, expected)
+    assert counts

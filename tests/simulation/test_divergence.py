@@ -2,11 +2,12 @@
 
 import logging
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_cluster import cli, faults, local, nn
-from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.algorithms import cfl_gp, fedavg
 from fedjax_cluster.faults import with_fault
 from fedjax_cluster.report.tables import diverged, summary_table
 from fedjax_cluster.simulation.evaluation import federation_figures
@@ -178,3 +179,17 @@ def test_the_command_line_ends_with_status_0_and_a_warning(tmp_path, monkeypatch
     assert "training loss not finite: the run has diverged" in shown
     assert "test loss" not in shown
     assert "the run has diverged: since round" in error
+
+
+@pytest.mark.parametrize("flag", ["jax_debug_nans", "jax_debug_infs"])
+def test_nan_that_stands_for_what_is_not_known_is_not_looked_for(flag, monkeypatch):
+    """CFL-GP has no loss of a cluster before its first round: the flag ended every run of it there."""
+    method = cfl_gp(nn.linear(), clusters=2, local=local.sgd(0.1, batch_size=4, steps=1))
+    usual = simulate(method, blobs(), rounds=2, progress=False)
+    jax.config.update(flag, True)
+    try:
+        watched = simulate(method, blobs(), rounds=2, progress=False)
+        assert getattr(jax.config, flag)
+    finally:
+        jax.config.update(flag, False)
+    np.testing.assert_array_equal(watched.history["loss"], usual.history["loss"])

@@ -1,9 +1,11 @@
 """Run directories: whose run they hold, and who works in them."""
 
 import csv
+import errno
 import functools
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import subprocess
@@ -244,6 +246,45 @@ def test_two_names_of_one_lock_are_not_two_locks(tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_is_not_in_use(tmp_path, monkeypatch, caplog):
+    def refused(code):
+        def flock(file, how):
+            raise OSError(code, os.strerror(code))
+
+        return flock
+
+    for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        monkeypatch.setattr(files.fcntl, "flock", refused(code))
+        with files.taken(tmp_path) as same:
+            assert same()
+    assert "has no locks" in caplog.text
+    monkeypatch.setattr(files.fcntl, "flock", refused(errno.EWOULDBLOCK))
+    with pytest.raises(files.Taken, match="in use by another process"), files.taken(tmp_path):
+        pass
+
+
+def test_a_directory_that_is_removed_on_the_way_is_made_again(tmp_path):
+    """Another process, which was refused, removes what is empty."""
+    with files.taken(tmp_path / "new" / "run") as same:
+        assert same()
+
+
+@pytest.mark.parametrize("name", ["run[1]", "a\\b", "gs:/run"])
+def test_paths_that_orbax_misreads_are_refused_before_anything_is_computed(tmp_path, name):
+    with pytest.raises(ValueError, match=r"in its path, which orbax takes for a pattern"):
+        simulate(method(), blobs(), rounds=2, run_dir=tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_logging_of_others_is_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    absl = logging.getLogger("absl")
+    monkeypatch.setattr(absl, "level", logging.NOTSET)
+    simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
+    assert not logging.getLogger().handlers
+    assert absl.level == logging.NOTSET
+
+
 def test_what_a_killed_process_left_beside_its_files_is_no_run_of_others(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -268,7 +309,7 @@ def test_a_run_that_cannot_be_written_can_be_read_and_not_continued(tmp_path, mo
 
     simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    monkeypatch.setattr(run_directory, "check_writable", refuse)
+    monkeypatch.setattr(run_directory, "check_run_directory", refuse)
     assert len(simulate(method(), blobs(), rounds=2, run_dir=tmp_path).history["round"]) == 2
     with pytest.raises(ValueError, match="cannot write"):
         simulate(method(), blobs(), rounds=3, run_dir=tmp_path)

@@ -80,7 +80,7 @@ def parameter_tree(result: FinishedRun) -> ParameterTree:
     present = np.asarray(state.clients.present)
     nodes: list[Node] = []
 
-    def grow(parent: int | None, slot: int, since: int, first: int, members: np.ndarray) -> int:
+    def grow(parent: int | None, slot: int, since: int, first: int) -> int:
         number = len(nodes)
         rows = [row for row in range(first, len(splits.parent)) if splits.parent[row] == slot]
         if not rows:
@@ -89,16 +89,16 @@ def parameter_tree(result: FinishedRun) -> ParameterTree:
             return number
         row = rows[0]
         params, stats = jax.tree.map(lambda leaf: leaf[row], (splits.params, splits.stats))
+        # Who came or left since the split above is not of its sides.
+        members = np.flatnonzero(side[:, row] >= 0).astype(np.int32)
         nodes.append(Node(parent, (), slot, since, members, Variables(params, stats)))
         ends = []
-        for part, below in enumerate((slot, int(splits.child[row]))):
-            members = np.flatnonzero(side[:, row] == part).astype(np.int32)
-            ends.append(grow(number, below, int(splits.round[row]), row + 1, members))
+        for below in (slot, int(splits.child[row])):
+            ends.append(grow(number, below, int(splits.round[row]), row + 1))
         nodes[number] = dataclasses.replace(nodes[number], children=tuple(ends))
         return number
 
-    first = np.flatnonzero(side[:, 0] >= 0).astype(np.int32)
-    grow(None, 0, -1, 0, first)
+    grow(None, 0, -1, 0)
     return ParameterTree(tuple(nodes), result.algorithm, state)
 
 

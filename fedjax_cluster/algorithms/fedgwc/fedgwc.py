@@ -225,9 +225,9 @@ class fedgwc(AveragingMethod):
         by_landmarks = self.landmarks is not None
         count = state.server.members if by_landmarks else landmark_pairs.members_of(state.clients.membership)
         if not self.released:
-            return count, cohorts.cluster_cohort_sizes(self.participation, count)
-        fixed = jnp.ceil(self.participation * state.clients.present.sum().astype(jnp.float32) - 1e-4)
-        return count, jnp.minimum(fixed.astype(jnp.int32), count)
+            most = len(state.clients.present)
+            return count, cohorts.cluster_cohort_sizes(self.participation, count, most)
+        return count, jnp.minimum(cohorts.wanted_clients(self.participation, state.clients.present), count)
 
     def standing(self, state: State) -> Standing:
         seen = state.clients.seen if self.sampling == "rare" and not self.released else None
