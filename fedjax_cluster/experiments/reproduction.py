@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import pathlib
 import shutil
 import sys
@@ -329,7 +330,8 @@ def _time(seconds: float) -> str:
 
 
 def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+    of = os.times()  # children's, once they have ended
+    return time.perf_counter(), of.user + of.system + of.children_user + of.children_system
 
 
 def _since(started: tuple[float, float]) -> dict[str, float]:

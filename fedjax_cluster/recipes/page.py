@@ -149,7 +149,8 @@ def _ran(record: Record) -> str:
     rows = []
     for recipe, ran in record["ran"].items():
         versions = ", ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        taken = f"{ran['seconds']:g} ({ran['processor_seconds']:g})"
+        processor = f"{ran['processor_seconds']:g}" if "processor_seconds" in ran else NOT_KEPT
+        taken = f"{ran['seconds']:g} ({processor})"
         if ran["timed_runs"] < ran["runs"]:
             taken += f" for {ran['timed_runs']} of {ran['runs']} runs"
         known = (str(ran["seeds"]), ran["commit"] or NOT_KEPT, ran["date"], versions, ran["device"], taken)

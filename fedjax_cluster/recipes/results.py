@@ -168,5 +168,7 @@ def seconds_per_run(recipe: str) -> tuple[float, str] | None:
     if not ran or not ran["timed_runs"]:
         return None
     # Other work on the machine makes a run wait: no more than the processor's seconds are its own.
-    seconds = min(ran["seconds"], ran["processor_seconds"]) if ran["backend"] == "cpu" else ran["seconds"]
+    seconds = ran["seconds"]
+    if ran["backend"] == "cpu":
+        seconds = min(seconds, ran.get("processor_seconds", seconds))
     return seconds / ran["timed_runs"], ran["device"]
