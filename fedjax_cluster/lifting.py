@@ -177,6 +177,10 @@ def checked_values(path: str, values: Any) -> tuple[float, ...]:
         raise ValueError(f"{path} of options has no values; give at least one")
     if twice := [number for place, number in enumerate(numbers) if number in numbers[:place]]:
         raise ValueError(f"{path} of options has the value {twice[0]:g} twice; give each once")
+    named = [f"{number:g}" for number in numbers]  # as tables and pictures have them
+    if alike := [number for place, number in enumerate(numbers) if named[place] in named[:place]]:
+        other = numbers[named.index(f"{alike[0]:g}")]
+        raise ValueError(f"{path} of options has {other!r} and {alike[0]!r}, whose first six digits are the same")
     return numbers
 
 

@@ -28,6 +28,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
 from fedjax_cluster.simulation import Evaluation, SimulationResult
+from fedjax_cluster.simulation.many import checked_seeds
 from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, AnotherExperiment
 from fedjax_cluster.types import Federation
 
@@ -82,10 +83,11 @@ def compare(
       For each label its runs, and why others failed.
 
     Raises:
-      ValueError: a directory of another comparison, or one that another process works in; a run that it has would be
-        another experiment now; no configuration that can be run, or every run refused for the same reason.
+      ValueError: no seeds, or one twice; a directory of another comparison, or of another process's; a run that it has
+        would be another experiment now; no configuration that can be run, or every run refused for the same reason.
       OSError: the directory was removed meanwhile, or is another comparison's by now.
     """
+    seeds = checked_seeds(seeds)
     refusals = {label: ValueError(why) for label, why in (refused or {}).items()}
     for label, config in configs.items():
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import re
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ FLAGS: tuple[Field, ...] = (
     ("device", noted(str, f"what to compile for: {KNOWN}"), "local"),
     ("rows", noted(int | None, "training rows of each client: a population of this shape, without its data"), None),
     ("input", noted(tuple[int, ...], "shape of one input, with --rows"), (28, 28)),
-    ("test_rows", noted(int | None, "of each client, with --rows", "a fifth of all rows"), None),
+    ("test_rows", noted(int | None, "of each client, with --rows", "as --test-fraction has it"), None),
     ("classes", noted(int, "with --rows"), 10),
     ("dtype", noted(str, "of the inputs, with --rows"), "uint8"),
     ("chunk_size", noted(int | None, "clients at a time on each device; the compiler's memory figures decide"), None),
@@ -107,7 +108,10 @@ def _shape(config: RunConfig, given: object) -> PopulationShape:
         )
     if config.clients is None:
         raise ValueError("--rows gives a population without data, of which --clients must say how many there are")
-    inputs, of_rows = tuple(values["input"]), {"test_rows": values["test_rows"]}
+    inputs, test_rows = tuple(values["input"]), values["test_rows"]
+    if test_rows is None:
+        test_rows = math.ceil(values["rows"] * config.test_fraction / (1 - config.test_fraction) - 1e-9)
+    of_rows = {"test_rows": test_rows}
     if not inputs:
         raise ValueError("input has no numbers; give the shape of one input, such as --input 28 28")
     if config.model == "lstm":  # tokens, each the label of the one before

@@ -15,7 +15,7 @@ from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, need
 from fedjax_cluster.experiments.config_files import overridden
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.options import COUNT, as_json, checked, shown
-from fedjax_cluster.report.names import option_name, value_text
+from fedjax_cluster.report.names import label_of, option_name, value_text
 
 LOG = logging.getLogger(__name__)
 
@@ -110,15 +110,6 @@ def compared(found: Mapping[str, Cell]) -> dict[str, Any]:
         "cells": {label: cell.values for label, cell in found.items()},
         "refused": {label: cell.refused for label, cell in found.items() if cell.config is None},
     }
-
-
-def label_of(values: Values) -> str:
-    """What a cell is called.
-
-    >>> label_of({"learning_rate": 0.01, "every": 2})
-    'learning rate 0.01, every 2'
-    """
-    return ", ".join(f"{option_name(name)} {value_text(of)}" for name, of in values.items())
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

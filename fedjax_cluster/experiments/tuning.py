@@ -11,6 +11,10 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import Array
+
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.held_out import SHARE, VALIDATION, held_out
@@ -19,10 +23,11 @@ from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
 from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
 from fedjax_cluster.files import Taken, check_writable, digest, read_json, sealed, taken, write_json
 from fedjax_cluster.report.names import counted, method_name
+from fedjax_cluster.simulation.abstract import shape_of
 from fedjax_cluster.simulation.identity import fingerprint
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import Federation, Model
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +94,7 @@ def tuned(
             )
         tried = dataclasses.replace(full, clusters=present)
     LOG.info(f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, {how}{some}")
-    accurate = federation.info.task == "classification"
+    accurate = _measures_accuracy(build_algorithm(full).model, federation)
     metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
     rated = {f"{rate:g}": dataclasses.replace(tried, learning_rate=rate) for rate in rates}
     numbers = shared_numbers(rated)
@@ -112,6 +117,19 @@ def tuned(
         **{"rounds": rounds, "held_out": VALIDATION if own else SHARE, "seed": config.seed},
     }
     return dataclasses.replace(config, learning_rate=chosen, tuning=tuning)
+
+
+def _measures_accuracy(model: Model, federation: Federation) -> bool:
+    """Whether a model's predictions have an accuracy, as those of a squared error have none."""
+    shape = shape_of(federation)
+    x = jax.ShapeDtypeStruct((1, *shape.info.input_shape), shape.dtype)
+    y = jax.ShapeDtypeStruct((1, *shape.y_shape), shape.y_dtype)
+
+    def figures(key: Array, x: Array, y: Array) -> Mapping[str, Array]:
+        predictions, _ = model.apply(model.init(key, shape.info), x, train=False)
+        return model.metrics(predictions, y, jnp.ones(1, bool))
+
+    return "accuracy" in jax.eval_shape(figures, jax.random.key(0), x, y)
 
 
 def check_tuning(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from jax import Array
 
 from fedjax_cluster.nn.banded import BandedConv
 from fedjax_cluster.nn.layers import Dense, batch_norm, flat
-from fedjax_cluster.nn.losses import regression_metrics
+from fedjax_cluster.nn.losses import regression_metrics, scale
 from fedjax_cluster.nn.wrapping import from_flax
 from fedjax_cluster.options import COUNT, with_checks
 from fedjax_cluster.types import Model
@@ -51,7 +51,8 @@ def csi_autoencoder(latent: int = 1024) -> Model:
 
 
 def _with_nmse(predictions: Array, y: Array, mask: Array) -> dict[str, Array]:
-    error, power = jnp.square(flat(predictions) - flat(y)).sum(axis=1), jnp.square(flat(y)).sum(axis=1)
+    wanted = flat(scale(y))
+    error, power = jnp.square(flat(predictions) - wanted).sum(axis=1), jnp.square(wanted).sum(axis=1)
     counted = mask & (power > 0)  # of zeros, as a blocked channel's, there is no share
     ratios = jnp.where(counted, error / power, 0.0)
     return {**regression_metrics(predictions, y, mask), "nmse": ratios.sum() / counted.sum().astype(jnp.float32)}

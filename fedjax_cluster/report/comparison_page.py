@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedjax_cluster.report import web_page as web
 from fedjax_cluster.report.judged_by import HONEST, of_honest
-from fedjax_cluster.report.names import counted, method_name, option_name
+from fedjax_cluster.report.names import counted, method_name, option_names
 from fedjax_cluster.report.run_page import PAGE, as_text, flat
 from fedjax_cluster.report.significance import rounded
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, Number, Spread, Table, spread
@@ -166,9 +166,9 @@ def _mean(found: Sequence[Spread | None], row: int, factor: float) -> float:
 def _title(compared: Sequence[Compared], background: Background) -> str:
     names = [method_name(each.label) for each in compared]
     if background.cells:
-        options = dict.fromkeys(option_name(option) for values in background.cells.values() for option in values)
+        options = option_names(dict.fromkeys(option for values in background.cells.values() for option in values))
         swept = dict.fromkeys(method_name(str(of.get("method"))) for of in background.settings.values())
-        names = [f"{' and '.join(swept)} over {' and '.join(options)}"]
+        names = [f"{' and '.join(swept)} over {' and '.join(options.values())}"]
     summaries = [summary for each in compared for summary in each.summaries]
     places = {tuple(str(summary.get(key) or "") for key in ("scenario", "dataset")) for summary in summaries}
     named = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -97,6 +98,28 @@ def option_name(name: str) -> str:
     ('every', 'learning rate')
     """
     return name.rpartition(".")[2].replace("_", " ")
+
+
+def option_names(options: Iterable[str]) -> dict[str, str]:
+    """Each option's name as headings have it; of those that end alike the whole of it.
+
+    >>> option_names(["learning_rate", "server.learning_rate", "method_options.every"])
+    {'learning_rate': 'learning rate', 'server.learning_rate': 'server learning rate', 'method_options.every': 'every'}
+    """
+    options = list(options)
+    ends = collections.Counter(map(option_name, options))
+    whole = {each: each.replace("_options.", " ").replace(".", " ").replace("_", " ") for each in options}
+    return {each: option_name(each) if ends[option_name(each)] == 1 else whole[each] for each in options}
+
+
+def label_of(values: Mapping[str, Any]) -> str:
+    """What a combination of options' values is called.
+
+    >>> label_of({"learning_rate": 0.01, "every": 2})
+    'learning rate 0.01, every 2'
+    """
+    names = option_names(values)
+    return ", ".join(f"{names[name]} {value_text(of)}" for name, of in values.items())
 
 
 def value_text(value: object) -> str:

@@ -21,7 +21,7 @@ from fedjax_cluster.report.histories import (
     not_finite_from,
     with_gaps,
 )
-from fedjax_cluster.report.names import option_name, over_seeds, pictured, value_text
+from fedjax_cluster.report.names import option_names, over_seeds, pictured, value_text
 from fedjax_cluster.report.sensitivity import levels_of
 
 MOST_PANELS, MOST_LINES = 5, 6
@@ -60,6 +60,7 @@ def option_curves(
     metric = chosen_metric(seeds, metric)
     label, factor = column_label(metric)
     options = list(next(iter(cells.values())))
+    names = option_names(options)
     across, along = sorted(options, key=lambda option: len(levels_of([of[option] for of in cells.values()])))
     panels_of, lines_of = (levels_of([of[option] for of in cells.values()]) for option in (across, along))
     place = {(value_text(of[across]), value_text(of[along])): cell for cell, of in cells.items()}
@@ -79,13 +80,13 @@ def option_curves(
                 mean = factor * values.mean(axis=0)
                 deviation = factor * values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
                 look = {"index": index, "count": len(lines_of), "highest": factor if metric in BOUNDED else np.inf}
-                name = pictured(f"{option_name(along)} {value_text(line)}")
+                name = pictured(f"{names[along]} {value_text(line)}")
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=name, **look)
                 counts.append(len(values) if values.size else 0)
                 means.append(mean)
                 if len(rounds) and any(not_finite_from(run) for run in seeds[cell]):
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
-            title = pictured(f"{option_name(across)} {value_text(panel)}")
+            title = pictured(f"{names[across]} {value_text(panel)}")
             axes.set_title(title, loc="left", fontsize=style.FONT_POINTS, pad=2)
         for axes in panels:
             value_axis(axes, means, 4)

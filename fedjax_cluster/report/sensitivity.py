@@ -19,7 +19,7 @@ from fedjax_cluster.report import style
 from fedjax_cluster.report.curves import BAND, draw_line, value_axis
 from fedjax_cluster.report.histories import ARI, column_label
 from fedjax_cluster.report.judged_by import HONEST, of_honest
-from fedjax_cluster.report.names import option_name, over_seeds, pictured, value_text
+from fedjax_cluster.report.names import option_name, option_names, over_seeds, pictured, value_text
 from fedjax_cluster.report.table import Spread, spread
 from fedjax_cluster.report.tables import Runs, quality
 
@@ -124,7 +124,7 @@ def _lines(option: str, place: Sequence[Any], values: Mapping[str, list[list[flo
             _mark(panels[-1], at, levels, texts, logarithmic)
         else:
             _name_columns(figure, panels[-1], texts, style.SINGLE - 0.6)
-        panels[-1].set_xlabel(_label(option))
+        panels[-1].set_xlabel(_label(option, (option,)))
         handles, labels = panels[0].get_legend_handles_labels()
         style.legend_above(figure, [*handles, *legend.values()], [*labels, *legend])
     return figure
@@ -171,8 +171,8 @@ def _heat_maps(
             axes.grid(which="minor", color="white", linewidth=0.8)
             axes.set_axisbelow(False)
             axes.spines[:].set_visible(False)
-        panels[-1].set_xlabel(_label(options[along]))
-        figure.supylabel(style.wrapped(_label(options[1 - along]), 24), fontsize=7.5)
+        panels[-1].set_xlabel(_label(options[along], options))
+        figure.supylabel(style.wrapped(_label(options[1 - along], options), 24), fontsize=7.5)
         widest = max(len(line) for name in names for line in name.split("\n"))
         _name_columns(figure, panels[-1], texts[0], style.SINGLE - 0.8 - CHARACTER * widest)
         several = over_seeds(_counts(values)) if len(columns) <= MOST_SPREAD else ""
@@ -210,7 +210,7 @@ def _dots(
             for axis, name, (_, logarithmic), place in zip("xy", options, at, places, strict=True):
                 axes.set(**{f"{axis}scale": "log"} if logarithmic else {})
                 if axis == "y" or axes is panels[-1]:
-                    axes.set(**{f"{axis}label": _label(name)})
+                    axes.set(**{f"{axis}label": _label(name, options)})
                 if not _numeric(place):
                     texts = [value_text(level) for level in levels_of(place)]
                     if axis == "y":
@@ -331,9 +331,10 @@ def _dot() -> dict[str, Any]:
     return {"linestyle": "none", "marker": "o", "markersize": 2.2, "color": style.NEUTRAL, "alpha": 0.7, "zorder": 5}
 
 
-def _label(option: str) -> str:
-    name = option.rpartition(".")[2]
-    return LABELS.get(name) or pictured(option_name(option).capitalize())
+def _label(option: str, options: Sequence[str]) -> str:
+    name = option_names(options)[option]
+    usual = LABELS.get(option.rpartition(".")[2]) if name == option_name(option) else None
+    return usual or pictured(name.capitalize())
 
 
 def _metric_label(metric: str) -> str:

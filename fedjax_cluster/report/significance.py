@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +68,8 @@ def paired_tests(values: np.ndarray, best: int) -> list[Paired | None]:
       best: row of the method to test against.
 
     Returns:
-      For each method its p, not adjusted for the number of methods; None for the best itself, and where fewer than
-      three seeds have both values.
+      For each method its p, not adjusted for the number of methods; None for the best itself, where fewer than three
+      seeds have both values, and where all differ by the same, of which no spread is known.
 
     >>> tests = paired_tests(np.asarray([[0.9, 0.8, 0.9], [0.7, 0.7, 0.75], [0.1, 0.2, np.nan]]), best=0)
     >>> [test and (round(test.p, 4), test.pairs) for test in tests]
@@ -99,6 +98,7 @@ def _paired(one: np.ndarray, other: np.ndarray) -> Paired | None:
         return None
     if np.array_equal(one[both], other[both]):
         return Paired(1.0, pairs)
-    with warnings.catch_warnings():  # of differences that are all the same, for which p is 0
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return Paired(float(scipy.stats.ttest_rel(one[both], other[both]).pvalue), pairs)
+    rounding = 2 * 10.0 ** (1 - EQUAL_DIGITS) * max(np.abs(one[both]).max(), np.abs(other[both]).max())
+    if np.ptp(one[both] - other[both]) <= rounding:
+        return None
+    return Paired(float(scipy.stats.ttest_rel(one[both], other[both]).pvalue), pairs)

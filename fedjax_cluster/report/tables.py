@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_cluster.report import significance
 from fedjax_cluster.report.histories import ARI
 from fedjax_cluster.report.judged_by import HONEST, of_honest, value_of
-from fedjax_cluster.report.names import counted, method_name, option_name, over_seeds, value_text
+from fedjax_cluster.report.names import counted, method_name, option_name, option_names, over_seeds, value_text
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
 from fedjax_cluster.report.table import NOT_FINITE, NOTHING, SAMPLE, Column, Number, Spread, Table, spread
 
@@ -140,10 +140,8 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         found = {column.name for column in columns}
         leading = {
             # The number of clusters can be both an option and a result.
-            Column(option_name(each) + " (given)" * (option_name(each) in found)): [
-                value_text(cells[of.label].get(each)) for of in runs
-            ]
-            for each in options
+            Column(name + " (given)" * (name in found)): [value_text(cells[of.label].get(each)) for of in runs]
+            for each, name in option_names(options).items()
         }
     rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
     caption = f"Comparison of {counted(len(runs), 'setting' if cells else 'method')} {over_seeds(counts)}".rstrip()

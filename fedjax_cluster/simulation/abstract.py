@@ -37,7 +37,7 @@ NUMBERS = (jnp.floating, jnp.integer, jnp.bool_)
 FEWEST = 8  # clients of the federations of which states are made, beyond the number of clusters
 
 
-ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests, as in a run
+ROWS_TO_A_TEST_ROW = 4  # where only shapes are given: a fifth of all rows is for tests
 
 
 class PopulationShape(NamedTuple):
@@ -51,7 +51,7 @@ class PopulationShape(NamedTuple):
       y_shape, y_dtype: of one target.
       groups: whether the clients' true groups are known.
       uneven: whether clients have different numbers of rows, so that several devices are dealt clients by their work.
-      test_rows: of each client; None is a fifth of all rows, as in a run.
+      test_rows: of each client; None is a fifth of all rows.
     """
 
     clients: int

@@ -73,7 +73,7 @@ def simulate_many(
     >>> len(found), found.combinations
     (4, ({'learning_rate': 0.1}, {'learning_rate': 0.3}))
     """
-    seeds = _seeds(seeds)
+    seeds = checked_seeds(seeds)
     federations = _federations(federation, len(seeds))
     combinations, methods = _methods(algorithm, {} if options is None else options)
     if len(methods) * len(seeds) > MOST_RUNS:
@@ -99,7 +99,12 @@ def simulate_many(
     return ManyResults(tuple(found), seeds, combinations, used, memory)
 
 
-def _seeds(seeds: Any) -> tuple[int, ...]:
+def checked_seeds(seeds: Any) -> tuple[int, ...]:
+    """Seeds, each once.
+
+    Raises:
+      ValueError: none, one twice, or something else.
+    """
     found = checked("seeds", seeds, Sequence[int], SEED)
     if not found:
         raise ValueError("seeds has no seed; give at least one")
@@ -120,6 +125,7 @@ def _federations(given: Any, count: int) -> list[Federation]:
 
 def _methods(algorithm: Any, options: Any) -> tuple[tuple[dict[str, float], ...], list[Any]]:
     """The combinations of the options' values, and the method of each."""
+    checked("algorithm", algorithm, ClusteredAlgorithm)
     if not isinstance(options, Mapping):
         raise ValueError(f"options is {shown(options)}; give a dictionary of options and lists of their values")
     axes = {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_cluster import report
-from fedjax_cluster.report.names import option_name, value_text
+from fedjax_cluster.report.names import label_of, option_names
 from fedjax_cluster.simulation.history import NOT_FINITE, REPORTED, TIMED
 from fedjax_cluster.simulation.memory import Memory
 from fedjax_cluster.simulation.result import SimulationResult
@@ -63,7 +63,7 @@ class ManyResults(Sequence[SimulationResult]):
         count, found = len(self.seeds), []
         for place, values in enumerate(self.combinations):
             own = self.results[place * count : (place + 1) * count]
-            label = _label(values) or own[0].algorithm.name
+            label = label_of(values) or own[0].algorithm.name
             summaries, histories = tuple(each.summary for each in own), tuple(each.history for each in own)
             found.append(Combination(label, values, summaries, histories))
         return tuple(found)
@@ -124,7 +124,7 @@ class ManyResults(Sequence[SimulationResult]):
 
     def __repr__(self) -> str:
         kind = "together" if self.together else "in turn"
-        options = ", ".join(map(option_name, self.combinations[0])) or "no options"
+        options = ", ".join(option_names(self.combinations[0]).values()) or "no options"
         return (
             f"{len(self)} runs {kind}: {len(self.combinations)} combinations of {options}, {len(self.seeds)} seeds; "
             "also: results, cells, table(), to_pandas(), plot(), plot_sensitivity()"
@@ -137,7 +137,3 @@ def _others(cell: Combination) -> dict[str, str]:
     names = [name for name in cell.histories[0] if name in cell.summaries[0] and name not in usual]
     taken = {*cell.values, "seeds", *(f"{name}_deviation" for name in (*FIGURES, *names))}
     return {name: f"{name} (metric)" if name in taken else name for name in names}
-
-
-def _label(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{option_name(name)} {value_text(of)}" for name, of in values.items())

@@ -82,6 +82,11 @@ def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
             "the newcomers' own ids are left out, as the clients of the run have none: run a types.UserFederation to "
             "have the ids of both"
         )
+    if known is not None and new is None:
+        LOG.warning(
+            "the clients' own ids are left out, as the newcomers have none: admit a types.UserFederation to have the "
+            "ids of both"
+        )
     if known is None or new is None:
         return both
     return UserFederation.of(both, np.concatenate([np.asarray(known).astype(str), np.asarray(new).astype(str)]))

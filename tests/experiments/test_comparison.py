@@ -363,3 +363,9 @@ def test_runs_that_could_not_be_kept_are_named_and_end_with_status_1(pretend, mo
     monkeypatch.setattr(comparison, "run", unkept)
     assert cli.main([*WORDS.replace("--seeds 3", "").split(), "--run-dir", "own"]) == 1
     assert "the end of ifca seed 0 could not be kept in own; make room there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seeds", "message"), [((0, 0), "seeds has 0 twice"), ((), "seeds has no seed")])
+def test_seeds_are_each_given_once(seeds, message):
+    with pytest.raises(ValueError, match=message):
+        comparison.compare({"a": RunConfig(method="fedavg", clients=4)}, seeds=seeds)

@@ -3,6 +3,7 @@
 import pytest
 
 from fedjax_cluster import cli
+from fedjax_cluster.experiments import device_plans
 from fedjax_cluster.experiments.device_plans import NAMED, _flag
 from fedjax_cluster.simulation import planning
 
@@ -38,6 +39,19 @@ def test_mistakes_are_one_line(words, complaint, capsys):
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("words", "tests"), [([], 27), (["--test-fraction", "0.5"], 63), (["--test-rows", "4"], 4)])
+def test_test_rows_are_those_of_a_run(words, tests, monkeypatch, capsys):
+    """A fifth was taken, whatever the fraction."""
+
+    def planned(algorithm, shape, **rest):
+        raise ValueError(f"tests are {shape.tested_on}")
+
+    monkeypatch.setattr(device_plans, "plan", planned)
+    shape = ["--clients", "8", "--rows", "63", "--input", "3", "--model", "linear"]
+    assert cli.main(["plan", "fedavg", *shape, *words]) == 2
+    assert f"tests are {tests}" in capsys.readouterr().err
 
 
 def test_rows_need_clients(capsys):

@@ -329,3 +329,12 @@ def test_what_is_known_of_rates_and_cannot_be_read_ends_the_comparison(tried, pr
     assert "own is in use by" in said
     assert "keeps the learning rate" not in said
     assert not pretend.done
+
+
+def test_a_squared_error_is_tuned_by_its_loss():
+    """By the data's classes it was asked for an accuracy, which no rate had."""
+    options = {"loss": "mse", "num_outputs": 1}
+    given = RunConfig(method="fedavg", model="linear", scenario="xor", clients=4, model_options=options, rounds=2)
+    found = tuning.tuned(given, progress=False)
+    assert found.tuning["figure"] == "loss on held-out training rows"
+    assert all(value is not None for value in found.tuning["figures"].values())

@@ -240,6 +240,8 @@ def test_the_autoencoder_returns_matrices():
 
 def test_nmse_is_a_ratio():
     model = nn.csi_autoencoder(4)
+    pixels = np.arange(1, 33, dtype=np.uint8).reshape(1, 2, 4, 4)  # which models divide by 255
+    assert model.metrics(jnp.asarray(pixels / 255, jnp.float32), pixels, jnp.ones(1, bool))["nmse"] < 1e-9
     y = jax.random.normal(KEY, (3, 2, 4, 4)).at[2].set(0.0)
     outputs = y + jnp.array([0.1, 0.2, 0.3]).reshape(3, 1, 1, 1)
     scores = model.metrics(outputs, y, jnp.array([True, True, False]))

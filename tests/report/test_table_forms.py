@@ -83,3 +83,16 @@ def test_any_name_stays_one_row_that_latex_and_markdown_can_set():
 def test_whole_means_whose_seeds_are_not_all_equal_keep_their_deviation():
     rows = [PaperRow("CFL", "C=8", "splits", 4.0, 0.47, seeds=10), PaperRow("CFL", "C=9", "splits", 3.0, 0.0, seeds=10)]
     assert "4.00 ± 0.47" in tables.recipe_table("", rows).markdown()
+
+
+def test_options_that_end_alike_have_columns_of_their_own():
+    """Of a client's and a server's rate the table had one, under the other's name."""
+    cells = {f"{own} {server}": {"learning_rate": own, "server.learning_rate": server}
+             for own in (0.1, 0.3) for server in (0.5, 1.0)}  # fmt: skip
+    summary = {"seed": 0, "accuracy": 0.5, "num_clusters": 1}
+    table = tables.comparison_table([SimpleNamespace(label=label, summaries=[summary]) for label in cells], cells)
+    assert table.naming == 2
+    assert [column.name for column in table.columns[:2]] == ["learning rate", "server learning rate"]
+    assert [row[:2] for row in table.rows] == [
+        (str(of[0]), f"{of[1]:g}") for of in map(tuple, map(dict.values, cells.values()))
+    ]

@@ -212,6 +212,8 @@ REFUSED = [
     ({"options": {"learning_rate": ()}}, "local.learning_rate of options has no values"),
     ({"options": {"learning_rate": 0.1}}, "local.learning_rate of options is 0.1; it must be a list of numbers"),
     ({"options": {"learning_rate": (0.1, 0.1)}}, "has the value 0.1 twice; give each once"),
+    ({"options": {"learning_rate": (0.1000001, 0.1000002)}}, "whose first six digits are the same"),
+    ({"options": {"learning_rate": (0.1,)}, "algorithm": None}, "algorithm is None; it must be a ClusteredAlgorithm"),
     ({"options": {"learning_rate": (0.1,), "local.learning_rate": (0.2,)}}, "which are the same; give one of them"),
     ({"options": (0.1,)}, "give a dictionary of options and lists of their values"),
     ({"seeds": ()}, "seeds has no seed; give at least one"),
@@ -228,9 +230,9 @@ REFUSED = [
 def test_bad_input_is_one_line_before_anything_is_computed(given, line, monkeypatch):
     monkeypatch.setattr(requests, "start_run", None)
     monkeypatch.setattr(requests, "simulate", None)
-    arguments = {"federation": blobs(), "rounds": 1, "seeds": (0, 1), **given}
+    arguments = {"algorithm": METHODS["ifca"], "federation": blobs(), "rounds": 1, "seeds": (0, 1), **given}
     with pytest.raises(ValueError, match=line) as error:
-        fc.simulate_many(METHODS["ifca"], arguments.pop("federation"), **arguments)
+        fc.simulate_many(**arguments)
     assert "\n" not in str(error.value)
 
 
