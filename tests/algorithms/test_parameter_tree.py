@@ -194,7 +194,8 @@ def test_nodes_have_those_who_were_there_when_they_were_split():
     own = local.sgd(0.3, batch_size=None, steps=2)
     splitting = cfl(nn.linear(), clusters=4, local=own, epsilon_1=1e9, epsilon_2=0.0, gamma_max=0.0, first_round=1)
     tree = parameter_tree(simulate(splitting, blobs(), rounds=6, eval_every=6, churn=[Churn(2, join=(3, 7))]))
-    inner = [node for node in tree.nodes if node.children]
-    assert len(inner) > 1
-    for node in inner:
+    root, *inner = [node for node in tree.nodes if node.children]
+    assert root.clients.tolist() == [0, 1, 2, 4, 5, 6]
+    assert inner
+    for node in inner:  # split after all had come
         assert sorted(np.concatenate([tree.nodes[child].clients for child in node.children])) == node.clients.tolist()
