@@ -51,7 +51,8 @@ def open_outputs() -> None:
     """
     for name in ("stdout", "stderr"):
         output = getattr(sys, name)
-        if isinstance(output, io.TextIOWrapper) and codecs.lookup(output.encoding).name != "utf-8":
+        narrow = isinstance(output, io.TextIOWrapper) and codecs.lookup(output.encoding).name != "utf-8"
+        if narrow and output.errors in ("strict", "surrogateescape"):  # and nobody has chosen another way
             output.reconfigure(errors="replace")
         if output is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

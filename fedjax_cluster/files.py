@@ -29,7 +29,7 @@ except ImportError:  # elsewhere than on Unix nothing is locked
 LOG = logging.getLogger(__name__)
 LOCK = ".lock"
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # by another process, not unknown to the file system
-MISREAD = re.compile(r"[\[\]\\]|:/")
+MISREAD = re.compile(r"\[[^\]]+\]|\\|gs:/")
 STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
 DIGEST_LENGTH = 32  # hexadecimal digits
 # What reading a damaged .npz file raises: of the file, the archive, its compression, or an array's header.

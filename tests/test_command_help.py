@@ -185,3 +185,7 @@ def test_what_an_encoding_has_no_sign_for_is_a_question_mark(monkeypatch, encodi
     for output in outputs:
         print("β …", end="", file=output, flush=True)
         assert output.buffer.getvalue() == printed
+    # Whose own way it is, as that of errors, keeps it.
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace"))
+    endings.open_outputs()
+    assert sys.stderr.errors == "backslashreplace"

@@ -135,6 +135,12 @@ def test_stragglers_are_slow_in_what_they_keep_to_themselves_too(name):
         chex.assert_trees_all_equal(getattr(same.state.clients, own), getattr(without.state.clients, own))
 
 
+def test_stragglers_fine_tune_as_ever():
+    """Personalisation at an evaluation is no round."""
+    method = REGISTRY["per_fedavg"](MODEL, local=LOCAL, fine_tuning_steps=7)
+    assert faults.with_fault(method, faults.stragglers(share=1.0)).fine_tuning.fault is None
+
+
 def test_a_client_drops_out_as_often_as_the_rate_says():
     result = sent_by(None, False)[1]
     sent = jax.vmap(lambda key: faults.drop_out(0.3).sent(key, result, jnp.asarray(True)).delta["output"]["bias"][0])

@@ -12,7 +12,6 @@ from jax import Array
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.round import cluster_variables
-from fedjax_cluster.kept_training import honest
 from fedjax_cluster.local import BatchGradientOf
 from fedjax_cluster.nn.precision import precision_of
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
@@ -86,8 +85,9 @@ class per_fedavg(fedavg):
     def fine_tuning(self) -> LocalUpdate:
         """What adapts the global model to one client."""
         return changed(
-            honest(self.local),
+            self.local,
             "given the steps that personalise",
+            fault=None,
             learning_rate=self.inner_learning_rate,
             steps=self.fine_tuning_steps,
             epochs=None,

@@ -178,7 +178,7 @@ def _cosine_similarity(updates: Array, mask: Array) -> Array:
     # With its largest entry near 1 a row's norm neither overflows nor underflows.
     gram = _gram(updates, unit(updates, axis=1))
     squared_norm = jnp.diagonal(gram)
-    counts = mask & (squared_norm > 0.0)
+    counts = mask & (squared_norm > 0.0) & jnp.isfinite(squared_norm)
     inverse_norm = jnp.where(counts, lax.rsqrt(jnp.where(counts, squared_norm, 1.0)), 0.0)
     pairs = counts[:, None] & counts[None, :]
     cosine = jnp.where(pairs, gram, 0.0) * inverse_norm[:, None] * inverse_norm[None, :]

@@ -23,7 +23,17 @@ from fedjax_cluster.experiments.shared_federations import (
     shared_federation,
 )
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing, side_by_side
-from fedjax_cluster.files import check_run_directory, digest, plain, read_json, remove_empty, sealed, taken, write_json
+from fedjax_cluster.files import (
+    check_run_directory,
+    check_writable,
+    digest,
+    plain,
+    read_json,
+    remove_empty,
+    sealed,
+    taken,
+    write_json,
+)
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.lifting import one_program
 from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, with_checks
@@ -246,7 +256,7 @@ def _opened(
     if directory is None:
         yield lambda comparison: None
         return
-    check_run_directory(directory)
+    (check_run_directory if before is None else check_writable)(directory)
     if before is not None:
         _refuse_another(directory, before, asked)
     elif not is_comparison(directory):

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedjax_cluster.files import (
     LOCK,
     STRAY,
     check_run_directory,
+    check_writable,
     plain,
     read_json,
     remove_empty,
@@ -88,7 +89,7 @@ def reproduce(
     version: Version = "quick" if quick else "full" if full else "everyday"
     with_what = provenance()  # of the code that was loaded, whatever is committed in the meantime
     wanted = {"recipe": recipe.name, "version": version, "seeds": count}
-    with _opened(directory, wanted):
+    with _opened(directory, wanted, check_writable if isinstance(recipe, Study) else check_run_directory):
         print("\n".join(filter(None, (recipe.title, recipe.reading, "" if quick else expected))), file=sys.stderr)
         if isinstance(recipe, Study):
             parts = _Parts(directory / RUNS_FOLDER, with_what)
@@ -135,9 +136,11 @@ def read_recipe(path: pathlib.Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(directory: pathlib.Path, wanted: Mapping[str, Any]) -> Iterator[None]:
+def _opened(
+    directory: pathlib.Path, wanted: Mapping[str, Any], check: Callable[[pathlib.Path], None]
+) -> Iterator[None]:
     """The recipe's directory, kept from other processes; nothing is left where nothing could be run."""
-    check_run_directory(directory)
+    check(directory)
     before = _wanted_before(directory, wanted)
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -261,28 +264,52 @@ def _read(path: pathlib.Path, config: RunConfig) -> dict[str, Any]:
 
 
 class _Parts:
-    """What the parts of a study gave, a file each, with the time since the one before."""
+    """What the parts of a study gave, a file each, with the time since the one before; not those of other code.
+
+    Raises:
+      ValueError: a damaged file.
+    """
 
     def __init__(self, folder: pathlib.Path, with_what: Mapping[str, Any]):
         self.folder, self.with_what, self.started = folder, with_what, _now()
-        self.records = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-        if self.records:
-            print(f"{counted(len(self.records), 'part')} done before", file=sys.stderr)
+        kept = {path.stem: _part(path) for path in sorted(folder.glob("*.json"))}
+        self.records = {name: part for name, part in kept.items() if _code(part["ran"]) == _code(with_what)}
+        self.taken: dict[str, Mapping[str, Any]] = {}
+        if others := len(kept) - len(self.records):
+            print(f"{counted(others, 'part')} of another commit or version: done again", file=sys.stderr)
 
     def __contains__(self, name: object) -> bool:
         return name in self.records
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.taken:
+            print(f"{name}: done before", file=sys.stderr)
+        self.taken[name] = self.records[name]
         return _filled(self.records[name]["found"])
 
     def __setitem__(self, name: str, found: Any) -> None:
         record = sealed({"found": found, "ran": self.with_what, **_since(self.started)})
         write_json(self.folder / f"{name}.json", record)
-        self.records[name], self.started = unsealed(record), _now()
+        self.records[name] = self.taken[name] = unsealed(record)
+        self.started = _now()
 
     def ran(self) -> list[Mapping[str, Any]]:
-        """With what and how long each part was, and what came after the last one."""
-        return [*self.records.values(), {"ran": self.with_what, **_since(self.started)}]
+        """With what and how long each part of the table was, and what came after the last one."""
+        return [*self.taken.values(), {"ran": self.with_what, **_since(self.started)}]
+
+
+def _part(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        record = read_json(path)
+        if not {"found", "ran", "seconds", "processor_seconds"} <= record.keys():
+            raise ValueError(f"{path} is no part of a study")
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it, and the part is done again") from None
+    return record
+
+
+def _code(ran: Mapping[str, Any]) -> tuple[Any, Any]:
+    return ran["commit"], plain(ran["versions"])
 
 
 def _outcome(place: tuple[str, str], records: Sequence[Mapping[str, Any]]) -> Outcome:

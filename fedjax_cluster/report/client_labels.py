@@ -38,13 +38,14 @@ def client_labels(
       class_names: what the labels are called; their numbers where there are none.
 
     Raises:
-      ValueError: shapes that do not fit, negative counts, or a client without examples.
+      ValueError: shapes or names that do not fit, negative counts, or a client without examples.
 
     >>> client_labels([[8, 2], [5, 5]]).axes[0].get_ylabel()
     'Examples'
     """
     counts = _checked(counts, group)
     clients, classes = counts.shape
+    labels = class_labels(classes, class_names)
     order, by = _order(counts, group)
     counts = counts[order]
     sizes = counts.sum(axis=1)
@@ -63,7 +64,7 @@ def client_labels(
         options: dict[str, Any] = {"interpolation": "nearest" if clients <= 1000 else "auto", "aspect": "auto"}
         image = lower.imshow(np.ma.masked_equal(shares.T, 0), cmap=tints, vmin=0, vmax=most, **options)
         figure.colorbar(image, ax=lower, pad=0.02, fraction=0.08, label="Share of examples")
-        _name_axes(lower, order, class_labels(classes, class_names), by)
+        _name_axes(lower, order, labels, by)
         line: dict[str, Any] = {"color": "#E4E4E4", "linewidth": 0.5}
         for place in np.arange(1, clients) - 0.5 if clients <= MOST_OUTLINED else ():
             lower.vlines(place, -0.5, classes - 0.5, **line)

@@ -72,9 +72,15 @@ def group_label(group: int, names: Sequence[str]) -> str:
 def class_labels(classes: int, names: Sequence[str] = ()) -> list[str]:
     """What classes are called in a picture: their names, of which what is too long is cut, or their numbers.
 
+    Raises:
+      ValueError: names of some classes alone.
+
     >>> class_labels(2), class_labels(2, ("cat", "domestic dog"))
     (['0', '1'], ['cat', 'domestic dog'])
     """
+    names = list(map(str, names))
+    if len(names) not in (0, classes):
+        raise ValueError(f"class_names has {len(names)} names for {classes} classes: give one for each, or none")
     return [pictured(_cut(" ".join(name.split()), LONGEST_CLASS)) for name in names] or list(map(str, range(classes)))
 
 

@@ -134,3 +134,9 @@ def test_rows_of_any_finite_size_have_their_angles(size):
     losses = np.array([[0.0], [0.5], [1.0]], np.float32) * np.float32(size)
     rewards = clustering.gaussian_rewards(losses, np.ones((3, 1), bool))
     np.testing.assert_allclose(rewards, np.exp([-0.5, 0, -0.5]), rtol=1e-5)
+
+
+def test_a_row_that_is_not_finite_leaves_those_of_others_alone():
+    """Inside a program nothing can be refused."""
+    found = jax.jit(clustering.cosine_similarity)(jnp.array([[1.0, 2.0], [np.inf, 1.0], [2.0, 1.0], [np.nan, 0.0]]))
+    np.testing.assert_allclose(found, [[1, 0, 0.8, 0], [0, 0, 0, 0], [0.8, 0, 1, 0], [0, 0, 0, 0]], atol=1e-6)

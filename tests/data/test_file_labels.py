@@ -273,6 +273,7 @@ def test_names_of_classes_outlive_disks_and_joins_but_no_permutation(tmp_path):
     # What a client calls 3 is another's 5, or another data set's 3.
     assert scenarios.label_permutation(named, clients=4).info.class_names == ()
     assert scenarios.mixed_datasets([named, digits()], clients=16).info.class_names == ()
+    assert scenarios.mixed_datasets([named, named], clients=16).info.class_names == names
     with pytest.raises(ValueError, match="class_names are 2 and num_classes is 10: give one name for each class"):
         from_arrays(x, y, class_names=["a", "b"])
     with pytest.raises(ValueError, match="class_names"):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from fedjax_cluster import cli, provenance
+from fedjax_cluster import cli, files, provenance
 from fedjax_cluster.experiments import recipe as recipes
 from fedjax_cluster.experiments import reproduction
 from fedjax_cluster.experiments.cells import headings, shortened
@@ -127,6 +127,10 @@ def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):
     assert len({catalogue.place_of("flag-table8", **version) for version in versions}) == 3
 
 
+def part(directory, seed):
+    return files.unsealed(json.loads((directory / "runs" / f"seed{seed}.json").read_text()))
+
+
 def test_of_a_study_that_was_interrupted_the_missing_parts_are_done(tmp_path, capsys):
     asked = []
 
@@ -148,15 +152,29 @@ def test_of_a_study_that_was_interrupted_the_missing_parts_are_done(tmp_path, ca
     # The first seed's pictures are not kept.
     assert (asked[:3], again) == ([1, 2, 3], [3, 0])
     assert (row.ours, row.valued, row.seeds) == (pytest.approx(2.5 / 3), 3, 4)
-    assert "2 parts done before" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "seed1: done before\nseed2: done before" in told
     ran = json.loads((tmp_path / "ran.json").read_text())
     assert (ran["runs"], ran["timed_runs"]) == (1, 1)
     kept = [json.loads(path.read_text())["seconds"] for path in (tmp_path / "runs").glob("*.json")]
     assert len(kept) == 3
     assert ran["seconds"] >= round(sum(kept), 1)
-    (tmp_path / "runs" / "seed2.json").write_text("{")
-    with pytest.raises(ValueError, match=r"cannot read .*seed2\.json"):
-        reproduce(study, directory=tmp_path)
+    # Of fewer seeds the others' time is not counted.
+    (tmp_path / "runs" / "seed3.json").write_text(json.dumps(files.sealed({**part(tmp_path, 3), "seconds": 1000.0})))
+    reproduce(study, seeds=2, directory=tmp_path)
+    ran = json.loads((tmp_path / "ran.json").read_text())
+    assert (ran["seeds"], ran["seconds"] < 1000) == (2, True)
+    # What other code gave is not mixed with what this gives.
+    other = {**part(tmp_path, 2), "found": {"ARI": 77.0}}
+    other["ran"]["commit"] = "another"
+    (tmp_path / "runs" / "seed2.json").write_text(json.dumps(files.sealed(other)))
+    (row,), _ = reproduce(study, directory=tmp_path)
+    assert row.ours == pytest.approx(2.5 / 3)
+    assert "1 part of another commit or version: done again" in capsys.readouterr().err
+    for content in ("{", '{"found": 1}'):
+        (tmp_path / "runs" / "seed2.json").write_text(content)
+        with pytest.raises(ValueError, match=r"seed2\.json.*delete it, and the part is done again"):
+            reproduce(study, directory=tmp_path)
 
 
 def test_resume_goes_on_with_a_recipe(tmp_path, monkeypatch, capsys):

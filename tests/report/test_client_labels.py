@@ -98,3 +98,6 @@ def test_labels_have_their_names_where_there_are_any(check_layout):
     check_layout(figure)
     assert [tick.get_text() for tick in figure.axes[1].get_yticklabels()] == ["A tiger that i…", r"\$5"]
     assert [tick.get_text() for tick in client_labels(counts).axes[1].get_yticklabels()] == ["0", "1"]
+    for wrong in (("a",), ("a", "b", "c")):
+        with pytest.raises(ValueError, match="names for 2 classes: give one for each, or none"):
+            client_labels(counts, class_names=wrong)

@@ -51,7 +51,7 @@ def test_everything_that_applies_is_drawn(make_result, tmp_path, given):
     np.testing.assert_array_equal(labels, [1, 1, 1, 0, 0])
     assert names == ("left", "right")
     assert np.linalg.norm(features[0] - features[1]) < 0.5 * np.linalg.norm(features[0] - features[3])
-    (counts, group, names), _ = given["client_labels"]
+    (counts, group, names, _), _ = given["client_labels"]
     np.testing.assert_array_equal(counts, [[3, 0]] * 5)
     np.testing.assert_array_equal(group, [0, 0, 0, 1, 1])
     assert names == ("left", "right")

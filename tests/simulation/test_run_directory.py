@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import files, local, nn, parallel
+from fedjax_cluster import files, local, nn, parallel, quiet
 from fedjax_cluster.algorithms import REGISTRY, cfl_gp, fedavg
 from fedjax_cluster.optimizers import named
 from fedjax_cluster.simulation import run_directory
@@ -276,6 +276,14 @@ def test_paths_that_orbax_misreads_are_refused_before_anything_is_computed(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a]b", "a[b", "[]", "x:/y", "ü {1} *?"])
+def test_other_odd_paths_are_taken_up(tmp_path, name):
+    for rounds in (2, 3):
+        run = simulate(method(), blobs(), rounds=rounds, run_dir=tmp_path / name)
+    assert len(run.history["round"]) == 3
+
+
 def test_the_logging_of_others_is_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     absl = logging.getLogger("absl")
@@ -283,6 +291,17 @@ def test_the_logging_of_others_is_as_it_was(tmp_path, monkeypatch):
     simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
     assert not logging.getLogger().handlers
     assert absl.level == logging.NOTSET
+    # In threads one begins before another ends, and somebody's own handler comes meanwhile.
+    own = logging.NullHandler()
+    first, second = map(quiet.absl_from, (logging.CRITICAL, logging.ERROR))
+    first.__enter__()
+    second.__enter__()
+    logging.getLogger().addHandler(own)
+    first.__exit__(None, None, None)
+    assert absl.level == logging.ERROR
+    second.__exit__(None, None, None)
+    assert absl.level == logging.NOTSET
+    assert logging.getLogger().handlers == [own]
 
 
 def test_what_a_killed_process_left_beside_its_files_is_no_run_of_others(tmp_path):

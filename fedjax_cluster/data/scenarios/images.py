@@ -199,7 +199,8 @@ def mixed_datasets(
         parts.append(partition.relabel(part, np.broadcast_to(table, (size, len(table)))))
         classes = max(classes, first_class + source.info.num_classes)
     name = "+".join(source.info.name for source in examples)
-    called = class_names(examples) if labels == "separate" else ()
+    same = len({source.info.class_names for source in examples}) == 1
+    called = class_names(examples) if labels == "separate" else examples[0].info.class_names if same else ()
     info = examples[0].info._replace(name=name, num_classes=classes, group_names=tuple(names), class_names=called)
     return partition.join(parts, group=np.concatenate(group).astype(np.int32), info=info)
 

@@ -208,7 +208,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
       class_names: what the classes are called; their numbers where there are none.
 
     Raises:
-      ValueError: other lengths, or nobody in a cluster.
+      ValueError: other lengths, names of some classes alone, or nobody in a cluster.
     """
     counts, labels = np.asarray(class_counts, np.float64), np.asarray(labels)
     if counts.ndim != 2 or len(counts) != len(labels):
@@ -219,6 +219,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
     shares, labels = counts[kept] / counts[kept].sum(1, keepdims=True), labels[kept]
     ranked = -np.sort(-shares, axis=1)
     clusters, classes = np.unique(labels), shares.shape[1]
+    named = class_labels(classes, class_names)
     with style.drawing(style.DOUBLE, 2.2) as figure:
         left, right = figure.subplots(1, 2)
         means = np.stack([shares[labels == cluster].mean(0) for cluster in clusters])
@@ -227,8 +228,7 @@ def class_distributions(class_counts: Any, labels: Any, class_names: Sequence[st
         names = [f"{cluster} ({np.sum(labels == cluster)})" for cluster in clusters]
         left.set_yticks(np.arange(len(clusters)), names)
         shown = np.arange(0, classes, -(-classes // MOST_CLASSES_NAMED))
-        named = class_labels(classes, class_names)
-        turned = 90 if class_names else 0
+        turned = 90 if len(class_names) else 0
         left.set_xticks(shown, [named[label] for label in shown.tolist()], rotation=turned)
         left.set(xlabel="Class", ylabel="Cluster (clients)")
         left.grid(False)
