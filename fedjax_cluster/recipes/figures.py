@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedjax_cluster import report
 from fedjax_cluster.experiments.cells import Cell
+from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import Drawing, Outcomes, measured
 from fedjax_cluster.report.names import over_seeds
 from fedjax_cluster.report.paper_rows import NAN
@@ -106,6 +108,42 @@ def by_column(metric: str, **options: Any) -> Drawing:
         return report.panels.curve_panels(panels, metric, **options)
 
     return figure
+
+
+def costs_to_accuracy(target: float, x_label: str) -> Drawing:
+    """Models sent, and mini-batches computed, a client until a test accuracy, against the columns' values.
+
+    Both are counted to the first evaluated round of the target. A mini-batch's loss, without its gradient, is a third
+    of a gradient: one of the three products of each layer. Where a seed does not reach the target there is no point.
+    """
+    axes = {"models": "Models down and up per client", "gradients": "Gradients per client"}
+
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Mapping[str, Figure]:
+        costs = {
+            place: dataclasses.replace(outcome, summaries=_costs_to(outcome, target))
+            for place, outcome in outcomes.items()
+        }
+        return {
+            name: sweep(name, x_label, f"{label} to {100 * target:g} %", log_x=True)(cells, costs)
+            for name, label in axes.items()
+        }
+
+    return figure
+
+
+def _costs_to(outcome: Outcome, target: float) -> tuple[dict[str, float], ...]:
+    costs = []
+    for summary, history in zip(outcome.summaries, outcome.histories, strict=True):
+        reached = np.flatnonzero(np.asarray(history["accuracy"], float) >= target)
+        if not reached.size:
+            return tuple({} for _ in outcome.summaries)
+        spent = {
+            name: np.asarray(history[name], float)[: reached[0] + 1].sum() / summary["clients"]
+            for name in ("models_down", "models_up", "gradient_evaluations", "loss_evaluations")
+        }
+        gradients = spent["gradient_evaluations"] + spent["loss_evaluations"] / 3
+        costs.append({"models": spent["models_down"] + spent["models_up"], "gradients": gradients})
+    return tuple(costs)
 
 
 def histories(outcomes: Outcomes) -> dict[str, tuple[dict[str, np.ndarray], ...]]:
