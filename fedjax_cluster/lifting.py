@@ -15,14 +15,12 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 from fedjax_cluster.optimizers import NamedOptimizer, named
-from fedjax_cluster.options import Options, checked, described_options, shown, takes_fractions
+from fedjax_cluster.options import Options, always, checked, described_options, shown, takes_fractions
 
 T = TypeVar("T")
 Numbers = Mapping[str, Any]  # path -> number
 
 _SHARED: ContextVar[Numbers | None] = ContextVar("shared", default=None)
-# Every method has it, and it decides how many rows a cohort has.
-OF_SHAPES = ("participation",)
 ELSEWHERE = "call simulate_many, or simulate, once for each value"
 
 
@@ -144,7 +142,7 @@ def path_of(value: Any, name: str) -> str:
     owner = number_at(value, ".".join(outer)) if outer else value
     if isinstance(number_at(value, path), NamedOptimizer):
         path, owner, last = f"{path}.learning_rate", number_at(value, path), "learning_rate"
-    if path in OF_SHAPES:
+    if _decides_shapes(value, path, every=True):
         raise ValueError(f"{path} decides the shapes of a program: {ELSEWHERE}")
     if isinstance(owner, Options):
         hint = next(each.hint for each in described_options(type(owner)) if each.name == last)
@@ -187,7 +185,17 @@ def checked_values(path: str, values: Any) -> tuple[float, ...]:
 def _liftable(value: Any) -> dict[str, float]:
     if kept_beside(value):
         return {}
-    return {path: number for path, number in numbers_of(value).items() if path not in OF_SHAPES}
+    return {path: number for path, number in numbers_of(value).items() if not _decides_shapes(value, path)}
+
+
+def _decides_shapes(value: Any, path: str, *, every: bool = False) -> bool:
+    """Whether a number decides the shapes of arrays; `every`: whether it does whatever it is."""
+    *outer, last = path.split(".")
+    owner = number_at(value, ".".join(outer)) if outer else value
+    if not isinstance(owner, Options):
+        return False
+    (decides,) = (each.metadata.get("shapes") for each in dataclasses.fields(cast(Any, owner)) if each.name == last)
+    return decides is not None and (decides is always if every else decides(getattr(owner, last)))
 
 
 def _parts(value: Any) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def option(
     init: bool = True,
     filled: bool = False,
     used: tuple[str, Callable[[Any], bool]] | None = None,
+    shapes: Callable[[float], bool] | None = None,
 ) -> Any:
     """A field of `Options`.
 
@@ -98,8 +99,9 @@ def option(
       init: False fixes it at its default.
       filled: None may be given too, in whose place the class puts a value of the field's type.
       used: in words what it has no effect without, and whether that is there; moved off its default it is warned of.
+      shapes: which of its values decide the shapes of arrays, and so have programs of their own.
     """
-    metadata = {"doc": doc, "bound": bound, "filled": filled, "used": used}
+    metadata = {"doc": doc, "bound": bound, "filled": filled, "used": used, "shapes": shapes}
     return dataclasses.field(
         default=default, default_factory=default_factory, kw_only=kw_only, init=init, metadata=metadata
     )
@@ -243,6 +245,11 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
 def is_number(value: Any) -> typing.TypeGuard[float]:
     """Whether an option is a floating-point number, or stands for one while a program is traced."""
     return isinstance(value, float | Tracer)
+
+
+def always(value: float) -> bool:
+    """Of an option whose every value decides the shapes of arrays."""
+    return True
 
 
 def is_zero(value: Any) -> bool:

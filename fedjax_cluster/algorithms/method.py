@@ -14,7 +14,7 @@ from fedjax_cluster.aggregation import Aggregation, named
 from fedjax_cluster.algorithms.round import personalize_by_label
 from fedjax_cluster.local import server_key
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.options import SHARE, Options, option
+from fedjax_cluster.options import SHARE, Options, always, option
 from fedjax_cluster.privacy.gaussian import ALL, SHOWN, Release, Sends, carrying_clip, gaussian, release
 from fedjax_cluster.types import (
     ClientData,
@@ -110,7 +110,7 @@ class Method(Options):
 
     model: Model = option("what is trained", kw_only=False)
     local: LocalUpdate = option("what a client does in a round, such as `sgd(0.1, batch_size=64, epochs=1)`")
-    participation: float = option("share of the clients in a round", default=1.0, bound=SHARE)
+    participation: float = option("share of the clients in a round", default=1.0, bound=SHARE, shapes=always)
     privacy: gaussian | None = option(
         "clipping and noise on all that clients send, `privacy.gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)`",
         default=None,

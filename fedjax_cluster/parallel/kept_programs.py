@@ -21,10 +21,12 @@ import pathlib
 import pickle
 import platform
 import re
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import jax
@@ -43,6 +45,8 @@ VERSION = re.compile(r"^Version: *(.+)$", re.MULTILINE)
 PACKAGE = pathlib.Path(__file__).parents[1]
 STARTED = time.time()  # whatever of the package is younger may not be what was imported
 PROCESSOR = pathlib.Path("/proc/cpuinfo")
+MADE_BY = (PACKAGE.name, *LIBRARIES, "namedtuple_", "lazy_loader", "matplotlib")  # whose functions the package has
+MOST_WRAPPED = 8  # decorators of one function
 SUFFIX = ".program"
 DIGEST_SIZE = 32
 MOST_BYTES = 2**29  # of all programs in a folder; those that were not used for longest make room
@@ -63,6 +67,7 @@ with jax.ensure_compile_time_eval():
 _folder: pathlib.Path | None = None
 _functions: weakref.WeakSet[KeptProgram] = weakref.WeakSet()
 _compiling = threading.RLock()
+_seen: dict[int, Any] = {}  # functions that are the package's, by their numbers, which stay theirs as they are kept
 
 
 def keep_in(folder: pathlib.Path | None) -> None:
@@ -125,7 +130,7 @@ class KeptProgram:
         self, folder: pathlib.Path, static: dict[str, Any], given: dict[str, Any], structure: Any, texts: list[str]
     ) -> Callable[..., Any] | None:
         """The program that is kept, or a new one, which is kept; None where it cannot be told apart from others."""
-        surroundings = _surroundings()
+        surroundings = _surroundings() if _is_whole() else None
         try:
             values, known = described([self.__wrapped__, static, self.options], modules=True)
         except Exception:  # of a value whose description fails
@@ -240,6 +245,36 @@ def _surroundings() -> list[Any] | None:
     devices = [(device.id, device.device_kind) for device in jax.devices()]
     flags = os.environ.get("XLA_FLAGS", "")
     return [source.hexdigest(), versions, platform.python_version(), devices, flags, platform.machine(), processor]
+
+
+def _is_whole() -> bool:
+    """Whether nobody has put functions of their own into this package, as to try a variant in a notebook."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name and name != __name__]:
+        for value in list(vars(sys.modules[name]).values()):
+            own = isinstance(value, type) and value.__module__ == name
+            for part in list(vars(value).values()) if own else [value]:
+                if id(part) not in _seen and hasattr(type(part), "__get__" if own else "__call__"):
+                    if not _is_of_the_package(part):
+                        return False
+                    _seen[id(part)] = part
+    return True
+
+
+def _is_of_the_package(value: Any) -> bool:
+    """Whether a function, or one that it is made of, is not somebody else's; so is all that is no function."""
+    if isinstance(value, property):
+        value = value.fget
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    for _ in range(MOST_WRAPPED):
+        if isinstance(value, FunctionType):
+            module = str(value.__globals__.get("__name__")).partition(".")[0]
+            if not (module in sys.stdlib_module_names or module.startswith(MADE_BY)):
+                return False
+        elif isinstance(value, type | ModuleType) or not callable(value):
+            return True
+        value = getattr(value, "__wrapped__", None)
+    return True
 
 
 def _processor() -> str:

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ from fedjax_cluster.types import (
 )
 
 USUAL_RANDOM = {"default_prng_impl": "threefry2x32", "threefry_partitionable": True}  # settings of JAX
+OF_DATA = ("task", "num_classes", "input_shape")
 MOST_READ = 8192  # clients of a population on disk
 
 
@@ -70,6 +72,7 @@ def identity_of(
         "eval_every": eval_every,
         "eval_clients": eval_clients,
         "data": fingerprint(federation),
+        **{name: described(getattr(federation.info, name))[0] for name in OF_DATA},
         "churn": [change._asdict() for change in churn],
     }
     if own := {name: described(model)[0] for name, model in _other_models(algorithm)}:
@@ -225,13 +228,54 @@ def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
     for constant in _constants(traced):
         value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
         digest.update(np.ascontiguousarray(value).data)
+    for function in _called_on_the_host(traced):
+        digest.update(repr(_told(function, ())).encode())
     return digest.hexdigest()
 
 
 def _constants(traced: ClosedJaxpr) -> Iterator[Any]:
     """The arrays that a traced program holds, those of functions inside it that are jitted themselves too."""
     yield from traced.consts
+    for _, part in _parts(traced):
+        if isinstance(part, ClosedJaxpr):
+            yield from _constants(part)
+
+
+def _called_on_the_host(traced: ClosedJaxpr) -> Iterator[Any]:
+    """The functions of `jax.pure_callback` and its like in a traced program."""
+    for name, part in _parts(traced):
+        if isinstance(part, ClosedJaxpr):
+            yield from _called_on_the_host(part)
+        elif name == "callback":
+            yield getattr(part, "callback_func", part)
+
+
+def _parts(traced: ClosedJaxpr) -> Iterator[tuple[str, Any]]:
+    """The parameters of its operations, and their names."""
     for equation in traced.jaxpr.eqns:
-        for part in jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr)):
-            if isinstance(part, ClosedJaxpr | Jaxpr):
-                yield from _constants(part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ()))
+        for name, parameter in equation.params.items():
+            for part in jax.tree.leaves(parameter, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr)):
+                yield name, ClosedJaxpr(part, ()) if isinstance(part, Jaxpr) else part
+
+
+def _told(value: Any, above: tuple[int, ...]) -> Any:
+    """A function by its code and what it holds, arrays by their bytes, all else by its text."""
+    if id(value) in above:  # as a function that calls itself
+        return ""
+    of = functools.partial(_told, above=(*above, id(value)))
+    if isinstance(value, functools.partial):
+        return of((value.func, value.args, tuple(value.keywords.items())))
+    if inspect.ismethod(value):
+        return of((value.__func__, value.__self__))
+    if isinstance(code := getattr(value, "__code__", None), CodeType):
+        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        return of((code, value.__defaults__, held))
+    if isinstance(value, CodeType):
+        return of((value.co_code, value.co_names, value.co_consts))
+    if isinstance(value, list | tuple):
+        return [of(each) for each in value]
+    if isinstance(value, frozenset):  # in an order that is each process's own
+        return sorted(str(of(each)) for each in value)
+    if isinstance(value, np.ndarray | Array):
+        return np.asarray(value).tobytes()
+    return ADDRESS.sub("", repr(value))

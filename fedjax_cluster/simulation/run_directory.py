@@ -41,7 +41,7 @@ from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.types import ClusteredAlgorithm, Event, Federation, State
 
 LOG = logging.getLogger(__name__)
-VERSION = SEALED = 3  # and the first version that seals what it writes
+VERSION, SEALED, WHOLE = 4, 3, 4  # and the first versions that seal what they write, that keep all they know of a run
 UNEVALUATED = "evaluation_due"  # in the summary of a run that was ended before the evaluation of its last round
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.csv", "summary.json"
 TUNING = "tuning.json"  # may be there before a run
@@ -92,8 +92,9 @@ class RunDirectory:
         known = read_config(self.path) if (self.path / CONFIG).exists() else None
         if known is not None:
             identity = known["identity"] if "version" in known else _of_version_0_1(known["identity"])
-            different = _different(identity, self._identity)
-            if different or known.get("version", 1) < 3:  # the older ones do not hold all of it
+            version = known.get("version", 1)
+            different = _different(identity, self._identity, whole=version >= WHOLE)
+            if different or version < 3:  # the older ones do not hold all of it
                 # The settings first: they are what a person has given.
                 _refuse(self.named, _different_settings(known.get("experiment"), self._config) or different)
         elif listed(self.path):
@@ -371,29 +372,33 @@ def _of_version_0_1(identity: dict[str, Any]) -> dict[str, Any]:
     return {**renamed, "algorithm_config": options}
 
 
-def _different(known: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What an older version did not keep cannot be compared."""
+def _different(known: dict[str, Any], wanted: dict[str, Any], *, whole: bool = True) -> list[str]:
+    """What is otherwise there than here; unless `whole`, what an older version did not keep cannot be compared."""
     programs = [part.get("programs", {}).get("jax") for part in (known, wanted)]
     if None not in programs and programs[0] != programs[1]:
         return [
             f"parts of it are known by their compiled programs alone, and these were made by JAX {programs[0]}, "
             f"while this is {programs[1]}"
         ]
-    return list(_differences(known, {"churn": [], **wanted}))
+    return list(_differences(known, {"churn": [], **wanted}, whole=whole))
 
 
-def _differences(known: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+def _differences(
+    known: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "", *, whole: bool
+) -> Iterator[str]:
     """What is otherwise there than here; below a method's name only where the names are the same."""
-    # Of what is here alone an older version may not have known; but these are left out where nothing was given.
-    names = [*known, *(name for name in (*LEFT_OUT, *GIVEN) if name in wanted and name not in known)]
+    # Unless all was kept, only these of what is here alone: they are left out where nothing was given.
+    names = [*known, *(name for name in wanted if name not in known and (whole or name in (*LEFT_OUT, *GIVEN)))]
     for name in names:
         if name == "algorithm_config" and known["algorithm"] != wanted.get("algorithm"):
             continue
         old, new = (part.get(name, LEFT_OUT.get(name)) for part in (known, wanted))
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, "" if name == "algorithm_config" else f"{inside}{name}.")
+            yield from _differences(old, new, "" if name == "algorithm_config" else f"{inside}{name}.", whole=whole)
         elif (name, old) == ("learning_rate", "optax") and isinstance(new, dict):
             continue  # of a named optimiser, whose name and numbers were not kept
+        elif name == "programs" and old != new:
+            yield f"some of it is code of one's own {'here' if old is None else 'there'} alone"
         elif old != new and inside == "programs.":
             yield f"{name} is another program"
         elif old != new:

@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_cluster import described, local, nn, parallel
+from fedjax_cluster import described, local, nn, parallel, server
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.parallel import kept_programs
 from fedjax_cluster.simulation.loop import simulate
@@ -116,6 +116,29 @@ def test_whatever_decides_a_program_tells_it_apart(folder, monkeypatch, change):
         spectrum(jnp.asarray(ROWS))
     assert traced
     assert len(files(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "own"),
+    [
+        (local.sgd, "run", lambda self, *arguments: None),
+        (server, "weighted_mean", jax.jit(lambda *arguments: None)),
+        (server, "weighted_mean", functools.wraps(server.weighted_mean)(lambda *arguments: None)),
+    ],
+    ids=["method", "jitted", "wrapped"],
+)
+def test_a_package_with_functions_of_somebody_else_finds_no_kept_program(folder, monkeypatch, owner, name, own):
+    """A variant that was tried in a notebook was given the program, and the figures, of what it took the place of."""
+    halved(jnp.ones(3))
+    fresh(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, own)
+        halved(jnp.ones(3))
+        assert traced
+        assert len(files(folder)) == 1
+    fresh(folder)
+    halved(jnp.ones(3))
+    assert not traced
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])

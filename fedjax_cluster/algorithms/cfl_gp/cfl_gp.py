@@ -46,7 +46,7 @@ from fedjax_cluster.algorithms.round import (
 from fedjax_cluster.lifting import lifted
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.marked_clients import poses, shown_rows
-from fedjax_cluster.options import SHARE, Bound, at_least, option
+from fedjax_cluster.options import SHARE, Bound, always, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.server import Rounding, Weighting, keep_decimals, params_part, shared_part
@@ -108,7 +108,8 @@ class cfl_gp(AveragingMethod):
         bound=at_least(1),
     )
     compression: float = option(
-        "d/d̂; above 1 the profile keeps d̂ random coordinates, drawn once (App. E.1)", default=1.0, bound=at_least(1)
+        "d/d̂; above 1 the profile keeps d̂ random coordinates, drawn once (App. E.1)",
+        **{"default": 1.0, "bound": at_least(1), "shapes": always},
     )
     profile_layers: tuple[str, ...] = option(
         'parameter paths that the profile is made of, such as `["output"]` (App. E.2); () is all', default=()
@@ -199,8 +200,8 @@ class cfl_gp(AveragingMethod):
             rows, copies, further = self.landmarks, 1, ""
         check_profiles(rows, num_clusters, width, copies, population.mapping, further)
         start = parallel.compile_quickly(start_state, static_argnames=("method", "num_clusters", "side"))
-        # Its numbers have no part in a start.
-        return start(rng_key, models, present, method=lifted(self)[0], num_clusters=num_clusters, side=side)
+        method, numbers = lifted(self)
+        return start(rng_key, models, present, numbers, method=method, num_clusters=num_clusters, side=side)
 
     def gram_side(self, capacity: int) -> int:
         """Rows of the Gram matrices of so many clients; 0 where there are none."""

@@ -11,6 +11,7 @@ from jax import Array
 from fedjax_cluster.algorithms.cfl_gp.landmarks import LandmarkServer
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, Kept
 from fedjax_cluster.algorithms.round import equal_groups, first_state, one_hot, tie_layers
+from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.types import Clusters, RoundInfo, State
 
 
@@ -25,9 +26,10 @@ class Server(NamedTuple):
 
 
 def start_state(
-    rng_key: Array, models: Clusters, present: Array, *, method: Any, num_clusters: int, side: int
+    rng_key: Array, models: Clusters, present: Array, numbers: Numbers, *, method: Any, num_clusters: int, side: int
 ) -> tuple[State, RoundInfo]:
     """Clients in random groups of equal size, profiles empty."""
+    method = with_numbers(method, numbers)
     models = tie_layers(models, method.shared_layers, method.name)
     assignment_key, coordinate_key = jax.random.split(jax.random.fold_in(rng_key, 0))
     coordinates, width = method.draw_coordinates(coordinate_key, models.params), method.profile_width(models.params)

@@ -145,7 +145,7 @@ class fedgwc(AveragingMethod):
         bound=at_least(2),
     )
     weighting: Weighting = option('"examples" or "uniform": FairAvg inside FedGWC', default="examples")
-    server_momentum: float = option("FedAvgM inside FedGWC, as in `fedavgm`", default=0.0, bound=BELOW_ONE)
+    server_momentum: float = option("FedAvgM in FedGWC, as `fedavgm`", default=0.0, bound=BELOW_ONE, shapes=is_zero)
     proximal: float | None = option(
         "FedProx inside FedGWC, as in `fedprox`; None leaves `local` unchanged", default=None, bound=NOT_NEGATIVE
     )

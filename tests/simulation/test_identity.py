@@ -1,0 +1,129 @@
+"""What tells a run from another: all that is there or here, of whichever of the two."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_cluster import aggregation, local, nn, optimizers
+from fedjax_cluster.algorithms import fedavg
+from fedjax_cluster.files import sealed, write_json
+from fedjax_cluster.simulation.identity import identity_of
+from fedjax_cluster.simulation.run_directory import VERSION, AnotherExperiment, RunDirectory
+from fedjax_cluster.types import LocalResult
+from tests.federations import blobs
+
+fading = functools.partial(
+    optimizers.schedule, "exponential_decay", init_value=0.1, transition_steps=4, decay_rate=0.01
+)
+
+
+class own_sgd(local.sgd):
+    """A local update of one's own, whose options are those of the package's."""
+
+    def run(self, *arguments, **options) -> LocalResult:
+        result = super().run(*arguments, **options)
+        return result._replace(delta=jax.tree.map(lambda leaf: -leaf, result.delta))
+
+
+class _Own(fedavg, abstract=True):
+    """A method of one's own with the name of one of the package's."""
+
+    def step(self, rng_key, state, cohort):
+        state, info = super().step(rng_key, state, cohort)
+        return state._replace(round=2 * state.round), info
+
+
+_Own.__name__ = "fedavg"
+
+
+class _Rule(aggregation.trimmed_mean):
+    """A rule of one's own with such a name."""
+
+    def combine(self, rows, num_slots):
+        return jax.tree.map(lambda leaf: -leaf, super().combine(rows, num_slots))
+
+
+_Rule.__name__ = "trimmed_mean"
+
+
+def trained(update=None, cls=fedavg, rate=0.1, **options):
+    update = local.sgd(rate, batch_size=8, steps=1) if update is None else update
+    return cls(nn.linear(), local=update, **options)
+
+
+def known(algorithm, federation=None, metrics=()):
+    return identity_of(algorithm, blobs() if federation is None else federation, 0, 1, None, (), metrics=metrics)
+
+
+def refuse(there, here, path, version=VERSION):
+    path.mkdir(exist_ok=True)
+    write_json(path / "config.json", sealed({"version": version, "identity": there, "experiment": None}))
+    RunDirectory(path, there, None, 6)  # its own is taken
+    with pytest.raises(AnotherExperiment) as refusal:
+        RunDirectory(path, here, None, 6)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (
+            trained(rate=optimizers.named("sgd", learning_rate=0.1)),
+            trained(rate=optimizers.named("sgd", learning_rate=0.1, momentum=0.9)),
+            "momentum is None there and 0.9 here",
+        ),
+        (trained(rate=fading()), trained(rate=fading(staircase=True)), "staircase is None there and True here"),
+        (
+            trained(server=optimizers.named("sgd", learning_rate=0.1)),
+            trained(server=optimizers.named("sgd", learning_rate=0.1, momentum=0.9)),
+            "server.momentum is None",
+        ),
+        (trained(), trained(own_sgd(0.1, batch_size=8, steps=1)), "some of it is code of one's own here alone"),
+        (trained(), trained(cls=_Own), "code of one's own here"),
+        (trained(aggregation=aggregation.trimmed_mean()), trained(aggregation=_Rule()), "code of one's own here"),
+    ],
+    ids=["optimiser", "schedule", "server", "local update", "method", "rule"],
+)
+def test_what_is_on_one_side_alone_is_another_experiment(one, other, told, tmp_path):
+    """What was not there was not compared: the second run was given the first one's figures."""
+    there, here = known(one), known(other)
+    assert told in refuse(there, here, tmp_path / "run")
+    refuse(here, there, tmp_path / "run")
+
+
+def test_of_older_versions_what_they_did_not_keep_is_not_compared(tmp_path):
+    there, here = (
+        known(trained(rate=optimizers.named("sgd", learning_rate=0.1, **more))) for more in ({}, {"momentum": 0.0})
+    )
+    write_json(tmp_path / "config.json", sealed({"version": 3, "identity": there, "experiment": None}))
+    RunDirectory(tmp_path, here, None, 6)
+
+
+def test_the_task_and_the_shape_of_the_rows_are_part_of_it(tmp_path):
+    federation = blobs()
+    there = known(trained(), federation)
+    for change in ({"task": "regression"}, {"num_classes": 20}):
+        here = known(trained(), federation._replace(info=federation.info._replace(**change)))
+        assert f"{next(iter(change))} is " in refuse(there, here, tmp_path / "run")
+    assert there["input_shape"] == list(federation.info.input_shape)
+
+
+def _on_the_host(constant):
+    def host(predictions):
+        return np.float32(constant)
+
+    def figures(predictions, y, mask):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return {"own": jax.pure_callback(host, shape, predictions.sum(), vmap_method="sequential")}
+
+    return figures
+
+
+def test_functions_on_the_host_are_told_apart_by_what_they_hold(tmp_path):
+    """Of them a program has the name alone, and a metric of scikit-learn's is one."""
+    one, same, other = (known(trained(), metrics=(_on_the_host(each),)) for each in (1, 1, 2))
+    assert one == same
+    assert "the metrics is another program" in refuse(one, other, tmp_path / "run")

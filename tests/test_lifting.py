@@ -1,0 +1,101 @@
+"""Numbers as arguments of programs: whatever a number decides, a run in a group is what it is alone."""
+
+import dataclasses
+import inspect
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from fedjax_cluster import algorithms, lifting, local, nn, optimizers, parallel, privacy, simulate_many
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.requests import DECIDES
+from tests.algorithms.test_protocol import build, place
+from tests.federations import blobs
+
+LINEAR = nn.linear()
+SGD = local.sgd(0.2, batch_size=8, steps=1)
+OTHERS = (0.5, 0.3, 0.75, 0.0, 2.0, 4.0, 0.05)
+
+
+def varied():
+    for name in sorted(REGISTRY):
+        for option in lifting.numbers_of(build(name)):
+            fast = option in ("compression", "server_momentum")
+            yield pytest.param(name, option, marks=() if fast else pytest.mark.slow, id=f"{name}-{option}")
+
+
+def with_another(method, option):
+    for number in OTHERS:
+        try:
+            other = lifting.with_number(method, option, number)
+        except ValueError:
+            continue
+        if lifting.number_at(other, option) != lifting.number_at(method, option):
+            return other
+    raise AssertionError(f"no other value of {option} is known")
+
+
+def check(one, other, population):
+    """Both in the program of their group, whose numbers are those of the first, as each alone."""
+    key = run_keys(0).initialization
+    for members, numbers in lifting.differing([one, other]):
+        for index in members:
+            method = (one, other)[index]
+            alone, _ = method.init(key, population)
+            with lifting.one_program(numbers):
+                grouped, _ = method.init(key, population)
+                program, own = lifting.lifted(method)
+            chex.assert_trees_all_close(grouped, alone, rtol=1e-6)
+
+            def stepped(state, numbers, program=program):
+                changed = lifting.with_numbers(program, numbers)
+                cohort = parallel.gather_cohort(population, changed.select(key, state))
+                return changed.step(key, state, cohort)[0]
+
+            try:
+                after = jax.eval_shape(stepped, grouped, {path: np.float32(number) for path, number in own.items()})
+            except DECIDES:
+                continue  # it is refused, or has a program of its own
+            chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda state: state, grouped))
+
+
+@pytest.mark.parametrize(("name", "option"), list(varied()))
+def test_a_start_and_a_round_in_a_group_have_the_methods_own_numbers(name, option):
+    """CFL-GP's start kept the profiles' width of the first value, and FedGWC's state lacked a momentum."""
+    method = build(name)
+    check(method, with_another(method, option), place(blobs(clients=7)))
+
+
+@pytest.mark.slow
+def test_numbers_that_a_state_begins_with_are_each_runs_own():
+    clips = [
+        privacy.gaussian(clip=clip, noise_multiplier=1.0, delta=1e-3, quantile=0.5, clustering_clip=1.0,
+                         clustering_noise_multiplier=1.0)
+        for clip in (0.1, 10.0)
+    ]  # fmt: skip
+    stores = [optimizers.named("adagrad", learning_rate=0.1, initial_accumulator_value=each) for each in (0.1, 5.0)]
+    population = place(blobs(clients=7))
+    for options in ({"privacy": clips}, {"server": stores}):
+        ((name, values),) = options.items()
+        made = [algorithms.cfl_gp(LINEAR, local=SGD, clusters=2, every=1, **{name: value}) for value in values]
+        check(*made, population)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("cfl_gp", {"compression": (2.0, 7.0)}), ("fedgwc", {"server_momentum": (0.0, 0.5)})]
+)
+def test_values_of_which_some_decide_shapes_are_refused_by_simulate_many(name, options):
+    arguments = {"clusters": 2} if "clusters" in inspect.signature(REGISTRY[name]).parameters else {}
+    method = REGISTRY[name](LINEAR, local=SGD, **arguments)
+    (option,) = options
+    with pytest.raises(ValueError, match=f"{option} .*decide.? the shapes of a program: call simulate_many"):
+        simulate_many(method, blobs(), rounds=1, seeds=(0,), options=options, progress=False)
+
+
+def test_momenta_that_are_all_above_0_share_a_program():
+    made = [dataclasses.replace(build("fedgwc"), server_momentum=each) for each in (0.0, 0.5, 0.9)]
+    assert [members for members, _ in lifting.differing(made)] == [[0], [1, 2]]
+    assert lifting.path_of(made[0], "server_momentum") == "server_momentum"
