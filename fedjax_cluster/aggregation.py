@@ -213,11 +213,12 @@ class geometric_median(Aggregation):
     def combine(self, rows: Rows, num_slots: int) -> PyTree:
         counts = (rows.slot < num_slots)[:, None]
         place, leaves = _place(rows.slot, num_slots), [jnp.where(counts, leaf, 0) for leaf in _measured(rows.value)]
-        members = jax.nn.one_hot(rows.slot, num_slots, axis=0) * jnp.where(counts[:, 0], rows.weight, 0)[None]
+        weight = jnp.where(counts[:, 0], rows.weight, 0)
+        members = jax.nn.one_hot(rows.slot, num_slots, axis=0, dtype=jnp.float32) * weight[None]
 
         def lengths(centres: list[Array] | None) -> Array:
             each = leaves if centres is None else [leaf - c[place] for leaf, c in zip(leaves, centres, strict=True)]
-            return root(sum((jnp.sum(jnp.square(leaf), 1) for leaf in each), jnp.zeros(len(rows.slot))))
+            return root(sum((jnp.sum(jnp.square(leaf), 1) for leaf in each), jnp.zeros(len(rows.slot), jnp.float32)))
 
         def step(_: Array, share: Array) -> Array:
             distance = lengths([jnp.matmul(share, leaf, precision="highest") for leaf in leaves])
@@ -324,7 +325,7 @@ def _weighted_medians(values: Array, weights: Array) -> Array:
 
 def mean_of(rows: Rows, chosen: Array, num_slots: int) -> PyTree:
     """The unweighted mean of the chosen rows, bool[R], of each cluster."""
-    members = jax.nn.one_hot(rows.slot, num_slots, axis=0) * chosen.astype(jnp.float32)[None]
+    members = jax.nn.one_hot(rows.slot, num_slots, axis=0, dtype=jnp.float32) * chosen.astype(jnp.float32)[None]
     share = members / jnp.maximum(members.sum(1, keepdims=True), 1.0)
     # What is not chosen may be NaN, which 0 times it would still be.
     return _by_rows(

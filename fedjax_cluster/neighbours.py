@@ -91,7 +91,7 @@ def num_neighbours(count: Array, byzantine: int) -> Array:
 def nearest_sums(distance: Array, together: Array, neighbours: Array, mapping: ClientMapping = ONE_DEVICE) -> Array:
     """f32[R]: Krum's sum of distances to the `neighbours` i32[R] nearest of a row's cluster, or to all it has."""
     others = _others(together)
-    number = jnp.minimum(neighbours, jnp.sum(others.astype(jnp.int32), 0))[None]
+    number = jnp.minimum(neighbours, jnp.sum(others, 0, dtype=jnp.int32))[None]
     ranks = Ranks(jnp.zeros_like(number), number)
     columns = jnp.where(others, distance, jnp.inf)
     return (mean_of_ranks(columns, jnp.zeros(len(distance), jnp.int32), ranks, mapping) * number.astype(jnp.float32))[0]
@@ -99,9 +99,9 @@ def nearest_sums(distance: Array, together: Array, neighbours: Array, mapping: C
 
 def rank_within(score: Array, together: Array) -> Array:
     """i32[R]: how many rows of the cluster have a smaller score, or an equal one and come before."""
-    row = jnp.arange(len(score))
+    row = jnp.arange(len(score), dtype=jnp.int32)
     before = (score[None] < score[:, None]) | ((score[None] == score[:, None]) & (row[None] < row[:, None]))
-    return jnp.sum((together & before).astype(jnp.int32), 1)
+    return jnp.sum(together & before, 1, dtype=jnp.int32)
 
 
 class Nearest(NamedTuple):
@@ -144,7 +144,7 @@ def nearest_again_and_again(
 def _one_after_the_other(
     distance: Array, slot: Array, wanted: Array, count: Array, *, byzantine: int, num_slots: int
 ) -> Array:
-    size, row = len(slot), jnp.arange(len(slot))
+    size, row = len(slot), jnp.arange(len(slot), dtype=jnp.int32)
     place = jnp.minimum(slot, num_slots - 1)
     nearest, position = _nearest(distance, same_cluster(slot, num_slots))
     width = nearest.distance.shape[2]
@@ -153,9 +153,9 @@ def _one_after_the_other(
         chosen, nearest = carried
         score = _scores(nearest, num_neighbours(count - number, byzantine)[place])
         left = ~chosen & (slot < num_slots)
-        least = jnp.full(num_slots, jnp.inf).at[slot].min(jnp.where(left, score, jnp.inf), mode="drop")
+        least = jnp.full(num_slots, jnp.inf, distance.dtype).at[slot].min(jnp.where(left, score, jnp.inf), mode="drop")
         first = jnp.where(left & (score == least[place]), row, size)
-        best = jnp.full(num_slots, size).at[slot].min(first, mode="drop")
+        best = jnp.full(num_slots, size, jnp.int32).at[slot].min(first, mode="drop")
         best = jnp.where(number < wanted, best, size)
         # Who leaves each row's list; nobody from one whose cluster has its number.
         gone = best[place]
@@ -171,7 +171,7 @@ def _nearest(distance: Array, together: Array) -> tuple[Nearest, Array]:
     size, others = len(distance), _others(together)
     width = math.isqrt(size - 1) + 1
     blocks = -(-size // width)
-    rows = jnp.broadcast_to(jnp.arange(size), (size, size))
+    rows = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (size, size))
     ranked, order = lax.sort((jnp.where(others, distance, jnp.inf), rows), dimension=1, num_keys=1, is_stable=True)
     position = jnp.zeros((size, size), jnp.int32).at[rows.T, order].set(rows)
     blank = ((0, 0), (0, blocks * width - size))
@@ -181,7 +181,7 @@ def _nearest(distance: Array, together: Array) -> tuple[Nearest, Array]:
 
 def _scores(nearest: Nearest, neighbours: Array) -> Array:
     """f32[R]: the sum of distances to the `neighbours` i32[R] nearest of those that are left, or to all."""
-    row = jnp.arange(len(neighbours))
+    row = jnp.arange(len(neighbours), dtype=jnp.int32)
     until = _cumulative(nearest.number)
     whole = until <= neighbours[:, None]
     total = jnp.sum(jnp.where(whole, nearest.total, 0.0), 1)

@@ -110,7 +110,7 @@ def combine(
     value = tree.where(kept, sent.value, jax.tree.map(jnp.zeros_like, sent.value))
     value = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[slot.ndim :]).astype(jnp.float32), value)
     rows = Rows(value, slot.reshape(-1).astype(jnp.int32), weight.reshape(-1), mapping)
-    total = jnp.zeros(num_slots + 1).at[rows.slot].add(rows.weight)[:num_slots]
+    total = jnp.zeros(num_slots + 1, jnp.float32).at[rows.slot].add(rows.weight)[:num_slots]
     found = aggregation.combine(rows, num_slots)
     shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
     if shapes - {(num_slots,)} or jax.tree.structure(found) != jax.tree.structure(value):
@@ -139,7 +139,7 @@ def _private_means(
     clusters = len(reduced.weight)
     counted = mask.reshape((-1,) + (1,) * (slot.ndim - 1))
     # Whether a client sent something finite would tell of it, so that all are counted.
-    count = jax.nn.one_hot(jnp.where(counted, slot, -1).reshape(-1), clusters).sum(0)
+    count = jax.nn.one_hot(jnp.where(counted, slot, -1).reshape(-1), clusters, dtype=jnp.float32).sum(0)
     active = jnp.ones(clusters, bool) if active is None else active
     delta, count, clip = private.means(reduced.total, count, active)
     return Aggregated({"delta": delta, "stats": {}}, count, clip)
@@ -170,7 +170,9 @@ def reduce_rows(
         some = found.weight > 0
         return Reduced(found.value, some.astype(jnp.float32), some.astype(jnp.int32), jnp.zeros((), jnp.int32))
     value = sent.value if aggregation is None else jax.vmap(aggregation.limit)(sent.value)
-    assignment = jax.nn.one_hot(sent.slot, num_slots) * jnp.where(accepted, sent.weight, 0.0)[:, None]
+    assignment = (
+        jax.nn.one_hot(sent.slot, num_slots, dtype=jnp.float32) * jnp.where(accepted, sent.weight, 0.0)[:, None]
+    )
 
     def sums(leaf: Array) -> Array:
         flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)

@@ -128,7 +128,9 @@ def cross_similarity_bound(alignment: Float[ArrayLike, ...], num_distributions: 
     if not checks.holds(lambda cosine: (abs(cosine) <= 1.0 + 1e-6).all(), alignment):
         raise ValueError("alignment holds values outside [-1, 1]; it is a cosine: clip it.")
     angle = math.pi / (k - 1)
-    bound = math.cos(angle) * alignment + math.sin(angle) * jnp.sqrt(jnp.maximum(1.0 - jnp.square(alignment), 0.0))
+    bound = math.cos(angle) * alignment
+    if k > 2:  # sin π is not quite 0, and the root has no slope at 1
+        bound += math.sin(angle) * jnp.sqrt(jnp.maximum(1.0 - jnp.square(alignment), 0.0))
     return jnp.where(alignment >= math.cos(angle), bound, 1.0)
 
 

@@ -86,7 +86,10 @@ def labels(array: ArrayLike, name: str, length: int | None = None, least: int = 
         raise ValueError(f"{name} is {array.dtype} {array.shape}; labels are integers [M]: give one label per client.")
     if length is not None and array.shape[0] != length:
         raise ValueError(f"{name} has {array.shape[0]} labels for {length} clients: give one per client.")
-    if not holds(lambda labels: ((labels >= least) & (labels <= LARGEST_WHOLE)).all(), array):
+    if array.dtype.itemsize < 4:
+        array = array.astype(np.int32)  # whose range the bounds are in
+    lowest = max(least, 0) if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else least
+    if not holds(lambda labels: ((labels >= lowest) & (labels <= LARGEST_WHOLE)).all(), array):
         raise ValueError(
             f"{name} holds {array.min()} to {array.max()}; labels are numbers from {least} on: renumber them."
         )

@@ -29,6 +29,7 @@ from fedjax_cluster.clustering.dissimilarity import (
 )
 from fedjax_cluster.clustering.similarity import degrees, matmul, of_length_one
 from fedjax_cluster.clustering.spectral import Embedding
+from fedjax_cluster.options import checked
 
 Clients = Int[ArrayLike, " m"]
 Linkage = Literal["average", "single", "complete"]
@@ -42,7 +43,7 @@ def draw_landmarks(rng_key: PRNGKeyArray, number: int, mask: Bool[ArrayLike, " M
 
     Args:
       rng_key: a JAX random key. Of one key, more landmarks are those of fewer and others; absent rows that follow
-        change nothing.
+        change nothing (unless JAX's setting `threefry_partitionable` is off).
       number: m, static.
       mask: clients to draw from.
 
@@ -64,7 +65,7 @@ def draw_landmarks(rng_key: PRNGKeyArray, number: int, mask: Bool[ArrayLike, " M
 
 @partial(jax.jit, static_argnames="number")
 def _draw_landmarks(rng_key: Array, mask: Array, number: int) -> Array:
-    score = jnp.where(mask, jax.random.uniform(rng_key, mask.shape), -1.0)
+    score = jnp.where(mask, jax.random.uniform(rng_key, mask.shape, jnp.float32), -1.0)
     return jnp.sort(lax.top_k(score, number)[1]).astype(jnp.int32)
 
 
@@ -152,6 +153,7 @@ def landmark_directions(profile: Float[ArrayLike, "m D"], embedding: Embedding) 
     [[1.0], [0.0]]
     """
     profile = checks.floats(profile, "profile", 2)
+    checked("embedding", embedding, Embedding)
     features = checks.floats(embedding.features, "embedding.features", 2, like=profile)
     values = checks.floats(embedding.singular_values, "embedding.singular_values", 1, like=profile)
     if features.shape != (len(profile), len(values)):

@@ -83,7 +83,8 @@ def _elbow(x: Array, y: Array) -> Array:
     chord = y[0] + (y[-1] - y[0]) * (x - x[0]) / jnp.where(run == 0.0, 1.0, run)
     distance = jnp.abs(y - chord)
     # Points that differ only by rounding are equally far.
-    return jnp.argmax(distance >= distance.max() - 1e-5 * (y.max() - y.min())).astype(jnp.int32)
+    rounding = 8 * jnp.finfo(y.dtype).eps * (y.max() - y.min() + jnp.abs(y).max())
+    return jnp.argmax(distance >= distance.max() - rounding).astype(jnp.int32)
 
 
 def estimate_num_clusters(

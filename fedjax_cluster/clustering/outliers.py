@@ -50,4 +50,4 @@ def _robust_deviations(values: Array, mask: Array) -> Array:
     values = 0.25 * values  # the difference of two may be twice the largest number
     away = values - median(values)
     unit = OF_NORMAL * median(jnp.abs(away))
-    return jnp.where(mask & (away != 0), away / unit, 0.0)
+    return jnp.where(mask & (away != 0), away / jnp.where(away != 0, unit, 1.0), 0.0)

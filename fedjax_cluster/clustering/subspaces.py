@@ -25,9 +25,9 @@ _DIRECT = 64
 _GATHERED = (32, 64, 128, 256, 512)
 # Eigenvalues of a Gram matrix that are told from rounding, in units of the largest one's last place.
 _GRAM_FLOOR = 100
-# Singular values below this share of the largest are rounding noise.
+# Singular values below this share of the largest are rounding noise of float32.
 _NOISE_FLOOR = 1e-5
-# Directions that stacked unit vectors share up to rounding.
+# Directions that stacked unit vectors share up to such rounding.
 _DEPENDENT = 1e-4
 
 
@@ -97,7 +97,7 @@ def _principal_vectors(x: Array, y: Array, valid: Array, num_classes: int, rank:
         count = members.sum(dtype=jnp.int32)
         vectors, singular_values = leading(members)
         column = jnp.arange(width, dtype=jnp.int32)
-        kept = (column < count) & (singular_values > _NOISE_FLOOR * singular_values[0])
+        kept = (column < count) & (singular_values > _floor(_NOISE_FLOOR, x) * singular_values[0])
         if share is not None:
             # Rounded on the host, as 0.53 · 100 in float32 is below 53.
             most = np.floor(np.round(share * np.arange(x.shape[0] + 1), 9)).astype(np.int32)
@@ -211,4 +211,9 @@ def joint_basis(vectors: Float[ArrayLike, "L f p"]) -> Float[Array, "f min(L*p,f
     checks.finite(vectors, "vectors")
     stacked = jnp.swapaxes(vectors, 0, 1).reshape(vectors.shape[1], -1)
     left, singular_values, _ = jnp.linalg.svd(stacked, full_matrices=False)
-    return jnp.where((singular_values > _DEPENDENT * singular_values[0])[None, :], left, 0.0)
+    return jnp.where((singular_values > _floor(_DEPENDENT, vectors) * singular_values[0])[None, :], left, 0.0)
+
+
+def _floor(share: float, x: Array) -> float:
+    """A share that stands for the rounding of float32, for that of `x`."""
+    return share * float(jnp.finfo(x.dtype).eps / jnp.finfo(jnp.float32).eps)

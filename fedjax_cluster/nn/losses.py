@@ -63,7 +63,8 @@ def squared_error(outputs: Float[Array, "N ..."], y: Shaped[Array, "N ..."]) -> 
             f"outputs have shape {outputs.shape} and y {y.shape}: the squared error needs as many values per"
             " example; labels of classes need loss='cross_entropy', other targets a matching num_outputs"
         )
-    errors = wide(outputs) - scale(y).astype(jnp.float32).reshape(outputs.shape)
+    outputs, targets = wide(outputs), scale(y) if y.dtype == jnp.uint8 else y
+    errors = outputs - targets.astype(outputs.dtype).reshape(outputs.shape)
     return jnp.square(errors).reshape(errors.shape[0], -1).mean(axis=1)
 
 
@@ -85,7 +86,7 @@ def classification_metrics(
     num_classes = predictions.shape[-1]
     labels = y.reshape(-1).astype(jnp.int32)
     valid = jnp.broadcast_to(mask.reshape(-1, *[1] * (y.ndim - 1)), y.shape).reshape(-1)
-    correct = valid & (predictions.argmax(axis=-1).reshape(-1) == labels)
+    correct = valid & (predictions.argmax(axis=-1).reshape(-1).astype(jnp.int32) == labels)
     probability = jnp.take_along_axis(predictions, y[..., None].astype(jnp.int32), axis=-1).reshape(-1)
     losses = -jnp.log(jnp.maximum(probability, SMALLEST_PROBABILITY))
 

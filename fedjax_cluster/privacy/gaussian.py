@@ -148,10 +148,8 @@ below 1 in the number of clients, such as 1e-5
         cut, _ = _cut(leaves, [0] * len(leaves), jnp.full(1, self.clustering_clip, jnp.float32))
         scale = self.clustering_noise_multiplier * 2.0 * self.clustering_clip
         key = jax.random.fold_in(rng_key, STREAM)
-        noised = [
-            jnp.where(finite, leaf, 0.0) + scale * jax.random.normal(jax.random.fold_in(key, n), leaf.shape)
-            for n, leaf in enumerate(cut)
-        ]
+        noise = [jax.random.normal(jax.random.fold_in(key, n), leaf.shape, leaf.dtype) for n, leaf in enumerate(cut)]
+        noised = [jnp.where(finite, leaf, 0.0) + scale * each for leaf, each in zip(cut, noise, strict=True)]
         return jax.tree.unflatten(structure, noised)
 
 
@@ -224,7 +222,7 @@ class Release(NamedTuple):
 
     def normal(self, what: int, number: int, shape: tuple[int, ...]) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(self.key, STREAM), what)
-        return jax.random.normal(jax.random.fold_in(key, number), shape)
+        return jax.random.normal(jax.random.fold_in(key, number), shape, jnp.float32)
 
 
 class WithClip(NamedTuple):

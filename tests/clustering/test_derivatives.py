@@ -113,3 +113,12 @@ def test_clipping(clip, values):
     if 1e-3 < np.abs(values).max() < 1e3:
         check(of, values)
     assert np.isfinite(jax.grad(of)(values)).all()
+
+
+def test_deviations_of_equal_numbers_have_derivatives():
+    assert np.isfinite(jax.grad(lambda values: clustering.robust_deviations(values).sum())(jnp.ones(4))).all()
+
+
+def test_the_bound_of_two_distributions_is_a_straight_line():
+    """Its sine is that of π, which is not quite 0, and the root beside it has no slope at 1."""
+    assert float(jax.grad(lambda alignment: clustering.cross_similarity_bound(alignment, 2))(1.0)) == -1.0

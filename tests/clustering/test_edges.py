@@ -140,3 +140,34 @@ def test_a_row_that_is_not_finite_leaves_those_of_others_alone():
     """Inside a program nothing can be refused."""
     found = jax.jit(clustering.cosine_similarity)(jnp.array([[1.0, 2.0], [np.inf, 1.0], [2.0, 1.0], [np.nan, 0.0]]))
     np.testing.assert_allclose(found, [[1, 0, 0.8, 0], [0, 0, 0, 0], [0.8, 0, 1, 0], [0, 0, 0, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int32", "uint32"])
+def test_labels_of_any_width_are_labels_of_however_many_clients(dtype, monkeypatch):
+    """Of many they are looked at where they are, and there the bounds themselves were cut off to so many bits."""
+    monkeypatch.setattr(clustering.checks, "_HOST_SIZE", 4)
+    labels = jnp.array([0, 0, 1, 1, 2, 2], dtype)
+    assert float(clustering.scores.purity(labels, labels)) == 1.0
+
+
+def test_landmarks_are_the_same_in_double_precision():
+    drawn = [clustering.draw_landmarks(jax.random.key(0), 5, np.ones(20, bool))]
+    with jax.enable_x64(True):
+        drawn.append(clustering.draw_landmarks(jax.random.key(0), 5, np.ones(20, bool)))
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_directions_apart_in_double_precision_are_so():
+    """Floors of float32's rounding made zeros of them."""
+    angle = np.array([0.0, 5e-5])
+    near = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1)[:, :, None]
+    with jax.enable_x64(True):
+        vectors = clustering.principal_vectors(np.array([[1.0, 0, 0], [0, 1e-6, 0]]), np.array([0, 0]), 2, 1, 2)
+        np.testing.assert_allclose(np.abs(vectors[0]), np.eye(3)[:, :2], atol=1e-9)
+        assert np.linalg.matrix_rank(clustering.joint_basis(near)) == 2
+    assert np.linalg.matrix_rank(clustering.joint_basis(near.astype(np.float32))) == 1
+
+
+def test_an_embedding_that_is_none_is_named():
+    with pytest.raises(ValueError, match=r"embedding is \(1, 2\); it must be an Embedding"):
+        clustering.landmark_directions(np.ones((3, 2)), (1, 2))

@@ -111,3 +111,13 @@ def test_an_elbow_is_no_end_of_the_curve():
     points = jnp.concatenate([jnp.zeros((5, 1)), 9 + 0.01 * jnp.arange(5.0)[:, None]])
     found = [fcc.estimate_num_clusters(jax.random.key(0), points, most, method="elbow") for most in (2, 3, 4)]
     assert found == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("y", "away"), [(np.exp(-np.arange(10_000.0) / 500), 5), ((1 - np.arange(1000) / 999) ** 2, 1)]
+)
+def test_an_elbow_of_a_smooth_curve_is_its_farthest_point(y, away):
+    """Ten places before it, and two, are points that differ from it by more than rounding."""
+    x = np.arange(float(len(y)))
+    expected = np.argmax(np.abs(y - y[0] - (y[-1] - y[0]) / (x[-1] - x[0]) * (x - x[0])))
+    assert abs(int(fcc.elbow(x, y)) - expected) <= away
