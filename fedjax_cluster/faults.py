@@ -18,8 +18,9 @@ from jax import Array
 
 from fedjax_cluster.data.stored import made_anew
 from fedjax_cluster.files import digest
+from fedjax_cluster.lifting import is_zero
 from fedjax_cluster.marked_clients import MarkedData, marked
-from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, UNIT, Options, at_least, is_zero, option, shown
+from fedjax_cluster.options import COUNT, FINITE, POSITIVE, SHARE, UNIT, Options, at_least, option, shown
 from fedjax_cluster.spoilt_rows import STREAM, copies, has_classes, with_reversed
 from fedjax_cluster.types import Churn, ClientData, Federation, LocalResult
 

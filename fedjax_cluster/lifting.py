@@ -12,16 +12,33 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
+
+from jax.core import Tracer
 
 from fedjax_cluster.optimizers import NamedOptimizer, named
-from fedjax_cluster.options import Options, always, checked, described_options, shown, takes_fractions
+from fedjax_cluster.options import Options, checked, described_options, shown, takes_fractions
 
 T = TypeVar("T")
 Numbers = Mapping[str, Any]  # path -> number
 
 _SHARED: ContextVar[Numbers | None] = ContextVar("shared", default=None)
 ELSEWHERE = "call simulate_many, or simulate, once for each value"
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether an option is a floating-point number, or stands for one while a program is traced."""
+    return isinstance(value, float | Tracer)
+
+
+def always(value: float) -> bool:
+    """Of an option whose every value decides the shapes of arrays."""
+    return True
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an option is the number 0; one that is traced may be any other."""
+    return not isinstance(value, Tracer) and value == 0
 
 
 @contextlib.contextmanager

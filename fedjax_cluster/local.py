@@ -14,10 +14,11 @@ from jax import Array, lax
 
 from fedjax_cluster.described import described
 from fedjax_cluster.faults import Fault
+from fedjax_cluster.lifting import is_zero
 from fedjax_cluster.marked_clients import marked
 from fedjax_cluster.nn.precision import Precision, mixed_precision
 from fedjax_cluster.optimizers import NamedOptimizer, Schedule, check_schedule, has_schedule, rate_of
-from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, is_zero, option, shown
+from fedjax_cluster.options import NOT_NEGATIVE, POSITIVE, Options, at_least, changed, option, shown
 from fedjax_cluster.types import BatchGradient, ClientData, LocalResult, LocalUpdate, Model, PyTree, Variables
 
 

@@ -242,21 +242,6 @@ def with_checks(*, but: Sequence[str] = (), **bounds: Bound) -> Callable[[Functi
     return decorate
 
 
-def is_number(value: Any) -> typing.TypeGuard[float]:
-    """Whether an option is a floating-point number, or stands for one while a program is traced."""
-    return isinstance(value, float | Tracer)
-
-
-def always(value: float) -> bool:
-    """Of an option whose every value decides the shapes of arrays."""
-    return True
-
-
-def is_zero(value: Any) -> bool:
-    """Whether an option is the number 0; one that is traced may be any other."""
-    return not isinstance(value, Tracer) and value == 0
-
-
 def takes_fractions(hint: Any) -> bool:
     """Whether an option of this type takes floating-point numbers.
 

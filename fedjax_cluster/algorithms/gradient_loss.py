@@ -25,9 +25,10 @@ from fedjax_cluster.algorithms.round import (
     training_costs,
 )
 from fedjax_cluster.algorithms.starts import FROM_CLIENTS, START, START_LEAKS, Start, first_losses, models_of_clients
+from fedjax_cluster.lifting import is_number
 from fedjax_cluster.local import client_key
 from fedjax_cluster.marked_clients import poses, shown_rows
-from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, is_number, option
+from fedjax_cluster.options import COUNT, POSITIVE, UNIT, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import CHOSEN, gaussian
 from fedjax_cluster.server import Weighting, params_part

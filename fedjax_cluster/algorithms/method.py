@@ -12,9 +12,10 @@ from jax import Array
 from fedjax_cluster import cohorts
 from fedjax_cluster.aggregation import Aggregation, named
 from fedjax_cluster.algorithms.round import personalize_by_label
+from fedjax_cluster.lifting import always
 from fedjax_cluster.local import server_key
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.options import SHARE, Options, always, option
+from fedjax_cluster.options import SHARE, Options, option
 from fedjax_cluster.privacy.gaussian import ALL, SHOWN, Release, Sends, carrying_clip, gaussian, release
 from fedjax_cluster.types import (
     ClientData,

@@ -27,7 +27,6 @@ ACCURACY_AND_ARI = headings(accuracy="accuracy (%)", adjusted_rand_index="ARI")
 FIRST_ROUND = {"first_round_of_ideal_agreement": Tolerance(5.0, "lower")}
 WITH_FIRST_ROUND = {**ACCURACY_AND_ARI, **headings(first_round_of_ideal_agreement="first round at ARI 1")}
 ACCURACY_BY_CLIENTS = figures.sweep("accuracy", "Number of clients", "Test accuracy (%)", 100.0)
-COSTS_BY_CLIENTS = figures.costs_to_accuracy(0.6, "Number of clients")
 
 MNIST = RunConfig(
     method="cfl_gp",
@@ -113,7 +112,7 @@ TABLE_10 = _table(
     tolerances=FIRST_ROUND,
     seeds=5,
     quick=_small("C=8", "C=32"),
-    figure=lambda cells, outcomes: {"": ACCURACY_BY_CLIENTS(cells, outcomes), **COSTS_BY_CLIENTS(cells, outcomes)},
+    figure=figures.with_costs_to_accuracy(ACCURACY_BY_CLIENTS, 0.6, "Number of clients"),
 )
 EIGHT_MODELS = _table(
     "cfl-gp-eight-models",

@@ -110,23 +110,24 @@ def by_column(metric: str, **options: Any) -> Drawing:
     return figure
 
 
-def costs_to_accuracy(target: float, x_label: str) -> Drawing:
-    """Models sent, and mini-batches computed, a client until a test accuracy, against the columns' values.
+def with_costs_to_accuracy(drawn: Drawing, target: float, x_label: str) -> Drawing:
+    """Beside a picture, models sent, and mini-batches computed, a client until a test accuracy, against the columns.
 
     Both are counted to the first evaluated round of the target. A mini-batch's loss, without its gradient, is a third
     of a gradient: one of the three products of each layer. Where a seed does not reach the target there is no point.
     """
     axes = {"models": "Models down and up per client", "gradients": "Gradients per client"}
 
-    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Mapping[str, Figure]:
+    def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Mapping[str, Any]:
         costs = {
             place: dataclasses.replace(outcome, summaries=_costs_to(outcome, target))
             for place, outcome in outcomes.items()
         }
-        return {
+        further = {
             name: sweep(name, x_label, f"{label} to {100 * target:g} %", log_x=True)(cells, costs)
             for name, label in axes.items()
         }
+        return {"": drawn(cells, outcomes), **further}
 
     return figure
 

@@ -97,6 +97,7 @@ def test_a_sweep_shows_the_papers_values_where_there_are_any(cells, outcomes):
 
 def test_costs_are_counted_to_the_first_evaluated_round_of_the_target(cells):
     def run(clients, accuracy):
+        """Of four rounds, in some of which it was evaluated."""
         counted = {"models_down": [8, 8, 8, 8], "models_up": [4] * 4, "gradient_evaluations": [4, 8, 4, 4]}
         history = {**counted, "loss_evaluations": [12] * 4, "accuracy": accuracy}
         return {"clients": clients}, {name: np.asarray(values, float) for name, values in history.items()}
@@ -109,9 +110,10 @@ def test_costs_are_counted_to_the_first_evaluated_round_of_the_target(cells):
         ("IFCA", "C=4"): outcome((4, [unknown, 0.5, unknown, 0.6]), (4, [unknown, 0.7, unknown, 0.1])),
         ("IFCA", "C=6"): outcome((6, [unknown, 0.6, unknown, 0.6]), (6, [unknown, 0.59, unknown, 0.59])),
     }
-    drawn = figures.costs_to_accuracy(0.6, "Clients")(cells, found)
+    accuracy = figures.sweep("accuracy", "Clients", "Accuracy")
+    drawn = figures.with_costs_to_accuracy(accuracy, 0.6, "Clients")(cells, found)
     (models,), (gradients,) = (
-        [line for line in drawn[name].axes[0].lines if line.get_label() == "IFCA"] for name in drawn
+        [line for line in drawn[name].axes[0].lines if line.get_label() == "IFCA"] for name in ("models", "gradients")
     )
     # One of the seeds with six clients does not reach the target: no point there.
     np.testing.assert_allclose(models.get_xydata(), [[4, (12 + 6) / 2]])

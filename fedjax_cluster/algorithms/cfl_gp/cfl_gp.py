@@ -43,10 +43,10 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     train_client,
 )
-from fedjax_cluster.lifting import lifted
+from fedjax_cluster.lifting import always, lifted
 from fedjax_cluster.local import client_key, server_key
 from fedjax_cluster.marked_clients import poses, shown_rows
-from fedjax_cluster.options import SHARE, Bound, always, at_least, option
+from fedjax_cluster.options import SHARE, Bound, at_least, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.server import Rounding, Weighting, keep_decimals, params_part, shared_part

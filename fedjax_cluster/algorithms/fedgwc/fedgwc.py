@@ -27,8 +27,9 @@ from fedjax_cluster.algorithms.round import (
     reassign,
     start_models,
 )
+from fedjax_cluster.lifting import is_zero
 from fedjax_cluster.local import client_key, server_key
-from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, is_zero, option
+from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
 from fedjax_cluster.server import Weighting
@@ -161,8 +162,7 @@ class fedgwc(AveragingMethod):
             )
         if self.centre and self.released:
             raise ValueError("centre is ours, but variant is 'released', the public code as it is; give one of them")
-        # Refused here rather than in the first round.
-        _ = self.update
+        _ = self.update  # refused here rather than in the first round
 
     @property
     def update(self) -> LocalUpdate:
