@@ -2,8 +2,8 @@
 
 `simulate(..., fault=faults.sign_flip(share=0.2))` draws the faulty clients by its seed, the same for every method.
 Their training rows, or what their local training gives, are changed before the method sees them: no method knows.
-Attacks aimed at clusterings have rows of another kind too: those that a client shows where a method groups clients by
-what they show, not by the changes that it averages: `marked_clients.shown_rows`.
+Attacks on clusterings have other rows too, those that a client shows where clients are grouped by what they show, not by
+the changes that are averaged: `marked_clients.shown_rows`.
 """
 
 from __future__ import annotations
@@ -416,6 +416,5 @@ def _some(among: np.ndarray, share: float, seed: int) -> np.ndarray:
     """bool[M]: a share of those of `among` bool[M], rounded, at least one."""
     count = min(int(among.sum()), max(1, int(share * among.sum() + 0.5)))
     score = np.where(among, np.random.default_rng([seed, STREAM]).random(len(among)), 2.0)
-    found = np.zeros(len(among), bool)
-    found[np.argsort(score, kind="stable")[:count]] = True
-    return found & among
+    first = np.argsort(score, kind="stable")[:count]
+    return among & np.isin(np.arange(len(among)), first)

@@ -126,6 +126,7 @@ def with_costs_to_accuracy(drawn: Drawing, target: float, x_label: str) -> Drawi
         further = {
             name: sweep(name, x_label, f"{label} to {100 * target:g} %", log_x=True)(cells, costs)
             for name, label in axes.items()
+            if any(each.valued(name) for each in costs.values())
         }
         return {"": drawn(cells, outcomes), **further}
 

@@ -100,7 +100,7 @@ def test_costs_are_counted_to_the_first_evaluated_round_of_the_target(cells):
         """Of four rounds, in some of which it was evaluated."""
         counted = {"models_down": [8, 8, 8, 8], "models_up": [4] * 4, "gradient_evaluations": [4, 8, 4, 4]}
         history = {**counted, "loss_evaluations": [12] * 4, "accuracy": accuracy}
-        return {"clients": clients}, {name: np.asarray(values, float) for name, values in history.items()}
+        return {"clients": clients, "accuracy": 0.5}, {name: np.asarray(values, float) for name, values in history.items()}
 
     def outcome(*runs):
         return Outcome("", *zip(*(run(*each) for each in runs), strict=True))
@@ -119,6 +119,7 @@ def test_costs_are_counted_to_the_first_evaluated_round_of_the_target(cells):
     np.testing.assert_allclose(models.get_xydata(), [[4, (12 + 6) / 2]])
     np.testing.assert_allclose(gradients.get_xydata(), [[4, (20 / 4 + 4 + 12 / 4 + 2) / 2]])
     assert "60 %" in drawn["models"].axes[0].get_ylabel()
+    assert set(figures.with_costs_to_accuracy(accuracy, 0.8, "Clients")(cells, found)) == {""}
 
 
 @pytest.mark.slow
