@@ -2,8 +2,8 @@
 
 `simulate(..., fault=faults.sign_flip(share=0.2))` draws the faulty clients by its seed, the same for every method.
 Their training rows, or what their local training gives, are changed before the method sees them: no method knows.
-Attacks on clusterings have other rows too, those that a client shows where clients are grouped by what they show, not by
-the changes that are averaged: `marked_clients.shown_rows`.
+Attacks on clusterings have other rows too: those that a client shows where clients are grouped by what they show, and
+not by the changes that are averaged: `marked_clients.shown_rows`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def test_costs_are_counted_to_the_first_evaluated_round_of_the_target(cells):
         """Of four rounds, in some of which it was evaluated."""
         counted = {"models_down": [8, 8, 8, 8], "models_up": [4] * 4, "gradient_evaluations": [4, 8, 4, 4]}
         history = {**counted, "loss_evaluations": [12] * 4, "accuracy": accuracy}
-        return {"clients": clients, "accuracy": 0.5}, {name: np.asarray(values, float) for name, values in history.items()}
+        columns = {name: np.asarray(values, float) for name, values in history.items()}
+        return {"clients": clients, "accuracy": 0.5}, columns
 
     def outcome(*runs):
         return Outcome("", *zip(*(run(*each) for each in runs), strict=True))
