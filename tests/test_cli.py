@@ -343,6 +343,10 @@ def test_compare_prints_one_table_and_leaves_it(capsys):
     # A comparison that is taken up leaves the page of a run that has ended as it is.
     assert cli.main(["resume", "runs/compare"]) == 0
     assert len(Page("runs/compare/ifca-seed0/report.html").images) == len(whole.images)
+    # Where it goes on, all that `report` had left is of its end too.
+    figures = pathlib.Path("runs/compare/ifca-seed0/clients.csv").read_text()
+    assert cli.main(["resume", "runs/compare", "--rounds", "6"]) == 0
+    assert pathlib.Path("runs/compare/ifca-seed0/clients.csv").read_text() != figures
     assert "group_by_cluster.png" in os.listdir("runs/compare/ifca-seed0/plots")
 
 

@@ -32,6 +32,7 @@ from fedjax_cluster.types import (
     LocalUpdate,
     Model,
     Population,
+    PyTree,
     RoundInfo,
     State,
     Variables,
@@ -188,6 +189,26 @@ def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *give
         collected = tree.where(new, again.collected, found.collected)
         found = found._replace(collected=collected, accepted=found.accepted | new)
     return found
+
+
+def until_heard(ask: Callable[[Array], tuple[PyTree, Array]], rng_key: Array) -> PyTree:
+    """What one client answers, and whether it was heard: who joins is asked again as in `heard`, and for that reason.
+
+    Args:
+      ask: for a key, both of them.
+      rng_key: that of the first time.
+    """
+
+    def again(turn: Array, _: PyTree) -> PyTree:
+        return ask(jnp.where(turn == 0, rng_key, jax.random.fold_in(rng_key, turn)))
+
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(ask, rng_key))
+    first = (jnp.zeros((), jnp.int32), blank)
+    return jax.lax.while_loop(
+        lambda carried: (carried[0] < MOST_ASKED) & ~carried[1][1],
+        lambda carried: (carried[0] + 1, again(*carried)),
+        first,
+    )[1]
 
 
 def without_silent(found: Mapped) -> Any:

@@ -25,6 +25,7 @@ from fedjax_cluster.algorithms.round import (
     size_of,
     start_models,
 )
+from fedjax_cluster.algorithms.threshold_search import ROUNDING
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.local import client_key
@@ -325,7 +326,7 @@ def merge(shown: Array, heard: Array, members: Array, arrived: Array, new: Array
     there = jnp.concatenate([heard > 0, new])
     vectors = jnp.concatenate([shown, arrived])
     links = clustering.dendrogram(1 - clustering.cosine_similarity(vectors, there), "single", there)
-    left = there.sum(dtype=jnp.int32) - (links.heights <= 1 - tau).sum(dtype=jnp.int32)
+    left = there.sum(dtype=jnp.int32) - (links.heights <= 1 - tau + ROUNDING).sum(dtype=jnp.int32)
     label = clustering.cut_dendrogram(links, num_clusters=jnp.minimum(left, slots))
 
     of_former = jnp.where(label[:slots] < 0, slots, label[:slots])

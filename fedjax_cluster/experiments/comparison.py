@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedjax_cluster.experiments.cell_settings import other_settings
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, training_text, usual_clients
 from fedjax_cluster.experiments.ended_runs import refuse_filled
 from fedjax_cluster.experiments.outcomes import Outcome
@@ -351,6 +352,11 @@ def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison
     if kinds[0] != kinds[1]:
         raise ValueError(
             f"the run directory {directory} belongs to {kinds[0]}, not to {kinds[1]}; choose another directory"
+        )
+    swept = [option for of in (before, now) for values in of.cells.values() for option in values]
+    if swept and (different := other_settings(before.configs.values(), now.configs.values(), swept)):
+        raise ValueError(
+            f"the run directory {directory} belongs to another sweep: {'; '.join(different)}; choose another directory"
         )
     for label in filter(before.configs.__contains__, now.configs):
         old, new = (plain(each.configs[label].to_json()) for each in (before, now))

@@ -196,7 +196,9 @@ def _records(
     known = {place: _read(path, configs[place]) for place, (_, path) in places.items() if path.exists()}
     work = {place: run_flops(config) + COMPILATION for place, config in configs.items()}
     if known:
-        print(f"{len(known)} of {counted(len(places), 'run')} done before", file=sys.stderr)
+        others = sum(_code(record["ran"]) != _code(with_what) for record in known.values())
+        by = f", {others} of them by another commit or version" if others else ""
+        print(f"{len(known)} of {counted(len(places), 'run')} done before{by}", file=sys.stderr)
     federations: dict[Any, Federation] = {}
     missing, started, done = [place for place in places if place not in known], time.monotonic(), 0.0
     for number, place in enumerate(missing, 1):
@@ -253,13 +255,14 @@ def _read(path: pathlib.Path, config: RunConfig) -> dict[str, Any]:
         there, here = (plain(each.to_json()) for each in (RunConfig.from_json(record["config"]), config))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it, and the run is done again") from None
-    names = [name for name in here if there.get(name) != here[name]]
-    if names:
-        name = names[0]
-        raise ValueError(
-            f"{path} was left by a run with other settings: {name} is {there.get(name)} there and {here[name]} here; "
-            "choose another directory, or delete this one"
-        )
+    # What has its usual value is left out, of either.
+    for name in [*here, *there]:
+        old, new = there.get(name), here.get(name)
+        if old != new:
+            raise ValueError(
+                f"{path} was left by a run with other settings: {name} is {old} there and {new} here; "
+                "choose another directory, or delete this one"
+            )
     return record
 
 

@@ -155,12 +155,15 @@ def leave_run(
       summary: what summary.json holds.
       source: the run's directory, where it is another.
       formats: "png", and "pdf" or "svg" if wanted as well.
-      brief: only the pictures over the rounds; a page that is there already, and not older than the run, stays.
+      brief: only the pictures over the rounds, where there are no others; a page that is there already, and not older
+        than the run, stays.
     """
     source = directory if source is None else source
     page = directory / report.run_page.PAGE
     if brief and page.is_file() and page.stat().st_mtime >= (source / SUMMARY).stat().st_mtime:
         return []
+    # What the command report has left there would stay, of fewer rounds.
+    brief = brief and not (directory / CLIENTS).is_file() and not any((directory / "plots").glob("client_labels.*"))
     plots = report.pages.write_plots(directory, run, formats=formats, brief=brief)
     more = "Pictures of the clients and of the method are added by the command report." if brief else ""
     finished, told = None if isinstance(run, Mapping) else run, _told(source, summary)

@@ -24,10 +24,10 @@ from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
 from fedjax_cluster.files import Taken, check_writable, digest, read_json, sealed, taken, write_json
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.simulation.abstract import shape_of
-from fedjax_cluster.simulation.identity import fingerprint
+from fedjax_cluster.simulation.identity import fingerprint, identity_of
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
-from fedjax_cluster.types import Federation, Model
+from fedjax_cluster.types import ClusteredAlgorithm, Federation, Model
 
 LOG = logging.getLogger(__name__)
 
@@ -77,10 +77,12 @@ def tuned(
     faulty = faulty_clients(data)
     arriving = () if fault is None else fault.arrivals(faulty)
     # What a rate does to clusters, too, is to be seen, and what attackers do who join later.
-    first = max(getattr(build_algorithm(full), "first_clustering", 0), *(change.round for change in arriving), 0)
+    built = build_algorithm(full)
+    first = max(getattr(built, "first_clustering", 0), *(change.round for change in arriving), 0)
     least = max(FEWEST_ROUNDS, TIMES_FIRST * first)
     rounds = min(config.rounds, max(least, math.ceil(config.rounds / PART_OF_ROUNDS)))
-    figures, keep = _known(None if directory is None else pathlib.Path(directory), full, federation)
+    kept_in = None if directory is None else pathlib.Path(directory)
+    figures, keep = _known(kept_in, full, federation, built)
     name, own = method_name(config.method), federation.validation is not None
     how = f"on training rows, and evaluated on {VALIDATION}" if own else "on training rows of which a fifth is held out"
     present, there = (len(each.train.num_examples) for each in (data, federation))
@@ -94,7 +96,7 @@ def tuned(
             )
         tried = dataclasses.replace(full, clusters=present)
     LOG.info(f"{name}: {len(rates)} learning rates are tried in turn, {counted(rounds, 'round')} each, {how}{some}")
-    accurate = _measures_accuracy(build_algorithm(full).model, federation)
+    accurate = _measures_accuracy(built.model, federation)
     metric = ("accuracy_honest" if 0 < faulty.sum() < len(faulty) else "accuracy") if accurate else "test_loss"
     rated = {f"{rate:g}": dataclasses.replace(tried, learning_rate=rate) for rate in rates}
     numbers = shared_numbers(rated)
@@ -210,13 +212,16 @@ def _opened(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
 
 
 def _known(
-    directory: pathlib.Path | None, config: RunConfig, federation: Federation
+    directory: pathlib.Path | None, config: RunConfig, federation: Federation, algorithm: ClusteredAlgorithm
 ) -> tuple[dict[str, float | None], Callable[[dict[str, float | None]], Any]]:
     """What a directory knows of a configuration's rates on its data, and the function that keeps more of them."""
     if directory is None:
         return {}, lambda figures: None
     # A file of one's own may hold other rows than it did.
     told = {**config.to_json(), "data": fingerprint(federation)}
+    # And a method or model of one's own other code; of the package's this is nothing.
+    if code := identity_of(algorithm, federation, 0, 1, None, ()).get("programs"):
+        told["programs"] = code
     if (own := federation.validation) is not None:
         told["validation"] = fingerprint(federation._replace(test=own))
     path, settings, content = directory / TUNING, digest(told), _read(directory)

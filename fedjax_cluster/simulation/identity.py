@@ -129,6 +129,13 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     found: dict[str, str] = dict(zip(names, own, strict=True))
     for name, other in _other_models(algorithm):
         found |= {f"its {name}": digest(traced(other, ()))}
+    if not is_known(type(local)):
+
+        def in_a_round(variables: Variables, round: Array) -> LocalResult:
+            return local.run(key, model, variables, client, round=round)
+
+        # Of a number a program has what is made of it alone.
+        found["the local update of any round"] = _digest(in_a_round, variables, jnp.zeros((), jnp.int32))
     schedule = getattr(local, "schedule", None)
     if schedule is not None:
         found["the learning rate"] = _digest(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))

@@ -135,6 +135,23 @@ def test_who_was_silent_is_asked_again_before_the_clustering(landmarks):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("landmarks", [None, 8])
+def test_a_newcomer_that_is_silent_is_asked_again(landmarks):
+    """It was asked once, and in the largest cluster for good."""
+    arguments = {"clusters": 5, "local": FULL, "gradient_epochs": EPOCHS, "max_vectors": 2, "threshold": 0.6}
+    method = flag(nn.linear(), landmarks=landmarks, **arguments)
+    silent, federation = faults.afflict(method, lines(), faults.drop_out(0.3, share=1.0), seed=0)
+    state, _ = silent.init(run_keys(0).initialization, place(federation))
+    index = next(i for i in range(9) if landmarks is None or i not in state.server.landmarks)
+    absent = jax.tree.map(lambda leaf: leaf.at[index].set(jnp.zeros_like(leaf[index])), state.clients)
+    client = jax.tree.map(lambda leaf: jnp.asarray(leaf[index]), federation.train)
+    admit = jax.jit(lambda key: silent.admit(key, state._replace(clients=absent), client, jnp.asarray(index)))
+    for number in range(10):
+        new = admit(jax.random.key(number))
+        assert labels_of(new.clients.membership).tolist() == labels_of(state.clients.membership).tolist()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["flag", "pacfl"])
 def test_a_newcomer_joins_the_nearest_cluster(method):
     federation = lines()

@@ -144,7 +144,7 @@ def test_a_sweep_takes_lists_of_options_from_a_file_that_names_no_method():
         ("method: cfl-gp\nmethod_options: {every: x}", "method_options.every is 'x'; it must be a whole number"),
         ("scenario_options: {angles: 3}", "scenario_options.angles is 3; it must be a list of numbers"),
         ("method_options: 3", "method_options is 3"),
-        ("version: 9\nrounds: 3", "config run.yaml is of version 9; this fedjax_cluster reads 1 to 3"),
+        ("version: 9\nrounds: 3", "config run.yaml is of version 9; this fedjax_cluster reads 1 to 4"),
         ("- rounds", "config run.yaml holds ['rounds']; it must hold settings by name"),
         ("", "config run.yaml holds nothing"),
         ("rounds: 3\nrounds: 4", "config run.yaml cannot be read in line 2: rounds stands there twice"),

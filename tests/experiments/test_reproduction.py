@@ -1,5 +1,6 @@
 """A recipe in its directory: killed and repeated it does the rest, and it takes no other's directory."""
 
+import dataclasses
 import json
 import math
 import signal
@@ -115,6 +116,23 @@ def test_a_directory_of_something_else_is_refused_and_kept(tmp_path, runs):
         reproduce(changed, quick=True, directory=kept)
     assert len(runs) == count
     assert (kept / "table.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_setting_that_a_recipe_has_no_more_is_another_run(tmp_path, runs, capsys):
+    """Settings at their usual values are left out, and only those of here were compared."""
+    attacked = dataclasses.replace(BASE, fault="sign_flip", fault_share=0.5)
+    reproduce(tiny(base=attacked), quick=True, directory=tmp_path)
+    count = len(runs)
+    with pytest.raises(ValueError, match="other settings: fault is sign_flip there and None here"):
+        reproduce(tiny(), quick=True, directory=tmp_path)
+    assert len(runs) == count
+    for path in (tmp_path / "runs").iterdir():
+        record = files.unsealed(files.read_json(path))
+        files.write_json(path, files.sealed({**record, "ran": {**record["ran"], "commit": "another"}}))
+    capsys.readouterr()
+    reproduce(tiny(base=attacked), quick=True, directory=tmp_path)
+    assert f"{count} of {count} runs done before, {count} of them by another commit" in capsys.readouterr().err
 
 
 def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):

@@ -57,6 +57,28 @@ def test_a_sweep_runs_every_cell_over_seeds_and_leaves_table_picture_and_page(pr
     assert "batch" in capsys.readouterr().out
 
 
+def test_cells_of_other_settings_want_another_directory(pretend, undrawn, capsys):
+    """They were in one table and curve, and nothing told them apart."""
+    line = "sweep fedavg --learning-rate {} --clients 4 --rounds 2 --model linear --run-dir own {}"
+    assert cli.main(line.format("0.1 0.3", "").split()) == 0
+    begun = len(pretend.directories)
+    for more, told in (
+        ("--local-steps 20", "local_steps is 10 there and 20 here"),
+        ("--weight-decay 0.3", "weight_decay is 0.0 there and 0.3 here"),
+        ("--fault drop_out", "fault is None there and drop_out here"),
+        ("--angles 0 180", "angles is"),
+    ):
+        capsys.readouterr()
+        assert cli.main(line.format("0.9 1.5", more).split()) == 2
+        assert f"belongs to another sweep: {told}" in capsys.readouterr().err.replace("scenario_options.", "")
+    assert len(pretend.directories) == begun
+    assert cli.main(line.format("0.9 1.5", "").replace("--rounds 2", "--rounds 3").split()) == 0
+    # What follows from an option that is swept is not another setting.
+    for steps in ("1 2", "10 20"):
+        words = f"sweep fedavg --local-steps {steps} --clients 4 --rounds 2 --model linear --run-dir steps"
+        assert cli.main(words.split()) == 0
+
+
 def test_killed_at_any_run_it_finishes_the_rest_only(pretend, undrawn, capsys):
     pretend.failing = {"batch-size-8-clients-8-seed0": KeyboardInterrupt()}
     assert cli.main(WORDS) == 130

@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_cluster import RunConfig, cli, faults, files, simulate
+from fedjax_cluster import RunConfig, cli, faults, files, nn, simulate
 from fedjax_cluster.experiments import comparison, config_files, runs, tuning
-from fedjax_cluster.experiments.config import build_algorithm, build_federation
+from fedjax_cluster.experiments.config import MODELS, build_algorithm, build_federation
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.types import ClientData, Federation
 
@@ -154,6 +154,23 @@ def test_what_is_known_of_rates_is_known_of_their_data(tried):
     given = federation([10, 10, 10, 10])
     for rows, count in ((given, 5), (given, 5), (given._replace(train=given.train._replace(x=-given.train.x)), 10)):
         tuning.tuned(CONFIG, federation=rows, directory="own")
+        assert len(tried.rates) == count
+
+
+def test_what_is_known_of_rates_is_known_of_the_code_of_a_model_of_ones_own(tried, monkeypatch):
+    """A bug was mended, and the same command took the rates of before."""
+    linear = nn.linear()
+
+    def scaled(by):
+        def apply(variables, x, train=False, **more):
+            outputs, stats = linear.apply(variables, x, train=train, **more)
+            return by * outputs, stats
+
+        return lambda: linear._replace(apply=apply)
+
+    for by, count in ((1.0, 5), (1.0, 5), (100.0, 10)):
+        monkeypatch.setitem(MODELS, "own", scaled(by))
+        tuning.tuned(dataclasses.replace(CONFIG, model="own"), directory="own")
         assert len(tried.rates) == count
 
 

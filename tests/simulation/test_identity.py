@@ -28,6 +28,18 @@ class own_sgd(local.sgd):
         return result._replace(delta=jax.tree.map(lambda leaf: -leaf, result.delta))
 
 
+class fading_sgd(local.sgd):
+    """A local update of one's own that is told the round."""
+
+    decay = 1.0
+
+    def run(self, *arguments, round=0, **options) -> LocalResult:
+        result = super().run(*arguments, round=round, **options)
+        return result._replace(
+            delta=jax.tree.map(lambda leaf: leaf * self.decay ** jnp.asarray(round, jnp.float32), result.delta)
+        )
+
+
 class _Own(fedavg, abstract=True):
     """A method of one's own with the name of one of the package's."""
 
@@ -92,6 +104,14 @@ def test_what_is_on_one_side_alone_is_another_experiment(one, other, told, tmp_p
     there, here = known(one), known(other)
     assert told in refuse(there, here, tmp_path / "run")
     refuse(here, there, tmp_path / "run")
+
+
+def test_what_a_local_update_of_ones_own_does_in_later_rounds_is_part_of_it(tmp_path, monkeypatch):
+    """It was traced at round 0, where two decays are one."""
+    own = trained(fading_sgd(0.1, batch_size=8, steps=1))
+    there = known(own)
+    monkeypatch.setattr(fading_sgd, "decay", 0.1)
+    assert "the local update of any round is another program" in refuse(there, known(own), tmp_path / "run")
 
 
 def test_of_older_versions_what_they_did_not_keep_is_not_compared(tmp_path):

@@ -37,6 +37,7 @@ from fedjax_cluster.algorithms.one_shot import (
     nearest_cluster,
     progress_note,
     shapes_of,
+    until_heard,
     vectors_sent,
     with_largest,
     without_silent,
@@ -339,8 +340,12 @@ class flag(SearchingMethod):
         clients, landmarks = state.clients, self.landmarks is not None
         row = Client(index, jnp.asarray(True), data, None)
         compared = state.server.sent if landmarks else clients
-        measured = self.measure(rng_key, state.server.start, compared.counts.shape[1], row)
-        finite = tree.all_finite(measured)
+
+        def ask(key: Array) -> tuple[Measured, Array]:
+            sent = self.measure(key, state.server.start, compared.counts.shape[1], row)
+            return sent, tree.all_finite(sent)
+
+        measured, finite = until_heard(ask, rng_key)
         measured = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.zeros_like(leaf)), measured)
         if landmarks:
             return self.join_by_landmarks(state, measured, finite, index)
