@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:  # a process of its own
         gc.set_threshold(*COLLECTIONS)
+        # Of orbax's threads, too, which outlive what they were begun for: what goes wrong is said by us.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         status = _main(arguments)
         if arguments is None:
