@@ -15,7 +15,7 @@ from fedjax_cluster.options import Options
 
 # Their functions and classes are known by name; those of others may be edited between two runs.
 KNOWN_PACKAGES = ("fedjax_cluster", "flax", "optax", "jax", "builtins", "numpy", "ml_dtypes")
-ADDRESS = re.compile(r"0x[0-9a-f]+")
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def described(value: Any, *, modules: bool = False) -> tuple[Any, bool]:

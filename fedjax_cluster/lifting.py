@@ -211,7 +211,9 @@ def _decides_shapes(value: Any, path: str, *, every: bool = False) -> bool:
     owner = number_at(value, ".".join(outer)) if outer else value
     if not isinstance(owner, Options):
         return False
-    (decides,) = (each.metadata.get("shapes") for each in dataclasses.fields(cast(Any, owner)) if each.name == last)
+    # A subclass that says an option anew need not say this again.
+    fields = [vars(cls).get("__dataclass_fields__", {}).get(last) for cls in type(owner).__mro__]
+    decides = next(filter(None, (each.metadata.get("shapes") for each in fields if each is not None)), None)
     return decides is not None and (decides is always if every else decides(getattr(owner, last)))
 
 

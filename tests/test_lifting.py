@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_cluster import algorithms, lifting, local, nn, optimizers, parallel, privacy, simulate_many
 from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.options import option
 from fedjax_cluster.simulation.loop import run_keys
 from fedjax_cluster.simulation.requests import DECIDES
 from tests.algorithms.test_protocol import build, place
@@ -22,9 +23,9 @@ OTHERS = (0.5, 0.3, 0.75, 0.0, 2.0, 4.0, 0.05)
 
 def varied():
     for name in sorted(REGISTRY):
-        for option in lifting.numbers_of(build(name)):
-            fast = option in ("compression", "server_momentum")
-            yield pytest.param(name, option, marks=() if fast else pytest.mark.slow, id=f"{name}-{option}")
+        for path in lifting.numbers_of(build(name)):
+            fast = path in ("compression", "server_momentum")
+            yield pytest.param(name, path, marks=() if fast else pytest.mark.slow, id=f"{name}-{path}")
 
 
 def with_another(method, option):
@@ -93,6 +94,17 @@ def test_values_of_which_some_decide_shapes_are_refused_by_simulate_many(name, o
     (option,) = options
     with pytest.raises(ValueError, match=f"{option} .*decide.? the shapes of a program: call simulate_many"):
         simulate_many(method, blobs(), rounds=1, seeds=(0,), options=options, progress=False)
+
+
+def test_what_decides_shapes_does_so_in_a_subclass_that_says_it_anew():
+    """CFL and FedSoft have words of their own for participation; cells of several shared no program."""
+
+    class own(algorithms.fedavg, abstract=True):
+        participation: float = option("of one's own", default=1.0)
+
+    for method in (build("cfl"), build("fedsoft"), own(LINEAR, local=SGD)):
+        with pytest.raises(ValueError, match="participation decides the shapes of a program"):
+            lifting.path_of(method, "participation")
 
 
 def test_momenta_that_are_all_above_0_share_a_program():

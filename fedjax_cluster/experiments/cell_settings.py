@@ -8,9 +8,10 @@ from typing import Any
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.files import plain
 
-MAY_DIFFER = {"seed", "rounds", "tuning"}  # the first two may grow
+MAY_DIFFER = {"seed", "rounds", "eval_every", "tuning"}  # the first two may grow, and the third is of the second
 DECIDE_OTHERS = {"method", "model", "scenario", "dataset", "population"}  # each of theirs has defaults of its own
-OF_STEPS = {"averaging", "local_steps", "local_epochs", "learning_rate"}  # of which one decides another's default
+OF_STEPS = {"averaging", "local_steps", "local_epochs", "optimizer"}  # each decides the others' defaults, and of these
+RATES = {"learning_rate", "momentum"}
 
 
 def other_settings(before: Iterable[RunConfig], now: Iterable[RunConfig], swept: Iterable[str]) -> list[str]:
@@ -31,9 +32,11 @@ def other_settings(before: Iterable[RunConfig], now: Iterable[RunConfig], swept:
     if not all(sides):
         return []
     found = []
+    tuned = any("tuning.figures" in config for side in sides for config in side)
+    free = MAY_DIFFER | names | (OF_STEPS | RATES if names & OF_STEPS else set())
+    free |= {"learning_rate"} if tuned else set()
     for name in dict.fromkeys(name for side in sides for config in side for name in config):
-        last = name.rpartition(".")[2]
-        if last in MAY_DIFFER | names or (last in OF_STEPS and names & OF_STEPS - {"learning_rate"}):
+        if name.rpartition(".")[2] in free or name.partition(".")[0] in MAY_DIFFER:
             continue
         old, new = ([config.get(name) for config in side] for side in sides)
         if name == "clients" and None in (old[0], new[0]):  # as many as the others have

@@ -249,8 +249,10 @@ def _surroundings() -> list[Any] | None:
 
 def _is_whole() -> bool:
     """Whether nobody has put functions of their own into this package, as to try a variant in a notebook."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name and name != __name__]:
-        for value in list(vars(sys.modules[name]).values()):
+    for name, module in list(sys.modules.items()):  # to which another thread may add some
+        if name.partition(".")[0] != PACKAGE.name or name == __name__ or not isinstance(module, ModuleType):
+            continue
+        for value in list(vars(module).values()):
             own = isinstance(value, type) and value.__module__ == name
             for part in list(vars(value).values()) if own else [value]:
                 if id(part) not in _seen and hasattr(type(part), "__get__" if own else "__call__"):

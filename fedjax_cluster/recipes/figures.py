@@ -114,19 +114,22 @@ def with_costs_to_accuracy(drawn: Drawing, target: float, x_label: str) -> Drawi
     """Beside a picture, models sent, and mini-batches computed, a client until a test accuracy, against the columns.
 
     Both are counted to the first evaluated round of the target. A mini-batch's loss, without its gradient, is a third
-    of a gradient: one of the three products of each layer. Where a seed does not reach the target there is no point.
+    of a gradient: one of the three products of each layer. Where a seed does not reach the target there is no point; a
+    row that never does has no line.
     """
-    axes = {"models": "Models down and up per client", "gradients": "Gradients per client"}
+    axes = {"models": "Models sent per client", "gradients": "Gradients per client"}
 
     def figure(cells: Sequence[Cell], outcomes: Outcomes) -> Mapping[str, Any]:
         costs = {
             place: dataclasses.replace(outcome, summaries=_costs_to(outcome, target))
             for place, outcome in outcomes.items()
         }
+        reached = {row for (row, _), each in costs.items() if each.valued("models")}
+        costs = {place: each for place, each in costs.items() if place[0] in reached}
         further = {
             name: sweep(name, x_label, f"{label} to {100 * target:g} %", log_x=True)(cells, costs)
             for name, label in axes.items()
-            if any(each.valued(name) for each in costs.values())
+            if costs
         }
         return {"": drawn(cells, outcomes), **further}
 

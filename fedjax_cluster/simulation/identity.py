@@ -6,9 +6,9 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import platform
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from fedjax_cluster.faults import Fault
 from fedjax_cluster.files import digest, plain
 from fedjax_cluster.optimizers import rate_of
 from fedjax_cluster.simulation.evaluation import with_metrics
+from fedjax_cluster.simulation.host_code import code_digest
 from fedjax_cluster.types import (
     Churn,
     ClientData,
@@ -122,8 +123,9 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
     key = jax.random.key(0)
     variables = jax.eval_shape(lambda: model.init(key, info))
 
+    digests = _Digests()
     local: LocalUpdate = getattr(algorithm, "local")  # noqa: B009  a method of the user's own need not have one
-    traced = functools.partial(_of_a_model, local, key, info, client)
+    traced = functools.partial(_of_a_model, digests, local, key, info, client)
     own = traced(model, metrics)
     names = ("the model's initialisation", "the model", "the local update", "the metrics")
     found: dict[str, str] = dict(zip(names, own, strict=True))
@@ -135,16 +137,16 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
             return local.run(key, model, variables, client, round=round)
 
         # Of a number a program has what is made of it alone.
-        found["the local update of any round"] = _digest(in_a_round, variables, jnp.zeros((), jnp.int32))
+        found["the local update of any round"] = digests.of(in_a_round, variables, jnp.zeros((), jnp.int32))
     schedule = getattr(local, "schedule", None)
     if schedule is not None:
-        found["the learning rate"] = _digest(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))
+        found["the learning rate"] = digests.of(functools.partial(rate_of, schedule), jnp.zeros((), jnp.int32))
     server = getattr(algorithm, "server", None)
     if isinstance(server, optax.GradientTransformation):
-        found["the server's optimiser"] = _digest(lambda p: server.update(p, server.init(p), p), variables.params)
+        found["the server's optimiser"] = digests.of(lambda p: server.update(p, server.init(p), p), variables.params)
     rule = getattr(algorithm, "aggregation", None)
     if rule is not None and not is_known(type(rule)):
-        found["the aggregation"] = _digest(functools.partial(_aggregated, rule), variables.params)
+        found["the aggregation"] = digests.of(functools.partial(_aggregated, rule), variables.params)
     if not is_known(type(algorithm)):
         population, state = _started(algorithm, federation, Population(data, info), key)
 
@@ -152,16 +154,26 @@ def programs(algorithm: ClusteredAlgorithm, federation: Federation, metrics: Seq
             return algorithm.step(key, state, parallel.gather_cohort(population, algorithm.select(key, state)))
 
         index = jnp.zeros((), jnp.int32)
-        found["the method"] = _digest(one_round, state)
+        found["the method"] = digests.of(one_round, state)
         found["the method's start"] = _start_digest(algorithm, state)
-        found["its models of a client"] = _digest(lambda own: algorithm.personalize(key, own, client, index), state)
+        found["its models of a client"] = digests.of(lambda own: algorithm.personalize(key, own, client, index), state)
         if (admit := algorithm.admit) is not None:
-            found["its newcomers"] = _digest(lambda own: admit(key, own, client, index), state)
+            found["its newcomers"] = digests.of(lambda own: admit(key, own, client, index), state)
+    if digests.on_the_host:
+        # By their code, which each release of Python has in its own way.
+        release = ".".join(platform.python_version_tuple()[:2])
+        found[f"what it calls on the host, by Python {release}"] = code_digest(digests.on_the_host)
     return found
 
 
 def _of_a_model(
-    local: LocalUpdate, key: Array, info: DatasetInfo, client: ClientData, model: Model, metrics: Sequence[Measure]
+    digests: _Digests,
+    local: LocalUpdate,
+    key: Array,
+    info: DatasetInfo,
+    client: ClientData,
+    model: Model,
+    metrics: Sequence[Measure],
 ) -> list[str]:
     """Digests of a model's initialisation, predictions, training and metrics."""
     variables = jax.eval_shape(lambda: model.init(key, info))
@@ -176,10 +188,10 @@ def _of_a_model(
         return with_metrics(model, metrics).metrics(predictions, client.y, jnp.ones(len(client.y), bool))
 
     return [
-        _digest(lambda: model.init(key, info)),
-        _digest(prediction, variables),
-        _digest(training, variables),
-        _digest(measured, jax.eval_shape(prediction, variables)),
+        digests.of(lambda: model.init(key, info)),
+        digests.of(prediction, variables),
+        digests.of(training, variables),
+        digests.of(measured, jax.eval_shape(prediction, variables)),
     ]
 
 
@@ -226,18 +238,23 @@ def _aggregated(rule: Aggregation, params: PyTree) -> PyTree:
     return rule.combine(SentRows({"delta": tree.broadcast(params, 3)}, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
 
 
-def _digest(function: Callable[..., Any], *arguments: PyTree) -> str:
-    """Of the program that a function is traced to, and of the arrays that it holds."""
-    traced = jax.make_jaxpr(function)(*arguments)
-    # In a terminal or a notebook its text would have colours.
-    text = traced.jaxpr.pretty_print(use_color=False)
-    digest = hashlib.blake2b(ADDRESS.sub("", text).encode(), digest_size=8)
-    for constant in _constants(traced):
-        value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
-        digest.update(np.ascontiguousarray(value).data)
-    for function in _called_on_the_host(traced):
-        digest.update(repr(_told(function, ())).encode())
-    return digest.hexdigest()
+class _Digests:
+    """Digests of programs, and of the functions on the host that these call."""
+
+    def __init__(self):
+        self.on_the_host: list[Any] = []
+
+    def of(self, function: Callable[..., Any], *arguments: PyTree) -> str:
+        """Of the program that a function is traced to, and of the arrays that it holds."""
+        traced = jax.make_jaxpr(function)(*arguments)
+        # In a terminal or a notebook its text would have colours.
+        text = traced.jaxpr.pretty_print(use_color=False)
+        digest = hashlib.blake2b(ADDRESS.sub("", text).encode(), digest_size=8)
+        for constant in _constants(traced):
+            value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
+            digest.update(np.ascontiguousarray(value).data)
+        self.on_the_host.extend(_called_on_the_host(traced))
+        return digest.hexdigest()
 
 
 def _constants(traced: ClosedJaxpr) -> Iterator[Any]:
@@ -263,26 +280,3 @@ def _parts(traced: ClosedJaxpr) -> Iterator[tuple[str, Any]]:
         for name, parameter in equation.params.items():
             for part in jax.tree.leaves(parameter, is_leaf=lambda value: isinstance(value, ClosedJaxpr | Jaxpr)):
                 yield name, ClosedJaxpr(part, ()) if isinstance(part, Jaxpr) else part
-
-
-def _told(value: Any, above: tuple[int, ...]) -> Any:
-    """A function by its code and what it holds, arrays by their bytes, all else by its text."""
-    if id(value) in above:  # as a function that calls itself
-        return ""
-    of = functools.partial(_told, above=(*above, id(value)))
-    if isinstance(value, functools.partial):
-        return of((value.func, value.args, tuple(value.keywords.items())))
-    if inspect.ismethod(value):
-        return of((value.__func__, value.__self__))
-    if isinstance(code := getattr(value, "__code__", None), CodeType):
-        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        return of((code, value.__defaults__, held))
-    if isinstance(value, CodeType):
-        return of((value.co_code, value.co_names, value.co_consts))
-    if isinstance(value, list | tuple):
-        return [of(each) for each in value]
-    if isinstance(value, frozenset):  # in an order that is each process's own
-        return sorted(str(of(each)) for each in value)
-    if isinstance(value, np.ndarray | Array):
-        return np.asarray(value).tobytes()
-    return ADDRESS.sub("", repr(value))

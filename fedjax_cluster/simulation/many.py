@@ -138,15 +138,14 @@ def _methods(algorithm: Any, options: Any) -> tuple[tuple[dict[str, float], ...]
         dict(zip(axes, of, strict=True)) for of in itertools.product(*(values for _, values in axes.values()))
     ]
 
-    for name, (path, values) in axes.items():
-        if len(lifting.differing([lifting.with_number(algorithm, path, value) for value in values])) > 1:
-            raise ValueError(f"{name} has values that decide the shapes of a program: {lifting.ELSEWHERE}")
-
     def with_values(values: Mapping[str, float]) -> Any:
         changes = [(axes[name][0], number) for name, number in values.items()]
         return functools.reduce(lambda method, change: lifting.with_number(method, *change), changes, algorithm)
 
-    return tuple(combinations), [with_values(values) for values in combinations]
+    methods = [with_values(values) for values in combinations]
+    if len(lifting.differing(methods)) > 1:
+        raise ValueError(f"{' or '.join(axes)} has values that decide the shapes of a program: {lifting.ELSEWHERE}")
+    return tuple(combinations), methods
 
 
 def _padded(federations: Sequence[Federation]) -> list[Federation]:

@@ -73,10 +73,13 @@ def test_cells_of_other_settings_want_another_directory(pretend, undrawn, capsys
         assert f"belongs to another sweep: {told}" in capsys.readouterr().err.replace("scenario_options.", "")
     assert len(pretend.directories) == begun
     assert cli.main(line.format("0.9 1.5", "").replace("--rounds 2", "--rounds 3").split()) == 0
-    # What follows from an option that is swept is not another setting.
-    for steps in ("1 2", "10 20"):
-        words = f"sweep fedavg --local-steps {steps} --clients 4 --rounds 2 --model linear --run-dir steps"
-        assert cli.main(words.split()) == 0
+    # What follows from an option that is swept, or from the rounds, is not another setting.
+    for words in (
+        "fedavg --local-steps 1 2 --rounds 2 --run-dir steps",
+        "fedavg --local-steps 10 20 --rounds 2 --run-dir steps",
+        "fedavg --learning-rate 0.5 0.6 --rounds 40 --run-dir own",
+    ):
+        assert cli.main(["sweep", *words.split(), "--clients", "4", "--model", "linear"]) == 0
 
 
 def test_killed_at_any_run_it_finishes_the_rest_only(pretend, undrawn, capsys):

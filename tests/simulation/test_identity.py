@@ -1,6 +1,9 @@
 """What tells a run from another: all that is there or here, of whichever of the two."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import pytest
 from fedjax_cluster import aggregation, local, nn, optimizers
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.files import sealed, write_json
+from fedjax_cluster.simulation.host_code import code_digest
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.run_directory import VERSION, AnotherExperiment, RunDirectory
 from fedjax_cluster.types import LocalResult
@@ -146,4 +150,53 @@ def test_functions_on_the_host_are_told_apart_by_what_they_hold(tmp_path):
     """Of them a program has the name alone, and a metric of scikit-learn's is one."""
     one, same, other = (known(trained(), metrics=(_on_the_host(each),)) for each in (1, 1, 2))
     assert one == same
-    assert "the metrics is another program" in refuse(one, other, tmp_path / "run")
+    assert "what it calls on the host, by Python 3" in refuse(one, other, tmp_path / "run")
+
+
+def _helper(value):
+    return value * FACTOR
+
+
+FACTOR = 1.0
+HELD = {
+    "set": lambda: {"a", "b", "c"},
+    "dictionary": lambda: {"of": {"a", "b"}, "rows": np.arange(2000)},
+    "generator": lambda: np.random.default_rng(0),
+    "key": lambda: jax.random.key(0),
+}
+
+
+def _holding(held):
+    return lambda value: (value, held)
+
+
+def _waiting():
+    def function(value):
+        return later(value)
+
+    return function
+    later = _helper  # never reached: its cell stays empty
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_what_a_function_on_the_host_holds_is_the_same_in_another_process(held):
+    """Addresses, the order of sets, and keys, of which NumPy has no array."""
+    code = "import sys; sys.path.insert(0, '.'); from tests.simulation import test_identity as t; " + (
+        f"print(t.code_digest([t._holding(t.HELD[{held!r}]())]))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [code_digest([_holding(HELD[held]())])]
+
+
+def test_functions_on_the_host_are_told_by_whom_they_call_and_all_that_they_hold(monkeypatch):
+    rows = np.arange(2000)
+    one = [code_digest([each]) for each in (_helper, _holding(rows), _holding({"a": rows}), _waiting())]
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    rows = np.where(rows == 1000, 0, rows)
+    other = [code_digest([each]) for each in (_helper, _holding(rows), _holding({"a": rows}), _waiting())]
+    assert [a == b for a, b in zip(one, other, strict=True)] == [False, False, False, True]
+    nested = _helper
+    for _ in range(40):
+        nested = (lambda inner: lambda value, again=inner: inner(again))(nested)
+    assert code_digest([nested])

@@ -165,7 +165,7 @@ def test_a_configuration_without_its_seal_is_refused(tmp_path):
 def test_constants_of_jitted_functions_tell_programs_apart(tmp_path):
     def digest(factor):
         inner = jax.jit(lambda x: x * jnp.asarray(np.arange(3.0) * factor))
-        return identity._digest(
+        return identity._Digests().of(
             lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, length=2)[0], jnp.ones(3)
         )
 
