@@ -138,7 +138,7 @@ def test_without_a_whole_checkpoint_the_run_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_model_of_another_size_is_no_damage_that_is_passed_over(tmp_path, monkeypatch):
     simulate(method(), blobs(), rounds=3, run_dir=tmp_path)
-    monkeypatch.setattr(run_directory, "differences", lambda *arguments: [])
+    monkeypatch.setattr(run_directory, "differences", lambda *arguments, **options: [])
     with pytest.raises(ValueError, match="of a model of another size"):
         simulate(method(clusters=3), blobs(), rounds=5, run_dir=tmp_path)
 
