@@ -38,7 +38,7 @@ def code_digest(functions: Iterable[Any]) -> str:
 
 
 def _told(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """What a value is; each function and container once, as some hold themselves."""
+    """What a value is; each function and what can be changed once, as some hold themselves."""
     if isinstance(value, jax.Array | np.ndarray):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
@@ -65,9 +65,11 @@ def _told(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
     else:
         yield ADDRESS.sub("", repr(value)).encode()
         return
-    if id(value) in seen:
-        return
-    seen[id(value)] = value  # kept, as its number is its own for so long
+    # Constants may be one object or two, as the compiler had it, and cannot hold themselves.
+    if not isinstance(value, tuple | frozenset | CodeType):
+        if id(value) in seen:
+            return
+        seen[id(value)] = value  # kept, as its number is its own for so long
     yield type(value).__name__.encode()
     for part in parts:
         yield from [part] if isinstance(part, bytes) else _told(part, seen)
