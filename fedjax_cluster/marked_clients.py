@@ -55,14 +55,20 @@ def poses(data: ClientData) -> Any | None:
     return data.faulty if isinstance(data, MarkedData) and data.shown is not None else None
 
 
+def is_silent(update: LocalUpdate, rng_key: Array, data: ClientData) -> Array | None:
+    """Whether a client sends nothing in the round in which it trains with this key, bool[]; None where all do."""
+    fault, faulty = getattr(update, "fault", None), marked(data)
+    return None if fault is None or faulty is None else fault.silent(rng_key, faulty)
+
+
 def run_beside(
     update: LocalUpdate, rng_key: Array, model: Model, start: Variables, data: ClientData, **rest: Any
 ) -> Any:
     """A client's further training in a round, with mini-batches of its own; who is silent in it sends neither."""
-    own_key, fault, faulty = jax.random.fold_in(rng_key, 1), getattr(update, "fault", None), marked(data)
-    if fault is None or faulty is None:
+    own_key, fault = jax.random.fold_in(rng_key, 1), getattr(update, "fault", None)
+    if fault is None or marked(data) is None:
         return update.run(own_key, model, start, data, **rest)
     result = changed(update, "heard", fault=fault.heard).run(own_key, model, start, data, **rest)
-    if (silent := fault.silent(rng_key, faulty)) is None:
+    if (silent := is_silent(update, rng_key, data)) is None:
         return result
     return result._replace(delta=jax.tree.map(lambda leaf: jnp.where(silent, jnp.nan, leaf), result.delta))

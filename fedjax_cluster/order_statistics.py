@@ -95,8 +95,9 @@ def _mean_of_ranks(two_at_most: bool, slot: Array, values: Array, first: Array, 
     """Of one block of columns: what lies between two thresholds, and as many of their equals as have ranks."""
     keys, clusters, number = _keys(values), len(first), stop - first
     low, high = _ends(two_at_most, keys, slot, first, stop)
-    if two_at_most:  # halves, as the sum of two may overflow
-        return jnp.where(number > 0, 0.5 * _values(low) + 0.5 * _values(high), 0.0)
+    if two_at_most:  # halves, as the sum of two may overflow, which compilers else make of them
+        half = lax.optimization_barrier(0.5 * _values(low))
+        return jnp.where(number > 0, half + 0.5 * _values(high), 0.0)
     total = _sums(jnp.where(_between(keys, slot, low, high), values, 0.0), slot, clusters)
     # Some that equal a threshold may have ranks outside.
     lows = _sums(keys <= _of(low, slot), slot, clusters) - first

@@ -44,7 +44,7 @@ def client_weight(weighting: Weighting, num_examples: Array) -> Array:
 
 def weighted_mean(reduced: Reduced) -> PyTree:
     """Σ weight·value / Σ weight per cluster; zeros for a cluster without clients."""
-    return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / jnp.maximum(reduced.weight, 1e-30), 0.0))
+    return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / reduced.weight, 0.0))
 
 
 def aggregate_clients(
@@ -164,7 +164,10 @@ def reduce_rows(
     num_slots: int,
     mapping: ClientMapping = ONE_DEVICE,
 ) -> Reduced:
-    """Sums over contributions that were kept, leaves [C, ...]; of a rule, what it makes of them with weight 1."""
+    """Sums over contributions that were kept, leaves [C, ...]; of a rule, what it makes of them with weight 1.
+
+    The others' values are finite: a sum takes them 0 times.
+    """
     if aggregation is not None and not aggregation.streams:
         found = combine(aggregation, sent, accepted, num_slots, mapping)
         some = found.weight > 0
@@ -253,8 +256,10 @@ def share_layers(clusters: Clusters, patterns: Sequence[str], weight: Array) -> 
 
     def share(leaf: Array) -> Array:
         # A model without clients may hold NaN, which no weight of 0 takes out of a sum.
-        mean = jnp.tensordot(weight, tree.where(weight > 0, leaf, jnp.zeros_like(leaf)), axes=1, precision="highest")
-        return jnp.where(total > 0, jnp.broadcast_to(mean, leaf.shape), leaf)
+        kind = leaf.dtype if leaf.dtype == jnp.float64 else jnp.float32
+        kept = tree.where(weight > 0, leaf, jnp.zeros_like(leaf)).astype(kind)
+        mean = jnp.tensordot(weight.astype(kind), kept, axes=1, precision="highest")
+        return jnp.where(total > 0, jnp.broadcast_to(mean.astype(leaf.dtype), leaf.shape), leaf)
 
     def shared(leaves: PyTree, chosen: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf, pick: share(leaf) if pick else leaf, leaves, chosen)

@@ -327,3 +327,10 @@ def test_changes_whose_squares_overflow_are_clipped_and_not_lost(size):
     np.testing.assert_allclose(found["kernel"][0, 0], min(0.5, length) * 0.6, rtol=1e-6)
     np.testing.assert_allclose(found["bias"][0], min(0.5, length) * 0.8, rtol=1e-6)
     assert not jax.tree.leaves(aggregation.norm_clipping(0.5).limit({"bias": jnp.zeros(2)}))[0].any()
+
+
+def test_the_median_of_the_largest_numbers_is_theirs():
+    """Compilers make ½(a + b) of ½a + ½b."""
+    large = jnp.array([[1.8e38], [1.8e38], [0.0]])
+    found = aggregation.median().combine(aggregation.Rows(large, jnp.zeros(3, jnp.int32), jnp.ones(3)), 1)
+    assert found.tolist() == large[:1].tolist()

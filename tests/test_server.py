@@ -174,3 +174,12 @@ def test_an_unknown_rounding_is_refused():
     for decimals in (2, None):
         with pytest.raises(ValueError, match="rounding is 'up', which is unknown"):
             server.keep_decimals(jnp.ones(2), decimals, "up")
+
+
+def test_shared_layers_keep_their_types():
+    params = {"a": jnp.array([1.0, 3.0], jnp.bfloat16)}
+    models = Clusters(params, {"a": jnp.array([1, 4])}, jnp.ones(2, bool), None)
+    new = server.share_layers(models, ["a"], jnp.array([1, 3]))
+    assert new.params["a"].dtype == jnp.bfloat16
+    assert new.params["a"].tolist() == [2.5, 2.5]
+    assert new.stats["a"].dtype == jnp.int32

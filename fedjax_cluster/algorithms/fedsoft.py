@@ -28,7 +28,7 @@ from fedjax_cluster.algorithms.round import (
     training_costs,
 )
 from fedjax_cluster.local import client_key, num_batches, server_key, with_gradient_term
-from fedjax_cluster.marked_clients import shown_rows
+from fedjax_cluster.marked_clients import is_silent, shown_rows
 from fedjax_cluster.options import INSIDE_UNIT, NOT_NEGATIVE, SHARE, at_least, option
 from fedjax_cluster.parallel import Client, Contribution
 from fedjax_cluster.server import aggregate_clients
@@ -144,13 +144,16 @@ class fedsoft(Method):
         old = cohort_labels(state, cohort)
         shares, rejected = parallel.run_if(
             due,
-            lambda carry: self.estimate(state.clusters, carry[0], cohort),
+            lambda carry: self.estimate(rng_key, state.clusters, carry[0], cohort),
             (state.clients.membership, jnp.zeros_like(cohort.mask)),
             cohort.mapping,
         )
         clients = state.clients._replace(membership=shares)
         assert cohort.weights is not None  # from `select`
-        redrawn = parallel.gather_rows(cohort, self.draws(server_key(rng_key), clients))
+        # Who told nothing is not drawn by what it told once.
+        answered = parallel.scatter_rows(cohort, clients.num_examples, jnp.zeros_like(old), rejected)
+        redrawn = self.draws(server_key(rng_key), clients._replace(num_examples=answered))
+        redrawn = parallel.gather_rows(cohort, redrawn)
         drawn = jnp.where(rejected[:, None], 0.0, jnp.where(due, redrawn, cohort.weights))
         trained, info = self.train(rng_key, state._replace(clients=clients), cohort, drawn)
         new = labels(parallel.gather_rows(cohort, shares))
@@ -165,11 +168,15 @@ class fedsoft(Method):
         changed = count_changed(cohort, old, new)
         return trained, info._replace(num_changed=changed, num_rejected=num_rejected, costs=costs)
 
-    def estimate(self, centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
+    def estimate(self, rng_key: Array, centres: Clusters, shares: Array, cohort: Cohort) -> tuple[Array, Array]:
         """The shares f32[M, K] with those of the cohort anew, and who was rejected, bool[C]."""
-        mapped = parallel.for_each_client(
-            lambda client: self.shares(centres, client.data), cohort, collect=lambda shares: shares
-        )
+
+        def told(client: Client) -> Array:
+            shares = self.shares(centres, client.data)
+            silent = is_silent(self.local, client_key(rng_key, client.index), client.data)
+            return shares if silent is None else jnp.where(silent, jnp.nan, shares)
+
+        mapped = parallel.for_each_client(told, cohort, collect=lambda shares: shares)
         shares = parallel.scatter_rows(cohort, shares, mapped.collected, mapped.accepted)
         return shares, cohort.mask & ~mapped.accepted
 

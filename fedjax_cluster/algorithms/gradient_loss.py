@@ -193,7 +193,7 @@ class gradient_loss(AveragingMethod):
             private=self.private(rng_key, state.clusters),
         )
         change = jax.tree.map(jnp.subtract, done.clusters.params, state.clusters.params)
-        membership, changed = reassign(cohort, state.clients.membership, done.slot)
+        membership, changed = reassign(cohort, state.clients.membership, done.slot, done.accepted)
         info = done.info(cohort.mask, changed, self.costs(state, cohort, done.reports.num_steps))
         clients = state.clients._replace(
             membership=membership,

@@ -108,7 +108,7 @@ class ifca(AveragingMethod):
             private=self.private(rng_key, state.clusters),
             shared_layers=self.shared_layers,
         )
-        membership, changed = reassign(cohort, state.clients.membership, done.slot)
+        membership, changed = reassign(cohort, state.clients.membership, done.slot, done.accepted)
         clients = state.clients._replace(membership=membership)
         costs = done.costs(cohort.mask)
         passes = jnp.asarray(1.0) if self.score_on == "batch" else num_batches(self.local, cohort.data)

@@ -169,7 +169,7 @@ class SearchingMethod(OneShotMethod, abstract=True):
         return found, effort
 
 
-def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *given: Any) -> Mapped:
+def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *given: Any) -> tuple[Mapped, np.ndarray]:
     """What the clients sent; who was silent, or sent infinities, is asked again, until nobody answers twice in a row.
 
     Whoever a clustering that happens once does not hear of is in a cluster by chance for good.
@@ -177,18 +177,23 @@ def heard(ask: Callable[..., Mapped], rng_key: Array, present: np.ndarray, *give
     Args:
       ask: for a key and what is given, what all clients send.
       present: bool[M].
+
+    Returns:
+      What they sent, and how often each was asked, i32[M].
     """
     found, without_news = parallel.fetched(ask(rng_key, *given)), 0
+    asked = present.astype(np.int32)
     for turn in range(1, MOST_ASKED):
         missing = present & ~np.asarray(found.accepted)
         if not missing.any() or without_news == 2:
             break
         again = parallel.fetched(ask(jax.random.fold_in(rng_key, turn), *given))
+        asked += missing
         new = jnp.asarray(missing & np.asarray(again.accepted))
         without_news = 0 if new.any() else without_news + 1
         collected = tree.where(new, again.collected, found.collected)
         found = found._replace(collected=collected, accepted=found.accepted | new)
-    return found
+    return found, asked
 
 
 def until_heard(ask: Callable[[Array], tuple[PyTree, Array]], rng_key: Array) -> PyTree:
@@ -282,9 +287,9 @@ def clustering_info(num_clusters: int, costs: Costs, present: np.ndarray, known:
     return initial_info(num_clusters, costs)._replace(num_rejected=rejected, event=jnp.asarray(True))
 
 
-def vectors_sent(vectors: np.ndarray) -> float:
-    """Numbers in the principal vectors [M, L, f, p] that are not zero throughout."""
-    return float(np.count_nonzero(np.abs(vectors).max(axis=2))) * vectors.shape[2]
+def vectors_sent(vectors: np.ndarray) -> np.ndarray:
+    """i64[M], numbers in the principal vectors [M, L, f, p] of each client that are not zero throughout."""
+    return np.count_nonzero(np.abs(vectors).max(axis=2), axis=(1, 2)) * vectors.shape[2]
 
 
 def check_found(method: str, found: int, slots: int, at: str) -> None:

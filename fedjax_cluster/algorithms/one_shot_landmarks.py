@@ -74,15 +74,14 @@ def join(
     Args:
       measure: what one client sends.
       population: M clients.
-      placed: `Joined` [B] of what some clients sent; zeros are of one that was silent.
+      placed: `Joined` [B] of what some clients sent, or would have sent.
       at_a_time: clients that are compared together.
     """
     size = len(population.data.num_examples)
 
     def some(found: tuple[Joined, Array], who: Array) -> tuple[tuple[Joined, Array], None]:
         index, mapped = measure_some(measure, population, who)
-        sent = tree.where(mapped.accepted, mapped.collected, jax.tree.map(jnp.zeros_like, mapped.collected))
-        return tree.scatter(found, index, (placed(sent), mapped.accepted)), None
+        return tree.scatter(found, index, (placed(mapped.collected), mapped.accepted)), None
 
     nobody = Joined(*[jnp.zeros(size, jnp.int32)] * 3), jnp.zeros(size, bool)
     turns = np.minimum(np.arange(-(-size // at_a_time) * at_a_time), size).reshape(-1, at_a_time)

@@ -212,7 +212,7 @@ class pacfl(SearchingMethod):
             threshold, search, effort = found
             label = np.asarray(clustering.cut_dendrogram(merges, threshold))
             check_found("pacfl", int(label.max()) + 1, self.clusters, f"{threshold:g}°")
-            numbers = vectors_sent(np.asarray(vectors))
+            numbers = float(vectors_sent(np.asarray(vectors)).sum())
             if landmarks is not None:
                 note("PACFL: the landmarks to which every client is nearest")
                 membership = one_hot(jnp.asarray(label), self.clusters)

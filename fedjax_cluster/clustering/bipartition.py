@@ -50,6 +50,13 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
 
 @jax.jit
 def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
+    labels = _weakest_edge_dropped(lax.stop_gradient(similarity), mask)
+    across = (labels[:, None] == 0) & (labels[None, :] == 1)
+    largest = jnp.where(across, similarity, -jnp.inf).max(initial=-jnp.inf)
+    return Bipartition(labels, jnp.where(across.any(), largest, jnp.inf))
+
+
+def _weakest_edge_dropped(similarity: Array, mask: Array) -> Array:
     # Prim's algorithm. The clients reached and those not reached are at most as similar as the edge it takes next, so
     # the weakest edge it ever takes is the best split: reached before it, or not.
     num_clients = similarity.shape[0]
@@ -69,9 +76,8 @@ def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
         return (closest, step_reached, jnp.minimum(weakest, edge), jnp.where(edge < weakest, step, split_step))
 
     state = (closest, step_reached, jnp.asarray(jnp.inf, closest.dtype), jnp.int32(unreached))
-    _, step_reached, weakest, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
-    labels = jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1)
-    return Bipartition(labels, weakest)
+    _, step_reached, _, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
+    return jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1)
 
 
 def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mask = None) -> Float[Array, ""]:
@@ -98,7 +104,11 @@ def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mas
     similarity = checks.square(similarity, "similarity")
     group = checks.labels(group, "group", similarity.shape[0])
     mask = checks.labelled(checks.client_mask(mask, similarity.shape[0]), group)
-    max_cross = optimal_bipartition(similarity, mask).max_cross
+    return _gap(similarity, group, mask, optimal_bipartition(similarity, mask).max_cross)
+
+
+@jax.jit
+def _gap(similarity: Array, group: Array, mask: Array, max_cross: Array) -> Array:
     pairs = mask[:, None] & mask[None, :] & ~jnp.eye(similarity.shape[0], dtype=bool)
     within = jnp.where(pairs & (group[:, None] == group[None, :]), similarity, jnp.inf).min()
     return jnp.where(jnp.isfinite(within), within, 1.0) - max_cross

@@ -111,7 +111,7 @@ def client_mask(mask: ArrayLike | None, length: int) -> Array:
 def labelled(mask: Array, labels: Array) -> Array:
     """bool[M]: clients that count and have a label."""
     if is_concrete(mask, labels):
-        return jnp.asarray(np.asarray(mask) & (np.asarray(labels) >= 0))
+        return jax.device_put(np.asarray(mask) & (np.asarray(labels) >= 0))
     return mask & (labels >= 0)
 
 

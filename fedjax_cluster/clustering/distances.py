@@ -81,29 +81,34 @@ def similarity_differences(similarity: Float[ArrayLike, "M M"], mask: Mask = Non
     .. math:: D_{ij} = \frac{1}{M - 2} \sum_{z \ne i, j} |S_{iz} - S_{jz}|
 
     Args:
-      similarity: symmetric, in any unit.
+      similarity: symmetric, in any unit; the diagonal is ignored.
       mask: clients that count; None means all.
 
     Returns:
       In the unit of `similarity`, symmetric; 0 on the diagonal, for masked-out clients, and where two alone count.
 
     Raises:
-      ValueError: a matrix not square, symmetric and finite among the clients that count.
+      ValueError: a matrix not square, or off the diagonal not symmetric and finite among the clients that count.
 
     >>> similarity_differences(jnp.array([[1.0, 0.5, 0.25], [0.5, 1.0, 0.75], [0.25, 0.75, 1.0]]))[0].tolist()
     [0.0, 0.5, 0.25]
     """
-    similarity, mask = checks.client_matrix(similarity, "similarity", mask)
-    checks.symmetric_matrix(similarity, "similarity", mask)
+    similarity, mask = checks.client_matrix(similarity, "similarity", mask, diagonal=False)
+    checks.symmetric_matrix(similarity, "similarity", mask, diagonal=False)
     return _similarity_differences(similarity, mask)
 
 
 @jax.jit
 def _similarity_differences(similarity: Array, mask: Array) -> Array:
-    pairs = mask[:, None] & mask[None, :]
+    own = jnp.eye(len(mask), dtype=bool)
+    pairs = mask[:, None] & mask[None, :] & ~own
     similarity = jnp.where(pairs, similarity, 0.0)
-    own = jnp.diagonal(similarity)
-    between = jnp.abs(own[:, None] - similarity) + jnp.abs(similarity - own[None, :])  # z = i, and z = j
+    scale = unit(similarity)
+
+    def to_all(client: tuple[Array, Array]) -> Array:
+        row, itself = client
+        apart = jnp.abs(row[None] / scale - similarity / scale)
+        return jnp.where(own | itself[None], 0.0, apart).sum(1)
+
     others = jnp.maximum(mask.sum(dtype=similarity.dtype) - 2.0, 1.0)
-    differences = jnp.maximum(_pairwise_distances(similarity, similarity, "manhattan") - between, 0.0) / others
-    return jnp.where(pairs & ~jnp.eye(len(mask), dtype=bool), differences, 0.0)
+    return jnp.where(pairs, lax.map(to_all, (similarity, own)) / others * scale, 0.0)

@@ -122,3 +122,10 @@ def test_deviations_of_equal_numbers_have_derivatives():
 def test_the_bound_of_two_distributions_is_a_straight_line():
     """Its sine is that of π, which is not quite 0, and the root beside it has no slope at 1."""
     assert float(jax.grad(lambda alignment: clustering.cross_similarity_bound(alignment, 2))(1.0)) == -1.0
+
+
+def test_the_gap_of_groups_has_a_derivative():
+    similarity = jnp.array([[1.0, 0.9, -0.5], [0.9, 1.0, -0.2], [-0.5, -0.2, 1.0]])
+    found = jax.grad(lambda matrix: clustering.separation_gap(matrix, jnp.array([0, 0, 1])))(similarity)
+    # The least within, twice in the matrix, less the largest across, of which the row is the first part's.
+    np.testing.assert_allclose(found, [[0.0, 0.5, 0.0], [0.5, 0.0, -1.0], [0.0, 0.0, 0.0]])

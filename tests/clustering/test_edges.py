@@ -12,6 +12,7 @@ from sklearn.cluster import SpectralClustering
 import fedjax_cluster as fc
 from fedjax_cluster import clustering
 from fedjax_cluster.aggregation import Rows, geometric_median, krum, median, multi_krum
+from fedjax_cluster.clustering import scores
 
 
 @pytest.mark.filterwarnings("ignore:Graph is not fully connected")
@@ -171,3 +172,57 @@ def test_directions_apart_in_double_precision_are_so():
 def test_an_embedding_that_is_none_is_named():
     with pytest.raises(ValueError, match=r"embedding is \(1, 2\); it must be an Embedding"):
         clustering.landmark_directions(np.ones((3, 2)), (1, 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("label", [[0, 0, 1, 1, 2], [0, 0, 1, 1, 1]])
+def test_a_score_of_what_is_not_finite_is_none(value, label):
+    """Under `jit`, where nothing can be refused: it stood as a plausible score."""
+    features, label = jnp.array([[0.0, 2.0], [1.0, 1.0], [5.0, 1.0], [6.0, 0.0], [value, 1.0]]), jnp.array(label)
+    for score in (scores.silhouette, scores.davies_bouldin, scores.wasserstein_adjusted_silhouette):
+        assert math.isnan(jax.jit(score)(features, label)), score
+        assert math.isfinite(jax.jit(score)(features, label, mask=jnp.arange(5) < 4)), score
+
+
+def test_class_counts_may_be_as_large_as_numbers_are():
+    counts = np.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]], np.float32)
+    label = jnp.array([0, 0, 1, 1])
+    for size in (1.0, 3e37, 1e-37):
+        assert float(scores.wasserstein_adjusted_silhouette(size * counts, label)) == 1.0
+
+
+@pytest.mark.parametrize("diagonal", [1.0, 1e8, math.nan])
+def test_differences_of_similarities_do_not_know_the_diagonal(diagonal):
+    rng = np.random.default_rng(0)
+    similarity = rng.normal(size=(7, 7)).astype(np.float32)
+    similarity = similarity + similarity.T
+    np.fill_diagonal(similarity, diagonal)
+    mask = np.arange(7) != 2
+    others = [[[z for z in range(7) if mask[z] and z not in (i, j)] for j in range(7)] for i in range(7)]
+    expected = [
+        [
+            np.mean([abs(similarity[i, z] - similarity[j, z]) for z in others[i][j]]) * (i != j and mask[i] and mask[j])
+            for j in range(7)
+        ]
+        for i in range(7)
+    ]
+    for found in (
+        clustering.similarity_differences(similarity, mask),
+        jax.jit(clustering.similarity_differences)(similarity, mask),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_need_nothing_from_the_host():
+    label, features = jnp.array([0, 0, 1, 1]), jnp.array([[0.0], [1.0], [3.0], [4.0]])
+    similarity = jnp.where(label[:, None] == label[None, :], 0.9, -0.1)
+    calls = [
+        lambda: scores.purity(label, label),
+        lambda: scores.silhouette(features, label),
+        lambda: clustering.separation_gap(similarity, label),
+    ]
+    for call in calls:
+        expected = float(call())
+        with jax.transfer_guard_host_to_device("disallow"):
+            found = call()
+        assert float(found) == expected

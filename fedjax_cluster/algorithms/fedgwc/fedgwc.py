@@ -275,7 +275,7 @@ class fedgwc(AveragingMethod):
             server = landmark_pairs.moved(server, cohort, slot, done.slot)
             chosen = landmark_pairs.chosen_after(self, done.clusters, cohort, done.slot, choosing[1])
             # Written once in a round: between two writes all clients' rows would be copied.
-            membership, came = reassign(cohort, clients.membership, chosen)
+            membership, came = reassign(cohort, clients.membership, chosen, cohort.mask)
             clients = clients._replace(membership=membership)
             costs = landmark_pairs.choice_costs(self, done.clusters, cohort, *choosing, costs)
         state = State(done.clusters, clients, server, state.round + 1)

@@ -211,7 +211,7 @@ class flag(SearchingMethod):
         landmarks = landmarks_among(jax.random.fold_in(rng_key, 1), self.landmarks, there)
         compared, who = (present, "client") if landmarks is None else (present[np.asarray(landmarks)], "landmark")
         with progress_note(f"FLAG: principal vectors and local training of every {who}") as note:
-            mapped = heard(self.measure_all, measure_key, compared, population, start, landmarks)
+            mapped, asked = heard(self.measure_all, measure_key, compared, population, start, landmarks)
             measured: Measured = without_silent(mapped)
             sent = Sent(measured.vectors, measured.counts, measured.update, jnp.asarray(mapped.accepted))
             note(f"FLAG: comparing all pairs of {who}s")
@@ -223,20 +223,23 @@ class flag(SearchingMethod):
             label = np.asarray(cuts(dendrogram, alpha[None])[0])
             check_found("flag", int(label.max(initial=-1)) + 1, self.clusters, f"α = {alpha:g}")
             if landmarks is None:
-                numbers, steps = vectors_sent(np.asarray(measured.vectors)), np.sum(measured.num_steps)
+                each = vectors_sent(np.asarray(mapped.collected.vectors)), np.asarray(mapped.collected.num_steps)
             else:
                 note("FLAG: local training of every client, and the landmarks to which it is nearest")
                 membership = one_hot(jnp.asarray(label), self.clusters)
-                mapped = heard(self.join_all, measure_key, present, population, start, sent, membership)
+                first = asked
+                mapped, asked = heard(self.join_all, measure_key, present, population, start, sent, membership)
+                asked[np.asarray(landmarks)] = first
                 joined: Joined = mapped.collected
-                numbers, steps = np.sum(joined.numbers), np.sum(joined.num_steps)
+                each = np.asarray(joined.numbers), np.asarray(joined.num_steps)
                 label = with_joined(label, landmarks, mapped)
         known = label >= 0
         label = with_largest(label, present)
 
         models = models._replace(active=jnp.arange(self.clusters) <= int(label.max()))
         state = self.assemble(models, label, present, sent, start, matrices, search, landmarks)
-        costs = self.initial_costs(population, float(numbers), float(steps), effort, float(present.sum()))
+        numbers, steps = (float(np.sum(asked * of_client, dtype=float)) for of_client in each)
+        costs = self.initial_costs(population, numbers, steps, effort, float(asked.sum()))
         # What each client takes to compare itself with landmarks is not on the server's clock.
         costs = costs._replace(clustering_seconds=comparing + merging)
         return state, clustering_info(self.clusters, costs, present, known)
@@ -256,12 +259,12 @@ class flag(SearchingMethod):
         return self.search(rng_key, population, cuts(dendrogram, thresholds), thresholds, note, landmarks)
 
     def initial_costs(
-        self, population: Population, numbers: float, steps: float, effort: Effort, clients: float
+        self, population: Population, numbers: float, steps: float, effort: Effort, asked: float
     ) -> Costs:
-        """Of `numbers` in principal vectors and local `steps` of all clients, and of the search."""
+        """Of `numbers` in principal vectors and local `steps` each time a client is asked, and of the search."""
         size = model_bytes(self.model, population)
         light = effort.models * model_bytes(self.light, population) / size
-        trained = clients if self.gradient_epochs else 0.0
+        trained = asked if self.gradient_epochs else 0.0
         return Costs(
             models_down=trained + light,
             # What was trained shows its parameters alone.
@@ -356,7 +359,8 @@ class flag(SearchingMethod):
         compared = clients.present & clients.known
         matrices = compare(clients.vectors, clients.counts, clients.updates, compared, **self.comparison)
         slot = nearest_cluster(matrices.proximity[index], clients.membership, compared, self.linkage)
-        slot = jnp.where(finite, slot, largest_cluster(clients.membership))
+        others = compared & (clients.membership > 0).any(1)
+        slot = jnp.where(finite & others.any(), slot, largest_cluster(clients.membership))
         membership = tree.scatter(clients.membership, index, one_hot(slot, self.clusters))
         return state._replace(
             clients=clients._replace(membership=membership), server=state.server._replace(matrices=matrices)
@@ -367,10 +371,11 @@ class flag(SearchingMethod):
         clients, server = state.clients, state.server
         known = server.sent.known & clients.present[server.landmarks]
         one = jax.tree.map(lambda leaf: leaf[None], measured)
-        scales = by_landmarks.scales_of(server.sent._replace(known=known), self.comparison)
+        # Those of the clustering: among two landmarks that are left nothing is near or far.
+        scales = by_landmarks.scales_of(server.sent, self.comparison)
         distance = by_landmarks.distances_to(scales, one, self.comparison)[0]
         slot = nearest_cluster(distance, clients.membership[server.landmarks], known, self.linkage)
-        slot = jnp.where(finite, slot, largest_cluster(clients.membership))
+        slot = jnp.where(finite & known.any(), slot, largest_cluster(clients.membership))
         row = HardClients(one_hot(slot, self.clusters), jnp.asarray(True))
         return state._replace(clients=tree.scatter(clients, index, row))
 

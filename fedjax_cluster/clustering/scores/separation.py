@@ -62,9 +62,9 @@ def _silhouette(features: Array, labels: Array, mask: Array, bound: int) -> Arra
     between = jnp.where(others, total / jnp.maximum(size, 1.0)[:, None], jnp.inf).min(axis=0)
     larger = jnp.maximum(within, between)
     score = (between - within) / jnp.where(larger > 0.0, larger, 1.0)
-    counted = mask & (num_members > 1.0) & jnp.isfinite(between)
+    counted = mask & (num_members > 1.0)
     mean = jnp.where(counted, score, 0.0).sum() / jnp.maximum(mask.sum(), 1).astype(features.dtype)
-    return jnp.where((size > 0.0).sum() > 1, mean, jnp.nan)
+    return jnp.where(((size > 0.0).sum() > 1) & jnp.isfinite(features).all(), mean, jnp.nan)
 
 
 def davies_bouldin(
@@ -117,7 +117,7 @@ def _davies_bouldin(features: Array, labels: Array, mask: Array, bound: int) -> 
     worst = jnp.where(pairs, ratio, -jnp.inf).max(axis=1)
     num_clusters = used.sum()
     mean = jnp.where(used, worst, 0.0).sum() / jnp.maximum(num_clusters, 1).astype(features.dtype)
-    return jnp.where(num_clusters > 1, mean, jnp.nan)
+    return jnp.where((num_clusters > 1) & jnp.isfinite(features).all(), mean, jnp.nan)
 
 
 def wasserstein_adjusted_silhouette(
@@ -197,9 +197,11 @@ def _counts_and_labels(
 @partial(jax.jit, static_argnames=("score", "bound"))
 def _of_ranked_frequencies(score: Callable[..., Array], counts: Array, labels: Array, mask: Array, bound: int) -> Array:
     """The score of the class frequencies in descending order of the clients that have examples."""
+    counts = counts / unit(counts, axis=1, keepdims=True)
     total = counts.sum(axis=1)
     frequencies = counts / jnp.where(total > 0.0, total, 1.0)[:, None]
-    return score(-jnp.sort(-frequencies, axis=1), labels, mask & (total > 0.0), bound)
+    # A client of NaN is not one without examples.
+    return score(-jnp.sort(-frequencies, axis=1), labels, mask & ~(total <= 0.0), bound)
 
 
 def _in_units(features: Array, mask: Array) -> Array:
