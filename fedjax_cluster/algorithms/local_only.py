@@ -26,6 +26,7 @@ class LonelyClients(NamedTuple):
     present: Array  # bool[M]
     models: Variables  # leaves [M, ...]
     optimizer: PyTree  # leaves [M, ...], of the step that a server would take
+    trained: Array  # bool[M]: has taken a step
 
 
 class local_only(AveragingMethod):
@@ -59,6 +60,7 @@ class local_only(AveragingMethod):
             present,
             tree.broadcast(first, count),
             tree.broadcast(self.optimizer.init(first.params), count),
+            jnp.zeros(count, bool),
         )
         return first_state(start, clients)
 
@@ -78,7 +80,8 @@ class local_only(AveragingMethod):
         )
         *trained, reports = mapped.collected
         models, optimizer_state = parallel.scatter_rows(cohort, rows, tuple(trained), mapped.accepted)
-        clients = state.clients._replace(models=models, optimizer=optimizer_state)
+        done = parallel.scatter_rows(cohort, state.clients.trained, jnp.ones_like(cohort.mask), mapped.accepted)
+        clients = state.clients._replace(models=models, optimizer=optimizer_state, trained=done)
         costs = Costs(gradient_evaluations=jnp.sum(reports.num_steps.astype(jnp.float32)))
         slot = jnp.zeros_like(cohort.index)
         info = clients_info(slot, reports, cohort.mask, mapped.accepted, 1, 0, costs)
@@ -89,8 +92,11 @@ class local_only(AveragingMethod):
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # Who was there before goes on with its model; all others have the common start.
+        first, trained = cluster_variables(state.clusters, jnp.asarray(0)), state.clients.trained[index]
         models, optimizer_state = jax.tree.map(
-            lambda leaf: leaf[index], (state.clients.models, state.clients.optimizer)
+            lambda own, start: jnp.where(trained, own[index], start),
+            (state.clients.models, state.clients.optimizer),
+            (first, self.optimizer.init(first.params)),
         )
-        row = LonelyClients(jnp.ones(1), jnp.asarray(True), models, optimizer_state)
+        row = LonelyClients(jnp.ones(1), jnp.asarray(True), models, optimizer_state, trained)
         return state._replace(clients=tree.scatter(state.clients, index, row))

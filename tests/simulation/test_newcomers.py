@@ -69,6 +69,18 @@ def test_a_newcomer_belongs_where_one_with_its_rows_does_and_moves_nobody(name):
     assert result.labels.shape == (7,)
 
 
+def test_a_newcomer_of_those_who_train_alone_has_the_first_model():
+    """Fault: that of another draw of the first models."""
+    result = run("local_only", rounds=2)
+    found = result.admit(some(result.federation, (3, 0)))
+    first = jax.tree.map(lambda leaf: leaf[0], result.state.clusters.params)
+    for client, same in ((7, True), (8, True), (3, False)):
+        own = jax.tree.map(lambda leaf, row=client: leaf[row], found.state.clients.models.params)
+        equal = jax.tree.map(lambda one, other: bool((one == other).all()), own, first)
+        assert all(jax.tree.leaves(equal)) == same
+    np.testing.assert_array_equal(found.per_client.accuracy[:7], result.per_client.accuracy)
+
+
 @pytest.mark.slow
 def test_a_newcomer_is_led_past_the_splits():
     """Rows of zeros stood for clients on a split's first side, which drew the others there."""
