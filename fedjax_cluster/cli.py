@@ -324,7 +324,8 @@ def _completion(arguments: list[str]) -> None:
     if not names or rest:
         raise ValueError(f"completion needs a shell and nothing else, one of {', '.join(make.SHELLS)}")
     fc.experiments.installed.load(fc.experiments.config.KINDS)
-    print(make.script(names[0], PROG, command_flags.completed()), end="")
+    known = command_flags.completed(), command_flags.completed_names(), command_flags.completed_choices()
+    print(make.script(names[0], PROG, *known), end="")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
 import fedjax_cluster as fc
+from fedjax_cluster.data.downloads import OPENML
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 
 
@@ -63,6 +64,30 @@ class ReproduceFlags:
     """where to leave the runs, table and figure (default: runs/reproduce/RECIPE)"""
     page: tyro.conf.FlagCreatePairsOff[bool] = False
     """write benchmarks/reproduction.md, with what was left of the recipes (or directories) that are named"""
+
+
+def completed_names() -> dict[str, Any]:
+    """Every command with the words that it takes without a flag."""
+    names = fc.experiments.completion.Names
+    methods = [name.replace("_", "-") for name in fc.experiments.config.KINDS["method"].registry]
+    one, several = names(methods), names(methods, several=True)
+    return {
+        "run": one,
+        "compare": several,
+        "sweep": one,
+        "plan": one,
+        "reproduce": names(list(fc.recipes.catalogue.RECIPES)),
+        "bench": names(list(fc.bench.SUITES), several=True),
+        "completion": names(fc.experiments.completion.SHELLS),
+    }
+
+
+def completed_choices() -> dict[str, list[str]]:
+    """Flags whose values have names, with these."""
+    known = {kind: sorted(registry) for kind, (registry, _) in fc.experiments.config.KINDS.items()}
+    known |= {"fault": sorted(fc.faults.FAULTS), "aggregation": ["mean", *fc.aggregation.RULES]}
+    words = {f"--{flag}": [name.replace("_", "-") for name in names] for flag, names in known.items()}
+    return words | {"--dataset": ["digits", *OPENML]}
 
 
 def completed() -> dict[str, type]:

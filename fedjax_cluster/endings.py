@@ -22,10 +22,18 @@ def mistake(message: str) -> int:
 
 def failure(error: Exception) -> int:
     """A full disk, a directory that cannot be written, a lost process and the like; its notes tell what is kept."""
-    file = getattr(error, "filename", None)
+    file = getattr(error, "filename", None) or ("the working directory" if _is_lost() else None)
     reason = f"{getattr(error, 'strerror', None) or error}{f': {file}' if file else ''}"
     _say("; ".join([reason, *getattr(error, "__notes__", ())]))
     return 1
+
+
+def _is_lost() -> bool:
+    """Whether the working directory has been removed, which errors do not name."""
+    try:
+        return not os.getcwd()
+    except OSError:
+        return True
 
 
 def _say(message: str) -> None:

@@ -10,8 +10,10 @@ import logging
 import os
 import pathlib
 import re
+import secrets
 import shlex
 import socket
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -44,16 +46,25 @@ UNREADABLE = (
 def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a path beside `path` to write to, and renames it to `path` once all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    descriptor, name = new_file(path.parent, f".{path.name}.", path.suffix)
     os.close(descriptor)
     try:
         with _naming(path):
             yield pathlib.Path(name)
-        os.chmod(name, 0o644)
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(name, stat.S_IMODE(os.stat(path).st_mode))
         os.replace(name, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def new_file(folder: pathlib.Path, prefix: str, suffix: str) -> tuple[int, str]:
+    """As `tempfile.mkstemp`, but for others to read where any new file is."""
+    while True:
+        name = folder / f"{prefix}{secrets.token_hex(4)}{suffix}"
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), str(name)
 
 
 @contextlib.contextmanager

@@ -153,7 +153,12 @@ def test_completion_knows_commands_flags_and_names(shell, capsys):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("resume runs/", ""), ("run if", ""), ("run --scen", "--scenario"), ("run --averaging mod", "models")],
+    [
+        *(("resume runs/", ""), ("run --dataset my.np", ""), ("run ifca fl", ""), ("run --scen", "--scenario")),
+        *(("run --averaging mod", "models"), ("run if", "ifca"), ("compare cfl-gp if", "ifca")),
+        *(("compare cfl-gp ifca --scenario rot", "rotated"), ("run ifca --fault sign", "sign-flip")),
+        *(("reproduce cfl-gp-table1", "cfl-gp-table10"), ("bench sp", "speed"), ("completion z", "zsh")),
+    ],
 )
 def test_bash_completes_flags_and_else_names_of_files(words, offered, capsys, tmp_path):
     """Of no word at all bash takes its own, files; tyro's script offered an empty one in their place."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+
+from fedjax_cluster.files import new_file
 
 VARIABLE = "FEDJAX_CLUSTER_CACHE"
 COMPILED = "compiled"  # the folder of compiled programs in the cache
@@ -134,7 +135,7 @@ def _files(key: str) -> tuple[Path, Path]:
 
 
 def _write_whole(path: Path, save: Callable[[IO[bytes]], Any]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    handle, temporary = new_file(path.parent, f"{path.name}.", ".part")
     try:
         with os.fdopen(handle, "wb") as file:
             save(file)

@@ -132,13 +132,15 @@ def _differs(settings: Mapping[str, Any], name: str, value: Any) -> bool:
 def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Method -> what of a file's settings it takes, where several methods are compared.
 
-    The file's method options go to the methods that have them; those of a method that is not compared are dropped.
+    The file's method options go to its method alone, and to all that have them where it names none: in a run's file
+    they are what its method does by itself.
 
     Raises:
       ValueError: an option that no method has.
     """
     methods, options = list(methods), dict(settings.get("method_options", {}))
-    if "method" in settings and known_name("method", settings["method"], KINDS["method"].registry) not in methods:
+    owner = known_name("method", settings["method"], KINDS["method"].registry) if "method" in settings else None
+    if owner is not None and owner not in methods:
         options = {}
     known = {method: needed_options("method", method) for method in methods}
     for name in options:
@@ -150,7 +152,7 @@ def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str
         method: {
             **settings,
             "method": method,
-            "method_options": {n: v for n, v in options.items() if n in known[method]},
+            "method_options": {n: v for n, v in options.items() if n in known[method] and owner in (None, method)},
         }
         for method in methods
     }

@@ -126,7 +126,8 @@ def plan(
       A Plan; `plan.table().print()` shows it.
 
     Raises:
-      ValueError: an unknown device, a compiler that is not installed, or a federation that the method refuses.
+      ValueError: an unknown device, a compiler that is not installed, a number of clusters that the data decide, or a
+        federation that the method refuses.
 
     >>> import fedjax_cluster as fc
     >>> from fedjax_cluster.types import DatasetInfo
@@ -136,6 +137,8 @@ def plan(
     (True, True)
     """
     shape, aim = shape_of(federation), target(device)
+    if getattr(algorithm, "clusters", None) == "auto":
+        raise ValueError("clusters is 'auto', which a pilot on the data decides, and a plan has no data; give a number")
     runs = checked("runs", runs, int, COUNT)
     if runs > 1 and aim.platform == "cpu":  # see `requests.without_mesh_of_cores`
         aim = aim._replace(devices=aim.devices[:1], memory=len(aim.devices) * aim.memory)

@@ -88,6 +88,10 @@ def test_a_comparison_gives_each_method_the_options_that_it_has():
     assert {(config.rounds, config.learning_rate, config.local_steps) for config in configs.values()} == {(7, 0.2, 10)}
     with pytest.raises(ValueError, match=r"method_options\.every: none of ifca, fedavg has such an option"):
         flags.parse_compare(["ifca", "fedavg"], words, "compare")
+    # A run's file has its method's own defaults, which are no other's.
+    left(RunConfig(method="cfl_gp", method_options={"weighting": "uniform", "every": 3}))
+    configs, _ = flags.parse_compare(["cfl-gp", "fedavg"], ["--config", "config.json"], "compare")
+    assert [config.method_options for config in configs.values()] == [{"weighting": "uniform", "every": 3}, {}]
     # Those of a run's method that is not compared are not meant.
     left(RunConfig(method="cfl_gp", method_options={"every": 3}))
     assert flags.parse_compare(["ifca"], ["--config", "config.json"], "compare")[0]["ifca"].method_options == {}

@@ -1,6 +1,8 @@
 """Saves that are killed, or find no room: what was whole stays, and the run comes to the same end."""
 
 import errno
+import os
+import stat
 
 import chex
 import jax
@@ -44,6 +46,23 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
         full()
     assert raised.value.filename == str(tmp_path / "config.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_may_be_read_by_whom_any_new_file_may_be(umask, mode, tmp_path):
+    """They were everybody's to read and nobody else's to write."""
+    new, old = tmp_path / "clients.csv", tmp_path / "shared.csv"
+    old.touch()
+    old.chmod(0o660)
+    before = os.umask(umask)
+    try:
+        for path in (new, old):
+            with files.atomic_file(path) as beside:
+                beside.write_text("client")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (new, old)] == [mode, 0o660]
+    assert files.STRAY.fullmatch(beside.name)
 
 
 def test_a_directory_that_a_full_disk_does_not_let_take_is_left_as_it_was(tmp_path, monkeypatch):

@@ -41,7 +41,8 @@ BY_LANDMARKS = (
 
 def build(name, **options):
     taken = {field.name for field in dataclasses.fields(REGISTRY[name])}
-    return REGISTRY[name](fc.nn.linear(), local=SGD, **({"clusters": 3} if "clusters" in taken else {}), **options)
+    usual = {"clusters": 3} if "clusters" in taken else {}
+    return REGISTRY[name](fc.nn.linear(), local=SGD, **{**usual, **options})
 
 
 @pytest.mark.slow
@@ -385,6 +386,7 @@ def test_runs_side_by_side_have_one_device_of_a_cpu(monkeypatch):
     [
         (lambda: target("v5e-8"), "device is 'v5e-8'; known"),
         (lambda: plan(LINEAR, fc.PopulationShape(0, 3, INFO)), "clients"),
+        (lambda: plan(build("cfl_gp", clusters="auto"), fc.PopulationShape(9, 3, INFO)), "clusters is 'auto', which a"),
         (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO, "float31")), "dtype is 'float31'"),
         (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO, "U5")), "dtype is 'U5'; give a type of real numbers"),
         (lambda: plan(LINEAR, fc.PopulationShape(3, 3, INFO._replace(input_shape=(0,)))), "input_shape is 0"),
