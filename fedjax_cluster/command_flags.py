@@ -8,7 +8,6 @@ from typing import Any, Literal
 import tyro
 
 import fedjax_cluster as fc
-from fedjax_cluster.data.downloads import OPENML
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 
 
@@ -87,7 +86,7 @@ def completed_choices() -> dict[str, list[str]]:
     known = {kind: sorted(registry) for kind, (registry, _) in fc.experiments.config.KINDS.items()}
     known |= {"fault": sorted(fc.faults.FAULTS), "aggregation": ["mean", *fc.aggregation.RULES]}
     words = {f"--{flag}": [name.replace("_", "-") for name in names] for flag, names in known.items()}
-    return words | {"--dataset": ["digits", *OPENML]}
+    return words | {"--dataset": ["digits", *fc.recipes.catalogue.OPENML]}
 
 
 def completed() -> dict[str, type]:
