@@ -44,7 +44,8 @@ def client_weight(weighting: Weighting, num_examples: Array) -> Array:
 
 def weighted_mean(reduced: Reduced) -> PyTree:
     """Σ weight·value / Σ weight per cluster; zeros for a cluster without clients."""
-    return tree.scale_rows(reduced.total, jnp.where(reduced.weight > 0, 1 / reduced.weight, 0.0))
+    some = reduced.weight > 0
+    return tree.scale_rows(reduced.total, jnp.where(some, 1 / jnp.where(some, reduced.weight, 1.0), 0.0))
 
 
 def aggregate_clients(

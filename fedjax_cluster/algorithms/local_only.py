@@ -26,7 +26,6 @@ class LonelyClients(NamedTuple):
     present: Array  # bool[M]
     models: Variables  # leaves [M, ...]
     optimizer: PyTree  # leaves [M, ...], of the step that a server would take
-    trained: Array  # bool[M]: has taken a step
 
 
 class local_only(AveragingMethod):
@@ -60,7 +59,6 @@ class local_only(AveragingMethod):
             present,
             tree.broadcast(first, count),
             tree.broadcast(self.optimizer.init(first.params), count),
-            jnp.zeros(count, bool),
         )
         return first_state(start, clients)
 
@@ -80,8 +78,7 @@ class local_only(AveragingMethod):
         )
         *trained, reports = mapped.collected
         models, optimizer_state = parallel.scatter_rows(cohort, rows, tuple(trained), mapped.accepted)
-        done = parallel.scatter_rows(cohort, state.clients.trained, jnp.ones_like(cohort.mask), mapped.accepted)
-        clients = state.clients._replace(models=models, optimizer=optimizer_state, trained=done)
+        clients = state.clients._replace(models=models, optimizer=optimizer_state)
         costs = Costs(gradient_evaluations=jnp.sum(reports.num_steps.astype(jnp.float32)))
         slot = jnp.zeros_like(cohort.index)
         info = clients_info(slot, reports, cohort.mask, mapped.accepted, 1, 0, costs)
@@ -92,11 +89,8 @@ class local_only(AveragingMethod):
 
     def admit(self, rng_key: Array, state: State, data: ClientData, index: Array) -> State:
         # Who was there before goes on with its model; all others have the common start.
-        first, trained = cluster_variables(state.clusters, jnp.asarray(0)), state.clients.trained[index]
         models, optimizer_state = jax.tree.map(
-            lambda own, start: jnp.where(trained, own[index], start),
-            (state.clients.models, state.clients.optimizer),
-            (first, self.optimizer.init(first.params)),
+            lambda leaf: leaf[index], (state.clients.models, state.clients.optimizer)
         )
-        row = LonelyClients(jnp.ones(1), jnp.asarray(True), models, optimizer_state, trained)
+        row = LonelyClients(jnp.ones(1), jnp.asarray(True), models, optimizer_state)
         return state._replace(clients=tree.scatter(state.clients, index, row))

@@ -357,9 +357,9 @@ def count_changed(cohort: Cohort, old: Array, slot: Array, mask: Array | None = 
     return jnp.sum(((cohort.mask if mask is None else mask) & (slot != old)).astype(jnp.int32))
 
 
-def reassign(cohort: Cohort, membership: Array, slot: Array, heard: Array) -> tuple[Array, Array]:
-    """The membership f32[M, K] with whom of the cohort was heard, bool[C], in `slot` i32[C], and how many changed."""
-    moved = cohort.mask & heard & (slot != labels(parallel.gather_rows(cohort, membership)))
+def reassign(cohort: Cohort, membership: Array, slot: Array, accepted: Array) -> tuple[Array, Array]:
+    """The membership f32[M, K] with who was accepted, bool[C], in `slot` i32[C], and how many changed, i32[]."""
+    moved = cohort.mask & accepted & (slot != labels(parallel.gather_rows(cohort, membership)))
     # Written where it changed alone: a scatter that waits for what was gathered needs no copy of all rows.
     written = parallel.scatter_rows(cohort, membership, one_hot(slot, membership.shape[1]), moved)
     return written, jnp.sum(moved.astype(jnp.int32))

@@ -50,13 +50,14 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
 
 @jax.jit
 def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
-    labels = _weakest_edge_dropped(lax.stop_gradient(similarity), mask)
+    labels, weakest = _weakest_edge_dropped(lax.stop_gradient(similarity), mask)
     across = (labels[:, None] == 0) & (labels[None, :] == 1)
+    # The same number, with a derivative; infinite without a second part, and not known where an edge was not.
     largest = jnp.where(across, similarity, -jnp.inf).max(initial=-jnp.inf)
-    return Bipartition(labels, jnp.where(across.any(), largest, jnp.inf))
+    return Bipartition(labels, jnp.where(jnp.isfinite(weakest), largest, weakest))
 
 
-def _weakest_edge_dropped(similarity: Array, mask: Array) -> Array:
+def _weakest_edge_dropped(similarity: Array, mask: Array) -> tuple[Array, Array]:
     # Prim's algorithm. The clients reached and those not reached are at most as similar as the edge it takes next, so
     # the weakest edge it ever takes is the best split: reached before it, or not.
     num_clients = similarity.shape[0]
@@ -76,8 +77,8 @@ def _weakest_edge_dropped(similarity: Array, mask: Array) -> Array:
         return (closest, step_reached, jnp.minimum(weakest, edge), jnp.where(edge < weakest, step, split_step))
 
     state = (closest, step_reached, jnp.asarray(jnp.inf, closest.dtype), jnp.int32(unreached))
-    _, step_reached, _, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
-    return jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1)
+    _, step_reached, weakest, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
+    return jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1), weakest
 
 
 def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mask = None) -> Float[Array, ""]:

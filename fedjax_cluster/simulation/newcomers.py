@@ -19,6 +19,7 @@ from fedjax_cluster.files import digest
 from fedjax_cluster.marked_clients import MarkedData
 from fedjax_cluster.nn.precision import in_32_bits
 from fedjax_cluster.simulation.checkpoints import with_clients
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
@@ -144,6 +145,7 @@ def admitted(
     federation: Federation,
     mapping: ClientMapping,
     known: int,
+    seed: int,
 ) -> State:
     """The state of `known` clients, on the host, with those of the federation that come after them.
 
@@ -154,6 +156,7 @@ def admitted(
       federation: all clients, the newcomers last.
       mapping: of one device.
       known: how many were in the run.
+      seed: of the run, whose first models newcomers have where nobody has trained theirs.
     """
     train = federation.train
     number, counts = len(train.num_examples) - known, np.array(train.num_examples, np.int32)
@@ -161,7 +164,7 @@ def admitted(
     # What is kept of clients who are not there yet is as the method begins it, and as those who join a run have it.
     start = algorithm.init if algorithm.template is None else algorithm.template
     population = parallel.place_population(ClientData(train.x, train.y, counts), federation.info, mapping)
-    like, _ = start(jax.random.fold_in(rng_key, number), population)
+    like, _ = start(run_keys(seed).initialization, population)
     new = ClientData(*(jnp.asarray(leaf[known:]) for leaf in train))
     indices = jnp.arange(known, known + number, dtype=jnp.int32)
     whole = with_clients(state, jax.device_get(like))

@@ -269,7 +269,7 @@ class SimulationResult:
         state = of_clients(parallel.fetched(self.state), known)
         key = jax.random.fold_in(jax.random.fold_in(self.evaluation_key, known + number), number)
         here = parallel.client_mapping(self.mapping.strategy, self.mapping.chunk_size, jax.local_devices()[:1])
-        state = admitted(key, self.algorithm, state, federation, here, known)
+        state = admitted(key, self.algorithm, state, federation, here, known, self.summary["seed"])
         moves, events = before_admission({**self.moves, int(self.state.round): self.labels}, self.events, known, number)
         changes = {"federation": federation, "state": state, "events": events, "mapping": here, "moves": moves}
         return dataclasses.replace(self, **changes, kept=False, before=self.before or self)

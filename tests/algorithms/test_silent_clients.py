@@ -54,7 +54,8 @@ def test_silent_clients_do_not_steer_fedsoft():
         method, population, state, _ = begun(method, federation, faults.nan_updates(0.3))
         for number in range(4):
             state, info = one_step(method, population, state, number)
-            assert int(info.num_rejected) == (3 if number % 2 == 0 else info.num_rejected)
+            # Estimates are in every other round; in the others it is not drawn.
+            assert int(info.num_rejected) == (3 if number % 2 == 0 else 0)
         found.append(state)
     assert lost.sum() == 3
     for one, two in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):

@@ -184,6 +184,11 @@ def test_a_score_of_what_is_not_finite_is_none(value, label):
         assert math.isfinite(jax.jit(score)(features, label, mask=jnp.arange(5) < 4)), score
 
 
+def test_a_split_across_what_is_not_known_is_not_known():
+    similarity = jnp.array([[1, 0.5, 0.5, 0.4], [0.5, 1, 0.9, 0.9], [0.5, 0.9, 1, jnp.nan], [0.4, 0.9, jnp.nan, 1]])
+    assert math.isnan(jax.jit(clustering.optimal_bipartition)(similarity).max_cross)
+
+
 def test_class_counts_may_be_as_large_as_numbers_are():
     counts = np.array([[9, 0, 0], [0, 9, 0], [3, 3, 3], [1, 1, 1]], np.float32)
     label = jnp.array([0, 0, 1, 1])
