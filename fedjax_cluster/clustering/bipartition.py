@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import dtypes, lax
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from fedjax_cluster.clustering import checks
@@ -50,14 +50,12 @@ def optimal_bipartition(similarity: Float[ArrayLike, "M M"], mask: Mask = None) 
 
 @jax.jit
 def _optimal_bipartition(similarity: Array, mask: Array) -> Bipartition:
-    labels, weakest = _weakest_edge_dropped(lax.stop_gradient(similarity), mask)
-    across = (labels[:, None] == 0) & (labels[None, :] == 1)
-    # The same number, with a derivative; infinite without a second part, and not known where an edge was not.
-    largest = jnp.where(across, similarity, -jnp.inf).max(initial=-jnp.inf)
-    return Bipartition(labels, jnp.where(jnp.isfinite(weakest), largest, weakest))
+    return Bipartition(*_weakest_edge_dropped(similarity, mask))
 
 
+@jax.custom_jvp
 def _weakest_edge_dropped(similarity: Array, mask: Array) -> tuple[Array, Array]:
+    """The labels, and the edge dropped; infinite where there is none."""
     # Prim's algorithm. The clients reached and those not reached are at most as similar as the edge it takes next, so
     # the weakest edge it ever takes is the best split: reached before it, or not.
     num_clients = similarity.shape[0]
@@ -79,6 +77,15 @@ def _weakest_edge_dropped(similarity: Array, mask: Array) -> tuple[Array, Array]
     state = (closest, step_reached, jnp.asarray(jnp.inf, closest.dtype), jnp.int32(unreached))
     _, step_reached, weakest, split_step = lax.fori_loop(1, mask.sum(dtype=jnp.int32), reach, state)
     return jnp.where(mask, (step_reached >= split_step).astype(jnp.int32), -1), weakest
+
+
+@_weakest_edge_dropped.defjvp
+def _change_of_weakest(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Any, Any]:
+    similarity, mask = primals
+    labels, weakest = _weakest_edge_dropped(similarity, mask)
+    edges = (labels[:, None] == 0) & (labels[None, :] == 1) & (similarity == weakest)
+    change = jnp.where(edges, tangents[0], 0.0).sum() / jnp.maximum(edges.sum(), 1).astype(similarity.dtype)
+    return (labels, weakest), (np.zeros(labels.shape, dtypes.float0), change)
 
 
 def separation_gap(similarity: Float[ArrayLike, "M M"], group: Labels, mask: Mask = None) -> Float[Array, ""]:
