@@ -125,11 +125,26 @@ def holds(condition: Callable[..., Any], *arrays: Any) -> bool:
     return bool(condition(*arrays))
 
 
+def fused(condition: Callable[..., Any], *, static_argnames: str | tuple[str, ...] = ()) -> Callable[..., Any]:
+    """`condition`, of JAX's arrays in one program: operation by operation large ones are copied several times."""
+    program = jax.jit(condition, static_argnames=static_argnames)
+
+    @functools.wraps(condition)
+    def choose(*arrays: Any, **options: bool) -> Any:
+        return (program if isinstance(arrays[0], jax.Array) else condition)(*arrays, **options)
+
+    return choose
+
+
+@fused
+def _rows_are_finite(array: Any, mask: Any) -> Any:
+    return ((abs(array) < math.inf).all(axis=tuple(range(1, array.ndim))) | ~mask).all()
+
+
 def finite(array: Array, name: str, mask: Array | None = None) -> None:
     """Raises where a row of a client that counts holds NaN or infinity."""
     mask = client_mask(mask, array.shape[0])
-    rest = tuple(range(1, array.ndim))
-    if not holds(lambda array, mask: ((abs(array) < math.inf).all(axis=rest) | ~mask).all(), array, mask):
+    if not holds(_rows_are_finite, array, mask):
         raise ValueError(
             f"{name} holds NaN or infinite values in clients that count: leave them out with mask or repair them."
         )
@@ -141,6 +156,11 @@ def pairs(mask: Any, *, diagonal: bool) -> Any:
     return known if diagonal else known & ~(jnp if isinstance(mask, jax.Array) else np).eye(len(mask), dtype=bool)
 
 
+@functools.partial(fused, static_argnames="diagonal")
+def _pairs_are_finite(matrix: Any, mask: Any, *, diagonal: bool) -> Any:
+    return ((abs(matrix) < math.inf) | ~pairs(mask, diagonal=diagonal)).all()
+
+
 def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None, *, diagonal: bool = True) -> tuple[Array, Array]:
     """`array` as a matrix [M, M] of floats, finite between clients that count, and `mask` as bool[M].
 
@@ -148,7 +168,7 @@ def client_matrix(array: ArrayLike, name: str, mask: ArrayLike | None, *, diagon
     """
     matrix = square(array, name)
     known = client_mask(mask, matrix.shape[0])
-    if not holds(lambda w, mask: ((abs(w) < math.inf) | ~pairs(mask, diagonal=diagonal)).all(), matrix, known):
+    if not holds(functools.partial(_pairs_are_finite, diagonal=diagonal), matrix, known):
         raise ValueError(
             f"{name} holds NaN or infinite values between clients that count: leave them out with mask or repair them."
         )
@@ -161,6 +181,7 @@ def symmetric_matrix(matrix: Array, name: str, mask: Array, *, diagonal: bool = 
         raise ValueError(f"{name} is not symmetric: average it with its transpose, or pass another matrix.")
 
 
+@functools.partial(fused, static_argnames="diagonal")
 def _is_symmetric(matrix: Any, mask: Any, *, diagonal: bool) -> Any:
     xp = jnp if isinstance(matrix, jax.Array) else np
     known = xp.where(pairs(mask, diagonal=diagonal), matrix, 0.0)

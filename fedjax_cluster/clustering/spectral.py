@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -224,10 +224,15 @@ def spectral_clustering(
     return _spectral_clustering(rng_key, affinity, mask, k)
 
 
+@checks.fused
+def _pairs_are_weights(affinity: Any, mask: Any) -> Any:
+    return ((affinity >= 0.0) | ~checks.pairs(mask, diagonal=False)).all()
+
+
 def _checked_affinity(affinity: ArrayLike, mask: Mask) -> tuple[Array, Array]:
     affinity, mask = checks.client_matrix(affinity, "affinity", mask, diagonal=False)
     checks.symmetric_matrix(affinity, "affinity", mask, diagonal=False)
-    if not checks.holds(lambda w, mask: ((w >= 0.0) | ~checks.pairs(mask, diagonal=False)).all(), affinity, mask):
+    if not checks.holds(_pairs_are_weights, affinity, mask):
         raise ValueError("affinity holds negative values; degrees need weights >= 0: shift or clip it first.")
     return affinity, mask
 

@@ -1,5 +1,6 @@
 """What a notebook may give: clients like nobody, similarities of any size, shares that are whole, nothing at all."""
 
+import contextlib
 import math
 
 import chex
@@ -149,6 +150,28 @@ def test_labels_of_any_width_are_labels_of_however_many_clients(dtype, monkeypat
     monkeypatch.setattr(clustering.checks, "_HOST_SIZE", 4)
     labels = jnp.array([0, 0, 1, 1, 2, 2], dtype)
     assert float(clustering.scores.purity(labels, labels)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ((0, 2), np.nan, "holds NaN or infinite values between clients that count"),
+        ((0, 2), 0.25, "is not symmetric"),
+        (([0, 2], [2, 0]), -1.0, "holds negative values"),
+        ((1, 1), np.nan, None),
+        ((0, 3), np.nan, None),
+    ],
+    ids=["not finite", "not symmetric", "negative", "the diagonal", "who does not count"],
+)
+@pytest.mark.parametrize("entries", [2**22, 4], ids=["small", "large"])
+def test_large_matrices_are_looked_at_where_they_are_like_small_ones(entries, entry, value, message, monkeypatch):
+    """Large ones in a program of JAX, small ones by NumPy."""
+    monkeypatch.setattr(clustering.checks, "_HOST_SIZE", entries)
+    affinity = np.ones((4, 4), np.float32)
+    affinity[entry] = value
+    refused = pytest.raises(ValueError, match=message) if message else contextlib.nullcontext()
+    with refused:
+        clustering.spectral_clustering(jax.random.key(0), jnp.asarray(affinity), 2, np.array([True, True, True, False]))
 
 
 def test_landmarks_are_the_same_in_double_precision():
