@@ -18,7 +18,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -116,13 +117,13 @@ def write_population(
         remove_strays(beside)
         known = _pieces(beside)
         encoder = Encoder(beside, info, test_fraction, seed)
-        new, done = encoder.encoded(clients, np.concatenate([np.zeros(0, CLIENT), *known])), len(known)
+        new, done = encoder.encoded(clients, _clients(known)), len(known)
         while (first := next(new, None)) is not None:
             _write_shard(beside, done, itertools.chain([first], new), shard_megabytes * 1e6)
             done += 1
         _finish(beside, folder.name, encoder, users)
     os.replace(beside, folder)
-    for piece in folder.glob("clients-*.npy"):
+    for piece in folder.glob("clients-*.np[yz]"):
         piece.unlink()
     return open_population(folder)
 
@@ -265,18 +266,35 @@ def _of_federation(federation: Federation) -> Iterator[ClientRows]:
         yield ClientRows(x, y, test_x, test_y, -1 if federation.group is None else int(federation.group[client]))
 
 
-def _pieces(beside: Path) -> list[np.ndarray]:
-    """What the whole shards hold of an interrupted write, as CLIENT[]; a shard's index comes after its rows."""
+class Piece(NamedTuple):
+    """What a whole shard holds."""
+
+    clients: np.ndarray  # CLIENT[]
+    sizes: dict[str, int]  # bytes of its files, by part
+
+
+def _pieces(beside: Path) -> list[Piece]:
+    """The whole shards of an interrupted write; a shard's index comes after its rows, and has their files' sizes."""
     pieces = []
     for number in itertools.count():
         try:
-            piece = np.load(beside / f"clients-{number:05d}.npy", allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            return pieces
-        if piece.dtype != CLIENT or not all((beside / shard_file(part, number)).is_file() for part in PARTS):
+            with (beside / f"clients-{number:05d}.npz").open("rb") as file:
+                kept = np.load(file, allow_pickle=False)
+                piece = Piece(kept["clients"], dict(zip(PARTS, kept["sizes"].tolist(), strict=True)))
+            if piece.clients.dtype != CLIENT or piece.sizes != _sizes(beside, number):
+                return pieces
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile):
             return pieces
         pieces.append(piece)
     return pieces
+
+
+def _clients(pieces: list[Piece]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, CLIENT), *(piece.clients for piece in pieces)])
+
+
+def _sizes(beside: Path, number: int) -> dict[str, int]:
+    return {part: (beside / shard_file(part, number)).stat().st_size for part in PARTS}
 
 
 def _write_shard(beside: Path, number: int, clients: Iterator[Encoded], most_bytes: float) -> None:
@@ -295,7 +313,9 @@ def _write_shard(beside: Path, number: int, clients: Iterator[Encoded], most_byt
             entries.append(entry)
             if size >= most_bytes:
                 break
-    _save(beside / f"clients-{number:05d}.npy", np.array(entries, CLIENT))
+    sizes = list(_sizes(beside, number).values())
+    with atomic_file(beside / f"clients-{number:05d}.npz") as file, file.open("wb") as opened:
+        np.savez(opened, clients=np.array(entries, CLIENT), sizes=sizes)
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -307,21 +327,19 @@ def _finish(beside: Path, name: str, encoder: Encoder, users: np.ndarray | None)
     """The index of all clients, and what says that they are all."""
     pieces, layout = _pieces(beside), encoder.layout
     assert layout is not None
-    index = np.concatenate(pieces)
+    index = _clients(pieces)
     _save(beside / INDEX, index)
     info = encoder.info
     if info is None:
         task = "regression" if encoder.task == "regression" else "classification"
         info = DatasetInfo(f"{name}@{digest(index)[:8]}", layout.x_shape, encoder.classes, task)
-    sizes = [{part: (beside / shard_file(part, number)).stat().st_size for part in PARTS}
-             for number in range(len(pieces))]  # fmt: skip
     content = {
         "format": FORMAT,
         "version": VERSION,
         "info": plain(info._asdict()),
         "x": {"dtype": layout.x_dtype.str, "shape": layout.x_shape},
         "y": {"dtype": layout.y_dtype.str, "shape": layout.y_shape},
-        "shards": [{"clients": len(piece), **of} for piece, of in zip(pieces, sizes, strict=True)],
+        "shards": [{"clients": len(piece.clients), **piece.sizes} for piece in pieces],
         "index": digest(index),
     }
     if users is not None:
@@ -333,7 +351,7 @@ def _finish(beside: Path, name: str, encoder: Encoder, users: np.ndarray | None)
 def _manifest(folder: Path) -> dict[str, Any]:
     beside = folder.with_name(folder.name + WRITING)
     if not folder.exists() and beside.is_dir():
-        count = sum(map(len, _pieces(beside)))
+        count = len(_clients(_pieces(beside)))
         raise ValueError(f"{folder} is not written to its end ({count} clients are): call write_population again")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}: correct the path, or write one with "

@@ -216,8 +216,10 @@ class Release(NamedTuple):
         # Of one client L bits of ±½ change, each by 1.
         scale = self.privacy.noise_multiplier * math.sqrt(self.clip.shape[1] / QUANTILE_SHARE)
         below = total["below"] + scale * self.normal(QUANTILES, 0, self.clip.shape)
-        below = jnp.clip(0.5 + below * share[:, None], 0.0, 1.0)
-        moved = self.clip * jnp.exp(-self.privacy.quantile_rate * (below - quantile))
+        # NOTE: the paper does not bound b − γ, which leaps where a cluster is small for the noise. Bounded about 0 its
+        # mean keeps its sign; b itself cut to [0, 1] let C grow or shrink without end.
+        above = jnp.clip(0.5 + below * share[:, None] - quantile, -1.0, 1.0)
+        moved = self.clip * jnp.exp(-self.privacy.quantile_rate * above)
         return jnp.where((count > 0)[:, None], moved, self.clip)
 
     def normal(self, what: int, number: int, shape: tuple[int, ...]) -> Array:

@@ -117,7 +117,7 @@ def simulate(
         taken up where it stopped.
       mapping: how clients are mapped over the machine, default `parallel.client_mapping("auto")`.
       time_clustering: times the server's clustering after the last round, for a column `clustering_seconds` and the
-        summary; see `ledger.with_clustering_seconds`. Who clusters at the start takes it then.
+        summary; see `ledger.with_clustering_seconds`. Who clusters at the start takes it then; an ended run, no more.
       progress: shows a progress bar; None shows it on a terminal.
       checkpoint_every: seconds between checkpoints, or 50 times what the last one took where that is longer; 0 saves
         after every segment of rounds, whatever that takes.

@@ -92,7 +92,24 @@ def test_a_stopped_write_goes_on_after_the_last_whole_shard(tmp_path, folder):
     assert not beside.exists()
 
 
-@pytest.mark.slow  # a process that imports the package; the test before this one stops a write within one
+@pytest.mark.parametrize("file", ["train-00000.arrayrecord", "test-00001.arrayrecord", "clients-00001.npz"])
+def test_a_stopped_write_writes_shards_again_that_were_cut_off_since(tmp_path, file, folder):
+    """Such as by a power cut; the manifest had told the size that there was."""
+
+    def stopped():
+        yield from list(ragged())[:8]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_population(tmp_path / "q", stopped(), shard_megabytes=SMALL)
+    cut_off = tmp_path / "q.writing" / file
+    cut_off.write_bytes(cut_off.read_bytes()[:-9])
+    write_population(tmp_path / "q", ragged(), shard_megabytes=SMALL)
+    for shard in folder.glob("*.arrayrecord"):
+        assert shard.read_bytes() == (tmp_path / "q" / shard.name).read_bytes()
+
+
+@pytest.mark.slow  # a process that imports the package; the tests before this one stop a write within one
 def test_a_killed_write_goes_on(tmp_path):
     program = f"""
 import os, signal

@@ -255,6 +255,21 @@ def test_the_clip_follows_a_quantile_of_the_norms():
     assert (np.asarray(clip[1:]) == 50).all()  # clusters that nobody is in
 
 
+@pytest.mark.parametrize(("quantile", "least", "most"), [(0.1, 0.15, 0.32), (0.5, 0.3, 0.5), (0.9, 0.45, 0.75)])
+def test_the_clip_stays_about_its_quantile_under_much_noise(quantile, least, most):
+    """Twenty norms from .2 to .6. With the noised share cut to [0, 1] it was 300 after 400 rounds, or 1e-4."""
+    mechanism = privacy.gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5, quantile=quantile)
+    norms, count = jnp.linspace(0.2, 0.6, 20), jnp.array([20.0])
+
+    def a_round(clip, key):
+        total = {"below": jnp.where(norms[:, None] <= clip, 0.5, -0.5).sum(0)[None]}
+        return Release(mechanism, CHOSEN, key, clip).next_clip(total, count, 1 / count), clip
+
+    keys = jax.vmap(lambda key: jax.random.split(key, 400))(jax.random.split(jax.random.key(0), 8))
+    clips = jax.jit(jax.vmap(lambda keys: jax.lax.scan(a_round, jnp.full((1, 1), 0.4), keys)[1]))(keys)
+    assert least <= float(jnp.median(clips[:, 200:])) <= most
+
+
 @pytest.mark.slow
 def test_a_method_keeps_the_clip_beside_its_optimisers_state():
     mechanism = dataclasses.replace(NOISY, quantile=0.5, clipping="layers")
