@@ -258,6 +258,13 @@ def test_uncounted_clients_stay_with_the_parent_unless_an_update_of_theirs_is_kn
     assert after.side[:, 0].tolist() == [0, 1, 0, 1 if known else -1]
 
 
+def test_uncounted_clients_go_with_the_most_similar_one_and_not_with_the_side_that_is_similar_on_the_whole():
+    similarity = np.where(np.arange(5)[:, None] % 2 == np.arange(5) % 2, 1.0, -1.0)
+    similarity[4, :4] = similarity[:4, 4] = [-0.9, 0.3, 0.9, 0.3]
+    after = divided(division([0] * 5, 3), similarity, [True] * 4 + [False], jnp.ones(5, bool))
+    assert after.label.tolist() == [0, 1, 0, 1, 0]
+
+
 # ------------------------------------------------------------------------------------------- events
 
 

@@ -77,6 +77,15 @@ RELEASED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("calm", "ready"), [(3, False), (4, True)])
+def test_by_default_a_cluster_rests_until_everybody_can_have_been_asked(calm, ready):
+    """Ten clients, cohorts of three."""
+    algorithm = fedgwc(nn.linear(), local=local.sgd(0.1, batch_size=None, steps=1), clusters=3, participation=0.3)
+    state = start_of(algorithm, blobs(clients=10, groups=2))
+    state = state._replace(server=state.server._replace(calm=jnp.full_like(state.server.calm, calm)))
+    assert algorithm.ready(state).tolist() == [ready, False, False]
+
+
 @pytest.mark.parametrize(
     "options",
     [PAPER, *(pytest.param(each, marks=pytest.mark.slow) for each in (OURS, RELEASED))],
