@@ -179,8 +179,8 @@ class SimulationResult:
     def assignments(self) -> Assignments:
         """The clusters after the first round, after each in which a client moved, after each event, and at the end.
 
-        Of more than 2 048 clients only after events that the method kept them of (CFL, FedGWC, FLAG, PACFL), and at
-        the end.
+        Of more than 2 048 clients only after events that the method kept them of (CFL, FedGWC, FLAG, PACFL, FL+HC,
+        FlexCFL), and at the end.
         """
         count = len(self.federation.train.num_examples)
         of_events = {event.round + 1: np.asarray(event.content["labels"])[:count] for event in self.events
