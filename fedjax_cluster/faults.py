@@ -273,8 +273,8 @@ class schism(_Spoiling):
     """Members of one group that show a clustering a distribution of their own, so that the group is divided.
 
     They show their rows with the features in another order, the same for all of them, and class labels y as L − 1 − y
-    (other targets as −y). With the scale 1 they send what honest training on their true rows gives: nothing but the
-    clustering is attacked.
+    (images as their negatives, other targets as −y). With the scale 1 they send what honest training on their true rows
+    gives: nothing but the clustering is attacked.
     """
 
     shows = True

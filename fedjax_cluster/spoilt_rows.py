@@ -26,9 +26,10 @@ def has_classes(federation: Federation) -> bool:
 
 
 def with_reversed(y: Any, those: np.ndarray, federation: Federation) -> np.ndarray:
-    """Targets [C, ...], of which those of the clients bool[C] are L − 1 − y, or −y where there are no classes."""
-    y = np.array(y)
-    if not has_classes(federation) and y.dtype.kind == "u":
+    """Targets [C, ...], of which those of the clients bool[C] are L − 1 − y; without classes 255 − y (bytes), or −y."""
+    y, classes = np.array(y), has_classes(federation)
+    pixels = not classes and y.dtype == np.uint8  # in another dtype the losses would not scale them
+    if not classes and not pixels and y.dtype.kind == "u":
         y = y.astype(np.int32)
-    y[those] = (federation.info.num_classes - 1 if has_classes(federation) else 0) - y[those]
+    y[those] = (federation.info.num_classes - 1 if classes else 255 if pixels else 0) - y[those]
     return y

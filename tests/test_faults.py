@@ -19,7 +19,7 @@ from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.simulation import arguments
 from fedjax_cluster.simulation.evaluation import honest_figures
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Churn, Selection
+from fedjax_cluster.types import Churn, ClientData, DatasetInfo, Federation, Selection
 from tests.devices import needs_two
 from tests.federations import INFO, blobs
 
@@ -208,6 +208,17 @@ def test_a_group_divides_itself_by_what_some_of_its_members_show():
     assert len(orders) == 1
     assert orders != {tuple(range(6))}
     assert faults.schism(1.0, group=1).drawn(federation, 0).tolist() == (federation.group == 1).tolist()
+
+
+def test_of_images_to_be_made_again_a_group_shows_negatives_and_others_their_own():
+    """As numbers of another type all targets were 255 times as large as those that clients train on."""
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 6)).astype(np.uint8)
+    data, info = ClientData(x, x, np.full(4, 8, np.int32)), DatasetInfo("images", (6,), 0, "reconstruction")
+    after = faults.afflicted(Federation(data, data, None, np.array([0, 0, 1, 1], np.int32), info), faults.schism(), 0)
+    some, shown = faults.faulty_clients(after), marked_clients.shown_rows(after.train)
+    assert shown.y.dtype == np.uint8
+    np.testing.assert_array_equal(shown.y[~some], x[~some])
+    np.testing.assert_array_equal(shown.y[some], 255 - x[some])
 
 
 @pytest.mark.slow

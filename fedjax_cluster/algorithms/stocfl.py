@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from fedjax_cluster.algorithms.round import (
     cluster_round,
     cluster_variables,
     cohort_labels,
-    count_changed,
     first_in_all_slots,
     first_state,
     labels,
@@ -159,8 +157,8 @@ class stocfl(AveragingMethod):
         result = run_beside(self.anchor_update, key, self.model, anchor, rows, round=0)
         return -tree.ravel(result.delta).astype(jnp.float32), jnp.asarray(result.num_steps, jnp.int32)
 
-    def hear(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array]:
-        """The state with the cohort's new clients in clusters, and the steps f32[] that they took."""
+    def hear(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, Array, Array]:
+        """The state with the cohort's new clients in clusters, how many moved, and the new ones' steps f32[]."""
         server, known = state.server, cohort_labels(state, cohort) >= 0
         nothing = jnp.zeros(server.shown.shape[1]), jnp.zeros((), jnp.int32)
 
@@ -171,17 +169,22 @@ class stocfl(AveragingMethod):
         mapped = parallel.for_each_client(moved, cohort, known, collect=lambda output: output)
         shown, steps, _ = mapped.collected
         new = cohort.mask & ~known & mapped.accepted
-        state, slot = self.join(state, jnp.where(new[:, None], shown, 0.0), new, cohort.index)
+        state, moved, slot = self.join(state, jnp.where(new[:, None], shown, 0.0), new, cohort.index)
         membership = one_hot(slot, self.clusters)
         membership = parallel.scatter_rows(cohort, state.clients.membership, membership, new)
         counted = parallel.scatter_rows(cohort, state.clients.counted, slot + 1, new)
         clients = Clients(membership, state.clients.present, counted)
-        return state._replace(clients=clients), steps.sum().astype(jnp.float32)
+        moved += new.sum(dtype=jnp.int32)
+        return state._replace(clients=clients), moved, steps.sum().astype(jnp.float32)
 
-    def join(self, state: State, arrived: Array, new: Array, index: Array) -> tuple[State, Array]:
-        """The state with clusters merged, and the slots i32[C] of the new clients, who come with f32[C, d]."""
+    def join(self, state: State, arrived: Array, new: Array, index: Array) -> tuple[State, Array, Array]:
+        """The state with clusters merged, how many clients that moves, and the slots i32[C] of the new ones.
+
+        Those come with f32[C, d].
+        """
         clients, server = state.clients, state.server
-        found = merge(server.shown, server.heard, clients.membership.sum(0), arrived, new, index, self.tau)
+        members = clients.membership.sum(0)
+        found = merge(server.shown, server.heard, members, arrived, new, index, self.tau)
         active = jnp.where(jnp.any(found.heard > 0), found.heard > 0, state.clusters.active)
 
         def taken(own: Array, common: Array) -> Array:
@@ -191,9 +194,10 @@ class stocfl(AveragingMethod):
         clusters = jax.tree.map(taken, state.clusters, server.common)._replace(active=active)
         membership = matmul(clients.membership, one_hot(found.moved, self.clusters))
         counted = jnp.where(clients.counted > 0, 1 + found.moved[clients.counted - 1], 0)
-        stayed = jnp.all(found.moved == jnp.arange(self.clusters))
-        server = server._replace(shown=found.shown, heard=found.heard, settled=stayed & ~jnp.any(new))
-        return State(clusters, Clients(membership, clients.present, counted), server, state.round), found.slot
+        moves = found.moved != jnp.arange(self.clusters)
+        server = server._replace(shown=found.shown, heard=found.heard, settled=~jnp.any(moves) & ~jnp.any(new))
+        state = State(clusters, Clients(membership, clients.present, counted), server, state.round)
+        return state, jnp.sum(jnp.where(moves, members, 0.0)).astype(jnp.int32), found.slot
 
     # ----------------------------------------------------------------------------------------- a round
 
@@ -203,14 +207,14 @@ class stocfl(AveragingMethod):
         arrives = jnp.any(new)
         unsettled = ~arrives & ~state.server.settled
 
-        def hear(carry: tuple[State, Array]) -> tuple[State, Array]:
+        def hear(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
             return self.hear(rng_key, carry[0], cohort)
 
-        def join(carry: tuple[State, Array]) -> tuple[State, Array]:
-            return self.join(carry[0], *nobody(state.server))[0], carry[1]
+        def join(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+            return *self.join(carry[0], *nobody(state.server))[:2], carry[2]
 
-        carry = parallel.run_if(arrives, hear, (state, jnp.zeros(())), cohort.mapping)
-        state, steps = parallel.run_if(unsettled, join, carry, cohort.mapping)
+        carry = parallel.run_if(arrives, hear, (state, jnp.zeros((), jnp.int32), jnp.zeros(())), cohort.mapping)
+        state, moved, steps = parallel.run_if(unsettled, join, carry, cohort.mapping)
         slot, common = cohort_labels(state, cohort), cluster_variables(state.server.common, jnp.zeros((), jnp.int32))
 
         def train(client: Client, slot: Array) -> Trained:
@@ -246,8 +250,7 @@ class stocfl(AveragingMethod):
             clusterings=(arrives | unsettled).astype(jnp.float32),
         )
         server = state.server._replace(common=of_all.clusters)
-        changes = count_changed(cohort, before, slot)
-        return State(done.clusters, state.clients, server, state.round + 1), done.info(cohort.mask, changes, costs)
+        return State(done.clusters, state.clients, server, state.round + 1), done.info(cohort.mask, moved, costs)
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         slot = labels(state.clients.membership[index])
@@ -293,12 +296,6 @@ class stocfl(AveragingMethod):
     def cluster(self, rng_key: Array, state: State, mapping: ClientMapping = ONE_DEVICE) -> Array:
         """Clusters that are alike united; a client that was not heard has none."""
         return labels(self.join(state, *nobody(state.server))[0].clients.membership)
-
-    def snapshot(self, state: State) -> Mapping[str, Any]:
-        """The clusters, and the cosines of what their clients have shown, for plots."""
-        server = state.server
-        cosines = clustering.cosine_similarity(server.shown, server.heard > 0)
-        return {"similarity": cosines, "heard": server.heard, "labels": labels(state.clients.membership)}
 
 
 def nobody(server: Server) -> tuple[Array, Array, Array]:

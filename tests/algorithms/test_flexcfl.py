@@ -9,7 +9,7 @@ from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.flexcfl import flexcfl, mixed
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.types import Churn
+from fedjax_cluster.types import Churn, ClientData, DatasetInfo, Federation
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import flexcfl as reference
@@ -134,6 +134,17 @@ def test_who_sends_nothing_finite_is_in_no_cluster():
     assert [float(report.costs.clusterings) for report in reports] == [1, 1]
     assert not any(report.event for report in reports)
     assert (np.asarray(labels(state.clients.membership)) == -1).all()
+
+
+@pytest.mark.slow
+def test_who_overflows_only_where_it_is_compared_is_rejected_too():
+    """Fault: nobody took part and nobody was rejected, round after round, and no warning came."""
+    x = np.random.default_rng(0).normal(size=(6, 40, 3)).astype(np.float32)
+    data = ClientData(x, x.sum(-1), np.full(6, 40, np.int32))
+    federation = Federation(data, data, None, None, DatasetInfo("sums", (3,), 0, "regression"))
+    diverging = local.sgd(2.0, batch_size=None, steps=1)  # one step is finite, fifty are not
+    _, reports = play(flexcfl(nn.linear(), clusters=2, local=diverging), federation, 2)
+    assert [(int(report.num_clients.sum()), int(report.num_rejected)) for report in reports] == [(0, 6)] * 2
 
 
 @pytest.mark.slow

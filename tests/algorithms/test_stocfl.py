@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import local, nn, parallel, tree
-from fedjax_cluster.algorithms.round import labels
+from fedjax_cluster.algorithms.round import labels, one_hot
 from fedjax_cluster.algorithms.stocfl import merge, stocfl
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Churn, ClientData
+from fedjax_cluster.types import Churn, ClientData, State
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.algorithms.test_personal import cohorts_of
-from tests.federations import as_lists, blobs, play
+from tests.federations import as_lists, blobs, one_step, play
 from tests.reference import stocfl as reference
 
 CLIENTS, RATE, STEPS = 9, 0.3, 2
@@ -130,6 +130,24 @@ def test_groups_are_found_by_the_few_of_each_round():
     result = simulate(stocfl(nn.linear(), clusters=8, local=OWN, tau=0.75, participation=0.3), federation, rounds=12)
     assert result.history["adjusted_rand_index"][-1] == 1.0
     assert result.history["accuracy"][-1] > 0.9
+
+
+@pytest.mark.slow
+def test_who_moves_is_counted_in_the_round_or_not():
+    """Two clusters that have become alike unite, beside a round of one of their four clients."""
+    algorithm = stocfl(nn.linear(), clusters=4, local=OWN, participation=0.25)
+    federation, slot = blobs(clients=4), jnp.array([0, 1, 0, 1])
+    one = parallel.client_mapping("scan", devices=jax.devices()[:1])
+    population = parallel.place_population(federation.train, federation.info, one)
+    state, _ = algorithm.init(jax.random.key(0), population)
+    clients = state.clients._replace(membership=one_hot(slot, 4), counted=(slot + 1).astype(jnp.int32))
+    server = state.server._replace(shown=state.server.shown.at[:2, 0].set(2.0), heard=jnp.array([2.0, 2.0, 0.0, 0.0]))
+    clusters = state.clusters._replace(active=jnp.array([True, True, False, False]))
+    state = State(clusters, clients, server, jnp.int32(1))
+    new, info = one_step(algorithm, population, state)
+    assert int(info.num_clients.sum()) == 1
+    assert np.asarray(labels(new.clients.membership)).tolist() == [0] * 4
+    assert int(info.num_changed) == 2
 
 
 @pytest.mark.slow
