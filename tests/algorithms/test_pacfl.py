@@ -10,6 +10,7 @@ from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.report.methods.flag import figures
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.types import Churn
 from tests.directions import FULL, LIGHT, SCAN, lines, pacfl_started, true_class_probability
 from tests.federations import as_lists
 from tests.reference import flag as reference
@@ -70,3 +71,15 @@ def test_nearest_cluster_measures_as_the_linkage_does():
     # Without the first client its cluster is 9 away, however it is measured.
     for name in expected:
         assert int(one_shot.nearest_cluster(distance, weights, jnp.arange(5) > 0, name)) == 1
+
+
+@pytest.mark.slow
+def test_a_group_that_comes_back_is_in_its_cluster_again_and_in_no_other():
+    """All slots are in use; the one that everybody had left is as good as a new one."""
+    federation, method = lines(), pacfl(nn.linear(), clusters=3, local=FULL, threshold=14.0)
+    before = simulate(method, federation, rounds=1, mapping=SCAN, progress=False).labels
+    away = tuple(np.flatnonzero(before == 1).tolist())
+    churn = [Churn(1, leave=away), Churn(2, join=away)]
+    after = simulate(method, federation, rounds=3, mapping=SCAN, progress=False, churn=churn).labels
+    assert len(set(before.tolist())) == 3
+    assert after.tolist() == before.tolist()
