@@ -219,6 +219,7 @@ class ClusteredOnce(AveragingMethod, abstract=True):
             clusterings=due.astype(jnp.float32),
         )
         changed = jnp.sum(cohort.mask & (slot != before), dtype=jnp.int32)
+        done = done._replace(accepted=done.accepted & (slot >= 0))  # of others what is compared is not finite
         return state._replace(clusters=self.finish_round(done.clusters), round=state.round + 1), done.info(
             cohort.mask, changed, costs, event=due & state.server.clustered
         )

@@ -327,11 +327,11 @@ class pacfl(SearchingMethod):
         heard = clients.present & (jnp.abs(clients.vectors).max((1, 2, 3)) > 0)
         to_clusters = cluster_distances(between[index], clients.membership, heard, self.linkage)
         # NOTE: PACFL clusters again; here nobody changes, and a newcomer farther away than clusters merge opens one, as
-        # long as there are slots that nobody is in; first one that was left, whose group may be back.
+        # long as there are slots that nobody is in; those that all have left come last.
         active, empty = state.clusters.active, clients.membership.sum(0) == 0
         apart = (to_clusters.min() > state.server.threshold) & empty.any()
-        left = jnp.argmax(jnp.where(empty, 1 + active.astype(jnp.int32), 0))
-        slot = jnp.where(apart, left, jnp.argmin(to_clusters)).astype(jnp.int32)
+        free = jnp.argmax(jnp.where(empty, 2 - active.astype(jnp.int32), 0))
+        slot = jnp.where(apart, free, jnp.argmin(to_clusters)).astype(jnp.int32)
         slot = jnp.where(finite, slot, largest_cluster(state.clients.membership))
         membership = tree.scatter(clients.membership, index, one_hot(slot, self.clusters))
         clusters = state.clusters._replace(active=active.at[slot].set(True))

@@ -324,9 +324,9 @@ def clients_info(
 ) -> RoundInfo:
     """The report of a round: slot i32[C], reports [C], who took part (mask bool[C]), whose update was finite.
 
-    `event` asks the round loop to stop after this round. Who is in no cluster has sent something else not finite.
+    `event` asks the round loop to stop after this round.
     """
-    counted = mask & accepted & (slot >= 0)
+    counted = mask & accepted
     members = one_hot(jnp.where(counted, slot, -1), num_clusters)
     count = members.sum(0)
     loss = jnp.sum(jnp.where(counted, reports.loss, 0.0)[:, None] * members, axis=0)
@@ -334,7 +334,7 @@ def clients_info(
         loss=jnp.where(count > 0, loss / jnp.maximum(count, 1.0), jnp.nan),
         num_clients=count.astype(jnp.int32),
         num_changed=jnp.asarray(num_changed, jnp.int32),
-        num_rejected=jnp.sum((mask & ~counted).astype(jnp.int32)),
+        num_rejected=jnp.sum((mask & ~accepted).astype(jnp.int32)),
         costs=jax.tree.map(lambda cost: jnp.asarray(cost, jnp.float32), costs),
         event=jnp.asarray(event),
     )

@@ -249,6 +249,7 @@ class stocfl(AveragingMethod):
             gradient_evaluations=costs.gradient_evaluations + steps,
             clusterings=(arrives | unsettled).astype(jnp.float32),
         )
+        done = done._replace(accepted=done.accepted & (slot >= 0))  # of others the movement is not finite
         server = state.server._replace(common=of_all.clusters)
         return State(done.clusters, state.clients, server, state.round + 1), done.info(cohort.mask, moved, costs)
 

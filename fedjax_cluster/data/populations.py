@@ -116,6 +116,7 @@ def write_population(
     with taken(beside):
         remove_strays(beside)
         known = _pieces(beside)
+        _drop_from(beside, len(known))
         encoder = Encoder(beside, info, test_fraction, seed)
         new, done = encoder.encoded(clients, _clients(known)), len(known)
         while (first := next(new, None)) is not None:
@@ -287,6 +288,13 @@ def _pieces(beside: Path) -> list[Piece]:
             return pieces
         pieces.append(piece)
     return pieces
+
+
+def _drop_from(beside: Path, number: int) -> None:
+    """Removes the shards from a number on, of which some may be whole behind one that is not."""
+    for file in [*beside.glob("clients-*.np[yz]"), *beside.glob("*-*.arrayrecord")]:
+        if file.suffix == ".npy" or int(file.stem.rpartition("-")[2]) >= number:
+            file.unlink()
 
 
 def _clients(pieces: list[Piece]) -> np.ndarray:

@@ -198,6 +198,7 @@ class Release(NamedTuple):
         scale = 2.0 * multiplier * jnp.sqrt(jnp.sum(jnp.square(self.clip), 1))
         if self.sends == CHOSEN:
             count = count + 2.0 * multiplier * self.normal(COUNTS, 0, count.shape)
+        clip = self.next_clip(total, count, active)
         count = jnp.where(active & (count >= 1.0), count, 0.0)
         share = 1.0 / jnp.maximum(count, 1.0)
         leaves, structure = jax.tree.flatten(total["delta"])
@@ -206,21 +207,26 @@ class Release(NamedTuple):
             rows = (-1, *[1] * (leaf.ndim - 1))
             noise = scale.reshape(rows) * self.normal(SUMS, number, leaf.shape)
             noised.append((leaf + noise) * share.reshape(rows))
-        return jax.tree.unflatten(structure, noised), count, self.next_clip(total, count, share)
+        return jax.tree.unflatten(structure, noised), count, clip
 
-    def next_clip(self, total: dict[str, PyTree], count: Array, share: Array) -> Array | None:
-        """C ← C·exp(−η(b − γ)), where b is the noised share of norms below C; a cluster that takes no step keeps it."""
+    def next_clip(self, total: dict[str, PyTree], count: Array, active: Array) -> Array | None:
+        """C ← C·exp(−η(b − γ)), where b is the noised share of norms below C; as it is where nobody can be.
+
+        NOTE: the paper does not bound b − γ, which leaps where a cluster is small for the noise. It is bounded about 0,
+        and less than four deviations of a noised count are taken for as many clients: so its mean keeps its sign. With
+        b cut to [0, 1], divided by a noised count, or left out where that is below 1, C grew or shrank without end.
+        """
         quantile = self.privacy.quantile
         if quantile is None:
             return None
         # Of one client L bits of ±½ change, each by 1.
         scale = self.privacy.noise_multiplier * math.sqrt(self.clip.shape[1] / QUANTILE_SHARE)
-        below = total["below"] + scale * self.normal(QUANTILES, 0, self.clip.shape)
-        # NOTE: the paper does not bound b − γ, which leaps where a cluster is small for the noise. Bounded about 0 its
-        # mean keeps its sign; b itself cut to [0, 1] let C grow or shrink without end.
-        above = jnp.clip(0.5 + below * share[:, None] - quantile, -1.0, 1.0)
-        moved = self.clip * jnp.exp(-self.privacy.quantile_rate * above)
-        return jnp.where((count > 0)[:, None], moved, self.clip)
+        most_noise = 4.0 * 2.0 * self.privacy.sums_multiplier  # of a count
+        above = total["below"] + scale * self.normal(QUANTILES, 0, self.clip.shape) + (0.5 - quantile) * count[:, None]
+        above = above / jnp.maximum(count, max(1.0, most_noise))[:, None]
+        moved = self.clip * jnp.exp(-self.privacy.quantile_rate * jnp.clip(above, -1.0, 1.0))
+        told = active & ((count > 0) | (self.sends == CHOSEN))  # a noised count tells nobody's absence
+        return jnp.where(told[:, None], moved, self.clip)
 
     def normal(self, what: int, number: int, shape: tuple[int, ...]) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(self.key, STREAM), what)

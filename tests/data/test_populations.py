@@ -109,6 +109,23 @@ def test_a_stopped_write_writes_shards_again_that_were_cut_off_since(tmp_path, f
         assert shard.read_bytes() == (tmp_path / "q" / shard.name).read_bytes()
 
 
+@pytest.mark.parametrize("megabytes", [SMALL, 1.0])
+def test_whole_shards_behind_one_that_was_cut_off_are_written_again_too(tmp_path, megabytes):
+    """Those of a write with larger shards, or of fewer clients, were followed by the old ones."""
+
+    def stopped():
+        yield from list(ragged())[:9]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_population(tmp_path / "q", stopped(), shard_megabytes=SMALL)
+    cut_off = tmp_path / "q.writing" / "train-00000.arrayrecord"
+    cut_off.write_bytes(cut_off.read_bytes()[:-9])
+    few = list(ragged())[:5]
+    population = write_population(tmp_path / "q", few, shard_megabytes=megabytes)
+    assert population.train.num_examples.tolist() == [len(client.x) for client in few]
+
+
 @pytest.mark.slow  # a process that imports the package; the tests before this one stop a write within one
 def test_a_killed_write_goes_on(tmp_path):
     program = f"""

@@ -252,22 +252,33 @@ def test_the_clip_follows_a_quantile_of_the_norms():
     for seed in range(60):
         clip = means(vectors, np.zeros(ROWS), mechanism, clip=clip, seed=seed)[2]
     assert 3.9 <= clip[0][0] <= 5.1
-    assert (np.asarray(clip[1:]) == 50).all()  # clusters that nobody is in
+    np.testing.assert_allclose(clip[1:], 50, rtol=0.02)  # of clusters that nobody is in, by the noise alone
 
 
-@pytest.mark.parametrize(("quantile", "least", "most"), [(0.1, 0.15, 0.32), (0.5, 0.3, 0.5), (0.9, 0.45, 0.75)])
-def test_the_clip_stays_about_its_quantile_under_much_noise(quantile, least, most):
-    """Twenty norms from .2 to .6. With the noised share cut to [0, 1] it was 300 after 400 rounds, or 1e-4."""
+@pytest.mark.parametrize(
+    ("sends", "clients", "quantile", "least", "most"),
+    [
+        (ONE, 20, 0.1, 0.15, 0.32),
+        (ONE, 20, 0.9, 0.45, 0.75),
+        (ONE, 5, 0.9, 0.2, 4.0),
+        (CHOSEN, 20, 0.1, 0.1, 0.4),
+        (CHOSEN, 20, 0.9, 0.4, 1.0),
+        (CHOSEN, 5, 0.1, 0.02, 0.6),
+        (CHOSEN, 5, 0.9, 0.2, 4.0),
+    ],
+)
+def test_the_clip_stays_about_its_quantile_under_much_noise(sends, clients, quantile, least, most):
+    """Norms from .2 to .6. With the noised share cut to [0, 1] it was 300 after 400 rounds, or 1e-4."""
     mechanism = privacy.gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-5, quantile=quantile)
-    norms, count = jnp.linspace(0.2, 0.6, 20), jnp.array([20.0])
+    norms, count, active = jnp.linspace(0.2, 0.6, clients), jnp.array([float(clients)]), jnp.array([True])
 
     def a_round(clip, key):
-        total = {"below": jnp.where(norms[:, None] <= clip, 0.5, -0.5).sum(0)[None]}
-        return Release(mechanism, CHOSEN, key, clip).next_clip(total, count, 1 / count), clip
+        total = {"delta": {}, "below": jnp.where(norms[:, None] <= clip, 0.5, -0.5).sum(0)[None]}
+        return Release(mechanism, sends, key, clip).means(total, count, active)[2], clip
 
-    keys = jax.vmap(lambda key: jax.random.split(key, 400))(jax.random.split(jax.random.key(0), 8))
+    keys = jax.vmap(lambda key: jax.random.split(key, 1000))(jax.random.split(jax.random.key(0), 8))
     clips = jax.jit(jax.vmap(lambda keys: jax.lax.scan(a_round, jnp.full((1, 1), 0.4), keys)[1]))(keys)
-    assert least <= float(jnp.median(clips[:, 200:])) <= most
+    assert least <= float(jnp.median(clips[:, 500:])) <= most
 
 
 @pytest.mark.slow
