@@ -162,20 +162,20 @@ class stocfl(AveragingMethod):
         server, known = state.server, cohort_labels(state, cohort) >= 0
         nothing = jnp.zeros(server.shown.shape[1]), jnp.zeros((), jnp.int32)
 
-        def moved(client: Client, known: Array) -> tuple[Array, Array, Array]:
+        def told(client: Client, known: Array) -> tuple[Array, Array, Array]:
             shown, steps = parallel.unless(known, nothing, lambda: self.movement(rng_key, server.anchor, client))
             return shown, steps, size_of(shown)
 
-        mapped = parallel.for_each_client(moved, cohort, known, collect=lambda output: output)
+        mapped = parallel.for_each_client(told, cohort, known, collect=lambda output: output)
         shown, steps, _ = mapped.collected
         new = cohort.mask & ~known & mapped.accepted
-        state, moved, slot = self.join(state, jnp.where(new[:, None], shown, 0.0), new, cohort.index)
+        state, number, slot = self.join(state, jnp.where(new[:, None], shown, 0.0), new, cohort.index)
         membership = one_hot(slot, self.clusters)
         membership = parallel.scatter_rows(cohort, state.clients.membership, membership, new)
         counted = parallel.scatter_rows(cohort, state.clients.counted, slot + 1, new)
         clients = Clients(membership, state.clients.present, counted)
-        moved += new.sum(dtype=jnp.int32)
-        return state._replace(clients=clients), moved, steps.sum().astype(jnp.float32)
+        number += new.sum(dtype=jnp.int32)
+        return state._replace(clients=clients), number, steps.sum().astype(jnp.float32)
 
     def join(self, state: State, arrived: Array, new: Array, index: Array) -> tuple[State, Array, Array]:
         """The state with clusters merged, how many clients that moves, and the slots i32[C] of the new ones.
