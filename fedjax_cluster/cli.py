@@ -160,7 +160,7 @@ def _run(arguments: list[str]) -> None:
         if own["dry_run"]:
             if own["tune"]:
                 fc.experiments.tuning.check_tuning(config)
-            plan = fc.experiments.plans.plan(config, run_dir)
+            plan = fc.experiments.plans.plan(config, run_dir, tune=own["tune"])
             fc.experiments.plans.run_table(plan, run_dir, tune=own["tune"]).print()
             return
         if own["run_dir"] is None:

@@ -86,15 +86,17 @@ def completed_choices() -> dict[str, list[str]]:
     known = {kind: sorted(registry) for kind, (registry, _) in fc.experiments.config.KINDS.items()}
     known |= {"fault": sorted(fc.faults.FAULTS), "aggregation": ["mean", *fc.aggregation.RULES]}
     words = {f"--{flag}": [name.replace("_", "-") for name in names] for flag, names in known.items()}
+    words["--defaults-of"] = words["--method"]
     return words | {"--dataset": ["digits", *fc.recipes.catalogue.OPENML]}
 
 
 def completed() -> dict[str, type]:
     """Every command with the flags that a shell completes."""
     nothing, flags = dataclasses.make_dataclass("Nothing", ()), fc.experiments.flags
+    all_methods = "all", fc.experiments.flag_groups.noted(tyro.conf.FlagCreatePairsOff[bool], "every method"), False
     return {
         "run": flags.every_flag(flags.TUNE, *fc.experiments.several.FLAGS),
-        "compare": flags.every_flag(flags.TUNE, flags.SEEDS),
+        "compare": flags.every_flag(flags.TUNE, flags.SEEDS, flags.DEFAULTS_OF, all_methods),
         "sweep": flags.every_flag(flags.SEEDS, flags.RANDOM),
         "resume": ResumeFlags,
         "report": ReportFlags,

@@ -158,6 +158,7 @@ def test_completion_knows_commands_flags_and_names(shell, capsys):
         *(("run --averaging mod", "models"), ("run if", "ifca"), ("compare cfl-gp if", "ifca")),
         *(("compare cfl-gp ifca --scenario rot", "rotated"), ("run ifca --fault sign", "sign-flip")),
         *(("reproduce cfl-gp-table1", "cfl-gp-table10"), ("bench sp", "speed"), ("completion z", "zsh")),
+        *(("compare cfl-gp --al", "--all"), ("compare cfl-gp --defaults-of fedav", "fedavg")),
     ],
 )
 def test_bash_completes_flags_and_else_names_of_files(words, offered, capsys, tmp_path):

@@ -39,6 +39,9 @@ def test_a_dry_run_tells_all_and_does_nothing(capsys, monkeypatch, tmp_path):
     capsys.readouterr()
     assert cli.main([*words, "--dry-run", "--rounds", "3"]) == 0
     assert "1 round; 2 rounds done before" in capsys.readouterr().out
+    # Evaluated as often as it was, as the run would be.
+    assert cli.main([*words, "--dry-run", "--rounds", "40"]) == 0
+    assert "38 rounds; 2 rounds done before" in capsys.readouterr().out
     assert "belongs to another experiment" in mistake(capsys, *words, "--dry-run", "--batch-size", "8")
     assert "has 2 rounds already" in mistake(capsys, *words, "--dry-run", "--rounds", "1")
     assert files() == before

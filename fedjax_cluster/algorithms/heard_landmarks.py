@@ -49,3 +49,8 @@ def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | No
     whose, most = ("there are", there) if cohort is None else ("a cohort has", cohort)
     if number > most:
         raise ValueError(f"landmarks is {number}, but {whose} only {most} clients; give at most {most}, or None")
+    if number == most < there:
+        raise ValueError(
+            f"landmarks is {number}, as many as a cohort has clients, and others would never be in a clustering round; "
+            f"give at most {most - 1}, or None"
+        )

@@ -147,6 +147,7 @@ class SearchingMethod(OneShotMethod, abstract=True):
             rounds=self.search_rounds,
             slots=self.clusters,
             axis=self.elbow,
+            weighting=self.weighting,
             aggregation=self.aggregation,
             note=note,
         )

@@ -17,7 +17,7 @@ from fedjax_cluster.algorithms.round import Trained, cluster_round, cluster_vari
 from fedjax_cluster.inference import measure
 from fedjax_cluster.local import client_key, shuffled_rows
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.server import with_optimizer
+from fedjax_cluster.server import Weighting, with_optimizer
 from fedjax_cluster.types import ClientData, Clusters, LocalUpdate, Model, Population, Selection, Variables
 
 Axis = Literal["log-clusters", "clusters", "threshold"]
@@ -127,6 +127,7 @@ def search_threshold(
     rounds: int,
     slots: int,
     axis: Axis = "threshold",
+    weighting: Weighting = "examples",
     aggregation: Aggregation | None = None,
     note: Callable[[str], Any] = lambda text: None,
 ) -> tuple[Search, Effort]:
@@ -165,6 +166,7 @@ def search_threshold(
                     model=model,
                     update=update,
                     rounds=rounds,
+                    weighting=weighting,
                     aggregation=aggregation,
                 )
             )
@@ -175,7 +177,7 @@ def search_threshold(
     return Search(thresholds, accuracy, counts.astype(np.int32), chosen, elbow), effort
 
 
-@parallel.kept_program(static_argnames=("model", "update", "rounds", "aggregation"))
+@parallel.kept_program(static_argnames=("model", "update", "rounds", "weighting", "aggregation"))
 def train_in_clusters(
     rng_key: Array,
     population: Population,
@@ -186,6 +188,7 @@ def train_in_clusters(
     model: Model,
     update: LocalUpdate,
     rounds: int,
+    weighting: Weighting = "examples",
     aggregation: Aggregation | None = None,
 ) -> tuple[Array, Array]:
     """Clustered training of clients `index` i32[m′] in clusters `slot` i32[M]: held-out accuracy, local steps.
@@ -208,7 +211,7 @@ def train_in_clusters(
             return Trained(slot, train_client(key, update, model, clusters, slot, client._replace(data=kept), number))
 
         done = cluster_round(
-            train, clusters, cohort, slot, optimizer=optimizer, weighting="examples", aggregation=aggregation
+            train, clusters, cohort, slot, optimizer=optimizer, weighting=weighting, aggregation=aggregation
         )
         return done.clusters, steps + jnp.sum(done.reports.num_steps.astype(jnp.float32))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.image_folders import in_colour, pixels
-from fedjax_cluster.data.own_examples import classes, numbers
+from fedjax_cluster.data.own_examples import check_there, classes, numbers
 from fedjax_cluster.data.sources import DatasetNotFoundError, from_arrays, more_than_numbers
 from fedjax_cluster.options import INSIDE_UNIT, SEED, with_checks
 from fedjax_cluster.types import Examples, Federation, Task, UserExamples
@@ -144,6 +144,8 @@ def _named(
     x: np.ndarray, y: np.ndarray, declared: Sequence[str] | None, name: str, task: Task | None = None
 ) -> Examples:
     count = None if declared is None else len(declared)
+    if declared is None and task != "regression":
+        check_there(np.asarray(y))
     y, names = (np.asarray(y, np.float32), ()) if task == "regression" else classes(y, count)
     examples = from_arrays(x, y, num_classes=count, name=name, task=task)
     assert isinstance(examples, Examples)
@@ -179,6 +181,8 @@ def _columns(
     x = np.concatenate(in_colour(pieces) if images else pieces)
     if images and x.ndim == 3:
         x = x[..., None]
+    if user is not None:
+        check_there(np.asarray(rest[user]), "users", "user")
     users, groups = (
         None if column is None else numbers(np.asarray(rest[column]), names=True) for column in (user, group)
     )

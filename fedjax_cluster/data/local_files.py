@@ -235,6 +235,9 @@ def _places(file: Path, names: Sequence[str], columns: Mapping[str, str | None])
         raise ValueError(f"{file} has no column of features besides {listed(names)}: add one")
     if (group := given["groups"]) is not None and given["users"] is None:
         raise ValueError(f"{file} has a column of groups, {group!r}, but none of users, who are in them: name one")
+    for what, name in (("groups", GROUP), ("split", SPLIT)):
+        if given.get(what) is None and name in names and name not in given.values():
+            LOG.warning(f"the column {name!r} of {file} is a feature: where it tells the {what}, name it for these")
     return tuple(None if name is None else names.index(name) for name in given.values())
 
 
@@ -254,7 +257,10 @@ def _read_parquet(file: Path, named: Mapping[str, str | None]) -> _Columns:
         read = pyarrow.parquet.read_table(file, columns=names)
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{file} cannot be read as a Parquet file ({error}): write it again.") from error
-    arrays = [column.to_numpy() for column in read.columns]
+    # Of an encoded column pyarrow makes the last of its values where there is none.
+    encoded = pyarrow.types.is_dictionary
+    columns = [each.cast(each.type.value_type) if encoded(each.type) else each for each in read.columns]
+    arrays = [column.to_numpy() for column in columns]
     rest = [place for place in range(len(arrays)) if place not in places]
     for place in rest:
         if arrays[place].dtype.kind not in "biuf":

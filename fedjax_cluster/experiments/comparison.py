@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from fedjax_cluster.experiments.cell_settings import other_settings
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, training_text, usual_clients
 from fedjax_cluster.experiments.ended_runs import refuse_filled
 from fedjax_cluster.experiments.outcomes import Outcome
+from fedjax_cluster.experiments.run_names import check_names, run_name
 from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_federations import (
     MOST_FEDERATIONS,
@@ -47,7 +47,7 @@ LOG = logging.getLogger(__name__)
 
 RUNS = Bound(lambda value: 1 <= value <= 10_000, "from 1 to 10000 runs")
 COMPARISON = "comparison.json"
-LONGEST_REASON, LONGEST_NAME = 300, 100  # characters
+LONGEST_REASON = 300  # characters
 
 
 class Comparison(NamedTuple):
@@ -113,6 +113,8 @@ def compare(
     if labels and len(refusals) == len(labels):
         raise next(iter(refusals.values()))
     directory = None if run_dir is None else as_path("run_dir", run_dir)
+    if directory is not None:
+        check_names(labels, directory)
     before = read(directory) if directory is not None and is_comparison(directory) else None
     known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
     configs = {label: as_begun(each, before and before.configs.get(label)) for label, each in configs.items()}
@@ -160,9 +162,7 @@ def compare(
                     ended.append(result)
                     with one_program(numbers[label]):  # for what is evaluated then
                         done(label, seed, result)
-            data = data_settings(configs[label].to_json()) if label in configs else {}
-            summaries, histories = tuple(each.summary for each in ended), tuple(each.history for each in ended)
-            outcomes.append(Outcome(label, summaries, histories, reasons, data=data))
+            outcomes.append(_outcome(label, configs.get(label), ended, reasons))
             if reasons:
                 comparison.failed[label] = {**comparison.failed.get(label, {}), **reasons}
         everywhere = len(errors) == len(labels) * len(seeds) and len(set(map(str, errors))) == 1
@@ -174,6 +174,13 @@ def compare(
     if not cells:  # whose rows tell it
         _say_training(configs)
     return outcomes
+
+
+def _outcome(
+    label: str, config: RunConfig | None, ended: Sequence[SimulationResult], reasons: dict[int, str]
+) -> Outcome:
+    left = tuple(each.summary for each in ended), tuple(each.history for each in ended)
+    return Outcome(label, *left, reasons, data={} if config is None else data_settings(config.to_json()))
 
 
 def _say_training(configs: Mapping[str, RunConfig]) -> None:
@@ -233,19 +240,6 @@ def read(path: pathlib.Path) -> Comparison:
         raise ValueError(f"{path / COMPARISON} is damaged ({error}); delete it and compare anew") from None
 
 
-def run_name(label: str, seed: int) -> str:
-    """What the directory of a run is called below the comparison's.
-
-    >>> run_name("cfl-gp", 3), run_name("learning rate 0.1, every 2", 0)
-    ('cfl-gp-seed3', 'learning-rate-0.1-every-2-seed0')
-    """
-    name = re.sub(r",? +", "-", label)
-    if not re.fullmatch(r"[\w.+=-]+", name) or len(name) > LONGEST_NAME:
-        # What no file may be called, such as a path, is told apart by its digest.
-        name = f"{re.sub(r'[^a-zA-Z0-9_.+=-]+', '-', name)[:LONGEST_NAME]}-{digest(label)[:8]}"
-    return f"{name}-seed{seed}"
-
-
 @contextlib.contextmanager
 def _opened(
     directory: pathlib.Path | None, before: Comparison | None, asked: Comparison, comparison: Comparison
@@ -283,7 +277,8 @@ def _opened(
             record(comparison)
             yield record
         except ValueError:
-            if before is None and same():
+            ran = any((path / CONFIG).is_file() for path in directory.iterdir())
+            if before is None and not ran and same():
                 (directory / COMPARISON).unlink(missing_ok=True)
             raise
 

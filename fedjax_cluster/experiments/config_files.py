@@ -115,7 +115,7 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
             merged.pop(f"{kind}_options", None)
     if any(_differs(settings, name, value) for name, value in changes.items() if name not in UNTUNED):
         merged.pop("tuning", None)  # which was of another run
-    if not {*ALTERNATIVES, "averaging"}.isdisjoint(changes):
+    if not {*ALTERNATIVES}.isdisjoint(changes) or changes.get("averaging") == "gradients":
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
     for name, value in changes.items():
         merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
@@ -148,9 +148,11 @@ def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str
             raise ValueError(
                 f"method_options.{name}: none of {', '.join(methods).replace('_', '-')} has such an option"
             )
+    # How a rate was chosen was said of one method.
+    shared = {name: value for name, value in settings.items() if name != "tuning"}
     return {
         method: {
-            **settings,
+            **(settings if owner in (None, method) else shared),
             "method": method,
             "method_options": {n: v for n, v in options.items() if n in known[method] and owner in (None, method)},
         }

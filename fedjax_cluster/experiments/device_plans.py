@@ -55,7 +55,7 @@ def command(arguments: Sequence[str], prog: str) -> int:
     if several.given(others) is not None:
         raise ValueError("a plan takes one process: leave out --coordinator, and name all devices, as --device v5e:4x4")
     given = parse_fields(tyro.conf.configure()(flags), own, f"{prog} [METHOD]", DESCRIPTION)
-    config, _ = parse_run(names[0] if names else "cfl_gp", others, prog)
+    config, _ = parse_run(names[0] if names else None, others, prog)
     if getattr(given, "rows", None) is not None:
         for word in others:
             if (flag := word.partition("=")[0]) in OF_DATA:

@@ -207,10 +207,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "", *, but: Sequence[str] =
     """Nested settings by their names joined with dots, but for some of the outermost."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif name not in but:
-            flat[prefix + name] = value
+        if name in but:
+            continue
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 

@@ -76,6 +76,7 @@ RANDOM: Field = (
 )
 OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
 DEFAULT_METHOD = "cfl_gp"
+DECIDING = (*OF_METHOD, "optimizer")
 MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
 
 
@@ -147,14 +148,13 @@ def parse_compare(
     file = _file(arguments)
     given = _explicit(_parse(groups, arguments, prog, _what_is_compared(names)), arguments, file)
     if given["defaults_of"] is not None:
+        # Of what is given the others' defaults follow.
+        in_file, by_flag = ({name: of[name] for name in DECIDING if of.get(name) is not None} for of in (file, given))
         try:
-            one = RunConfig(method=given["defaults_of"])
+            one = RunConfig(**overridden(in_file, {**by_flag, "method": given["defaults_of"]}))
         except ValueError as error:
             raise ValueError(f"--defaults-of: {error}") from None
-        shared = {name: getattr(one, name) for name in OF_METHOD if given[name] is None and name not in file}
-        if given["local_steps"] or given["local_epochs"]:
-            shared |= {name: given[name] for name in ("averaging", "local_steps", "local_epochs")}
-        given |= shared
+        given |= {name: getattr(one, name) for name in OF_METHOD}
     files = options_for(file, names) if file else {}
     configs = {name.replace("_", "-"): _config(name, names, given, files.get(name, {})) for name in names}
     return configs, {name: given[name] for name in (*OWN, "seeds", "tune")}

@@ -14,17 +14,11 @@ import numpy as np
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.round import check_clusters
 from fedjax_cluster.data import cache
+from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.comparison import run_name, shared_federation
-from fedjax_cluster.experiments.config import (
-    OF_METHOD,
-    RunConfig,
-    build_algorithm,
-    settled,
-    training_text,
-    usual_clients,
-)
+from fedjax_cluster.experiments.config import OF_METHOD, RunConfig, build_algorithm, settled, training_text
 from fedjax_cluster.experiments.robustness import build_fault
-from fedjax_cluster.experiments.runs import rounds_done
+from fedjax_cluster.experiments.runs import as_begun, known_config, rounds_done
 from fedjax_cluster.experiments.tuning import FACTORS, check_tuning, grid
 from fedjax_cluster.faults import afflict
 from fedjax_cluster.files import check_writable
@@ -60,19 +54,25 @@ class Plan(NamedTuple):
         return counted(self.config.rounds - self.done, "round") + more
 
 
-def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federation | None = None) -> Plan:
+def plan(
+    config: RunConfig, directory: str | pathlib.Path, federation: Federation | None = None, *, tune: bool = False
+) -> Plan:
     """What a run would do in a directory; refuses what the run would refuse before its first round.
 
     Args:
       config: the run.
       directory: where it would be left; nothing is written there.
       federation: the configuration's, where it has been built already.
+      tune: whether the learning rate is chosen first, so that a run which is there has another.
 
     Raises:
       ValueError: as `experiments.runs.run` raises it, such as for the directory of another experiment.
     """
+    known = known_config(pathlib.Path(directory))
+    if tune and known is not None and known.tuning:
+        config = dataclasses.replace(config, learning_rate=known.learning_rate, tuning=known.tuning)
     with cache.reading_only():
-        config, federation = settled(config, federation)
+        config, federation = settled(as_begun(config, known), federation)
     algorithm = build_algorithm(config)
     settings = {name: getattr(config, name) for name in ("rounds", "seed", "eval_every", "eval_clients")}
     fault = build_fault(config)
@@ -107,7 +107,11 @@ def plan(config: RunConfig, directory: str | pathlib.Path, federation: Federatio
 def run_table(planned: Plan, directory: pathlib.Path, *, tune: bool = False) -> Table:
     """The configuration of a run, and what it would do."""
     lines = {**_settings(planned.config.to_json()), **_size(planned)}
-    first = f"try the learning rates {_text(grid(planned.config.learning_rate))}" if tune else None
+    first = (
+        f"try the learning rates {_text(grid(planned.config.learning_rate))}"
+        if tune and not planned.config.tuning
+        else None
+    )
     lines |= _settings({"first": first, "would do": planned.task(), "directory": str(directory)})
     return Table(TITLE, (Column(""), Column("")), tuple(lines.items()))
 
@@ -129,13 +133,15 @@ def comparison_tables(
     Raises:
       ValueError: every method is refused, for the first's reason.
     """
-    usual, known, plans, rows, errors = usual_clients(configs.values()), {}, [], {}, []
+    before = comparison.read(directory) if comparison.is_comparison(directory) else None
+    configs = {label: as_begun(each, before and before.configs.get(label)) for label, each in configs.items()}
+    usual, known, plans, rows, errors = comparison.usual_number(configs, before), {}, [], {}, []
     for label, config in configs.items():
         seeded = dataclasses.replace(config, seed=seeds[0])
         try:
             with cache.reading_only():
                 federation = shared_federation(seeded, known, usual)
-            planned = plan(seeded, directory / run_name(label, seeds[0]), federation)
+            planned = plan(seeded, directory / run_name(label, seeds[0]), federation, tune=tune)
             left = sum(
                 rounds_done(path) < config.rounds if (path := directory / run_name(label, seed)).exists() else True
                 for seed in seeds

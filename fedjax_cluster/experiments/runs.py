@@ -43,7 +43,7 @@ def run(
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
     if run_dir is not None and not os.path.isfile(run_dir / "config.json"):
         check_run_directory(run_dir)
-    given = config = config if run_dir is None else as_begun(config, _known(run_dir))
+    given = config = config if run_dir is None else as_begun(config, known_config(run_dir))
     config, request = request_of(given, federation, run_dir, callbacks)
     result = request.simulate(time_clustering=time_clustering, progress=progress, checkpoint_every=checkpoint_every)
     say_clusters(given, config, request.federation)
@@ -103,7 +103,7 @@ def as_begun(config: RunConfig, known: RunConfig | None) -> RunConfig:
     return dataclasses.replace(config, eval_every=known.eval_every)
 
 
-def _known(path: pathlib.Path) -> RunConfig | None:
+def known_config(path: pathlib.Path) -> RunConfig | None:
     """The configuration that a directory holds; None where there is none that can be read, of which the run tells."""
     with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
         if experiment := read_config(path)["experiment"]:
@@ -113,7 +113,7 @@ def _known(path: pathlib.Path) -> RunConfig | None:
 
 def unfinished(config: RunConfig, path: pathlib.Path) -> int | None:
     """How many rounds a directory has of this very run, where these are not all; else None."""
-    if (known := _known(path)) is None:
+    if (known := known_config(path)) is None:
         return None
     found = {name.name for name in dataclasses.fields(config) if getattr(config, name.name) is None}
     if dataclasses.replace(known, **dict.fromkeys(found)) != as_begun(config, known):

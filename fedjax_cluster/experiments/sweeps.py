@@ -46,9 +46,9 @@ def sweep(
       settings: of `RunConfig`, by name, such as `{"method": "ifca", "rounds": 30}`; what is not there has its default.
       axes: option -> its values; an option of the method, scenario or model by its name, or as "method_options.NAME".
       draws: so many random combinations in place of all; see `drawn`. They depend on the settings' `seed`.
-      **options: `seeds`, `run_dir`, `failed` and what else `comparison.compare` takes. The directory is one of a
-        comparison: `comparison.resume` takes it up, and `report.tables.sweep_table` makes its table. Where no `failed`
-        is given, what fails is a warning.
+      **options: `seeds` (by default the settings' one), `run_dir`, `failed` and what else `comparison.compare` takes.
+        The directory is one of a comparison: `comparison.resume` takes it up, and `report.tables.sweep_table` makes its
+        table. Where no `failed` is given, what fails is a warning.
 
     Returns:
       The outcome of each combination; its label names the values. One that cannot be run, such as more clusters than
@@ -72,7 +72,8 @@ def sweep(
         return RunConfig(**overridden(settings, changes))
 
     found = cells(chosen, make)
-    return comparison.compare(**compared(found), **{"failed": _warned, **options})
+    seeds = (int(settings.get("seed", 0)),)
+    return comparison.compare(**compared(found), **{"failed": _warned, "seeds": seeds, **options})
 
 
 def _warned(label: str, seed: int, reason: str) -> None:

@@ -227,7 +227,7 @@ def _known(
     path, settings, content = directory / TUNING, digest(told), _read(directory)
 
     def keep(figures: dict[str, float | None]) -> None:
-        write_json(path, sealed({**content, settings: {"method": config.method, "figures": figures}}))
+        write_json(path, sealed({**_read(directory), settings: {"method": config.method, "figures": figures}}))
         content[settings] = {"method": config.method, "figures": figures}
 
     return dict(content.get(settings, {}).get("figures", {})), keep

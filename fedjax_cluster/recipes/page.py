@@ -169,7 +169,11 @@ def _text(value: float | str | None, row: Mapping[str, Any], digits: int = 3) ->
         return _as_printed(value)
     if row["quantity"].endswith("ARI") and abs(value) < ROUNDING:
         value = 0.0
-    return _as_printed(f"{value:.1f}" if "(%)" in row["quantity"] else float(f"{value:.{digits}g}"))
+    if "(%)" in row["quantity"]:
+        return _as_printed(f"{value:.1f}")
+    rounded = float(f"{value:.{digits}g}")
+    # No digit behind the point where those before it are rounded, or all that are known.
+    return _as_printed(f"{rounded:.0f}" if abs(rounded) >= 10 ** (digits - 1) else rounded)
 
 
 def _as_printed(value: float | str | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_cluster.report import web_page as web
@@ -77,7 +78,7 @@ def write_comparison_page(
     directory = pathlib.Path(directory)
     thing = "cell" if background.cells else "method"
     drawn = [
-        web.picture(path, *PICTURES[path.stem], link=os.path.relpath(path, directory))
+        web.picture(path, *PICTURES[path.stem], link=_relative(path, directory))
         for path in plots
         if path.suffix == ".png" and path.stem in PICTURES
     ]
@@ -95,14 +96,17 @@ def write_comparison_page(
     return web.write_page(
         directory / name,
         _title(compared, background),
-        lead(compared, thing),
+        lead(compared, thing, _swept(background)),
         sections,
         end="Left by fedjax_cluster. Tables and pictures are in this file, which loads nothing from elsewhere.",
     )
 
 
-def lead(compared: Sequence[Compared], thing: str = "method") -> str:
-    """A comparison in one sentence: which method, or cell of a sweep, has the best mean, and which follows."""
+def lead(compared: Sequence[Compared], thing: str = "method", swept: Iterable[str] = ()) -> str:
+    """A comparison in one sentence: which method, or cell of a sweep, has the best mean, and which follows.
+
+    Methods may each have their own rounds, but cells only where these are among the options `swept`.
+    """
     counts = sorted({len(each.summaries) + len(each.failed) for each in compared})
     seeds = " or ".join(f"{count}" for count in counts) + (" seed" if counts == [1] else " seeds")
     begin = f"{counted(len(compared), thing)} over {seeds}"
@@ -120,7 +124,9 @@ def lead(compared: Sequence[Compared], thing: str = "method") -> str:
     )
     if not known:
         return f"{begin}: none has a result."
-    if apart := differing(compared):
+    lengths = {str(summary.get("rounds")) for summary in every}
+    apart = differing(compared) + ["rounds"] * (thing == "cell" and "rounds" not in swept and len(lengths) > 1)
+    if apart:
         return f"{begin}; not ranked, as runs differ in {' and '.join(apart)}."
 
     def text(rows: Sequence[int]) -> str:
@@ -166,9 +172,9 @@ def _mean(found: Sequence[Spread | None], row: int, factor: float) -> float:
 def _title(compared: Sequence[Compared], background: Background) -> str:
     names = [method_name(each.label) for each in compared]
     if background.cells:
-        options = option_names(dict.fromkeys(option for values in background.cells.values() for option in values))
-        swept = dict.fromkeys(method_name(str(of.get("method"))) for of in background.settings.values())
-        names = [f"{' and '.join(swept)} over {' and '.join(options.values())}"]
+        options = option_names(_swept(background))
+        methods = dict.fromkeys(method_name(str(of.get("method"))) for of in background.settings.values())
+        names = [f"{' and '.join(methods)} over {' and '.join(options.values())}"]
     summaries = [summary for each in compared for summary in each.summaries]
     places = {tuple(str(summary.get(key) or "") for key in ("scenario", "dataset")) for summary in summaries}
     named = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
@@ -177,6 +183,10 @@ def _title(compared: Sequence[Compared], background: Background) -> str:
         return text
     scenario, data = next(iter(places))
     return f"{text} on {' '.join(filter(None, (scenario.replace('_', ' '), data if data != scenario else '')))}"
+
+
+def _swept(background: Background) -> list[str]:
+    return list(dict.fromkeys(option for values in background.cells.values() for option in values))
 
 
 def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Background) -> Html:
@@ -200,8 +210,9 @@ def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Bac
     return web.joined([web.paragraph("A figure leads to the page of its run.", "note"), grid])
 
 
-def _relative(page: pathlib.Path, directory: pathlib.Path) -> str:
-    return pathlib.Path(os.path.relpath(page, directory)).as_posix()
+def _relative(path: pathlib.Path, directory: pathlib.Path) -> str:
+    """A file as a link in a page of the directory; in one, # and ? begin other parts."""
+    return urllib.parse.quote(pathlib.Path(os.path.relpath(path, directory)).as_posix())
 
 
 def _figure(summary: Mapping[str, Any], of: str) -> str:

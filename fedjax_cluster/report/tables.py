@@ -88,7 +88,8 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     lost = [sum(map(diverged, method.summaries)) for method in runs]
     instead = [Number(math.nan) if count else "failed" if of else None for count, of in zip(lost, failed, strict=True)]
     seeds, values, ran = _by_seed(runs, failed, lambda s: quality(s, name, factor))
-    lengths = {str(summary.get("rounds")) for summary in every}
+    unequal = len({str(summary.get("rounds")) for summary in every}) > 1
+    swept = dict.fromkeys(option for values in (cells or {}).values() for option in values)
     apart = [] if cells else differing(runs)
     ranks, tests, told = ({}, {}, "") if cells or apart else _against_one_another(values, ran, higher)
     with_value = np.isfinite(values).sum(axis=1)
@@ -104,7 +105,7 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
         ),
         **ranks,
         **tests,
-        **({} if cells or len(lengths) < 2 else {Column("rounds"): column(lambda s: figure(s, "rounds"), 1)}),
+        **({Column("rounds"): column(lambda s: figure(s, "rounds"), 1)} if unequal and "rounds" not in swept else {}),
         Column("clusters"): column(lambda s: figure(s, "num_clusters"), 1),
         Column("final after round"): column(lambda s: figure(s, "first_round_of_final_clustering"), 1),
         **{
@@ -136,12 +137,11 @@ def comparison_table(runs: Sequence[Runs], cells: Mapping[str, Mapping[str, Any]
     ]
     leading = {Column("method"): shown}
     if cells:
-        options = list(dict.fromkeys(option for values in cells.values() for option in values))
         found = {column.name for column in columns}
         leading = {
             # The number of clusters can be both an option and a result.
             Column(name + " (given)" * (name in found)): [value_text(cells[of.label].get(each)) for of in runs]
-            for each, name in option_names(options).items()
+            for each, name in option_names(swept).items()
         }
     rows = tuple(zip(*leading.values(), *columns.values(), strict=True))
     caption = f"Comparison of {counted(len(runs), 'setting' if cells else 'method')} {over_seeds(counts)}".rstrip()

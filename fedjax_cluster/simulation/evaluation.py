@@ -22,7 +22,17 @@ from fedjax_cluster.marked_clients import marked
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.simulation.arguments import further_figures
 from fedjax_cluster.simulation.history import NOT_FINITE
-from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Cohort, Measure, Model, Population, State, Variables
+from fedjax_cluster.types import (
+    ClientData,
+    ClusteredAlgorithm,
+    Cohort,
+    Measure,
+    Model,
+    Population,
+    Selection,
+    State,
+    Variables,
+)
 
 LOG = logging.getLogger(__name__)
 EVALUATIONS = 30  # of a long run
@@ -88,17 +98,18 @@ def evaluate_clients(
     population: Population,
     test: ClientData,
     numbers: Numbers | None = None,
+    chosen: Array | None = None,
     *,
     model: Model,
     algorithm: ClusteredAlgorithm,
 ) -> dict[str, Array]:
     """Metrics f32[M] of every client's personal model on its test rows [M, N', ...], in inference mode.
 
-    NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`). `model` is the
-    method's, with the metrics to take; `numbers` are as in `run_segment`.
+    NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`), and for all but
+    those `chosen`, i32[n], of whom alone anything is computed then. `model` is the method's, with the metrics to take;
+    `numbers` are as in `run_segment`.
     """
-    algorithm = with_numbers(algorithm, numbers or {})
-    return evaluated(rng_key, state, parallel.whole_population(population), test, model, algorithm)
+    return evaluated_of(rng_key, state, population, test, chosen, model, with_numbers(algorithm, numbers or {}))
 
 
 @parallel.kept_program(static_argnames=("model", "algorithm"))
@@ -161,6 +172,32 @@ def evaluated(
     return {name: jnp.where(counted, value, jnp.nan) for name, value in mapped.collected.items()}
 
 
+def evaluated_of(
+    rng_key: Array,
+    state: State,
+    population: Population,
+    test: ClientData,
+    chosen: Array | None,
+    model: Model,
+    algorithm: ClusteredAlgorithm,
+) -> dict[str, Array]:
+    """Metrics f32[M] of all clients or those chosen, inside a program; as `evaluate_clients` has them."""
+    if chosen is None:
+        return evaluated(rng_key, state, parallel.whole_population(population), test, model, algorithm)
+    count = len(population.data.num_examples)
+    there = population.data.num_examples[chosen] > 0
+    order = jnp.argsort(~there, stable=True)
+    selection = Selection(jnp.where(there, chosen, count)[order], there[order])
+    cohort = parallel.gather_cohort(population, selection)
+    x, y = parallel.gather_rows(cohort, (test.x, test.y))
+    rows = ClientData(x, y, test.num_examples.at[cohort.index].get(mode="fill", fill_value=0))
+    found = evaluated(rng_key, state, cohort, rows, model, algorithm)
+    return {
+        name: jnp.full(count, jnp.nan, value.dtype).at[cohort.index].set(value, mode="drop")
+        for name, value in found.items()
+    }
+
+
 def evaluate_in_chunks(
     rng_key: Array,
     state: State,
@@ -219,14 +256,12 @@ def evaluator(
             return metrics if marked(population.data) is None else _of_all(np.concatenate(numbers), metrics, count)
 
         return evaluate
-    if clients is not None:
-        keep = np.isin(np.arange(len(test.num_examples)), clients)
-        test = test._replace(num_examples=np.where(keep, test.num_examples, 0).astype(np.int32))
+    chosen = None if clients is None else parallel.replicate(population.mapping, clients.astype(np.int32))
     placed = parallel.place_population(test, population.info, population.mapping).data
     told_apart, given = lifted(algorithm)
     options = {"model": model, "algorithm": told_apart}
     return lambda state, warm_up=False: parallel.fetched(
-        evaluate_clients(rng_key, state, population, placed, given, **options)
+        evaluate_clients(rng_key, state, population, placed, given, chosen, **options)
     )
 
 

@@ -27,6 +27,7 @@ NOT_FINITE = "num_not_finite"
 OF_HONEST = ("accuracy_honest", "adjusted_rand_index_honest")
 
 GROWN = 1e3  # times the first round's loss
+MOST_BROKEN = 0.9  # of the clients, so that every update of theirs is rejected
 BY_CHANCE = 1e-9  # that updates are lost in a row, and nothing has diverged
 # The order of metrics.csv; XLA returns them by name.
 REPORTED = (
@@ -97,13 +98,15 @@ def with_figures(history: History, figures: Mapping[str, float]) -> History:
 
 
 def fewest_rejections(algorithm: ClusteredAlgorithm, num_clients: int) -> float:
-    """How many updates in a row must be rejected for a run to have diverged: as many as there are clients, or more.
+    """How many updates in a row must be rejected for a run to have diverged: as many as there are clients, or enough.
 
-    One cohort alone may be that of a single client with broken data, or one whose clients have all dropped out.
+    So many as would all be of broken clients by next to no chance, were these nine in ten. One cohort alone may be that
+    of a single client with broken data, or one whose clients have all dropped out.
     """
     lost = float(getattr(getattr(getattr(algorithm, "local", None), "fault", None), "lost", 0.0))
     # Of clients who never send anything the number says as much as of others.
-    return max(num_clients, np.log(BY_CHANCE) / np.log(lost)) if 0 < lost < 1 else num_clients
+    fewest = min(num_clients, np.log(BY_CHANCE) / np.log(MOST_BROKEN))
+    return max(fewest, np.log(BY_CHANCE) / np.log(lost)) if 0 < lost < 1 else fewest
 
 
 def diverged_since(history: History, fewest: float) -> int | None:

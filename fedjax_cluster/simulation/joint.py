@@ -11,7 +11,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.simulation.identity import identity_of
-from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation
+from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
 
 # What processes may differ in, and what a message calls it.
 COMPARED = {
@@ -22,12 +22,17 @@ COMPARED = {
     "scenario": "federation",
     "clients": "number of clients",
     "data": "federation",
+    "task": "federation",
+    "num_classes": "federation",
+    "input_shape": "federation",
     "seed": "seed",
     "rounds": "number of rounds",
     "eval_every": "eval_every",
     "eval_clients": "eval_clients",
     "churn": "churn",
     "fault": "fault",
+    "metrics": "metrics",
+    "random_numbers": "settings of JAX's random numbers",
     "strategy": "mapping",
     "programs": "model, local update or method",
 }
@@ -41,6 +46,7 @@ def check_processes(
     eval_clients: int | None,
     churn: Sequence[Churn],
     fault: Fault | None,
+    metrics: Sequence[Measure] = (),
     *,
     mapping: ClientMapping,
     rounds: int,
@@ -53,7 +59,9 @@ def check_processes(
         return
     parallel.processes.check_devices(len(federation.train.num_examples), mapping.mesh)
     with parallel.processes.together():
-        given: dict[str, Any] = identity_of(algorithm, federation, seed, eval_every, eval_clients, churn, fault)
+        given: dict[str, Any] = identity_of(
+            algorithm, federation, seed, eval_every, eval_clients, churn, fault, metrics
+        )
     given |= {"rounds": rounds, "strategy": [mapping.strategy, mapping.chunk_size]}
     parallel.processes.check_alike({text: [given.get(each) for each in COMPARED if COMPARED[each] == text]
                                     for text in COMPARED.values()})  # fmt: skip

@@ -142,7 +142,7 @@ def simulate(
         decided = seed, eval_every, eval_clients, schedule.changes, fault
         directory = kept_in(run_dir, config, algorithm, federation, *decided, metrics)
         mapping = parallel.client_mapping() if mapping is None else mapping
-    check_processes(algorithm, federation, *decided, mapping=mapping, rounds=rounds)
+    check_processes(algorithm, federation, *decided, metrics, mapping=mapping, rounds=rounds)
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         schedule.check_landmarks(run.state)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_cluster import lifting
+from fedjax_cluster import lifting, parallel
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import Fault
 from fedjax_cluster.nn.precision import in_32_bits
@@ -49,7 +49,8 @@ def simulate_many(
     Args:
       algorithm: from `fedjax_cluster.algorithms`.
       federation: one that all runs share, or one for each seed. Those whose clients have fewer rows are padded to the
-        rows of the others; those of other numbers of clients have a program of their own.
+        rows of the others; those of other numbers of clients have a program of their own. Of a model with batch
+        statistics whose mini-batches are all of a client's rows, the padding counts rows again, unevenly.
       rounds, eval_every, eval_clients, metrics, fault, mapping, progress: see `simulate`.
       seeds: of the runs of each combination.
       options: option -> its values; all combinations are run. An option of the method by its name, one of its local
@@ -73,6 +74,8 @@ def simulate_many(
     >>> len(found), found.combinations
     (4, ({'learning_rate': 0.1}, {'learning_rate': 0.3}))
     """
+    if parallel.several():
+        raise ValueError("simulate_many has all runs in one process; in several give each run to simulate")
     seeds = checked_seeds(seeds)
     federations = _federations(federation, len(seeds))
     combinations, methods = _methods(algorithm, {} if options is None else options)

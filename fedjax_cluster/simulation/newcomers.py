@@ -53,6 +53,15 @@ def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newco
         own, new = getattr(federation.info, name), getattr(newcomers.info, name)
         if own != new:
             raise ValueError(f"the newcomers' {name} is {new}, but the federation's is {own}; bring them to the same")
+    own, new = federation.info.class_names, newcomers.info.class_names
+    if own != new and own and new:
+        place = next(place for place, names in enumerate(zip(own, new, strict=True)) if len({*names}) > 1)
+        raise ValueError(
+            f"class {place} of the newcomers is {new[place]!r}, but the federation's is {own[place]!r}; number their "
+            "labels as the federation's are"
+        )
+    if own != new:
+        LOG.warning(f"the classes of the {'newcomers' if own else 'federation'} have no names: they may be others")
     pairs = ("train", "x"), ("train", "y"), ("test", "x"), ("test", "y")
     for whole, part in pairs:
         own, new = (dtype_of(getattr(getattr(each, whole), part)) for each in (federation, newcomers))

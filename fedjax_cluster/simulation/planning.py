@@ -82,7 +82,7 @@ class Plan(NamedTuple):
         """The plan as a table of two columns."""
         lines: dict[str, str] = {
             "devices": f"{self.devices} × {self.device}" + (f" ({self.source})" if self.source else ""),
-            "clients": f"{self.clients:,} of {counted(self.rows, 'row')}, {self.cohort:,} a round",
+            "clients": f"{self.clients:,} of {counted(self.rows, 'row')}, {min(self.cohort, self.clients):,} a round",
             "fits": "yes" if self.fits else "no",
         }
         if self.memory is not None:

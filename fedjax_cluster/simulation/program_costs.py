@@ -96,11 +96,11 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
             cycles += float(found[1]) if found else 0.0
             kind = line.kind.removesuffix("-start")
             if (chain := CHAIN.search(line.text)) is not None and kind in COLLECTIVES:
-                chains[chain[1]] = kind, _bytes(line.shape)
+                chains[chain[1]] = kind, _sent(line)
             elif kind in COLLECTIVES:
                 messages[kind, "number"] += 1
-                messages[kind, "bytes"] += _bytes(line.shape)
-                largest = max(largest, _bytes(line.shape))
+                messages[kind, "bytes"] += _sent(line)
+                largest = max(largest, _sent(line))
             times, deeper = 1, depth
             if line.kind == "while":
                 deeper = depth + 1
@@ -160,6 +160,16 @@ def _bytes(shape: str) -> int:
         width = 8 if kind == "pred" else int(bits[1]) if bits else 32
         total += math.prod(int(part) for part in dims.split(",") if part) * width // 8
     return total
+
+
+def _sent(line: _Line) -> int:
+    """Bytes of a message: its results, which in one that is only begun stand behind what is sent, and before marks."""
+    if not line.kind.endswith("-start") or line.kind == "all-reduce-start":
+        return _bytes(line.shape)
+    arrays = [found[0] for found in ARRAY.finditer(line.shape)]
+    while len(arrays) > 2 and arrays[-1].startswith("u32[]"):
+        arrays.pop()
+    return sum(map(_bytes, arrays[len(arrays) // 2 :]))
 
 
 def _operands(line: _Line, known: Container[str]) -> list[str]:

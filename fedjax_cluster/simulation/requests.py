@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import chosen_clients, with_metrics
 from fedjax_cluster.simulation.loop import Callback, Run, simulate, start_run
-from fedjax_cluster.simulation.memory import Memory
+from fedjax_cluster.simulation.memory import Memory, bytes_of
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import kept_in
 from fedjax_cluster.simulation.segment import placed_clients, run_segment
@@ -139,7 +139,7 @@ def _side_by_side(
     memory: list[Memory] = []
     mapping = without_mesh_of_cores(mapping)
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
-        runs, tests = _started(requests, mapping, checkpoint_every, stack)
+        runs, tests, choices = _started(requests, mapping, checkpoint_every, stack)
         stack.enter_context(interrupt.patiently())
         open_runs: dict[Any, list[int]] = {}
         for index, run in enumerate(runs):
@@ -159,12 +159,15 @@ def _side_by_side(
                 [numbers for _, numbers in lifted],
                 with_metrics(first.algorithm.model, first.metrics),
                 [tests[index] for index in members],
+                [choices[index] for index in members],
                 first.rounds,
                 first.eval_every,
                 [requests[index].callbacks for index in members],
             )
             try:
-                needed = play_together(batch, programs, progress=progress, time_clustering=time_clustering)
+                beside = _placed(runs, tests, batch) + _states(found.values(), mapping)
+                options = {"progress": progress, "time_clustering": time_clustering}
+                needed = play_together(batch, programs, beside=beside, **options)
             except DoesNotFit:
                 half = (len(members) + 1) // 2
                 waiting = [members[:half], members[half:], *waiting]
@@ -176,13 +179,30 @@ def _side_by_side(
     return [found[index] for index in range(len(requests))], memory
 
 
+def _placed(runs: Sequence[Run], tests: Sequence[ClientData], batch: Batch) -> int:
+    """Bytes on each device of the clients' rows of all runs, each once, but for those that a batch's runs share."""
+    rows = {
+        id(run.train): (run.train.data.x, run.train.data.y, test.x, test.y)
+        for run, test in zip(runs, tests, strict=True)
+    }
+    if batch.shared:
+        rows.pop(id(batch.runs[0].train))
+    return bytes_of(tuple(rows.values()), parallel.num_devices(runs[0].train.mapping))
+
+
+def _states(ended: Iterable[SimulationResult], mapping: ClientMapping) -> int:
+    """Bytes on each device of the states of runs that have ended, which their results keep there."""
+    devices = parallel.num_devices(mapping)
+    return sum(bytes_of(each.state.clients, devices) + bytes_of(each.state._replace(clients=()), 1) for each in ended)
+
+
 def _started(
     requests: Sequence[Request], mapping: ClientMapping, checkpoint_every: float, stack: contextlib.ExitStack
-) -> tuple[list[Run], list[ClientData]]:
-    """The runs before their next round, with states on the host, and the test rows that each is evaluated on."""
+) -> tuple[list[Run], list[ClientData], list[np.ndarray | None]]:
+    """The runs before their next round, with states on the host, the test rows of each, and whom it evaluates."""
     several = mapping._replace(runs=len(requests))
     placed: dict[int, Any] = {}
-    runs, tests, kept = [], [], []
+    runs, tests, choices, kept = [], [], [], []
     one = len({id(request.federation) for request in requests}) == 1 and requests[0].fault is None
     for request in requests:
         method, federation = afflict(request.algorithm, request.federation, request.fault, request.seed)
@@ -203,13 +223,10 @@ def _started(
                 f"{run.done}"
             )
         run.state = jax.device_get(run.state)
-        count = np.asarray(rows.num_examples)
-        chosen = chosen_clients(len(federation.test.num_examples), request.eval_clients, request.seed)
-        if chosen is not None:
-            count = np.where(np.isin(np.arange(len(count)), chosen), count, 0).astype(np.int32)
         runs.append(run)
-        tests.append(rows._replace(num_examples=count))
-    return runs, tests
+        tests.append(rows)
+        choices.append(chosen_clients(len(federation.test.num_examples), request.eval_clients, request.seed))
+    return runs, tests, choices
 
 
 def _refusal(request: Request, numbers: lifting.Numbers, mapping: ClientMapping) -> str:

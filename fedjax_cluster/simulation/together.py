@@ -21,10 +21,10 @@ from fedjax_cluster.faults import faulty_clients
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.report.names import counted
-from fedjax_cluster.simulation.evaluation import evaluated
+from fedjax_cluster.simulation.evaluation import evaluated_of
 from fedjax_cluster.simulation.history import last_report
 from fedjax_cluster.simulation.joint import heard
-from fedjax_cluster.simulation.memory import USABLE, Memory, memory_of, size_text
+from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, RunKeys, one_round, report
 from fedjax_cluster.types import (
@@ -110,6 +110,7 @@ def evaluate_together(
     test: ClientData,
     numbers: Numbers,
     number: Array,
+    chosen: Array | None = None,
     *,
     model: Model,
     algorithm: ClusteredAlgorithm,
@@ -117,16 +118,18 @@ def evaluate_together(
 ) -> dict[str, Array]:
     """Metrics f32[R, M] of R runs, as `evaluation.evaluate_clients` has them; arguments as of `run_together`.
 
-    `test` has rows [R, M, N', ...], or those that all runs share, and numbers of them i32[R, M].
+    `test` has rows [R, M, N', ...], or those that all runs share; `chosen` is i32[R, n].
     """
     axis = None if shared else 0
 
-    def evaluate(key: Array, state: State, train: Population, test: ClientData, numbers: Numbers) -> dict[str, Array]:
-        cohort = parallel.whole_population(train)
-        return evaluated(key, state._replace(round=number), cohort, test, model, with_numbers(algorithm, numbers))
+    def evaluate(
+        key: Array, state: State, train: Population, test: ClientData, numbers: Numbers, chosen: Array | None
+    ) -> dict[str, Array]:
+        method = with_numbers(algorithm, numbers)
+        return evaluated_of(key, state._replace(round=number), train, test, chosen, model, method)
 
-    rows = ClientData(axis, axis, 0)
-    return jax.vmap(evaluate, in_axes=(0, 0, axis, rows, 0))(keys, states, train, test, numbers)
+    each = jax.vmap(evaluate, in_axes=(0, 0, axis, axis, 0, 0))
+    return each(keys, states, train, test, numbers, chosen)
 
 
 def _shardings(states: PyTree, mapping: ClientMapping) -> PyTree | None:
@@ -147,6 +150,7 @@ class Batch:
     numbers: Sequence[Mapping[str, float]]  # of each run
     model: Model  # with the metrics to take
     tests: Sequence[ClientData]  # of each run, placed
+    chosen: Sequence[np.ndarray | None]  # of each run, whom it evaluates
     rounds: int
     eval_every: int
     callbacks: Sequence[Sequence[Callable[..., Any]]]  # of each run
@@ -169,10 +173,21 @@ class Batch:
         keys, initial, numbers, done = parallel.replicate(mapping, (keys, initial, numbers, done))
         return keys, states, train, group, initial, numbers, done
 
+    def copied(self) -> int:
+        """Bytes on each device of the clients' rows that are stacked for the batch beside those that are placed."""
+        if self.shared:
+            return 0
+        devices = parallel.num_devices(self.runs[0].train.mapping)
+        each = zip(self.runs, self.tests, strict=True)
+        return sum(bytes_of((run.train.data.x, run.train.data.y, test.x, test.y), devices) for run, test in each)
+
     def test(self) -> ClientData:
-        rows = self.tests[0] if self.shared else _stacked(list(self.tests))
-        count = _stacked([test.num_examples for test in self.tests])
-        return rows._replace(num_examples=parallel.replicate(self.runs[0].train.mapping, count))
+        return self.tests[0] if self.shared else _stacked(list(self.tests))
+
+    def evaluated(self) -> Array | None:
+        """Whom each run evaluates, i32[R, n]; None is all."""
+        found = [clients for clients in self.chosen if clients is not None]
+        return parallel.replicate(self.runs[0].train.mapping, np.stack(found).astype(np.int32)) if found else None
 
 
 def _train_of(run: Any) -> Population:
@@ -211,7 +226,12 @@ def memory_needed(batch: Batch, programs: dict[Any, Any]) -> tuple[Memory, Any, 
                 lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), shapes, places
             )
         given, options = (keys, shapes, *others, others[-1]), {"algorithm": batch.method, "shared": batch.shared}
-        programs[kind] = run_together.lower(*given, **options).compile()
+        try:
+            programs[kind] = run_together.lower(*given, **options).compile()
+        except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
+            if len(batch.runs) == 1 or "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise DoesNotFit from error
     compiled = programs[kind]
     devices, tests = parallel.num_devices(mapping), 1 if batch.shared else len(batch.runs)
     test = tests * sum(leaf.nbytes for leaf in jax.tree.leaves(batch.tests[0])) // devices
@@ -219,18 +239,27 @@ def memory_needed(batch: Batch, programs: dict[Any, Any]) -> tuple[Memory, Any, 
 
 
 def play_together(
-    batch: Batch, programs: dict[Any, Any], *, progress: bool | None = None, time_clustering: bool = False
+    batch: Batch,
+    programs: dict[Any, Any],
+    *,
+    beside: int = 0,
+    progress: bool | None = None,
+    time_clustering: bool = False,
 ) -> Memory:
     """Carries the runs of a batch out, as far as nobody interrupts them; returns what they take of each device.
 
-    They have their histories, events, moves and final states then. `programs` are as in `memory_needed`.
+    They have their histories, events, moves and final states then. `programs` are as in `memory_needed`, and `beside`
+    are the bytes that each device holds for other runs of what is no argument.
 
     Raises:
       DoesNotFit: before anything is run.
     """
     started, runs = time.perf_counter(), batch.runs
-    memory, compiled, (keys, states, train, group, initial, numbers, _) = memory_needed(batch, programs)
     count, available = len(runs), USABLE * parallel.device_memory()
+    if count > 1 and beside + batch.copied() > available:
+        raise DoesNotFit
+    memory, compiled, (keys, states, train, group, initial, numbers, _) = memory_needed(batch, programs)
+    memory = memory._replace(rest=memory.rest + beside, peak=memory.peak + beside)
     LOG.info(
         f"{counted(count, 'run')} in one program: {size_text(memory.peak)} of {size_text(available)} a device, of it "
         f"{size_text(memory.population)} clients' rows, {size_text(memory.state)} models and states, "
@@ -244,7 +273,8 @@ def play_together(
     on_devices = functools.partial(_on_devices, train.mapping)
     options = {"model": batch.model, "algorithm": batch.method, "shared": batch.shared}
     evaluate = functools.partial(evaluate_together, **options)
-    jax.block_until_ready(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))  # compiles
+    chosen = batch.evaluated()
+    jax.block_until_ready(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done), chosen))  # compiles
     compile_seconds = (time.perf_counter() - started) / count
     interrupt = Interrupt.active or Interrupt()
 
@@ -275,7 +305,8 @@ def play_together(
                 for run in runs:
                     run.save()
             if not runs[0].evaluated and not heard(interrupt):
-                found = jax.device_get(evaluate(keys.evaluation, states, train, test, numbers, on_devices(done)))
+                given = keys.evaluation, states, train, test, numbers, on_devices(done), chosen
+                found = jax.device_get(evaluate(*given))
                 # Callbacks see the state, and honest clients' figures need the clusters.
                 fetch(
                     index

@@ -296,6 +296,12 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
             "landmarks is 5, but a cohort has only 4 clients",
         ),
         (
+            lambda: dataclasses.replace(with_landmarks("cfl_gp", every=3), landmarks=4).init(
+                run_keys(0).initialization, place(lines(6))
+            ),
+            "landmarks is 4, as many as a cohort has clients",
+        ),
+        (
             lambda: dataclasses.replace(with_landmarks("cfl_gp"), clusters=6).init(
                 run_keys(0).initialization, place(lines())
             ),

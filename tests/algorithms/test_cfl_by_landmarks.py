@@ -11,6 +11,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import cohorts, local, nn, parallel, privacy
 from fedjax_cluster.algorithms import cfl
+from fedjax_cluster.algorithms.cfl import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl import parameter_tree as trees
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
@@ -18,7 +19,8 @@ from fedjax_cluster.data import in_memory, write_population
 from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Churn
-from tests.federations import blobs, play
+from tests.directions import place
+from tests.federations import blobs, one_step, play
 from tests.reference import cfl as reference
 from tests.reference.federated import change_on
 from tests.turns import drawn_batches, linear_models, turns, uneven
@@ -371,3 +373,41 @@ def test_without_landmarks_the_configuration_is_that_of_before():
     assert "landmarks" not in build(landmarks=None).config
     assert build().config["landmarks"] == 6
     assert dataclasses.replace(build(), landmarks=None) != build()
+
+
+@pytest.mark.slow
+def test_whose_way_could_not_be_compared_is_where_it_was_and_is_led_later(monkeypatch):
+    """Fault: a client that diverges from an old split's model went to its child, and was never led again."""
+    federation, method = (
+        blobs(clients=12, groups=2, rows=24),
+        build(participation=0.6, local=local.sgd(0.31, batch_size=8, steps=3)),
+    )
+    state = turns(method, federation, 6)[-1].after
+    behind = np.asarray(state.clients.placed) < int((np.asarray(state.server.splits.parent) >= 0).sum())
+    behind[state.server.landmarks] = False
+    assert behind.any()
+
+    def astray(splits, side, edges, change, slot, first, end):
+        return slot + 1, jnp.ones((), jnp.int32), jnp.asarray(False)
+
+    monkeypatch.setattr(by_landmarks, "led_past", astray)
+    later = state
+    for number in range(6, 10):
+        later = one_step(method, place(federation), later, number)[0]
+    for kept in ("placed", "membership"):
+        one, other = (np.asarray(getattr(each.clients, kept))[behind] for each in (state, later))
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_a_landmark_that_returns_and_is_not_heard_is_where_most_are():
+    """Fault: it was put at the root to be led later; but landmarks are divided and not led."""
+    federation = blobs(clients=12, groups=2, rows=24)
+    state = jax.tree.map(jnp.asarray, turns(build(), federation, 6)[-1].after)
+    splits = int((np.asarray(state.server.splits.parent) >= 0).sum())
+    sizes = np.asarray(state.clients.membership.sum(0))
+    other = next(i for i in range(12) if i not in state.server.landmarks.tolist())
+    for client, slot, placed in ((int(state.server.landmarks[1]), sizes.argmax(), splits), (other, 0, 0)):
+        nobody = jnp.asarray(3), jnp.asarray(False)
+        found = by_landmarks.admit(state, *nobody, jnp.asarray(client)).clients
+        assert (int(labels_of(found.membership)[client]), int(found.placed[client])) == (slot, placed)

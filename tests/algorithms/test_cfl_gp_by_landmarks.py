@@ -211,3 +211,36 @@ def test_who_is_in_no_cluster_yet_trains_none_and_pays_for_none():
     assert trained == cohort
     assert result.history["models_up"][0] == trained
     assert steps == 3 * trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [{"stop_after": 1}, {"cluster_until": 4}], ids=["stops", "until"])
+def test_who_has_been_in_no_clustering_round_joins_by_its_loss_once_these_have_ended(ends):
+    """Fault: who had not joined by then was in no cluster for good, and what it trained was thrown away."""
+    algorithm = cfl_gp(
+        nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=8, steps=3), participation=0.3, cluster_cohort=True,
+        landmarks=3, every=1, **ends,
+    )  # fmt: skip
+    federation = blobs(clients=20, groups=2, rows=24, ragged=False)
+    result = simulate(algorithm, federation, rounds=40, mapping=ONE, progress=False)
+    assert bool(result.state.server.stopped) == ("stop_after" in ends)
+    assert result.history["clusterings"].sum() < 10
+    assert (result.state.clients.membership.sum(1) == 1).all()
+    assert adjusted_rand_index(result.labels, federation.group) == 1.0
+    asked = result.history["loss_evaluations"]
+    # Each once: both models, on three mini-batches at most.
+    assert 0 < asked.sum() <= 2 * 3 * 17
+    assert (result.history["models_down"] - result.history["num_clients"])[asked > 0].min() >= 1
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_of_a_client_that_comes_back():
+    algorithm = cfl_gp(nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=8, steps=3))
+    federation = blobs(clients=6, groups=2)
+    state = simulate(algorithm, federation, rounds=4, mapping=ONE, progress=False).state
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf[4]), federation.train)
+    again = algorithm.admit(run_keys(0).local, jax.tree.map(jnp.asarray, state), one, jnp.asarray(4))
+    assert np.abs(state.server.grams[:, 4]).max() > 0
+    assert not np.any(again.server.grams[:, 4])
+    assert not np.any(again.server.grams[:, :, 4])
+    np.testing.assert_array_equal(np.delete(again.server.grams, 4, 1)[:, 0, :4], state.server.grams[:, 0, :4])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import clustering, local, nn
+from fedjax_cluster.algorithms import one_shot
 from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
@@ -249,3 +250,22 @@ def test_a_light_model_whose_metrics_have_no_accuracy_is_named():
         ValueError, match="by held-out accuracy, but metrics of light_model are nll; give a light_model"
     ):
         simulate(method, blobs(), rounds=1, progress=False)
+
+
+def test_light_models_are_averaged_as_the_runs_are(monkeypatch):
+    """Fault: with weighting="uniform" the threshold was chosen by models that were averaged by examples."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(*arguments, **options):
+        raise Asked(options["weighting"])
+
+    monkeypatch.setattr(one_shot, "search_threshold", ask)
+    for weighting in ("uniform", "examples"):
+        algorithm = flag(
+            nn.linear(), clusters=4, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, light_model=LIGHT,
+            weighting=weighting,
+        )  # fmt: skip
+        with pytest.raises(Asked, match=weighting):
+            algorithm.init(run_keys(0).initialization, place(lines()))

@@ -108,6 +108,29 @@ def test_an_index_that_pandas_has_named_is_no_feature(tmp_path):
         table(tmp_path / "b.parquet")
 
 
+def test_what_is_missing_in_an_encoded_column_is_missing(tmp_path):
+    """Fault: of a pandas Categorical with gaps pyarrow makes the last of its categories there, without a word."""
+    rows = {"label": ["cat", "dog"] * 6, "who": ["u"] * 6 + ["v"] * 6, "truth": ["left"] * 6 + [None] * 6}
+    frame = pandas.DataFrame({name: pandas.Categorical(values) for name, values in rows.items()} | {"a": range(12)})
+    path = tmp_path / "a.parquet"
+    frame.to_parquet(path)
+    federation = scenarios.users(table(path, user="who", group="truth"))
+    assert (federation.group.tolist(), federation.info.group_names) == ([0, -1], ("left",))
+    for name, message in (("label", "the labels hold nothing in some rows"), ("who", "user_ids holds NaN or None")):
+        frame.assign(**{name: frame[name].where(frame.index != 3)}).to_parquet(path)
+        with pytest.raises(ValueError, match=message):
+            scenarios.users(table(path, user="who", group="truth"))
+
+
+def test_a_column_of_groups_that_is_a_feature_is_said(tmp_path, caplog):
+    text = "label,user,group,a\n" + "".join(f"{row % 2},{row // 4},{row // 8},{row}\n" for row in range(16))
+    assert table(csv(tmp_path / "a.csv", text)).x.shape == (16, 2)
+    assert "the column 'group' of" in caplog.text
+    caplog.clear()
+    assert table(csv(tmp_path / "a.csv", text), group="group").x.shape == (16, 1)
+    assert "is a feature" not in caplog.text
+
+
 def test_pixels_of_another_scale_stay_as_they_are(tmp_path):
     rows = "\n".join(f"{row % 2},{row},{16 - row},0,8" for row in range(6))
     path = csv(tmp_path / "a.csv", f"label,a,b,c,d\n{rows}\n")

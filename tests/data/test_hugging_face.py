@@ -66,6 +66,18 @@ def test_users_and_colours(hub):
     np.testing.assert_array_equal(by_writer.y, np.arange(ROWS) % 4)
 
 
+@pytest.mark.parametrize("missing", ["", "NA"])
+def test_text_that_stands_for_a_missing_label_or_user_is_neither(hub, missing):
+    """As in files of one's own: it was one more class, or one more client."""
+    datasets = pytest.importorskip("datasets")
+    for column, message in (("kind", "the labels hold"), ("writer", "the users hold")):
+        rows = {"a": [[0.1 * i] for i in range(8)], "kind": ["cat", "dog"] * 4, "writer": ["u", "v"] * 4}
+        rows[column] = [missing, *rows[column][1:]]
+        hub["a/b"] = {"train": datasets.Dataset.from_dict(rows)}
+        with pytest.raises(ValueError, match=f"{message} '{missing}' in row 1"):
+            huggingface("a/b", inputs="a", label="kind", user="writer")
+
+
 def test_what_cannot_be_read_is_one_line(hub):
     hub["a/b"] = {"train": made(sizes=((4, 5), (5, 4)))}
     for arguments, message in (

@@ -183,6 +183,26 @@ def test_without_a_hook_the_error_is_raised(pretend):
         comparison.resume("elsewhere")
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), ValueError("20 clusters of 16 clients")])
+def test_what_has_ended_before_an_error_stays_a_comparison(pretend, error):
+    """Fault: after a ValueError of a later run comparison.json was deleted, which resume goes on from."""
+    pretend.failing = {("ifca", 0): error}
+    with pytest.raises(type(error)):
+        comparison.compare(CONFIGS, run_dir="own")
+    ended, pretend.failing = len(pretend.done), {}
+    assert ended > 0
+    assert len(comparison.resume("own")) == len(CONFIGS)
+    assert len(pretend.done) == len(set(pretend.done)) == len(CONFIGS)
+
+
+def test_two_labels_with_one_directory_are_refused(pretend):
+    configs = {label: RunConfig(method="fedavg", clients=4) for label in ("my method", "my-method")}
+    with pytest.raises(ValueError, match="'my method' and 'my-method' would have one directory below own"):
+        comparison.compare(configs, run_dir="own")
+    assert not pretend.done
+    assert not pathlib.Path("own").exists()
+
+
 def test_all_is_every_registered_method(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(comparison, "compare", lambda configs, **rest: given.update(configs) or [])

@@ -9,7 +9,14 @@ from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.data.partition import count_groups
 from fedjax_cluster.experiments import flags
 from fedjax_cluster.experiments.cluster_counts import say_clusters
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_federation, build_local, settled
+from fedjax_cluster.experiments.config import (
+    OF_METHOD,
+    RunConfig,
+    build_algorithm,
+    build_federation,
+    build_local,
+    settled,
+)
 from fedjax_cluster.options import option
 from tests.federations import INFO, blobs
 
@@ -216,5 +223,11 @@ def test_a_comparison_may_give_all_methods_the_defaults_of_one():
     words = ["--defaults-of", "cfl-gp", "--local-epochs", "3", "--rounds", "7"]
     config = flags.parse_compare(["flag", "ifca"], words, "compare")[0]["flag"]
     assert (config.averaging, config.local_epochs, config.rounds, config.batch_size) == ("models", 3, 7, 64)
+    # The others' defaults follow from what is given, as they do in that method's own run.
+    for words in ("--local-steps 5", "--rounds 9000", "--averaging models", "--optimizer adam --local-steps 2"):
+        own, *_ = flags.parse_run("cfl-gp", words.split(), "run")
+        shared = flags.parse_compare(["cfl-gp", "flag"], ["--defaults-of", "cfl-gp", *words.split()], "compare")[0]
+        for config in shared.values():
+            assert [getattr(config, name) for name in OF_METHOD] == [getattr(own, name) for name in OF_METHOD]
     with pytest.raises(ValueError, match=r"--defaults-of: unknown method 'fedagv'; did you mean fedavg"):
         flags.parse_compare(["flag"], ["--defaults-of", "fedagv"], "compare")

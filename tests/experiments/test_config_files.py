@@ -53,6 +53,8 @@ def test_flags_come_before_the_file_and_defaults_after_it():
     assert (config.local_steps, config.local_epochs) == (None, 1)
     config = parsed("--config config.json --averaging gradients")
     assert (config.averaging, config.local_steps) == ("gradients", None)
+    config = parsed("--config config.json --averaging models")
+    assert (config.averaging, config.local_steps) == ("models", 4)
     assert parsed("--config config.json --model mlp").model_options == {}
     assert parsed("--config=config.json", "fedavg").method == "fedavg"
     path = yaml("method: cfl-gp\nmethod_options: {every: 3, decimals: 5}\n")
@@ -70,6 +72,10 @@ def test_an_edited_file_tells_of_no_tuning():
     assert config_files.run_config(path).tuning["figures"]["0.3"] == 0.5
     path.write_text(path.read_text().replace('"learning_rate": 0.3', '"learning_rate": 0.1'))
     assert (config_files.run_config(path).tuning, config_files.run_config(path).learning_rate) == ({}, 0.1)
+    # Nor is it said of others that are compared with the method.
+    left(RunConfig(method="ifca", learning_rate=0.3, tuning={"figures": {"0.3": 0.5}}))
+    found = flags.parse_compare(["ifca", "fedavg"], ["--config", "config.json"], "compare")[0]
+    assert [(config.learning_rate, bool(config.tuning)) for config in found.values()] == [(0.3, True), (0.3, False)]
     yaml("tuning: {a: b}")
     assert parsed("--config run.yaml").tuning == {}
 
@@ -88,6 +94,10 @@ def test_a_comparison_gives_each_method_the_options_that_it_has():
     assert {(config.rounds, config.learning_rate, config.local_steps) for config in configs.values()} == {(7, 0.2, 10)}
     with pytest.raises(ValueError, match=r"method_options\.every: none of ifca, fedavg has such an option"):
         flags.parse_compare(["ifca", "fedavg"], words, "compare")
+    # What the file says is not undone by the averaging of those defaults.
+    yaml("local_steps: 7\n", "steps.yaml")
+    words = ["--config", "steps.yaml", "--defaults-of", "fedavg"]
+    assert flags.parse_compare(["ifca", "flag"], words, "compare")[0]["flag"].local_steps == 7
     # A run's file has its method's own defaults, which are no other's.
     left(RunConfig(method="cfl_gp", method_options={"weighting": "uniform", "every": 3}))
     configs, _ = flags.parse_compare(["cfl-gp", "fedavg"], ["--config", "config.json"], "compare")

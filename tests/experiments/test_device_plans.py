@@ -54,6 +54,19 @@ def test_test_rows_are_those_of_a_run(words, tests, monkeypatch, capsys):
     assert f"tests are {tests}" in capsys.readouterr().err
 
 
+def test_a_file_tells_the_method(monkeypatch, tmp_path, capsys):
+    """Fault: whatever the file named, CFL-GP was planned, with the file's other settings."""
+
+    def planned(algorithm, shape, **rest):
+        raise ValueError(f"planned is {algorithm.name} with {algorithm.clusters}")
+
+    monkeypatch.setattr(device_plans, "plan", planned)
+    (path := tmp_path / "run.yaml").write_text("method: ifca\nclusters: 5\nmodel: linear\n")
+    given = ["--clients", "8", "--rows", "63", "--input", "3", "--config", str(path)]
+    assert cli.main(["plan", *given]) == 2
+    assert "planned is ifca with 5" in capsys.readouterr().err
+
+
 def test_rows_need_clients(capsys):
     assert cli.main(["plan", "fedavg", "--rows", "4"]) == 2
     assert "--clients" in capsys.readouterr().err

@@ -125,6 +125,13 @@ def test_runs_without_a_configuration_are_seeds_where_even_the_data_are_equal(le
     assert grouped(*alike) == {"FedAvg": 2}
 
 
+def test_seeds_whose_rates_were_chosen_are_one_group_where_they_are_the_same(leave):
+    """Fault: how a rate had been chosen, which has each seed's own figures, told the seeds of one experiment apart."""
+    tuned = [leave(f"t-{seed}", seed=seed, tuning={"figures": {"0.1": 0.5 + seed}, "seed": seed}) for seed in range(2)]
+    other = leave("other", learning_rate=0.3, tuning={"figures": {"0.3": 0.5}})
+    assert grouped(*tuned, other) == {"FedAvg, learning rate 0.1": 2, "FedAvg, learning rate 0.3": 1}
+
+
 def test_where_too_much_differs_the_directory_tells(leave):
     many = {"clients": 32, "clusters": 2, "batch_size": 8, "learning_rate": 0.5, "momentum": 0.9}
     one, other = leave("one"), leave("other", **many)

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -73,6 +74,10 @@ def test_cells_of_other_settings_want_another_directory(pretend, undrawn, capsys
         assert f"belongs to another sweep: {told}" in capsys.readouterr().err.replace("scenario_options.", "")
     assert len(pretend.directories) == begun
     assert cli.main(line.format("0.9 1.5", "").replace("--rounds 2", "--rounds 3").split()) == 0
+    capsys.readouterr()
+    assert cli.main(["report", "own"]) == 0
+    # Nothing told the cells of more rounds apart.
+    assert re.search(r"\brounds\b", capsys.readouterr().out)
     # What follows from an option that is swept, or from the rounds, is not another setting.
     for words in (
         "fedavg --local-steps 1 2 --rounds 2 --run-dir steps",
@@ -187,9 +192,9 @@ def test_a_dry_sweep_tells_its_cells_and_writes_nothing(capsys):
 def test_a_dry_sweep_plans_each_cell_on_its_own_data_and_lists_what_cannot_be(monkeypatch, capsys):
     real, planned = plans.plan, []
 
-    def plan(config, directory, federation):
+    def plan(config, directory, federation, **rest):
         planned.append((config.clients, len(federation.train.num_examples)))
-        return real(config, directory, federation)
+        return real(config, directory, federation, **rest)
 
     monkeypatch.setattr(plans, "plan", plan)
     monkeypatch.setenv("COLUMNS", "200")
@@ -236,6 +241,9 @@ def test_from_python_options_have_their_names(pretend):
     content = json.loads(pathlib.Path("own/comparison.json").read_text())
     last = content["configs"]["learning rate 1, every 2, angles 0 180"]
     assert (last["method_options"], last["scenario_options"]) == ({"every": 2}, {"angles": [0, 180]})
+    assert pretend.done == [("cfl_gp", 0)] * 8
+    sweeps.sweep({**settings, "seed": 5}, {"every": [1, 2]}, run_dir="other")
+    assert pretend.done[8:] == [("cfl_gp", 5)] * 2
     for wrong, message in (
         ({"evry": (1, 2)}, "'evry': there is no such"),
         ({"rounds": 3}, "the values of rounds are 3"),

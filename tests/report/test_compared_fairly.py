@@ -52,6 +52,16 @@ def test_runs_of_other_data_are_ranked_nowhere():
     assert "has the highest" in lead([ours, of("c", 0.1, data=ours.data)])
 
 
+def test_cells_of_other_rounds_are_told_apart_and_not_ranked():
+    """Fault: a sweep went on with more rounds, and its longer cells had the best mean."""
+    cells = [of("rate 0.1", 0.5), of("rate 0.3", 0.9, rounds=40)]
+    values = {"rate 0.1": {"rate": 0.1}, "rate 0.3": {"rate": 0.3}}
+    assert [row["rounds"] for row in read_csv(tables.comparison_table(cells, values))] == ["9", "40"]
+    assert lead(cells, "cell", ["rate"]).endswith("; not ranked, as runs differ in rounds.")
+    assert "has the highest" in lead(cells, "cell", ["rate", "rounds"])
+    assert "has the highest" in lead(cells)
+
+
 def bold(*methods):
     text = tables.comparison_table(methods).latex()
     return [r"\textbf" in line for line in text.splitlines() if line.endswith(r"\\")][1:], text

@@ -49,6 +49,14 @@ def test_splits_are_marked_in_both_panels_where_clusters_became_more(make_histor
     check_layout(figure)
 
 
+def test_splits_are_marked_where_clusters_are_counted_in_some_rounds_only(make_history):
+    """Fault: of more than 65 536 clients hardly any split was marked: the round before it had no count."""
+    counts = np.full(20, np.nan)
+    counts[[4, 6, 9, 12, 19]] = 1, 2, 2, 3, 3
+    axes = pictures.split_history(make_history(columns={"num_clusters": counts})).axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "split"] == [7, 13]
+
+
 def test_without_gaps_there_is_one_panel(make_history, check_layout):
     figure = pictures.split_history(make_history())
     assert len(figure.axes) == 1

@@ -53,6 +53,13 @@ def test_who_drops_out_has_not_diverged(fault, fewest):
     assert fewest_rejections(method, 8) == pytest.approx(fewest, abs=0.01)
 
 
+def test_of_many_clients_some_two_hundred_updates_in_a_row_are_enough():
+    """Fault: a thousand clients, ten a round: a run that had diverged at once was not said to have in 99 rounds."""
+    method = fedavg(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1))
+    assert fewest_rejections(method, 1000) == pytest.approx(196.7, abs=0.1)
+    assert 0.9**197 < 1e-9 < 0.9**196
+
+
 def test_a_run_whose_last_cohorts_are_silent_has_the_figures_of_its_models():
     own = local.sgd(0.1, batch_size=8, steps=1)
     fault = faults.drop_out(0.8)

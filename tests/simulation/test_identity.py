@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import aggregation, local, nn, optimizers
+from fedjax_cluster import aggregation, faults, local, nn, optimizers
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.files import sealed, write_json
+from fedjax_cluster.simulation import joint
 from fedjax_cluster.simulation.host_code import code_digest
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.run_directory import VERSION, AnotherExperiment, RunDirectory
@@ -200,3 +201,17 @@ def test_functions_on_the_host_are_told_by_whom_they_call_and_all_that_they_hold
     for _ in range(40):
         nested = (lambda inner: lambda value, again=inner: inner(again))(nested)
     assert code_digest([nested])
+
+
+def test_processes_are_asked_for_all_that_tells_a_run_from_another():
+    """Fault: with other metrics, or other settings of random numbers, two processes compiled different programs."""
+
+    def confidence(predictions, y, mask):
+        return {"confidence": jnp.max(predictions)}
+
+    with jax.threefry_partitionable(False):
+        options = {"fault": faults.sign_flip(), "metrics": [confidence]}
+        told = identity_of(
+            _Own(nn.linear(), local=own_sgd(0.1, batch_size=8, steps=1)), blobs(), 0, 1, None, (), **options
+        )
+    assert {"metrics", "random_numbers"} <= set(told) <= set(joint.COMPARED)

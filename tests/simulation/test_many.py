@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import algorithms, lifting, local, nn, optimizers, parallel
-from fedjax_cluster.simulation import requests
+from fedjax_cluster.simulation import requests, together
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.memory import Memory
 from fedjax_cluster.simulation.together import DoesNotFit
@@ -152,6 +152,26 @@ def test_more_runs_than_fit_are_divided(monkeypatch):
     assert found.memory is not None
     assert found.memory.peak == 2
     assert len(found) == 5
+
+
+def test_rows_that_a_device_has_no_room_for_twice_are_not_stacked(monkeypatch):
+    """Fault: clients of several federations were stacked beside what was placed already, before anybody asked."""
+    federations = [blobs(rows=200, seed=seed) for seed in range(2)]
+    held = [sum(leaf.nbytes for part in each[:2] for leaf in part[:2]) for each in federations]
+    monkeypatch.setattr(parallel, "device_memory", lambda: 1.5 * sum(held) / 0.9)
+    began = []
+    given = together.Batch.arguments
+
+    def arguments(batch):
+        began.append(len(batch.runs))
+        return given(batch)
+
+    monkeypatch.setattr(together.Batch, "arguments", arguments)
+    options = {"rounds": 1, "seeds": (0, 1), "together": True, "mapping": ONE, "progress": False}
+    found = fc.simulate_many(METHODS["fedavg"], federations, **options)
+    assert began == [1, 1]
+    # What is placed for the other run counts.
+    assert found.memory.peak > sum(held)
 
 
 @pytest.mark.slow

@@ -156,6 +156,11 @@ def test_what_cannot_be_admitted_is_one_line():
     empty = empty._replace(train=empty.train._replace(num_examples=np.array([0, 3], np.int32)))
     integers = some(plain, (0,))
     integers = integers._replace(train=integers.train._replace(x=integers.train.x.astype(np.float64)))
+    named = [
+        plain._replace(info=plain.info._replace(class_names=names)) for names in (("a", "b", "c"), ("a", "c", "d"))
+    ]
+    with pytest.raises(ValueError, match="class 1 of the newcomers is 'c', but the federation's is 'b'"):
+        run("ifca", named[0], rounds=1).admit(some(named[1], (0,)))
     for newcomers, message in (
         (plain.train, "newcomers is a ClientData; give a Federation"),
         (other, "the newcomers' num_classes is 2, but the federation's is 3"),
@@ -205,16 +210,18 @@ def test_a_newcomer_of_cfl_that_sends_nothing_finite_is_led_nowhere(landmarks):
     x = np.full_like(federation.train.x[:1], np.nan)
     data = jax.tree.map(jnp.asarray, ClientData(x[0], federation.train.y[0], federation.train.num_examples[0]))
     state = jax.tree.map(jnp.asarray, result.state)
-    found = result.algorithm.admit(jax.random.key(0), state, data, jnp.asarray(4))
-    label = int(np.argmax(found.clients.membership[4]))
+    # A landmark is not led.
+    client = 4 if landmarks is None else next(i for i in range(9) if i not in state.server.landmarks.tolist())
+    found = result.algorithm.admit(jax.random.key(0), state, data, jnp.asarray(client))
+    label = int(np.argmax(found.clients.membership[client]))
     if landmarks is None:
         others = np.bincount(np.argmax(np.asarray(state.clients.membership)[:9], 1))
         assert label == int(np.argmax(others))
     else:
-        assert (label, int(found.clients.placed[4])) == (0, 0)
-    honest = jax.tree.map(lambda leaf: jnp.asarray(leaf[4]), federation.train)
-    again = result.algorithm.admit(jax.random.key(0), state, honest, jnp.asarray(4))
-    assert int(np.argmax(again.clients.membership[4])) == int(result.labels[4])
+        assert (label, int(found.clients.placed[client])) == (0, 0)
+    honest = jax.tree.map(lambda leaf: jnp.asarray(leaf[client]), federation.train)
+    again = result.algorithm.admit(jax.random.key(0), state, honest, jnp.asarray(client))
+    assert int(np.argmax(again.clients.membership[client])) == int(result.labels[client])
 
 
 @pytest.mark.slow

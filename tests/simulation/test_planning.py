@@ -229,6 +229,23 @@ def test_bytes_are_those_that_reach_the_devices_memory(line, numbers):
     assert found.bytes == 2 * 4 * numbers
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("(f32[8,2]{1,0}, f32[8,2]{1,0}, u32[], u32[]) collective-permute-start(%x)", 16),
+        ("(f32[8,2]{1,0:T(8,128)}, f32[16,2]{1,0:T(8,128)}) all-gather-start(%x)", 32),
+        ("((f32[8,2]{1,0}, s32[4]{0}), (f32[16,2]{1,0}, s32[8]{0})) all-gather-start(%x, %y)", 40),
+        ("(f32[8,2]{1,0}, s32[4]{0}) all-reduce-start(%x, %y)", 20),
+        ("f32[8,2]{1,0} collective-permute(%x)", 16),
+        ("(u32[], u32[], u32[], u32[]) collective-permute-start(%x)", 1),
+    ],
+)
+def test_what_is_sent_counts_once_where_it_is_only_begun(line, words):
+    """Fault: of CFL's rows, sent round eight chips, source and result were counted, and two marks: 1.3 GB for .6."""
+    text = IN_PLACE.replace("LINE", f"%begun = {line}")
+    assert program_costs(text).message_bytes() == program_costs(text).largest_message == 4 * words
+
+
 OF_A_GPU = """\
 ENTRY %main (x: f32[8,14,14,192], k: f32[384,5,5,32], y: f32[8,14,14,384], a: f32[6,8,20], b: f32[6,20,10]) -> f32[1] {
   %x = f32[8,14,14,192]{3,2,1,0} parameter(0)

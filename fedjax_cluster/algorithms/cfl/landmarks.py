@@ -28,6 +28,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
     on_edges,
 )
 from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
+from fedjax_cluster.algorithms.one_shot import largest_cluster
 from fedjax_cluster.algorithms.round import clients_info, cohort_labels, labels, one_hot
 from fedjax_cluster.local import num_batches
 from fedjax_cluster.parallel import Client, Contribution
@@ -80,6 +81,7 @@ class Joined(NamedTuple):
     sent: Sent
     met: Array  # i32[], earlier splits that it was led past
     chosen: Array  # bool[], a landmark
+    led: Array  # bool[], whether all that it showed on its way could be compared
 
 
 def landmarks_among(method: Any, present: Array) -> Array:
@@ -149,17 +151,19 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         itself = landmarks == client.index
         chosen = itself.any()
         change = functools.partial(change_on_edges, method, rng_key, state, secret, client.data, client.index)
-        known, none = chosen | (placed >= earlier), jnp.zeros((), jnp.int32)
-        slot, met = parallel.unless(known, (slot, none), lambda: past(change, slot, placed, earlier)[:2])
+        known, none, yes = chosen | (placed >= earlier), jnp.zeros((), jnp.int32), jnp.asarray(True)
+        found, met, led = parallel.unless(known, (slot, none, yes), lambda: past(change, slot, placed, earlier))
+        # Of what is not finite nothing tells on which side of a split it belongs.
+        slot = jnp.where(led, found, slot)
         sent = send(slot=slot, client=client)
         own = on_edges(state.server, _compared(sent))
         joined, _ = parallel.unless(
             chosen | (total == earlier), (slot, none), lambda: past(lambda _: own, slot, earlier, total)[:2]
         )
-        return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), slot, sent, met, chosen)
+        return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), slot, sent, met, chosen, led)
 
     slot = jnp.maximum(cohort_labels(state, cohort), 0)
-    means, (new, trained, reports, met, chosen), accepted = aggregate_clients(
+    means, (new, trained, reports, met, chosen, led), accepted = aggregate_clients(
         train,
         cohort,
         slot,
@@ -168,7 +172,7 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         contribute=lambda found: Contribution(
             found.slot, found.sent.weight, {"delta": found.sent.delta, "stats": found.sent.stats}
         ),
-        collect=lambda found: (found.slot, found.trained, found.sent.report, found.met, found.chosen),
+        collect=lambda found: (found.slot, found.trained, found.sent.report, found.met, found.chosen, found.led),
         aggregation=method.aggregation,
     )
     one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
@@ -177,7 +181,7 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
     clusters, refused = step_clusters(method.optimizer, after.clusters, means)
 
     # A landmark is where the division put it, whatever it sent.
-    there = cohort.mask & (accepted | chosen)
+    there = cohort.mask & ((accepted & led) | chosen)
     rows = one_hot(new, method.clusters), jnp.full(new.shape, total, jnp.int32)
     changed = parallel.scatter_rows(cohort, (state.clients.membership, state.clients.placed), rows, there)
 
@@ -257,10 +261,13 @@ def _costs(method: Any, models: Clusters, cohort: Cohort, reports: Any, met: Arr
 def admit(state: State, slot: Array, heard: Array, index: Array) -> State:
     """The state with a client that joins cluster `slot`; of a landmark that was away nothing has been heard.
 
-    One that was not heard, bool[], begins at the root, and is led when it next takes part.
+    One that was not heard, bool[], begins at the root, and is led when it next takes part; a landmark, which is not led
+    but divided, is in the largest cluster.
     """
     server, slots = state.server, state.clients.membership.shape[1]
-    slot, past = jnp.where(heard, slot, 0), jnp.where(heard, number_of_splits(server.splits), 0)
+    itself = jnp.any(server.landmarks == index)
+    slot = jnp.where(heard, slot, jnp.where(itself, largest_cluster(state.clients.membership), 0))
+    past = jnp.where(heard | itself, number_of_splits(server.splits), 0)
     row = LandmarkClients(one_hot(slot, slots), jnp.asarray(True), past, slot)
     fresh = server.landmarks == index
     kept = server.kept._replace(

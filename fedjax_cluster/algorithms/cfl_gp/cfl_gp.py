@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train
+from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train, join_by_loss
 from fedjax_cluster.algorithms.cfl_gp.landmarks import forget, group_all, group_cohort, landmarks_among
 from fedjax_cluster.algorithms.cfl_gp.profiles import (
     Beta,
@@ -134,8 +134,8 @@ class cfl_gp(AveragingMethod):
     landmarks: int | None = option(
         "(ours) m, landmark clients: these alone are embedded and grouped by k-means, and every other client joins the "
         "group whose mean is nearest in their embedding, over the blocks that it has filled. With `cluster_cohort` "
-        "they are in every clustering round, and who has been in none yet is in no cluster, trains none, and is "
-        "evaluated in that of least training loss. None embeds everybody, as the paper does",
+        "they are in every clustering round; who has been in none yet trains no model and is evaluated by that of "
+        "least training loss, whose cluster it joins when clustering has ended. None embeds everybody, as in the paper",
         default=None,
         bound=at_least(2),
     )
@@ -171,11 +171,10 @@ class cfl_gp(AveragingMethod):
             return self.init_with(rng_key, population, self.clusters)
         pilot_key = jax.random.fold_in(rng_key, 1)
         most = min(self.max_clusters, int(present_clients(population).sum()))
-        state, _ = self.init_with(rng_key, population, most)
+        (state, _), cohort = self.init_with(rng_key, population, most), parallel.whole_population(population)
         costs = Costs()
         pilot = dataclasses.replace(self, cluster_until=None, stop_after=None)  # a profile of each model
         for number in range(self.pilot_rounds):
-            cohort = parallel.whole_population(population)
             # Awaited, as many rounds under way at once could block one another (`parallel.use_all_cores`).
             key = jax.random.fold_in(pilot_key, number)
             state, info = jax.block_until_ready(_step(key, state, cohort, method=pilot))
@@ -304,13 +303,15 @@ class cfl_gp(AveragingMethod):
 
     def train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round without clustering."""
+        state, further = join_by_loss(self, state, cohort)
         slot = cohort_labels(state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             return Trained(slot, self.train_one(rng_key, state, slot, client))
 
         done = self.run_round(rng_key, train, state, cohort, slot)
-        return state._replace(clusters=done.clusters), done.info(cohort.mask)
+        info = done.info(cohort.mask, costs=jax.tree.map(jnp.add, done.costs(cohort.mask), further))
+        return state._replace(clusters=done.clusters), info
 
     def query(
         self, rng_key: Array, state: State, client: Client, known: Array, own: PyTree
@@ -364,8 +365,7 @@ class cfl_gp(AveragingMethod):
         """The clients with new clusters, the Gram matrices, and how many clients changed theirs."""
         old, clustered = labels(clients.membership), clients.present
         if self.cluster_cohort:
-            ones = jnp.ones_like(cohort.mask)
-            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), ones)
+            clustered = parallel.scatter_rows(cohort, jnp.zeros_like(clients.present), jnp.ones_like(cohort.mask))
         new, grams = regroup(rng_key, clients, server.grams, server.block, clustered, cohort.mapping)
         changed = jnp.sum((clients.present & (new != old)).astype(jnp.int32))
         return clients._replace(membership=one_hot(new, clients.membership.shape[1])), grams, changed

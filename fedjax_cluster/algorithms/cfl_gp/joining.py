@@ -1,7 +1,8 @@
-"""CFL-GP where the server keeps the landmarks' profiles alone: they are heard and grouped, then everybody else joins.
+"""CFL-GP's clients that join the landmarks' groups.
 
-Who is no landmark joins the group that is nearest by the update that it has just made of the queried model, as soon as
-it has made it: nobody holds what all of them show.
+Where the server keeps the landmarks' profiles alone, they are heard and grouped, and who is no landmark joins the group
+that is nearest by the update that it has just made of the queried model, as soon as it has made it: nobody holds what
+all of them show. Who has been in no clustering round when these end joins by its training loss.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.cfl_gp.landmarks import Groups, grouped, landmark_rows, placed
 from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Kept, folded
 from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
-from fedjax_cluster.algorithms.round import Trained, cohort_labels, labels, one_hot
+from fedjax_cluster.algorithms.round import Trained, cohort_labels, labels, nearest_by_loss, one_hot
 from fedjax_cluster.clustering.similarity import matmul
-from fedjax_cluster.local import server_key
+from fedjax_cluster.local import num_batches, server_key
 from fedjax_cluster.parallel import Client
-from fedjax_cluster.types import Cohort, RoundInfo, State
+from fedjax_cluster.types import Cohort, Costs, RoundInfo, State
 
 
 def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
@@ -56,6 +57,32 @@ def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) ->
     membership = parallel.scatter_rows(cohort, state.clients.membership, label)
     state = state._replace(clients=state.clients._replace(membership=membership))
     return method.after_clustering(state, cohort, done, changed, columns.shape[1])
+
+
+def join_by_loss(method: Any, state: State, cohort: Cohort) -> tuple[State, Costs]:
+    """Once clustering has ended, the cohort's clients without a cluster in that of least training loss; and costs."""
+    if not method.joined_late or (method.cluster_until is None and method.stop_after is None):
+        return state, Costs()
+    old = cohort_labels(state, cohort)
+    until, late = method.cluster_until, cohort.mask & (old < 0)
+    ended = state.server.stopped if until is None else state.server.stopped | (state.round >= until)
+
+    def place(client: Client, slot: Array) -> Array:
+        return parallel.unless(slot >= 0, slot, lambda: nearest_by_loss(method.model, state.clusters, client.data))
+
+    def join(carry: tuple[Array, Costs]) -> tuple[Array, Costs]:
+        new = parallel.for_each_client(place, cohort, old, collect=lambda found: found).collected
+        label, slots = one_hot(new, carry[0].shape[1]), carry[0].shape[1]
+        batches = jnp.sum(jnp.where(late, num_batches(method.local, cohort.data), 0.0))
+        # The model that each then trains is counted with its training.
+        costs = Costs(models_down=(slots - 1) * jnp.sum(late.astype(jnp.float32)), loss_evaluations=slots * batches)
+        return parallel.scatter_rows(cohort, carry[0], label, late), jax.tree.map(jnp.asarray, costs)
+
+    nothing = jax.tree.map(jnp.asarray, Costs())
+    membership, costs = parallel.run_if(
+        ended & jnp.any(late), join, (state.clients.membership, nothing), cohort.mapping
+    )
+    return state._replace(clients=state.clients._replace(membership=membership)), costs
 
 
 def keep(beta: Beta, server: Any, columns: Array, heard: Array) -> Kept:

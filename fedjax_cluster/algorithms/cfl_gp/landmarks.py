@@ -129,6 +129,8 @@ def group_all(rng_key: Array, state: State, mapping: ClientMapping) -> Array:
 
 def forget(server: Any, index: Array) -> Any:
     """The server, with nothing kept of client `index` i32[], which is another from now on."""
+    if server.grams.size:
+        server = server._replace(grams=server.grams.at[:, index].set(0.0).at[:, :, index].set(0.0))
     if not getattr(server, "kept", ()):
         return server
     fresh = server.landmarks == index

@@ -61,7 +61,9 @@ def split_history(history: Mapping[str, Any]) -> Figure:
     metric = chosen_metric({"cfl": [history]}, None)
     label, factor = column_label(metric)
     rounds = np.asarray(history["round"], np.float64) + 1
-    grown = np.flatnonzero(np.diff(np.asarray(history["num_clusters"], np.float64)) > 0) + 1
+    counts = np.asarray(history["num_clusters"], np.float64)
+    told = np.flatnonzero(np.isfinite(counts))  # of very many clients not in every round
+    grown = told[1:][np.diff(counts[told]) > 0]
     gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
     dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
