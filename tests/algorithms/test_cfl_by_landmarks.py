@@ -20,7 +20,7 @@ from fedjax_cluster.report.methods import cfl as pictures
 from fedjax_cluster.simulation.loop import run_keys, simulate
 from fedjax_cluster.types import Churn
 from tests.directions import place
-from tests.federations import blobs, one_step, play
+from tests.federations import blobs, play
 from tests.reference import cfl as reference
 from tests.reference.federated import change_on
 from tests.turns import drawn_batches, linear_models, turns, uneven
@@ -382,18 +382,29 @@ def test_whose_way_could_not_be_compared_is_where_it_was_and_is_led_later(monkey
         blobs(clients=12, groups=2, rows=24),
         build(participation=0.6, local=local.sgd(0.31, batch_size=8, steps=3)),
     )
-    state = turns(method, federation, 6)[-1].after
-    behind = np.asarray(state.clients.placed) < int((np.asarray(state.server.splits.parent) >= 0).sum())
-    behind[state.server.landmarks] = False
-    assert behind.any()
+
+    def late(state):
+        behind = np.asarray(state.clients.placed) < int((np.asarray(state.server.splits.parent) >= 0).sum())
+        behind[state.server.landmarks] = False
+        return behind
+
+    states = [turn.after for turn in turns(method, federation, 8)]
+    number = next(number for number, state in enumerate(states) if late(state).any())
+    state, behind = states[number], late(states[number])
 
     def astray(splits, side, edges, change, slot, first, end):
         return slot + 1, jnp.ones((), jnp.int32), jnp.asarray(False)
 
+    @jax.jit
+    def play_one(state, number):
+        selection = method.select(jax.random.fold_in(run_keys(0).cohorts, number), state)
+        cohort = parallel.gather_cohort(place(federation), selection)
+        return method.step(jax.random.fold_in(run_keys(0).local, number), state, cohort)[0]
+
     monkeypatch.setattr(by_landmarks, "led_past", astray)
-    later = state
-    for number in range(6, 10):
-        later = one_step(method, place(federation), later, number)[0]
+    later = jax.tree.map(jnp.asarray, state)
+    for more in range(number + 1, number + 5):
+        later = play_one(later, jnp.asarray(more))
     for kept in ("placed", "membership"):
         one, other = (np.asarray(getattr(each.clients, kept))[behind] for each in (state, later))
         np.testing.assert_array_equal(one, other)
