@@ -51,6 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("ditto", "fedper", "fedrep", "pfedme", "fedproto", "local_only")},
 }
 METHODS["flag"] = {"clusters": 20, "method_options": {"threshold": 0.5}}  # what its search finds
+METHODS["fedem"] = {"learning_rate": 4 * BASE.learning_rate}  # whose learners move by a client's share in them
 METHODS["fedgwc"] = {"participation": 0.25, "rounds": 60, "eval_every": 60}
 METHODS["fedrep"] = METHODS["fedper"] = METHODS["fedproto"] = {"model": "mlp", "model_options": {"hidden": (32,)}}
 QUICK_METHODS = ("ifca", "fedavg")
@@ -249,7 +250,7 @@ ATTACKED = Study(
     title="What attackers do to clusters: every method, attack and share of attackers, with and without defence",
     reading="Ours; no paper has it. Digits at four rotations, 40 clients of about 31 training rows, a linear model (an "
     "MLP for FedPer, FedRep and FedProto), 30 rounds of ten local steps, all clients in each (FedGWC: 60 rounds of a "
-    "quarter). Attackers send -10 times their change, but those of label flip and schism, who send what they learn; "
+    "quarter; FedEM: four times the others' rate). Attackers send -10 times their change, but those of label flip and schism, who send what they learn; "
     "those of the last four pass for the first group, divide it, or join it after a third of the rounds. Of "
     "drop-out all are honest, and each is absent in a fifth of the rounds. Crosses: the method has no such clustering, "
     "or no such server.",
