@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from jax import Array
 from fedjax_cluster import parallel
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.types import Cohort, Population, Selection
+
+LOG = logging.getLogger(__name__)
 
 
 def heard_landmarks(
@@ -50,7 +53,7 @@ def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | No
     if number > most:
         raise ValueError(f"landmarks is {number}, but {whose} only {most} clients; give at most {most}, or None")
     if number == most < there:
-        raise ValueError(
-            f"landmarks is {number}, as many as a cohort has clients, and others would never be in a clustering round; "
-            f"give at most {most - 1}, or None"
+        LOG.warning(
+            f"landmarks is {number}, as many as a cohort has clients: others are never in a clustering round; "
+            f"give at most {most - 1}"
         )

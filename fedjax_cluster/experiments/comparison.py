@@ -113,9 +113,9 @@ def compare(
     if labels and len(refusals) == len(labels):
         raise next(iter(refusals.values()))
     directory = None if run_dir is None else as_path("run_dir", run_dir)
-    if directory is not None:
-        check_names(labels, directory)
     before = read(directory) if directory is not None and is_comparison(directory) else None
+    if directory is not None:
+        check_names((*(() if before is None else before.cells or before.configs), *labels), directory)
     known = {label: dict.fromkeys(seeds, why) for label, why in (refused or {}).items()}
     configs = {label: as_begun(each, before and before.configs.get(label)) for label, each in configs.items()}
     usual, of_cells = usual_number(configs, before), {label: dict(of) for label, of in (cells or {}).items()}

@@ -68,7 +68,7 @@ def plan(
     Raises:
       ValueError: as `experiments.runs.run` raises it, such as for the directory of another experiment.
     """
-    known = known_config(pathlib.Path(directory))
+    given, known = config, known_config(pathlib.Path(directory))
     if tune and known is not None and known.tuning:
         config = dataclasses.replace(config, learning_rate=known.learning_rate, tuning=known.tuning)
     with cache.reading_only():
@@ -101,6 +101,8 @@ def plan(
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.params))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     train, test = (int(np.sum(part.num_examples)) for part in (federation.train, federation.test))
+    if known is not None and config.tuning != given.tuning and config.rounds != known.rounds:  # tried for longer
+        config = dataclasses.replace(config, learning_rate=given.learning_rate, tuning=given.tuning)
     return Plan(config, done, train, test, parameters, size)
 
 

@@ -50,7 +50,6 @@ class Reduced(NamedTuple):
     weight: Array  # f32[K]: Σ weight
     count: Array  # i32[K]: contributions with a positive weight
     num_rejected: Array  # i32[]: clients left out for a value that is not finite, or whose square is not
-    missing: Array | float = 0.0  # f32[K]: what the weights' sums lack by rounding, of which the next takes account
 
 
 class Mapped(NamedTuple):
@@ -156,7 +155,7 @@ def _run_where(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:
         varies, of_shared, of_carry = batched
         axes = [0 if each else None for each in of_shared]
         carry = jax.tree.map(
-            lambda leaf, each: leaf if each else jnp.broadcast_to(leaf, (size, *leaf.shape)), carry, of_carry
+            lambda leaf, each: leaf if each else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf))), carry, of_carry
         )
         everywhere = jax.tree.map(lambda _: True, carry)
 
@@ -229,8 +228,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     if contribution is not None:
         # A leading axis of several slots is summed away.
         total = [jnp.zeros((num_slots, *leaf.shape[leading:]), jnp.float32) for leaf in contribution.value]
-        nothing = jnp.zeros(num_slots)
-        reduced = Reduced(total, nothing, jnp.zeros(num_slots, jnp.int32), jnp.zeros((), jnp.int32), nothing)
+        reduced = Reduced(total, jnp.zeros(num_slots), jnp.zeros(num_slots, jnp.int32), jnp.zeros((), jnp.int32))
     carry = Mapped(reduced, zeros(collected, (count,)), jnp.zeros(count, bool))
 
     def single(position, carry: Mapped) -> Mapped:
@@ -300,13 +298,11 @@ def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: 
         new = old + weight * jnp.where(finite, value, 0).astype(jnp.float32)
         return lax.dynamic_update_index_in_dim(total, new, slot, 0)
 
-    heavier, missing = _added(reduced.weight[slot], jnp.asarray(reduced.missing)[slot], weight)
     return Reduced(
         jax.tree.map(add, reduced.total, value),
-        reduced.weight.at[slot].set(heavier),
+        reduced.weight.at[slot].add(weight),
         reduced.count.at[slot].add((weight > 0).astype(jnp.int32)),
         reduced.num_rejected + (mask & ~finite).astype(jnp.int32),
-        jnp.asarray(reduced.missing).at[slot].set(missing),
     )
 
 
@@ -322,18 +318,9 @@ def _add_many(reduced: Reduced, contribution: Contribution, mask: Array, finite:
         flat = leaf.reshape(assignment.shape[0], -1)
         return total + jnp.matmul(assignment.T, flat, precision="highest").reshape(total.shape)
 
-    heavier, missing = _added(reduced.weight, jnp.asarray(reduced.missing), assignment.sum(0))
     return Reduced(
         jax.tree.map(add, reduced.total, value),
-        heavier,
+        reduced.weight + assignment.sum(0),
         reduced.count + (assignment > 0).astype(jnp.int32).sum(0),
         reduced.num_rejected + (mask & ~finite).astype(jnp.int32).sum(),
-        missing,
     )
-
-
-def _added(total: Array, missing: Array, more: Array) -> tuple[Array, Array]:
-    """A sum, and what it lacks by rounding (Kahan): equal numbers are rounded alike, a million of 33 to 1.5 % less."""
-    more = more + missing
-    found = total + more
-    return found, more - (found - total)

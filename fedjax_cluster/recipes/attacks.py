@@ -250,10 +250,10 @@ ATTACKED = Study(
     title="What attackers do to clusters: every method, attack and share of attackers, with and without defence",
     reading="Ours; no paper has it. Digits at four rotations, 40 clients of about 31 training rows, a linear model (an "
     "MLP for FedPer, FedRep and FedProto), 30 rounds of ten local steps, all clients in each (FedGWC: 60 rounds of a "
-    "quarter; FedEM: four times the others' rate). Attackers send -10 times their change, but those of label flip and schism, who send what they learn; "
-    "those of the last four pass for the first group, divide it, or join it after a third of the rounds. Of "
-    "drop-out all are honest, and each is absent in a fifth of the rounds. Crosses: the method has no such clustering, "
-    "or no such server.",
+    "quarter; FedEM: four times the others' rate). Attackers send -10 times their change, but those of label flip and "
+    "schism, who send what they learn; those of the last four pass for the first group, divide it, or join it after a "
+    "third of the rounds. Of drop-out all are honest, and each is absent in a fifth of the rounds. Crosses: the method "
+    "has no such clustering, or no such server.",
     seeds=2,
     minutes=30.0,
     run=_attacks,

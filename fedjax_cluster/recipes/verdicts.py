@@ -94,7 +94,7 @@ def mean(ours: Any) -> float | None:
 
 def deviation(ours: Any) -> float:
     """The sample's, of a row's values; 0 of one."""
-    values = [value for value in ours if value is not None] if isinstance(ours, list) else []
+    values = [v for v in ours if v is not None and math.isfinite(v)] if isinstance(ours, list) else []
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 

@@ -36,6 +36,7 @@ from fedjax_cluster.types import (
 
 LOG = logging.getLogger(__name__)
 EVALUATIONS = 30  # of a long run
+PART = 8  # one in so many clients, at most, have their rows gathered to be evaluated
 
 
 class Evaluation(NamedTuple):
@@ -106,8 +107,8 @@ def evaluate_clients(
     """Metrics f32[M] of every client's personal model on its test rows [M, N', ...], in inference mode.
 
     NaN for a client without test rows or absent, or whose predictions are not finite (`NOT_FINITE`), and for all but
-    those `chosen`, i32[n], of whom alone anything is computed then. `model` is the method's, with the metrics to take;
-    `numbers` are as in `run_segment`.
+    those `chosen`, i32[n]; where these are at most an eighth, nothing is computed of others. `model` is the method's,
+    with the metrics to take; `numbers` are as in `run_segment`.
     """
     return evaluated_of(rng_key, state, population, test, chosen, model, with_numbers(algorithm, numbers or {}))
 
@@ -182,9 +183,12 @@ def evaluated_of(
     algorithm: ClusteredAlgorithm,
 ) -> dict[str, Array]:
     """Metrics f32[M] of all clients or those chosen, inside a program; as `evaluate_clients` has them."""
+    count = len(population.data.num_examples)
+    if chosen is not None and PART * len(chosen) > count:  # whose rows would be held twice
+        kept = jnp.zeros(count, bool).at[chosen].set(True)
+        test, chosen = test._replace(num_examples=jnp.where(kept, test.num_examples, 0)), None
     if chosen is None:
         return evaluated(rng_key, state, parallel.whole_population(population), test, model, algorithm)
-    count = len(population.data.num_examples)
     there = population.data.num_examples[chosen] > 0
     order = jnp.argsort(~there, stable=True)
     selection = Selection(jnp.where(there, chosen, count)[order], there[order])

@@ -53,7 +53,7 @@ def check_newcomers(algorithm: ClusteredAlgorithm, federation: Federation, newco
         own, new = getattr(federation.info, name), getattr(newcomers.info, name)
         if own != new:
             raise ValueError(f"the newcomers' {name} is {new}, but the federation's is {own}; bring them to the same")
-    own, new = federation.info.class_names, newcomers.info.class_names
+    own, new = (tuple(each.info.class_names) for each in (federation, newcomers))
     if own != new and own and new:
         place = next(place for place, names in enumerate(zip(own, new, strict=True)) if len({*names}) > 1)
         raise ValueError(

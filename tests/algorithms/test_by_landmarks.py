@@ -296,12 +296,6 @@ def test_what_does_not_fit_is_refused_in_one_line_with_its_bytes(name, monkeypat
             "landmarks is 5, but a cohort has only 4 clients",
         ),
         (
-            lambda: dataclasses.replace(with_landmarks("cfl_gp", every=3), landmarks=4).init(
-                run_keys(0).initialization, place(lines(6))
-            ),
-            "landmarks is 4, as many as a cohort has clients",
-        ),
-        (
             lambda: dataclasses.replace(with_landmarks("cfl_gp"), clusters=6).init(
                 run_keys(0).initialization, place(lines())
             ),
@@ -316,6 +310,12 @@ def test_mistakes_are_named(build_it, message):
 
 
 @pytest.mark.slow
+def test_that_landmarks_leave_no_place_for_others_is_said(caplog):
+    algorithm = dataclasses.replace(with_landmarks("cfl_gp", every=3), landmarks=4)
+    algorithm.init(run_keys(0).initialization, place(lines(6)))
+    assert "landmarks is 4, as many as a cohort has clients: others are never in a clustering round" in caplog.text
+
+
 def test_a_clustering_by_landmarks_is_what_cluster_gives():
     """What times the server's clusterings clusters as a round does, everybody in it."""
     federation = blobs(clients=16, groups=3)

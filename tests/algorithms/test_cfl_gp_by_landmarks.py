@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import local, nn, parallel
+from fedjax_cluster import faults, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp
 from fedjax_cluster.algorithms.cfl_gp import joining
 from fedjax_cluster.algorithms.cfl_gp import landmarks as cfl_gp_landmarks
@@ -231,6 +231,21 @@ def test_who_has_been_in_no_clustering_round_joins_by_its_loss_once_these_have_e
     # Each once: both models, on three mini-batches at most.
     assert 0 < asked.sum() <= 2 * 3 * 17
     assert (result.history["models_down"] - result.history["num_clients"])[asked > 0].min() >= 1
+
+
+@pytest.mark.slow
+def test_who_sends_nothing_joins_no_cluster():
+    algorithm = cfl_gp(
+        nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=8, steps=3), participation=0.3, cluster_cohort=True,
+        landmarks=3, every=1, cluster_until=4,
+    )  # fmt: skip
+    federation = blobs(clients=20, groups=2, rows=24, ragged=False)
+    options = {"rounds": 40, "mapping": ONE, "progress": False}
+    result = simulate(algorithm, federation, fault=faults.nan_updates(share=0.5), **options)
+    joined = np.asarray(result.state.clients.membership.sum(1))
+    others = np.delete(np.arange(20), result.state.server.landmarks)
+    assert (joined[others] == ~result.faulty[others]).all()
+    assert result.faulty[others].any()
 
 
 @pytest.mark.slow

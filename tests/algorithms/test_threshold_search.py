@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import clustering, local, nn
-from fedjax_cluster.algorithms import one_shot
 from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
@@ -261,7 +260,7 @@ def test_light_models_are_averaged_as_the_runs_are(monkeypatch):
     def ask(*arguments, **options):
         raise Asked(options["weighting"])
 
-    monkeypatch.setattr(one_shot, "search_threshold", ask)
+    monkeypatch.setattr(flag_search, "cluster_round", ask)
     for weighting in ("uniform", "examples"):
         algorithm = flag(
             nn.linear(), clusters=4, local=FULL, gradient_epochs=EPOCHS, max_vectors=2, light_model=LIGHT,

@@ -137,6 +137,23 @@ def test_several_federations_of_unequal_clients_run_side_by_side_as_in_turn(monk
         np.testing.assert_allclose(result.per_client.accuracy, single.per_client.accuracy, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_late_joiners_of_cfl_gp_go_side_by_side():
+    """Fault: costs that are constants had no shape in a loop of the runs that somebody joins in."""
+    method = algorithms.cfl_gp(
+        LINEAR, clusters=2, local=SGD, participation=0.3, cluster_cohort=True, landmarks=3, every=1, cluster_until=4
+    )
+    federation, options = blobs(clients=20, rows=24, ragged=False), {"rounds": 20, "eval_every": 10}
+    found = fc.simulate_many(
+        method, federation, seeds=(0, 1), together=True, mapping=ONE, progress=False, **options
+    )  # fmt: skip
+    for seed, result in enumerate(found):
+        single = simulate(method, federation, seed=seed, mapping=ONE, progress=False, **options)
+        assert result.labels.tolist() == single.labels.tolist()
+        np.testing.assert_array_equal(result.history["loss_evaluations"], single.history["loss_evaluations"])
+        assert single.history["loss_evaluations"].sum() > 0
+
+
 def test_more_runs_than_fit_are_divided(monkeypatch):
     given = []
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
-from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train, join_by_loss
+from fedjax_cluster.algorithms.cfl_gp.joining import join_and_train, joined, slots_by_loss
 from fedjax_cluster.algorithms.cfl_gp.landmarks import forget, group_all, group_cohort, landmarks_among
 from fedjax_cluster.algorithms.cfl_gp.profiles import (
     Beta,
@@ -303,15 +303,14 @@ class cfl_gp(AveragingMethod):
 
     def train(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         """A round without clustering."""
-        state, further = join_by_loss(self, state, cohort)
-        slot = cohort_labels(state, cohort)
+        slot, late, further = slots_by_loss(self, state, cohort)
 
         def train(client: Client, slot: Array) -> Trained:
             return Trained(slot, self.train_one(rng_key, state, slot, client))
 
         done = self.run_round(rng_key, train, state, cohort, slot)
         info = done.info(cohort.mask, costs=jax.tree.map(jnp.add, done.costs(cohort.mask), further))
-        return state._replace(clusters=done.clusters), info
+        return joined(state, cohort, late, done)._replace(clusters=done.clusters), info
 
     def query(
         self, rng_key: Array, state: State, client: Client, known: Array, own: PyTree

@@ -19,10 +19,11 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.cfl_gp.landmarks import Groups, grouped, landmark_rows, placed
 from fedjax_cluster.algorithms.cfl_gp.profiles import Beta, Kept, folded
 from fedjax_cluster.algorithms.heard_landmarks import heard_landmarks
-from fedjax_cluster.algorithms.round import Trained, cohort_labels, labels, nearest_by_loss, one_hot
+from fedjax_cluster.algorithms.round import Round, Trained, cohort_labels, labels, nearest_by_loss, one_hot
 from fedjax_cluster.clustering.similarity import matmul
 from fedjax_cluster.local import num_batches, server_key
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.server import shared_part
 from fedjax_cluster.types import Cohort, Costs, RoundInfo, State
 
 
@@ -59,30 +60,42 @@ def join_and_train(method: Any, rng_key: Array, state: State, cohort: Cohort) ->
     return method.after_clustering(state, cohort, done, changed, columns.shape[1])
 
 
-def join_by_loss(method: Any, state: State, cohort: Cohort) -> tuple[State, Costs]:
-    """Once clustering has ended, the cohort's clients without a cluster in that of least training loss; and costs."""
-    if not method.joined_late or (method.cluster_until is None and method.stop_after is None):
-        return state, Costs()
-    old = cohort_labels(state, cohort)
-    until, late = method.cluster_until, cohort.mask & (old < 0)
-    ended = state.server.stopped if until is None else state.server.stopped | (state.round >= until)
+def slots_by_loss(method: Any, state: State, cohort: Cohort) -> tuple[Array, Array | None, Costs]:
+    """The cohort's clusters i32[C], of who has none that of least training loss once clustering has ended; who that is.
 
-    def place(client: Client, slot: Array) -> Array:
+    And what it costs. None of the clients, bool[C], where clustering does not end or everybody is in it.
+    """
+    slot = cohort_labels(state, cohort)
+    if not method.joined_late or (method.cluster_until is None and method.stop_after is None):
+        return slot, None, Costs()
+    until, slots = method.cluster_until, state.clusters.active.shape[0]
+    ended = state.server.stopped if until is None else state.server.stopped | (state.round >= until)
+    late = cohort.mask & (slot < 0) & ended
+
+    def nearest(client: Client, slot: Array) -> Array:
         return parallel.unless(slot >= 0, slot, lambda: nearest_by_loss(method.model, state.clusters, client.data))
 
-    def join(carry: tuple[Array, Costs]) -> tuple[Array, Costs]:
-        new = parallel.for_each_client(place, cohort, old, collect=lambda found: found).collected
-        label, slots = one_hot(new, carry[0].shape[1]), carry[0].shape[1]
-        batches = jnp.sum(jnp.where(late, num_batches(method.local, cohort.data), 0.0))
-        # The model that each then trains is counted with its training.
-        costs = Costs(models_down=(slots - 1) * jnp.sum(late.astype(jnp.float32)), loss_evaluations=slots * batches)
-        return parallel.scatter_rows(cohort, carry[0], label, late), jax.tree.map(jnp.asarray, costs)
+    def ask(slot: Array) -> Array:
+        return parallel.for_each_client(nearest, cohort, slot, collect=lambda found: found).collected
 
-    nothing = jax.tree.map(jnp.asarray, Costs())
-    membership, costs = parallel.run_if(
-        ended & jnp.any(late), join, (state.clients.membership, nothing), cohort.mapping
+    slot = parallel.run_if(jnp.any(late), ask, slot, cohort.mapping)
+    # The model that each then trains is counted with its training.
+    others = (slots - 1) * (1.0 - shared_part(state.clusters, method.shared_layers))
+    batches = jnp.where(late, num_batches(method.local, cohort.data), 0.0)
+    return (
+        slot,
+        late,
+        Costs(models_down=others * jnp.sum(late.astype(jnp.float32)), loss_evaluations=slots * batches.sum()),
     )
-    return state._replace(clients=state.clients._replace(membership=membership)), costs
+
+
+def joined(state: State, cohort: Cohort, late: Array | None, done: Round) -> State:
+    """The state with who is `late`, bool[C] or None, in the cluster that it has trained, if it has sent anything."""
+    if late is None:
+        return state
+    label = one_hot(done.slot, state.clients.membership.shape[1])
+    membership = parallel.scatter_rows(cohort, state.clients.membership, label, late & done.accepted)
+    return state._replace(clients=state.clients._replace(membership=membership))
 
 
 def keep(beta: Beta, server: Any, columns: Array, heard: Array) -> Kept:
