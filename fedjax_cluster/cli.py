@@ -264,7 +264,8 @@ def _report(arguments: list[str]) -> None:
         raise ValueError(f"report needs a run directory or several: {PROG} report RUN_DIR...")
     names = [str(as_path("RUN_DIR", name)) for name in names]
     with keeping("not all was written; the runs are as they were, and --out DIR leaves it elsewhere"):
-        for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out"), own.format):
+        beside = fc.experiments.public_codes.named(own.beside)
+        for path in fc.experiments.saved_runs.write_report(names, _directory(own.out, "out"), own.format, beside):
             print(f"left {path}")
 
 

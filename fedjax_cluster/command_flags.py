@@ -37,6 +37,8 @@ class ReportFlags:
     """where to leave the pictures and, of several runs, the table; none is the first directory"""
     format: Literal["png", "pdf", "svg"] = "png"
     """pdf or svg: the pictures in that format as well, for a paper"""
+    beside: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=PATH: results of a public code (CFL-GP, FedGWC, IFCA, PACFL) as a row; the same NAME: another seed"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from . import flags as flags
 from . import installed as installed
 from . import outcomes as outcomes
 from . import plans as plans
+from . import public_codes as public_codes
 from . import recipe as recipe
 from . import reproduction as reproduction
 from . import runs as runs

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.experiments import comparison
+from fedjax_cluster.experiments import comparison, public_codes
 from fedjax_cluster.experiments.config import KINDS
 from fedjax_cluster.experiments.ended_runs import SavedRun, find_runs, grouped, read_run
 from fedjax_cluster.experiments.outcomes import Outcome
@@ -83,7 +83,10 @@ def _machine_of(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_report(
-    paths: Sequence[str | pathlib.Path], out: str | pathlib.Path | None = None, format: str = "png"
+    paths: Sequence[str | pathlib.Path],
+    out: str | pathlib.Path | None = None,
+    format: str = "png",
+    beside: Mapping[str, Sequence[str | pathlib.Path]] | None = None,
 ) -> list[pathlib.Path]:
     """Prints the runs' table, and writes it, their pictures and a page of them; returns the files written.
 
@@ -96,12 +99,13 @@ def write_report(
       out: where to leave them. None takes the run's own directory, and of several the first path; where that cannot be
         written, nothing is left, and the log says so.
       format: "pdf" or "svg" for pictures in that format as well; the page has them as PNG.
+      beside: label -> what other programs have left, a file for each seed; see `public_codes`.
 
     Raises:
       ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
     """
     compared = pathlib.Path(paths[0]) if len(paths) == 1 and comparison.is_comparison(pathlib.Path(paths[0])) else None
-    runs = find_runs(paths)
+    runs, others = find_runs(paths), public_codes.outcomes(beside or {})
     formats = tuple(dict.fromkeys(("png", format)))
     directory = (
         pathlib.Path(out) if out is not None else runs[0] if len(runs) == 1 and not compared else pathlib.Path(paths[0])
@@ -114,7 +118,7 @@ def write_report(
             raise
         writable = False
         logger.warning(f"{directory} cannot be written: pictures are left nowhere; --out DIR leaves them elsewhere")
-    if len(runs) == 1 and not compared:
+    if len(runs) == 1 and not compared and not others:
         run = read_run(runs[0])
         _warn_of_interrupted([run])
         report.tables.summary_table(run.told, run.path).print()
@@ -122,7 +126,12 @@ def write_report(
     groups = {} if compared else grouped(runs)
     _warn_of_interrupted([run for of in groups.values() for run in of.values()])
     outcomes = read_comparison(compared) if compared else _outcomes(groups)
+    if twice := {each.label for each in outcomes} & {each.label for each in others}:
+        raise ValueError(f"{min(twice)} is what a run here is called already; call what stands beside it otherwise")
     background = background_of(compared) if compared else _background(groups)
+    if others and background.cells:
+        raise ValueError("a sweep's table is of its options; put other programs beside the runs of one of its cells")
+    outcomes += others
     table = report.tables.comparison_table(outcomes, background.cells)
     table.print()
     if not writable:

@@ -33,11 +33,13 @@ class Runs(Protocol):
 def differing(runs: Sequence[Runs]) -> list[str]:
     """In what of their data runs differ, so that they are neither ranked nor tested: names of settings."""
     every = [each for method in runs for each in method.summaries]
+    # Of a run that tells nothing of them they are not known.
+    told = [own for method in runs if method.summaries and (own := dict(getattr(method, "data", {})))]
+    if len({str(each.get("program")) for each in told}) > 1:  # of which nothing else is known
+        return ["program"]
     found = [name for name in COMPARABLE if len({str(each.get(name)) for each in every}) > 1]
     if "scenario" in found:  # whose options differ all the same
         return found
-    # Of a run that tells nothing of them they are not known.
-    told = [own for method in runs if method.summaries and (own := dict(getattr(method, "data", {})))]
     names = dict.fromkeys(name for each in told for name in each if name not in COMPARABLE)
     found += [option_name(name) for name in names if len({str(each.get(name)) for each in told}) > 1]
     return found
