@@ -35,7 +35,7 @@ def differing(runs: Sequence[Runs]) -> list[str]:
     every = [each for method in runs for each in method.summaries]
     # Of a run that tells nothing of them they are not known.
     told = [own for method in runs if method.summaries and (own := dict(getattr(method, "data", {})))]
-    if len({str(each.get("program")) for each in told}) > 1:  # of which nothing else is known
+    if any("program" in each for each in told):  # of which nothing else is known
         return ["program"]
     found = [name for name in COMPARABLE if len({str(each.get(name)) for each in every}) > 1]
     if "scenario" in found:  # whose options differ all the same

@@ -309,13 +309,13 @@ def test_mistakes_are_named(build_it, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_that_landmarks_leave_no_place_for_others_is_said(caplog):
     algorithm = dataclasses.replace(with_landmarks("cfl_gp", every=3), landmarks=4)
     algorithm.init(run_keys(0).initialization, place(lines(6)))
     assert "landmarks is 4, as many as a cohort has clients: others are never in a clustering round" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_clustering_by_landmarks_is_what_cluster_gives():
     """What times the server's clusterings clusters as a round does, everybody in it."""
     federation = blobs(clients=16, groups=3)

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_cluster import cli
 from fedjax_cluster.experiments import public_codes
+from fedjax_cluster.report import tables
 
 GROUP = np.array([0, 0, 1, 1])
 
@@ -38,13 +39,9 @@ def cfl_gp(folder):
 
 def ifca(folder, accuracy=0.8):
     def of(acc, loss, ids):
-        return {
-            "acc": np.float64(acc),
-            "loss": np.float64(loss),
-            "cluster_assign": ids,
-            "num_data": 40,
-            "is_train": True,
-        }
+        counts = [np.int64(ids.count(cluster)) for cluster in range(3)]
+        figures = {"acc": np.float64(acc), "loss": np.float64(loss), "num_data": 40, "is_train": True}
+        return {**figures, "cluster_assign": ids, "cl_ct": counts}
 
     epochs = [
         {"epoch": epoch, "train": of(0.5, 1.0 - epoch / 10, [0, 0, 1, 1]), "test": of(accuracy + epoch / 100, 0.7, [0])}
@@ -63,10 +60,10 @@ def fedgwc(folder):
     (folder / "results/tracking.json").write_text(json.dumps(tracking))
     last = {"global": {"loss": 0.65, "accuracy": 0.7, "balanced_accuracy": 0.6}}
     (folder / "results/evaluation.json").write_text(json.dumps(last))
-    for cluster, members in (("0", ["10", "2"]), ("3", ["1", "0"])):
+    for cluster, members in (("0-0", ["10.blur", "2.noise"]), ("0-1", ["1.clean", "0.clean"])):
         (folder / "clusters" / cluster).mkdir(parents=True)
         (folder / "clusters" / cluster / "clients_ids.json").write_text(json.dumps(members))
-    (folder / "clusters/clusters_ids.json").write_text(json.dumps(["0", "3"]))
+    (folder / "clusters/clusters_ids.json").write_text(json.dumps(["0-0", "0-1"]))
     return folder
 
 
@@ -100,10 +97,14 @@ def test_cfl_gps_evaluations_stand_with_the_round_before(tmp_path):
     }
     run = public_codes.read(dump(tmp_path / "a.pickle", dict(sorted(content.items()))))
     assert column(run, "accuracy") == [*(i / 20 for i in range(1, 12)), None]
-    squared = {
-        f"c_round_{i}": {"estimated_cluster_ids": None, "client_accuracy": np.full(2, 9.0 - i)} for i in range(3)
+    for task, name in (("regression", "test_loss"), ("compression", "figure"), ("classification", "accuracy")):
+        (tmp_path / "config.json").write_text(json.dumps({"task": task}))
+        assert column(public_codes.read(tmp_path / "data_tracking"), name)[3] == 0.9
+    # Decibels are no accuracy, whatever is not told of them.
+    decibels = {
+        f"c_round_{i}": {"estimated_cluster_ids": None, "client_accuracy": np.full(2, -5.0 * i)} for i in range(3)
     }
-    assert column(public_codes.read(dump(tmp_path / "b.pickle", squared)), "test_loss") == [8, 7, None]
+    assert column(public_codes.read(dump(tmp_path / "b/c/d.pickle", decibels)), "figure") == [-5, -10, None]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -121,7 +122,17 @@ def test_arrays_of_every_pickle_are_read(protocol, tmp_path):
 def test_ifcas_epochs_begin_with_the_first_that_was_trained(tmp_path):
     run = public_codes.read(ifca(tmp_path))
     assert (column(run, "accuracy"), column(run, "loss")) == ([0.8, 0.81], [1.0, 0.9])
-    assert run.clusters.tolist() == [0, 0, 1, 1]
+    assert (run.clusters.tolist(), column(run, "num_clusters")) == ([0, 0, 1, 1], [2, 2])
+    # That of CIFAR-10 keeps no clusters, the local one not every evaluation; a run that diverged says so.
+    epochs = pickle.loads((tmp_path / "results.pickle").read_bytes())
+    del epochs[1]["test"], epochs[1]["train"]["cluster_assign"], epochs[2]["train"]["cluster_assign"]
+    epochs[2]["train"]["loss"] = float("nan")
+    path = dump(tmp_path / "results_local.pickle", epochs)
+    run = public_codes.read(path)
+    assert (column(run, "accuracy"), run.clusters) == ([None, 0.81], None)
+    (outcome,) = public_codes.outcomes({"theirs": [path]})
+    assert np.isnan(outcome.summaries[0]["train_loss"])
+    assert tables.diverged(outcome.summaries[0])
 
 
 def test_fedgwcs_rounds_are_those_of_its_evaluations_and_its_clients_in_order(tmp_path):
@@ -136,11 +147,30 @@ def test_pacfls_percentages_are_shares_before_each_round(tmp_path):
     run = public_codes.read(pacfl(tmp_path / "run"))
     assert (column(run, "accuracy"), column(run, "test_loss")) == ([0.4, 0.6, None], [2, 1, None])
     assert column(run, "loss") == [2, 1, 0.5]
+    np.save(tmp_path / "run/1_loss_train.npy", np.zeros(1))
+    with pytest.raises(ValueError, match=r"1_loss_train\.npy has 1 rounds, and the accuracies have 3"):
+        public_codes.read(tmp_path / "run")
 
 
 class Harmful:
     def __reduce__(self):
         return pathlib.Path.touch, (pathlib.Path("harmed"),)
+
+
+class Pointers:
+    """An array of numbers whose type would say that they are where objects lie."""
+
+    def __reduce__(self):
+        return np._core.numeric._frombuffer, (b"12345678", Fields(), (1,), "C")
+
+
+class Fields:
+    def __reduce__(self):
+        return np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+
+
+# Gives NumPy's own function another name.
+RENAMED = b"\x80\x02cnumpy._core.numeric\n_frombuffer\nN}X\x08\0\0\0__name__X\x04\0\0\0evils\x86b."
 
 
 @pytest.mark.parametrize(
@@ -150,7 +180,12 @@ class Harmful:
         (pickle.dumps([1, 2]), "damaged, or no public code's"),
         (pickle.dumps({"a": 1}), "holds no results of a public code that is known"),
         (pickle.dumps({"c_round_0": {}}), "damaged"),
-        (pickle.dumps([{"epoch": -1}]), "it has no epoch"),
+        (pickle.dumps([{"epoch": -1}]), "it has no rounds"),
+        (pickle.dumps({"c_round_0": Pointers()}), "values of the type 'V8', and not only numbers"),
+        (pickle.dumps({"c_round_0": np.array([None])}), "values of the type 'O8', and not only numbers"),
+        (RENAMED, "holds no results"),
+        (b"\x80\x04c_codecs\nencode\nX\x01\0\0\0aX\x06\0\0\0nosuch\x86R.", "bytes as 'nosuch'"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f", "damaged"),
         (b"text", "damaged"),
         (b"", "damaged"),
     ],
@@ -162,11 +197,19 @@ def test_what_is_something_else_is_one_line_and_is_not_run(content, message, tmp
         public_codes.read("results.pickle")
     assert "\n" not in str(caught.value)
     assert not pathlib.Path("harmed").exists()
+    assert np._core.numeric._frombuffer.__name__ == "_frombuffer"
 
 
 def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         public_codes.read(tmp_path / "none.pickle")
+    (fedgwc(tmp_path / "g") / "clusters/0-1/clients_ids.json").unlink()
+    with pytest.raises(ValueError, match=r"0-1/clients_ids\.json cannot be read"):
+        public_codes.read(tmp_path / "g")
+    (tmp_path / "1_init_tacc_pr.npy").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ValueError, match="damaged"):
+        public_codes.read(tmp_path / "1_init_tacc_pr.npy")
+    (tmp_path / "1_init_tacc_pr.npy").unlink()
     with pytest.raises(ValueError, match="holds no results of a public code: give the file"):
         public_codes.read(tmp_path)
     ifca(tmp_path)
