@@ -378,10 +378,8 @@ def test_without_landmarks_the_configuration_is_that_of_before():
 @pytest.mark.slow
 def test_whose_way_could_not_be_compared_is_where_it_was_and_is_led_later(monkeypatch):
     """Fault: a client that diverges from an old split's model went to its child, and was never led again."""
-    federation, method = (
-        blobs(clients=12, groups=2, rows=24),
-        build(participation=0.6, local=local.sgd(0.31, batch_size=8, steps=3)),
-    )
+    federation = blobs(clients=12, groups=2, rows=24)
+    method = build(participation=0.6, local=local.sgd(0.31, batch_size=8, steps=3))
 
     def late(state):
         behind = np.asarray(state.clients.placed) < int((np.asarray(state.server.splits.parent) >= 0).sum())
@@ -406,8 +404,7 @@ def test_whose_way_could_not_be_compared_is_where_it_was_and_is_led_later(monkey
     for more in range(number + 1, number + 5):
         later = play_one(later, jnp.asarray(more))
     for kept in ("placed", "membership"):
-        one, other = (np.asarray(getattr(each.clients, kept))[behind] for each in (state, later))
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(*(np.asarray(getattr(each.clients, kept))[behind] for each in (state, later)))
 
 
 @pytest.mark.slow
@@ -419,6 +416,5 @@ def test_a_landmark_that_returns_and_is_not_heard_is_where_most_are():
     sizes = np.asarray(state.clients.membership.sum(0))
     other = next(i for i in range(12) if i not in state.server.landmarks.tolist())
     for client, slot, placed in ((int(state.server.landmarks[1]), sizes.argmax(), splits), (other, 0, 0)):
-        nobody = jnp.asarray(3), jnp.asarray(False)
-        found = by_landmarks.admit(state, *nobody, jnp.asarray(client)).clients
+        found = by_landmarks.admit(state, *map(jnp.asarray, (3, False, client))).clients
         assert (int(labels_of(found.membership)[client]), int(found.placed[client])) == (slot, placed)

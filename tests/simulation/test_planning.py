@@ -317,8 +317,7 @@ def began():
 jax.block_until_ready(began())  # what this compiles is no part of the run
 gc.collect(); ctypes.CDLL(None).malloc_trim(0)
 before = resident("VmRSS")
-train, state, report = jax.block_until_ready(began())
-ctypes.CDLL(None).malloc_trim(0)  # of what making the rows took
+train, state, report = jax.block_until_ready(began()); ctypes.CDLL(None).malloc_trim(0)  # of what making rows took
 open("/proc/self/clear_refs", "w").write("5")
 jax.block_until_ready(compiled(keys, state, train, None, report, jnp.asarray(2, jnp.int32)))
 print(expected, resident("VmHWM") - before)
