@@ -34,6 +34,7 @@ gc.disable()
 
 from fedjax_cluster.cli import main  # noqa: E402
 
+gc.freeze()
 gc.enable()
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fedjax_cluster.options import as_path, checked
 
 SHORTEST_COMPILATION_KEPT = 0.0  # seconds; to read a small program takes a fifth of compiling it
 # Tracing makes very many objects that stay; with Python's 700 before each collection these took a tenth of a short run.
-COLLECTIONS = (100_000, 50, 100)
+COLLECTIONS = (300_000, 50, 100)
 USAGE = f"""usage: {PROG} COMMAND [...]
 
 commands:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import urllib.request
 import warnings
@@ -113,11 +112,8 @@ def _downloaded(source: Source) -> tuple[np.ndarray, np.ndarray]:
     own = f"{source.name} of OpenML"
     check_online(source.name)
     options: dict[str, Any] = {"version": 1, "as_frame": False, "return_X_y": True, "n_retries": 1}
-    if importlib.util.find_spec("pandas"):  # which the faster of scikit-learn's parsers needs
-        # Without types: scikit-learn takes categories for text, which pandas 3 reads as numbers.
-        options |= {"parser": "pandas", "read_csv_kwargs": {"dtype": None}}
-    else:
-        options |= {"parser": "liac-arff"}
+    # Without types: scikit-learn takes categories for text, which pandas 3 reads as numbers.
+    options |= {"parser": "pandas", "read_csv_kwargs": {"dtype": None}}
     try:
         # Its notices of every attempt would come as warnings.
         with warnings.catch_warnings(), working(f"downloading {own}, once"):

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 import scipy.linalg
 import threadpoolctl
 from jax import Array, lax
@@ -268,8 +269,15 @@ def place_state(state: State, mapping: ClientMapping) -> State:
     if shardings is None:
         return jax.device_put(state, may_alias=False)
     if all(not getattr(leaf, "committed", False) or len(leaf.devices()) > 1 for leaf in jax.tree.leaves(state)):
-        return _placed(state, mapping=mapping)  # one program, where `device_put` compiles one for each shape
+        # One program, where `device_put` compiles one for each shape, as the program's arguments would need: a CPU's
+        # arrays are NumPy's as well, which it takes apart by itself.
+        return _placed(jax.tree.map(_on_host, state), mapping=mapping)
     return jax.device_put(jax.device_put(state, may_alias=False), shardings)
+
+
+def _on_host(leaf: Array) -> Array | np.ndarray:
+    on_cpu = isinstance(leaf, Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(leaf) if on_cpu and {device.platform for device in leaf.devices()} == {"cpu"} else leaf
 
 
 @kept_program(static_argnames="mapping")

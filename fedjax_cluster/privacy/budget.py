@@ -81,10 +81,15 @@ def calibrated(
       clients, cohort, rounds, shown: as in `spent`.
 
     Raises:
-      ValueError: as in `spent`; an ε that is not above 0 and finite, or that no multiplier from 10⁻⁴ to 10⁶ spends.
+      ValueError: as in `spent`; noise on what is shown 0 times; an ε that is not above 0 and finite, or that no multiplier from 10⁻⁴ to 10⁶ spends.
     """
     checked("epsilon", epsilon, float, POSITIVE)
     check_cohorts(privacy, clients, cohort)
+    if privacy.clustering_noise_multiplier is not None and not shown:
+        raise ValueError(
+            "the mechanism has noise on what clients show to a clustering, and shown is 0: give how often that is, "
+            "method.times_shown(rounds), and as cohort all clients; or no clustering_noise_multiplier"
+        )
 
     def scaled(exponent: float) -> gaussian:
         factor, more = math.exp(exponent), privacy.clustering_noise_multiplier

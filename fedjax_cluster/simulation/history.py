@@ -232,8 +232,12 @@ def summarize(
 
 def _unclustered(state: State) -> int:
     """Clients that are in no cluster yet, of whom no agreement with the groups is known."""
-    clients = state.clients
-    return int(parallel.fetched(jnp.sum(clients.present & (clients.membership.max(-1) <= 0))))
+    return int(parallel.fetched(_number_outside(state.clients.present, state.clients.membership)))
+
+
+@parallel.kept_program()
+def _number_outside(present: Array, membership: Array) -> Array:
+    return jnp.sum(present & (membership.max(-1) <= 0))
 
 
 def _last_value(column: np.ndarray | None) -> float | None:

@@ -69,12 +69,12 @@ class ManyResults(Sequence[SimulationResult]):
         return tuple(found)
 
     def to_pandas(self):
-        """A row for each combination: mean and sample standard deviation of its figures over the seeds; needs pandas.
+        """A row for each combination: mean and sample standard deviation of its figures over the seeds.
 
         In a run with a fault those of the honest clients are among them, and everywhere those of own metrics and
         callbacks. Columns such as `accuracy` and `accuracy_deviation`, and `seeds`; the options are the index.
         """
-        import pandas  # optional
+        import pandas  # slow to import
 
         rows = []
         for cell in self.cells:

@@ -48,10 +48,8 @@ def save_client(
 
 
 def _save(path: pathlib.Path, content: Any, told: Mapping[str, str]) -> pathlib.Path:
-    try:
-        from safetensors.numpy import save_file  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ImportError('models are saved by safetensors: pip install "fedjax_cluster[safetensors]"') from None
+    from safetensors.numpy import save_file  # on its first use
+
     leaves = jax.tree_util.tree_flatten_with_path(content)[0]
     arrays = {
         jax.tree_util.keystr(place, simple=True, separator="/"): np.asarray(leaf, order="C") for place, leaf in leaves

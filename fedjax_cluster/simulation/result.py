@@ -192,7 +192,7 @@ class SimulationResult:
 
     @in_32_bits
     def save_models(self, folder: str | os.PathLike, *, clients: bool = False) -> list[pathlib.Path]:
-        """Writes a safetensors file for each cluster in use; needs `pip install "fedjax_cluster[safetensors]"`.
+        """Writes a safetensors file for each cluster in use.
 
         Reading one back takes no part of this package but the model:
 
@@ -213,7 +213,6 @@ class SimulationResult:
           The files.
 
         Raises:
-          ImportError: there is no safetensors.
           ValueError: the folder is a file, or holds models of clusters or clients that this result has not.
         """
         folder = as_path("folder", folder)
@@ -326,7 +325,7 @@ class SimulationResult:
         return report.curves.learning_curves({self.algorithm.name: self.history}, metric=metric)
 
     def to_pandas(self):
-        """The history as a data frame indexed by round; needs pandas."""
-        import pandas  # optional
+        """The history as a data frame indexed by round."""
+        import pandas  # slow to import
 
         return pandas.DataFrame(self.history).set_index("round")

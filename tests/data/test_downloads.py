@@ -236,9 +236,8 @@ def openml_server(rows: int, columns: int, quote: str):
     return pixels, {end: one if isinstance(one, bytes) else json.dumps(one).encode() for end, one in answers.items()}
 
 
-@pytest.mark.parametrize("parser", ["pandas", "liac-arff"])
 @pytest.mark.parametrize(("intact", "quote"), [(True, ""), (True, "'"), (False, "")])
-def test_scikit_learns_own_download(parser, intact, quote, small, tmp_path, monkeypatch):
+def test_scikit_learns_own_download(intact, quote, small, tmp_path, monkeypatch):
     """All of scikit-learn's way, from its questions to its parsers and the checksum; the network alone is replaced."""
     pixels, answers = openml_server(ROWS, 784, quote)
     if not intact:
@@ -256,8 +255,6 @@ def test_scikit_learns_own_download(parser, intact, quote, small, tmp_path, monk
     monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path / "sklearn"))
     monkeypatch.setattr(downloads, "check_online", lambda name: None)
     monkeypatch.setattr("sklearn.datasets._openml.urlopen", urlopen)
-    if parser != "pandas":
-        monkeypatch.setattr(downloads.importlib.util, "find_spec", lambda name: None)
     if not intact:
         with pytest.raises(DatasetNotFoundError, match="md5 checksum"):
             openml("mnist")

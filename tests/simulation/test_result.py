@@ -152,13 +152,6 @@ def test_predictions_that_cannot_be_are_refused_in_a_line(result, client, x, sai
         result.predict(x, client)
 
 
-def test_without_safetensors_it_says_what_to_install(result, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ImportError, match=r"fedjax_cluster\[safetensors\]"):
-        result.save_models(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_user_is_asked_for_by_name(result):
     count = len(result.labels)
     users = np.array([f"user {i}" for i in range(count)])

@@ -49,7 +49,6 @@ def profiled(state: State) -> tuple[Array | np.ndarray, Clients]:
     return np.arange(len(state.clients.present), dtype=np.int32), state.clients
 
 
-@parallel.kept_program(static_argnames="rank")
 def embed(rng_key: Array, clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
     """Projects profiles on their top singular vectors: features f32[M, rank], singular values f32[rank].
 
@@ -215,7 +214,12 @@ def client_features(state: State, rank: int) -> tuple[Array, Array]:
     """Features [n, rank] of the clients that are `profiled`, and singular values [rank], for pictures."""
     state = _fetched(state)
     _, clients = profiled(state)
-    return embed(jax.random.key(0), clients, state.server.grams, clients.present, rank)
+    return _embedded(clients, state.server.grams, clients.present, rank)
+
+
+@parallel.kept_program(static_argnames="rank")
+def _embedded(clients: Clients, grams: Array, mask: Array, rank: int) -> tuple[Array, Array]:
+    return embed(jax.random.key(0), clients, grams, mask, rank)
 
 
 def _fetched(state: State) -> State:
