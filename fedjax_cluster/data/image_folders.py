@@ -58,7 +58,7 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
     with working(f"reading {len(found)} images"):
         x = _read_images(found, size)
     users = np.array([above[0] for above in parts]) if depths == [2] else None
-    return named_examples(folder, x, np.array([above[-1] for above in parts]), users)
+    return named_examples(folder, x, np.array([above[-1] for above in parts]), users, named=True)
 
 
 def _images(folder: Path) -> list[Path]:

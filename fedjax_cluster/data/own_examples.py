@@ -31,6 +31,7 @@ def named_examples(
     users: np.ndarray | None,
     groups: np.ndarray | None = None,
     split: np.ndarray | None = None,
+    named: bool = False,
     **options: Any,
 ) -> Examples:
     """Examples named after the file and what it holds, so that a changed file is another experiment.
@@ -42,8 +43,10 @@ def named_examples(
       users: [N] numbers or text, or None.
       groups: the same of their groups; ignored without users.
       split: [N] words as `row_parts` takes them, or None.
+      named: the labels are names of classes, such as 0.5, and never values.
       **options: of `from_arrays`.
     """
+    labels, users, groups, split = map(_decoded, (labels, users, groups, split))
     for what, each in ((USER, users), (GROUP, groups), (SPLIT, split)):
         if each is not None and each.shape != np.shape(labels)[:1]:
             raise ValueError(
@@ -60,7 +63,8 @@ def named_examples(
         if users is not None:
             check_there(users, "users", "user")
         parts = None if split is None else row_parts(split)
-        y, names = (numbers(labels).astype(np.float32), ()) if values else classes(labels, options.get("num_classes"))
+        declared = options.get("num_classes")
+        y, names = (numbers(labels).astype(np.float32), ()) if values else classes(labels, declared, named=named)
         examples = from_arrays(x, y, **options)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
@@ -77,6 +81,11 @@ def named_examples(
     info = examples.info._replace(name=f"{file.resolve().name}@{digest.hexdigest()}", class_names=names)
     examples = examples._replace(info=info)
     return examples if ids is None and parts is None else UserExamples.of(examples, ids, of_group, parts)
+
+
+def _decoded(texts: np.ndarray | None) -> Any:
+    """Text for bytes."""
+    return np.char.decode(texts, "utf-8") if texts is not None and texts.dtype.kind == "S" else texts
 
 
 def row_parts(split: np.ndarray) -> np.ndarray:
@@ -106,12 +115,15 @@ def row_parts(split: np.ndarray) -> np.ndarray:
     return np.array(parts)
 
 
-def classes(labels: np.ndarray, declared: int | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
+def classes(
+    labels: np.ndarray, declared: int | None = None, *, named: bool = False
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Whole numbers 0 to K − 1 as they are, others and text numbered in their order; values with fractions as f32.
 
     Args:
       labels: [N], or [N, ...], which is left alone.
       declared: the number of classes where the data tell it: then whole numbers mean what they are.
+      named: number those with fractions, too.
 
     Returns:
       The numbers, and what those that were numbered here are called.
@@ -120,7 +132,7 @@ def classes(labels: np.ndarray, declared: int | None = None) -> tuple[np.ndarray
     (array([1, 0, 1], dtype=int32), ('cat', 'dog'))
     """
     values = numbers(labels)
-    if values.dtype.kind == "f":
+    if values.dtype.kind == "f" and not named:
         return values.astype(np.float32), ()
     whole = values.dtype.kind in "iu"
     if values.ndim != 1 or not values.size or (whole and declared is not None):

@@ -227,7 +227,10 @@ class RunConfig(Robustness):
             _check_options(kind, getattr(self, kind), getattr(self, f"{kind}_options"))
 
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(dataclasses.asdict(self), "split_column")
+        content = without_defaults(dataclasses.asdict(self), "split_column")
+        return {
+            name: with_infinity(value, str) if name.endswith("_options") else value for name, value in content.items()
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
@@ -239,7 +242,22 @@ class RunConfig(Robustness):
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"the configuration holds settings unknown here: {', '.join(unknown)}")
-        return cls(**content)
+        return cls(
+            **{name: with_infinity(of, float) if name.endswith("_options") else of for name, of in content.items()}
+        )
+
+
+def with_infinity(options: Any, kind: type[str] | type[float]) -> Any:
+    """Options with infinity, such as that of a Dirichlet law, as text, which JSON has, or as a number.
+
+    >>> with_infinity({"alphas": (0.1, float("inf"))}, str), with_infinity({"alpha": "inf"}, float)
+    ({'alphas': (0.1, 'inf')}, {'alpha': inf})
+    """
+    if isinstance(options, Mapping):
+        return {name: with_infinity(value, kind) for name, value in options.items()}
+    if isinstance(options, (list, tuple)):
+        return type(options)(with_infinity(value, kind) for value in options)
+    return kind(options) if isinstance(options, float | str) and str(options) in ("inf", "-inf") else options
 
 
 def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options, with_infinity
 from fedjax_cluster.files import unsealed
 from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
 from fedjax_cluster.simulation.arguments import checked_churn
@@ -72,6 +72,7 @@ def read(path: str | os.PathLike, *, several: bool = False, method: str | None =
     # An edited file tells nothing of how its learning rate was chosen.
     others = ("version",) if untouched else ("version", "tuning")
     content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name not in others}
+    content |= {name: with_infinity(content[name], float) for name in OPTIONS if name in content}
     try:
         return _checked(content, several, method)
     except ValueError as error:

@@ -81,7 +81,8 @@ def calibrated(
       clients, cohort, rounds, shown: as in `spent`.
 
     Raises:
-      ValueError: as in `spent`; noise on what is shown 0 times; an ε that is not above 0 and finite, or that no multiplier from 10⁻⁴ to 10⁶ spends.
+      ValueError: as in `spent`; noise on what is shown 0 times; an ε that is not above 0 and finite, or that no
+        multiplier from 10⁻⁴ to 10⁶ spends.
     """
     checked("epsilon", epsilon, float, POSITIVE)
     check_cohorts(privacy, clients, cohort)

@@ -17,14 +17,14 @@ from fedjax_cluster.data import check_federation
 from fedjax_cluster.faults import Fault, arrivals
 from fedjax_cluster.options import COUNT, LARGEST_WHOLE, NOT_NEGATIVE, SEED, Bound, as_path, checked, shown, with_checks
 from fedjax_cluster.simulation.churn import fewest_present
-from fedjax_cluster.simulation.history import OF_HONEST, REPORTED, SUMMARISED, TIMED
+from fedjax_cluster.simulation.history import NOT_FINITE, OF_HONEST, REPORTED, SUMMARISED, TIMED
 from fedjax_cluster.simulation.ledger import Ledger
 from fedjax_cluster.simulation.own_models import check_model
 from fedjax_cluster.simulation.private_runs import check_private
 from fedjax_cluster.types import Churn, ClientMapping, ClusteredAlgorithm, Federation, Measure
 
 # Columns of the history that no metric and no callback may write.
-TAKEN = {*REPORTED, *TIMED, "test_loss", "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
+TAKEN = {*REPORTED, *TIMED, "test_loss", NOT_FINITE, "accuracy_std", "accuracy_worst_decile", *OF_HONEST}
 TAKEN |= {*SUMMARISED, *Ledger._fields}  # nor would a summary have room for it
 LOG = logging.getLogger(__name__)
 INT32 = Bound(lambda value: abs(value) <= LARGEST_WHOLE, "of 32 bits")
@@ -75,7 +75,7 @@ def check_arguments(
             f"run has {rounds}"
         )
     size = getattr(getattr(algorithm, "local", None), "batch_size", None)
-    check_model(getattr(algorithm, "model", None), federation, size if isinstance(size, int) else None)
+    check_model(getattr(algorithm, "model", None), federation, size if isinstance(size, int) else None, TAKEN)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
         present = fewest_present(found, federation.train.num_examples, rounds)

@@ -63,8 +63,8 @@ class MoreMetrics(NamedTuple):
     def __call__(self, predictions: Array, y: Array, mask: Array, /) -> dict[str, Array]:
         found = self.first(predictions, y, mask)
         # Of one number an example [N, 1] less [N] would be [N, N].
-        values = isinstance(predictions, jax.Array) and jnp.issubdtype(y.dtype, jnp.inexact)
-        predictions = predictions.reshape(y.shape) if values and predictions.size == y.size else predictions
+        alike = isinstance(predictions, jax.Array) and predictions.size == y.size
+        predictions = predictions.reshape(y.shape) if alike else predictions
         for other in self.others:
             source = f"the metric {getattr(other, '__name__', type(other).__name__)}"
             try:
@@ -169,7 +169,8 @@ def evaluated(
 
     rows = parallel.gather_rows(cohort, state.clients)
     mapped = parallel.for_each_client(evaluate, cohort, test, rows, collect=lambda metrics: metrics)
-    counted = cohort.mask & rows.present
+    # A metric may have a number for no rows.
+    counted = cohort.mask & rows.present & (test.num_examples > 0)
     return {name: jnp.where(counted, value, jnp.nan) for name, value in mapped.collected.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ MASK = jax.ShapeDtypeStruct((ROWS,), np.dtype(bool))
 OURS = __name__.partition(".")[0]
 
 
-def check_model(model: Any, federation: Federation, batch_size: int | None = None) -> None:
+def check_model(model: Any, federation: Federation, batch_size: int | None = None, taken: Collection[str] = ()) -> None:
     """Raises a ValueError where a model's functions do not fit together, or not the data; they are traced for it.
 
     Clients may minimise something else than what is reported of them, which is said. In training they are traced with
@@ -60,6 +60,8 @@ def check_model(model: Any, federation: Federation, batch_size: int | None = Non
     if shapes is None or any(shapes.values()):
         given = _kind(figures) if shapes is None else next(f"{name} of shape {of}" for name, of in shapes.items() if of)
         raise ValueError(f"the model's metrics gives {given}; it must give one number for each name, of all the rows")
+    if names := [name for name in shapes if name in taken and name != "loss"]:  # which becomes test_loss
+        raise ValueError(f"the model's metrics gives {names[0]!r}, which a run has already; give it another name")
     if _is_ours(model.init):
         return
     found = _traced("loss", model.loss, f"outputs of {what}", outputs, y)

@@ -293,8 +293,9 @@ class SimulationResult:
         Arrays [N, ...] as the model's `predict` gives them, one or a tree of several.
 
         Raises:
-          ValueError: no such client, no rows, rows of another shape than the client's, or, where these are bytes,
-            numbers that are neither whole from 0 to 255, which are taken for bytes, nor from 0 to 1.
+          ValueError: no such client, no rows, rows of another shape than the client's, bytes where the client's are
+            none, or, where these are, numbers that are neither whole from 0 to 255, which are taken for bytes, nor from
+            0 to 1.
         """
         if isinstance(client, str) and self.user_ids is not None:
             own = np.flatnonzero(np.asarray(self.user_ids).astype(str) == client)
@@ -315,6 +316,10 @@ class SimulationResult:
             raise ValueError("x has no rows; give at least one")
         if dtype_of(train.x) == np.uint8 != x.dtype:
             x = pixels_of(x)
+        elif x.dtype == np.uint8 != dtype_of(train.x):
+            raise ValueError(
+                f"x holds bytes, which models divide by 255, and the clients' x {dtype_of(train.x)}; give that"
+            )
         data = rows_of_client(train, client)
         key = jax.random.fold_in(self.evaluation_key, client)
         found = predict_client(key, self.state, data, jnp.asarray(client), x, algorithm=self.algorithm)

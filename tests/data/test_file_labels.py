@@ -279,6 +279,14 @@ def test_labels_that_are_numbered_keep_their_names(tmp_path):
     assert federation.info.class_names == ("cat", "dog")
 
 
+def test_texts_of_bytes_are_texts(tmp_path):
+    written = {"y": ["10", "2", "10", "2"], "user": ["a", "b", "b", "a"]}
+    np.savez(tmp_path / "a.npz", x=np.eye(4), **{name: np.array(of, "S") for name, of in written.items()})
+    found = npz(tmp_path / "a.npz")
+    assert (found.y.tolist(), found.info.class_names) == ([1, 0, 1, 0], ("2", "10"))
+    assert list(found.user_ids) == written["user"]
+
+
 def test_names_of_classes_outlive_disks_and_joins_but_no_permutation(tmp_path):
     x, y, _ = digits()
     named = from_arrays(x, y, class_names=[f"digit {label}" for label in range(10)])

@@ -65,3 +65,12 @@ def test_a_damaged_image_is_named(place, tmp_path):
     damaged(tmp_path / "b" / "1.png", place)
     with pytest.raises(ValueError, match=r"b/1\.png is (no image|damaged)"):
         image_folder(tmp_path)
+
+
+def test_folders_are_classes_whatever_they_are_called(tmp_path):
+    """Doses and versions are no values to predict."""
+    for name in ("0.5", "10.0", "2.0"):
+        picture(tmp_path / name / "a.png")
+    found = image_folder(tmp_path)
+    assert (found.y.tolist(), found.info.class_names) == ([0, 2, 1], ("0.5", "2.0", "10.0"))
+    assert (found.info.task, found.info.num_classes) == ("classification", 3)

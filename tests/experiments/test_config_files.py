@@ -41,6 +41,18 @@ def test_the_config_that_a_run_left_is_that_run_and_an_edited_one_the_edited_run
     assert config_files.run_config(left(churned)) == churned
 
 
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [("rotated", {"alpha": float("inf")}), ("heterogeneity_levels", {"alphas": [0.1, float("inf")]})],
+)
+def test_infinity_is_there_again(scenario, options):
+    """JSON has none; as null it was another experiment, or none."""
+    given = RunConfig(method="ifca", scenario=scenario, clients=8, scenario_options=options)
+    assert config_files.run_config(left(given)).scenario_options == given.scenario_options
+    read = json.loads(pathlib.Path("config.json").read_text())["experiment"]
+    assert RunConfig.from_json(read).scenario_options == given.scenario_options
+
+
 def test_flags_come_before_the_file_and_defaults_after_it():
     left(RunConfig(method="ifca", learning_rate=0.25, local_steps=4, model="cnn", model_options={"channels": [4, 8]}))
     config = parsed("--config config.json --rounds 9 --learning-rate 0.5")

@@ -14,7 +14,7 @@ METHOD = fedavg(nn.linear(), local=LOCAL)
 
 
 def mae(predictions, y, mask):
-    error = jnp.abs(predictions - y).T  # of several numbers too the rows are last
+    error = jnp.abs(predictions - y.astype(jnp.float32)).T  # of several numbers too the rows are last
     return {"mae": jnp.mean(error, where=mask)}
 
 
@@ -41,3 +41,24 @@ def test_a_metric_that_needs_values_is_named(number):
 
     with pytest.raises(ValueError, match=r"^the metric own makes numbers of arrays that have no values yet"):
         simulate(METHOD, blobs(), rounds=1, metrics=[own], progress=False)
+
+
+def test_whole_numbers_to_predict_are_no_classes():
+    x = np.arange(48.0, dtype=np.float32).reshape(24, 2)
+    federation = from_arrays(x, np.arange(24), np.arange(24) % 4, task="regression")
+    method = fedavg(nn.linear(num_outputs=1, loss="mse"), local=local.sgd(1e-6, batch_size=8, steps=1))
+    result = simulate(method, federation, rounds=1, metrics=[mae], progress=False)
+    count = federation.test.num_examples[1]
+    found = result.predict(federation.test.x[1, :count], 1)[:, 0] - federation.test.y[1, :count]
+    assert result.per_client.metrics["mae"][1] == pytest.approx(np.abs(found).mean(), rel=1e-5)
+
+
+def test_who_is_not_evaluated_adds_nothing_to_a_metric():
+    """A metric may have a number for no rows."""
+
+    def one(predictions, y, mask):
+        rows = jnp.sum(mask.astype(jnp.float32))
+        return {"one": rows / jnp.maximum(rows, 1.0)}
+
+    result = simulate(METHOD, blobs(clients=8), rounds=2, eval_every=1, eval_clients=3, metrics=[one], progress=False)
+    assert result.history["one"].tolist() == [1.0, 1.0]

@@ -96,6 +96,10 @@ def run(**spoilt):
             "apply fails on x of shape .*, in training: ZeroDivisionError",
         ),
         (
+            {"metrics": lambda predictions, y, mask: {"loss": jnp.ones(()), "purity": jnp.ones(())}},
+            "metrics gives 'purity', which a run has already; give it another name",
+        ),
+        (
             {"loss": lambda outputs, y: outputs.sum()},
             r"loss gives an array of shape \(\) for 2 examples; it must give one",
         ),

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +144,7 @@ def test_models_are_not_mixed_with_others(result, tmp_path):
         (99, np.ones((1, 6)), "client is 99; the federation has"),
         (0, np.full((1, 6), "a"), "x holds <U1; give rows of numbers"),
         (0, np.ones((1, 5)), "x has rows of shape"),
+        (0, np.ones((1, 6), np.uint8), "x holds bytes, which models divide by 255, and the clients' x float32"),
     ],
 )
 def test_predictions_that_cannot_be_are_refused_in_a_line(result, client, x, said):
