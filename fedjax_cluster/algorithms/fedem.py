@@ -159,6 +159,8 @@ def expectation(prior: Array, losses: Array, num_examples: Array) -> tuple[Array
     """
     prior = jnp.where(prior.sum() > 0, prior, 1.0)
     valid = jnp.arange(losses.shape[1]) < num_examples
+    # A share that is 0 after rounding may grow again.
+    prior = jnp.maximum(prior, jnp.finfo(prior.dtype).tiny)
     responsibility = jax.nn.softmax(jnp.log(prior)[:, None] - losses, axis=0)
     responsibility = jnp.where(valid[None], responsibility, 0.0)
     return responsibility, responsibility.sum(1) / jnp.maximum(num_examples, 1).astype(jnp.float32)

@@ -114,12 +114,17 @@ class gradient_loss(AveragingMethod):
         default="loss",
     )
     pin: bool = option(
-        "draws K clients at the start and keeps one in each cluster for good, so that none is ever empty; with partial "
-        "participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; without, a "
-        "cluster that is empty once has no change to be like, and stays empty",
+        "draws K clients at the start and keeps one in each cluster while it is there, so that none is empty; with "
+        "partial participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; without, "
+        "a cluster that is empty once has no change to be like, and stays empty",
         default=False,
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
+
+    def check_present(self, num_clients: int) -> None:
+        """Raises a ValueError where a cohort of so many clients would be pinned ones only."""
+        if self.pin:
+            _check_room(self.clusters, self.participation, num_clients)
 
     def check(self) -> None:
         if self.similarity == "euclidean" and self.sign == "descent":

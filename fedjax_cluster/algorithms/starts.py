@@ -79,7 +79,7 @@ def models_of_clients(
     numbers = of_local, of_server
     found, losses, steps = [], [], 0.0
     for number in range(candidates):
-        place = int(np.argmax(np.where(there, distance, -1.0)))
+        place = int(np.argmax(np.where(there, distance, -np.inf)))
         there[place], drawn = False, int(asked[place])
         data, index, other = _of_client(population, drawn), np.int32(drawn), np.int32(number % num_clusters)
         own, num_steps = _train_alone(train_key, begun, other, index, data, model, told_apart, server, rounds, numbers)

@@ -14,7 +14,7 @@ from fedjax_cluster.algorithms.gradient_loss import _unit_rows
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import purity
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.types import Costs
+from fedjax_cluster.types import Churn, Costs
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
 from tests.reference import gradient_loss as reference
@@ -248,3 +248,7 @@ def test_a_cohort_of_pinned_clients_only_is_refused():
     algorithm = gradient_loss(MODEL, clusters=4, local=WHOLE, pin=True, participation=0.5)
     with pytest.raises(ValueError, match="pinned clients take part in every round"):
         algorithm.init(jax.random.key(0), population)
+    # Nor may there be such cohorts once some have left: nobody else would ever take part.
+    few = gradient_loss(MODEL, clusters=2, local=WHOLE, pin=True, participation=0.3)
+    with pytest.raises(ValueError, match=r"0\.3 of 5 clients is a cohort of 2, but 2 pinned clients"):
+        simulate(few, federation, rounds=3, churn=[Churn(1, leave=(0, 1, 2))], progress=False)

@@ -50,6 +50,11 @@ def test_responsibilities_survive_losses_that_differ_by_hundreds():
     responsibility, mixture = expectation(jnp.asarray([0.5, 0.5]), jnp.full((2, 1), 900.0), jnp.asarray(1))
     np.testing.assert_allclose(responsibility[:, 0], [0.5, 0.5])
     np.testing.assert_allclose(mixture, [0.5, 0.5])
+    # A share that was 0 after rounding grows again, where a client's data change.
+    once = expectation(jnp.asarray([0.5, 0.5]), jnp.asarray([[0.0], [150.0]]), jnp.asarray(1))[1]
+    assert once.tolist() == [1.0, 0.0]
+    again = expectation(once, jnp.asarray([[150.0], [0.0]]), jnp.asarray(1))[1]
+    np.testing.assert_allclose(again, [0.0, 1.0], atol=1e-20)
 
 
 def test_fedsoft_is_the_papers_algorithm():

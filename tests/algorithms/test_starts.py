@@ -14,7 +14,7 @@ from fedjax_cluster.algorithms.round import labels, start_models
 from fedjax_cluster.algorithms.starts import models_of_clients
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.simulation.loop import simulate
-from tests.federations import as_lists, blobs
+from tests.federations import INFO, as_lists, blobs
 
 MODEL = nn.linear()
 RATE, ROUNDS = 0.3, 6
@@ -144,3 +144,15 @@ def test_a_client_whose_training_diverges_is_no_start():
     )
     for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(models.params), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_number_added_to_the_loss_draws_the_same_clients():
+    """Losses may lie below zero, as those of a density do; the first client was drawn over and over then."""
+    population = parallel.place_population(blobs(clients=9, groups=3).train, INFO, ONE)
+    models, present = start_models(MODEL, jax.random.key(0), population, 2)
+    low = MODEL._replace(loss=lambda outputs, y: MODEL.loss(outputs, y) - 9.0)
+    found, less = (
+        models_of_clients(jax.random.key(1), model, WHOLE, optax.sgd(RATE), models, population, present, 2)[0]
+        for model in (MODEL, low)
+    )
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), found.params, less.params)
