@@ -115,8 +115,8 @@ class gradient_loss(AveragingMethod):
     )
     pin: bool = option(
         "draws K clients at the start and keeps one in each cluster while it is there, so that none is empty; with "
-        "partial participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; without, "
-        "a cluster that is empty once has no change to be like, and stays empty",
+        "partial participation they are in every cohort (Sec. II-C). Up to K of them are in the wrong cluster; "
+        "without, a cluster that is empty once has no change to be like, and stays empty",
         default=False,
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")

@@ -103,6 +103,8 @@ def reproduce(
             ran = [record for of_cell in records.values() for record in of_cell]
         shown = report.tables.recipe_table(recipe.title, rows)
         shown.print()
+        # Of an earlier table; were this one stopped on its way, that would tell of both.
+        (directory / RAN).unlink(missing_ok=True)
         shown.write(directory / "table.md", directory / "table.csv")
         # Before this word a table.json held the population's deviation.
         write_json(directory / "table.json", [{**dataclasses.asdict(row), "deviation": "sample"} for row in rows])
@@ -153,7 +155,8 @@ def _opened(
             write_json(directory / RECIPE, sealed(wanted))
             yield
         except ValueError:
-            if before is None and not any((directory / RUNS_FOLDER).glob("*.json")):
+            # What a run has left is taken up as this recipe's.
+            if before is None and not any((directory / RUNS_FOLDER).glob("*")):
                 (directory / RECIPE).unlink(missing_ok=True)
             raise
 
@@ -194,6 +197,8 @@ def _records(
     }
     configs = {place: dataclasses.replace(cell.config, seed=place[2]) for place, (cell, _) in places.items()}
     known = {place: _read(path, configs[place]) for place, (_, path) in places.items() if path.exists()}
+    for place in known:  # of which a killed process has left the run's directory
+        shutil.rmtree(_under_way(places[place][1]), ignore_errors=True)
     work = {place: run_flops(config) + COMPILATION for place, config in configs.items()}
     if known:
         others = sum(_code(record["ran"]) != _code(with_what) for record in known.values())
@@ -223,7 +228,7 @@ def _run(
     with_what: Mapping[str, Any],
 ) -> dict[str, Any]:
     """One run and its record; while it is under way, a long one has a run directory beside it."""
-    under_way = path.with_name(path.name.removesuffix(".json"))
+    under_way = _under_way(path)
     begun_before = under_way.exists()
     long = begun_before or run_flops(config) / FLOPS_PER_SECOND > CHECKPOINT_SECONDS
     started = _now()
@@ -242,6 +247,11 @@ def _run(
     shutil.rmtree(under_way, ignore_errors=True)
     # As it will be read, so that a figure does not depend on when it was drawn.
     return _read(path, config)
+
+
+def _under_way(path: pathlib.Path) -> pathlib.Path:
+    """The run directory of a run whose record is this file."""
+    return path.with_name(path.name.removesuffix(".json"))
 
 
 def _read(path: pathlib.Path, config: RunConfig) -> dict[str, Any]:

@@ -47,8 +47,9 @@ def sweep(
       axes: option -> its values; an option of the method, scenario or model by its name, or as "method_options.NAME".
       draws: so many random combinations in place of all; see `drawn`. They depend on the settings' `seed`.
       **options: `seeds` (by default the settings' one), `run_dir`, `failed` and what else `comparison.compare` takes.
-        The directory is one of a comparison: `comparison.resume` takes it up, and `report.tables.sweep_table` makes its
-        table. Where no `failed` is given, what fails is a warning.
+        The directory is one of a comparison: `comparison.resume` takes it up, and `report.tables.comparison_table`
+        makes its table of the outcomes and `comparison.read(run_dir).cells`. Where no `failed` is given, what fails is
+        a warning.
 
     Returns:
       The outcome of each combination; its label names the values. One that cannot be run, such as more clusters than

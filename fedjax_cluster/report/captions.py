@@ -68,7 +68,8 @@ CAPTIONS = {
     "similarity_matrix": Caption(
         METHOD,
         "Similarity of the clients' updates.",
-        "Cosine of each pair of clients at the last split, ordered by cluster: 1 is the same direction.",
+        "Cosine of each pair of clients at the last split, or where there was none as one was last considered, ordered "
+        "by cluster: 1 is the same direction.",
     ),
     "interaction_matrices": Caption(
         METHOD,

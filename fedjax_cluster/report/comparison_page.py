@@ -192,7 +192,10 @@ def _swept(background: Background) -> list[str]:
 def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Background) -> Html:
     """Methods by seeds: the figure of each run, and a link where it has left a page."""
     accuracy = of_honest("accuracy", [summary for each in compared for summary in each.summaries])
-    lines, seeds = {}, sorted({seed for of in background.directories.values() for seed in of})
+    known = {seed for of in background.directories.values() for seed in of}
+    # Of what was put beside our runs, too.
+    known |= {summary["seed"] for each in compared for summary in each.summaries if summary.get("seed") is not None}
+    lines, seeds = {}, sorted(known)
     for each in compared:
         ended = {summary.get("seed"): summary for summary in each.summaries}
         cells: list[object] = []
@@ -203,7 +206,7 @@ def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Bac
             there = page is not None and page.is_file()
             cells.append(web.element("a", text, href=_relative(page, directory)) if there and page else text)
         lines[each.label] = (method_name(each.label), *cells)
-    if not seeds:
+    if not background.directories or not seeds:
         return Html("")
     headings = ("cell" if background.cells else "method", *(f"seed {seed}" for seed in seeds))
     grid = web.grid(list(lines.values()), headings, numeric=(False, *(True for _ in seeds)))

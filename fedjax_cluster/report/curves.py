@@ -20,11 +20,11 @@ from fedjax_cluster.report.histories import (
     by_seed,
     chosen_metric,
     column_label,
+    end_not_finite,
     evaluated,
     finite_part,
     has_values,
     is_wide,
-    not_finite_from,
     with_gaps,
 )
 from fedjax_cluster.report.judged_by import HONEST, of_honest
@@ -34,6 +34,7 @@ BOUNDED = (
     "purity",
     *(f"{name}{of}" for name in (ARI, "accuracy") for of in ("", HONEST)),
     "balanced_accuracy",
+    "accuracy_worst_decile",
 )  # at most 1
 MARKED_POINTS = 8
 BAND = 0.15  # opacity
@@ -90,7 +91,7 @@ def curves(
     if not metrics:
         raise ValueError("metrics is empty; name at least one column")
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
-    ended = {method for method, runs in seeds.items() if any(not_finite_from(run) for run in runs)}
+    whole = seeds
     seeds = {method: [finite_part(run) for run in runs] for method, runs in seeds.items()}
     values = {name: {method: evaluated(runs, name, method) for method, runs in seeds.items()} for name in metrics}
     names = {method: _legend_name(method, runs, metrics) for method, runs in seeds.items()}
@@ -107,7 +108,7 @@ def curves(
                 place["highest"] = factor if name in BOUNDED else np.inf
                 place["steps"] = name.startswith("num_")
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=names[method], **place)
-                if len(rounds) and method in ended:
+                if len(rounds) and end_not_finite(whole[method], name):
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             axes.set_ylabel(label)
             means = [found.mean(axis=0) for _, found in values[name].values()]

@@ -145,6 +145,11 @@ def not_finite_from(history: History) -> int | None:
     return 1 if lost.all() else len(lost) - int(np.argmin(lost[::-1])) + 1
 
 
+def end_not_finite(runs: Iterable[History], name: str) -> bool:
+    """Whether a run that has a value in this column was not finite at its end."""
+    return any(not_finite_from(run) and has_values({"": [finite_part(run)]}, name) for run in runs)
+
+
 def finite_part(history: History) -> History:
     """A history up to where the run was not finite any more."""
     since = not_finite_from(history)

@@ -10,15 +10,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, draw_line, round_axis, shared_legend, value_axis
+from fedjax_cluster.report.curves import (
+    BAND,
+    BOUNDED,
+    ENDED,
+    NO_LINE,
+    NO_VALUE,
+    draw_line,
+    round_axis,
+    shared_legend,
+    value_axis,
+)
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
     chosen_metric,
     column_label,
+    end_not_finite,
     evaluated,
     finite_part,
-    not_finite_from,
     with_gaps,
 )
 from fedjax_cluster.report.names import option_names, over_seeds, pictured, value_text
@@ -84,7 +94,9 @@ def option_curves(
                 draw_line(axes, *with_gaps(runs, rounds + 1, mean, deviation), label=name, **look)
                 counts.append(len(values) if values.size else 0)
                 means.append(mean)
-                if len(rounds) and any(not_finite_from(run) for run in seeds[cell]):
+                if not len(rounds):
+                    legend[f"{pictured(f'{names[across]} {value_text(panel)}')}, {name}{NO_VALUE}"] = NO_LINE
+                elif end_not_finite(seeds[cell], metric):
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             title = pictured(f"{names[across]} {value_text(panel)}")
             axes.set_title(title, loc="left", fontsize=style.FONT_POINTS, pad=2)

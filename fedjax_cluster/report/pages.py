@@ -89,7 +89,7 @@ def run_figures(run: FinishedRun) -> dict[str, Figure]:
     index, labels, group, names = shown_clients(run)
     figures = round_figures(run)
     info = run.federation.info
-    if info.task == "classification" and not stored(run.federation):
+    if info.task == "classification" and not stored(run.federation) and run.federation.train.y.ndim == 2:
         counts = client_labels.label_counts(run.federation.train, info.num_classes)[index]
         figures["client_labels"] = client_labels.client_labels(counts, group, names, info.class_names)
     if group is not None and _can_cluster(run):

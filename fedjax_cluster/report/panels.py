@@ -13,14 +13,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_cluster.report import style
-from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, draw_line, round_axis, shared_legend
+from fedjax_cluster.report.curves import BAND, BOUNDED, ENDED, NO_LINE, NO_VALUE, draw_line, round_axis, shared_legend
 from fedjax_cluster.report.histories import (
     History,
     by_seed,
     column_label,
+    end_not_finite,
     evaluated,
     finite_part,
-    not_finite_from,
     with_gaps,
 )
 from fedjax_cluster.report.names import group_label, method_name, over_seeds, pictured
@@ -64,9 +64,10 @@ def curve_panels(
             axes.remove()
         for axes, (title, of_panel) in zip(grid.flat, panels.items(), strict=False):
             for method, runs in by_seed(of_panel).items():
-                ended, runs = any(not_finite_from(run) for run in runs), [finite_part(run) for run in runs]
+                ended, runs = end_not_finite(runs, metric), [finite_part(run) for run in runs]
                 rounds, found = evaluated(runs, metric, method)
                 if not len(rounds):
+                    further[f"{pictured(title)}, {pictured(method_name(method))}{NO_VALUE}"] = NO_LINE
                     continue
                 counts.append(len(found))
                 mean = factor * found.mean(axis=0)

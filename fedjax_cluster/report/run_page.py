@@ -128,7 +128,7 @@ def _clients(run: FinishedRun, clients: ShownClients, told: Told) -> Html:
     parts: list[Html] = [] if told.outliers is None else [_outliers(run.labels, told.outliers, told.not_compared)]
     info, train = run.federation.info, run.federation.train
     labelled = info.task == "classification" and 1 < info.num_classes <= MOST_CLASSES
-    if labelled and not stored(run.federation):
+    if labelled and not stored(run.federation) and train.y.ndim == 2:
         counts = label_counts(train, info.num_classes)[clients.index]
         lines = [_labels_of_cluster(label, clients.labels, counts) for label in distinct(clients.labels)]
         named = info.class_names or tuple(map(str, range(info.num_classes)))

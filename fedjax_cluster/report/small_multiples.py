@@ -19,9 +19,9 @@ from fedjax_cluster.report.histories import (
     by_seed,
     chosen_metric,
     column_label,
+    end_not_finite,
     evaluated,
     finite_part,
-    not_finite_from,
 )
 from fedjax_cluster.report.names import method_name, over_seeds, pictured
 
@@ -59,7 +59,7 @@ def small_multiples(histories: Mapping[str, History | Sequence[History]], metric
     metric = chosen_metric(seeds, metric)
     label, factor = column_label(metric)
     last = 1 + max(float(np.max(history["round"])) for runs in seeds.values() for history in runs)
-    ended = {method for method, runs in seeds.items() if any(not_finite_from(run) for run in runs)}
+    ended = {method for method, runs in seeds.items() if end_not_finite(runs, metric)}
     lines = {}
     for method, runs in seeds.items():
         rounds, values = evaluated([finite_part(run) for run in runs], metric, method)

@@ -25,6 +25,7 @@ from fedjax_cluster.report.paper_rows import is_known
 
 NOTHING = "–"
 NOT_FINITE = "not finite"
+LABEL = re.compile(r"[^\w.:-]")  # what a LaTeX label has none of
 BETWEEN = "\u2060"  # two letters that are not to become one
 GREEK = (  # that TeX has commands for
     *("ALPHA", "BETA", "GAMMA", "DELTA", "EPSILON", "ZETA", "ETA", "THETA", "IOTA", "KAPPA", "LAMDA", "MU"),
@@ -215,7 +216,7 @@ class Table:
         parts = [
             "% needs \\usepackage{booktabs}",
             *(r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])),
-            *([rf"\label{{tab:{name}}}"] if caption and name else []),
+            *([rf"\label{{tab:{LABEL.sub('-', name)}}}"] if caption and name else []),
             *(rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"),
             *(r"\end{tabular}", *([rf"\par\footnotesize {notes}\par"] if notes else []), r"\end{table}"),
         ]

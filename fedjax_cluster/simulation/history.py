@@ -117,9 +117,12 @@ def diverged_since(history: History, fewest: float) -> int | None:
 
 
 def first_round_not_finite(history: History, fewest: float) -> int | None:
-    """The 0-based round since which the run has diverged, or of the first evaluation of predictions not finite."""
-    spoilt = np.flatnonzero(history.get(NOT_FINITE, np.zeros(0)) > 0)
-    rounds = [diverged_since(history, fewest), int(spoilt[0]) if len(spoilt) else None]
+    """The 0-based round since which, to its end, a run has diverged or had predictions that are not finite."""
+    spoilt = history.get(NOT_FINITE, np.zeros(0))
+    evaluated = np.flatnonzero(np.isfinite(spoilt))
+    well = np.flatnonzero(spoilt[evaluated] == 0)
+    since = evaluated[well[-1] + 1 :] if len(well) else evaluated
+    rounds = [diverged_since(history, fewest), int(since[0]) if len(since) else None]
     return min((number for number in rounds if number is not None), default=None)
 
 

@@ -61,7 +61,10 @@ def test_killed_and_repeated_it_does_the_missing_runs_only(tmp_path, runs, monke
         reproduce(tiny(), directory=tmp_path / "killed")
     monkeypatch.setattr(reproduction, "run", counting)
     runs[:] = []
+    over = tmp_path / "killed" / "runs" / next((tmp_path / "killed" / "runs").glob("*.json")).stem
+    over.mkdir()  # as where it is killed between a run's record and the end of its directory
     rows, outcomes = reproduce(tiny(), directory=tmp_path / "killed")
+    assert not over.exists()
     assert runs == [(5, 1)]
     assert "3 of 4 runs done before" in capsys.readouterr().err
     assert [row.ours for row in rows] == [row.ours for row in whole]
@@ -224,3 +227,14 @@ def test_without_a_terminal_lines_tell_how_far_a_run_is(monkeypatch, caplog):
 
 def test_a_commit_is_that_of_a_checkout(tmp_path):
     assert provenance.commit(tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_recipe_that_fails_as_it_draws_has_not_ended(tmp_path):
+    """What tells of the table's runs would be that of an earlier table."""
+    reproduce(tiny(seeds=1), directory=tmp_path / "r")
+    assert (tmp_path / "r" / RAN).exists()
+
+    with pytest.raises(AttributeError):
+        reproduce(tiny(seeds=2, figure=lambda cells, outcomes: {"": None}), directory=tmp_path / "r")
+    assert not (tmp_path / "r" / RAN).exists()

@@ -124,6 +124,10 @@ def test_curves_of_two_options_end_with_a_cross():
     cells = {name: {"rate": value % 2, "every": value // 2} for value, name in enumerate("abcd")}
     assert "not finite afterwards" in drawn(option_curves.option_curves(histories, cells))
     assert "not finite afterwards" not in drawn(option_curves.option_curves({**histories, "b": [good]}, cells))
+    nothing = history(np.nan, np.nan, np.nan, loss=[np.nan] * 3)
+    assert "not finite afterwards" not in drawn(option_curves.option_curves({**histories, "b": [good, nothing]}, cells))
+    legend = drawn(option_curves.option_curves({**histories, "b": [nothing]}, cells))
+    assert any(text.endswith(" (no finite value)") for text in legend)
 
 
 def test_a_run_is_not_said_to_agree_before_it_does():

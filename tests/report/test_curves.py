@@ -139,6 +139,8 @@ def test_the_curve_of_a_run_that_diverged_ends_there_with_a_cross(diverging, mak
     assert crosses(lower) == [(12, 1.0)]
     assert legend_texts(figure) == ["FedAvg", "IFCA", "not finite afterwards"]
     check_layout(figure)
+    # Not of a seed that is in no curve.
+    assert not crosses(curves.learning_curves({"fedavg": [make_history(), diverging(0)]}).axes[0])
 
 
 def test_figures_of_a_model_that_was_left_behind_are_not_drawn(diverging, make_history):

@@ -57,6 +57,15 @@ def test_splits_are_marked_where_clusters_are_counted_in_some_rounds_only(make_h
     assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "split"] == [7, 13]
 
 
+def test_a_split_in_the_first_round_is_marked_and_a_cluster_that_fills_again_is_none(make_history):
+    def marked(counts, splits=None):
+        figure = pictures.split_history(make_history(4, columns={"num_clusters": np.asarray(counts, float)}), splits)
+        return [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_label() == "split"]
+
+    assert marked([2, 2, 2, 2]) == [1]
+    assert marked([2, 2, 1, 2], [0]) == [1]
+
+
 def test_without_gaps_there_is_one_panel(make_history, check_layout):
     figure = pictures.split_history(make_history())
     assert len(figure.axes) == 1

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.report import client_labels, clusters, curves, pages
+from fedjax_cluster.report import client_labels, clusters, curves, pages, run_page
 from fedjax_cluster.report.methods import cfl_gp
+from fedjax_cluster.report.shown_clients import shown_clients
 
 CLIENTS, CAPACITY, CLUSTERS = 6, 8, 2  # of `make_result`
 ROUNDS = ["cluster_timeline.png", "learning_curves.png", "training_curves.png"]
@@ -132,3 +133,13 @@ def test_a_run_that_diverged_keeps_the_pictures_that_can_be_drawn(make_result, t
     left = ["learning_curves.png", "client_labels.png", "cluster_timeline.png", "group_by_cluster.png"]
     assert sorted(path.name for path in written) == sorted(left)
     assert "the pictures of cfl_gp alone are left out: " in caplog.text
+
+
+def test_labels_of_which_a_row_has_several_have_no_picture(make_result):
+    result = make_result()
+    rows = result.federation.train._replace(y=np.zeros((CLIENTS, 3, 2), np.int32))
+    result.federation = result.federation._replace(train=rows)
+    assert "client_labels" not in pages.run_figures(result)
+    assert "Labels of each cluster" not in run_page._clients(
+        result, shown_clients(result), run_page.Told({}, {}, {}, {})
+    )

@@ -79,6 +79,11 @@ def test_a_curve_that_was_lost_ends_with_a_cross():
     (cross,) = [line for line in first.lines if line.get_marker() == "x"]
     assert cross.get_xdata() == pytest.approx([5])
     assert "not finite afterwards" in [text.get_text() for text in figure.legends[0].get_texts()]
+    # Not that of other seeds, beside one that has no value at all.
+    nothing = {name: np.full_like(column, np.nan) for name, column in history(0.2).items() if name != "round"}
+    seeds = [history(0.2), {**history(0.3), **nothing}]
+    figure = small_multiples.small_multiples({**HISTORIES, "method-1": seeds})
+    assert not [line for line in figure.axes[0].lines if line.get_marker() == "x"]
 
 
 def test_a_method_without_a_value_says_so():

@@ -47,6 +47,8 @@ def test_a_comparison_in_latex_has_a_short_caption_a_label_and_its_notes_beneath
     notes = lines[lines.index(r"\end{tabular}") + 1]
     assert notes.startswith(r"\par\footnotesize mean $\pm$ sample standard deviation over 3 seeds; rank 1 is best")
     assert notes.endswith(r"; bold: the best mean\par")
+    # A file's name may hold what LaTeX would take for a comment or a command.
+    assert r"\label{tab:50--b-}" in table.latex("50%{b#")
 
 
 def test_the_best_mean_is_bold_in_latex_alone():

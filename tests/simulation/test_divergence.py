@@ -79,9 +79,13 @@ def test_a_run_whose_last_cohorts_are_silent_has_the_figures_of_its_models():
 
 
 def test_the_first_round_not_finite_may_be_that_of_an_evaluation():
-    spoilt = np.asarray([np.nan, 2.0, np.nan, 0.0])
-    history = counted([8, 8, 8, 8], [0, 0, 0, 0], num_not_finite=spoilt)
-    assert first_round_not_finite(history, 8) == 1
+    def first(*spoilt):
+        history = counted([8] * len(spoilt), [0] * len(spoilt), num_not_finite=np.asarray(spoilt))
+        return first_round_not_finite(history, 8)
+
+    assert first(np.nan, 2.0, np.nan, 1.0) == 1
+    assert first(2.0, 0.0, np.nan, 1.0) == 3
+    assert first(np.nan, 2.0, np.nan, 0.0) is None, "a run that has recovered has its figures"
     assert first_round_not_finite(counted([8, 8], [0, 0]), 8) is None
 
 

@@ -31,8 +31,9 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     """
     run = without_newcomers(run)
     index, _, group, names = shown_clients(run)
-    drawn = {"split_history": split_history(run.history)}
-    splits = [event.content for event in run.events if len(event.content["child"])]
+    of_splits = [event for event in run.events if len(event.content["child"])]
+    splits = [event.content for event in of_splits]
+    drawn = {"split_history": split_history(run.history, sorted({event.round for event in of_splits}))}
     similarity = splits[-1]["similarity"] if splits else np.asarray(run.state.server.similarity)
     known = None if group is None else run.federation.group
     if splits:
@@ -48,12 +49,13 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
     return drawn
 
 
-def split_history(history: Mapping[str, Any]) -> Figure:
+def split_history(history: Mapping[str, Any], splits: Sequence[int] | None = None) -> Figure:
     """Draws accuracy with the rounds of splits marked, and the separation gap of every cluster beneath (CFL, Fig. 8).
 
     Args:
       history: of a run: `round`, `num_clusters`, `accuracy` (or `test_loss`, or `loss`) and, where they were watched,
         `separation_gap_0` …, one column a cluster slot; NaN where there is none. Rounds are drawn from 1.
+      splits: the rounds of the splits, counted from 0; None takes those with more clusters than before.
 
     Raises:
       ValueError: no round with an accuracy or a loss.
@@ -63,7 +65,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
     rounds = np.asarray(history["round"], np.float64) + 1
     counts = np.asarray(history["num_clusters"], np.float64)
     told = np.flatnonzero(np.isfinite(counts))  # of very many clients not in every round
-    grown = told[1:][np.diff(counts[told]) > 0]
+    grown = rounds[told][np.diff(counts[told], prepend=1) > 0] if splits is None else np.asarray(splits) + 1
     gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
     dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
@@ -77,7 +79,7 @@ def split_history(history: Mapping[str, Any]) -> Figure:
                 panels[0].plot(rounds[known], values[known], color="black", label=text, **look)
         panels[0].set_ylabel(label)
         for axes in panels:
-            for place in rounds[grown]:
+            for place in grown:
                 axes.axvline(place, label="split", **style.GUIDE)
         if gaps:
             _draw_gaps(panels[1], rounds, gaps)
