@@ -33,6 +33,7 @@ import fedjax_cluster as fc
 from benchmarks import h200
 from fedjax_cluster import cli
 from fedjax_cluster.bench.workloads import noise_clients
+from fedjax_cluster.files import atomic_file
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.types import DatasetInfo, Federation, Model
 
@@ -72,7 +73,8 @@ Written by `python -m benchmarks.accelerators` from `results/accelerators.json`:
 Figures of `fc.plan`: the whole program of a run's rounds, compiled by the device's own compiler for devices that were
 not there. They are compiled, not timed, but for those of an H200. Every client has 64 rows of 28×28 bytes, none for
 tests, and takes one step of 32 of them; all take part; four clusters where a method needs their number. Memory is that
-of one device, at the round's peak; temporaries are its part beside the arguments; a round takes at least what its
+of one device, at the round's peak; temporaries are all that is allocated beside the arguments, some of
+it one after the other, and may be more than the peak; a round takes at least what its
 products, its memory's traffic or its messages take at the rates of the data sheets, and likely several times that.
 
 | device | method | model | clients | peak | temporaries | at a time | messages a round | at least | compilation |
@@ -92,7 +94,7 @@ chooses. {text}
 DEVICES = {
     "h100": (
         "one H100",
-        "A model of each of a hundred thousand clients is 80 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
+        "A model of each of a hundred thousand clients is 64 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
         "methods that keep these do not fit, and where a cell is empty were not compiled. Of the CNN six methods were\n"
         "compiled.",
     ),
@@ -190,9 +192,14 @@ def record(device: str, methods: list[str], models: list[str], sizes: list[int],
                     continue
                 row |= compiled(name, MODELS[model], clients, device, chunk_size)
                 kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
-                RECORD.write_text(json.dumps([*kept, row], indent=1) + "\n")
+                _keep([*kept, row])
                 print(line(row), flush=True)
         jax.clear_caches()
+
+
+def _keep(rows: list[dict[str, Any]]) -> None:
+    with atomic_file(RECORD) as beside:
+        beside.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def compiled(
@@ -246,7 +253,7 @@ def measure(methods: list[str], models: list[str], sizes: list[int], known: Mapp
         kept = json.loads(RECORD.read_text()) if RECORD.is_file() else []
         names = ("device", "method", "model", "clients")
         kept = [each for each in kept if any(each[name] != row[name] for name in names)]
-        RECORD.write_text(json.dumps([*kept, row], indent=1) + "\n")
+        _keep([*kept, row])
         print(measured_line(row), flush=True)
         del result
 
@@ -320,7 +327,9 @@ def scaling_lines(rows: list[dict[str, Any]]) -> list[str]:
     for method in sorted({method for method, _ in found}):
         own = [found.get((method, device), {}) for device in CHIPS]
         cells = [
-            f"{row['messages']}, {row['message_bytes'] / 1e6:,.2f}" if "peak" in row else unavailable(row)
+            f"{row['messages']}, {row['message_bytes'] / 1e6:,.2f}"
+            if row.get("peak") and row["fits"]
+            else unavailable(row)
             for row in own
         ]
         lines.append("| " + " | ".join([method.replace("_", "-"), *cells]) + " |")

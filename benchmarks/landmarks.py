@@ -32,6 +32,7 @@ from fedjax_cluster.algorithms.fedgwc import weighting
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
+from fedjax_cluster.files import write_json
 from fedjax_cluster.types import ONE_DEVICE, ClientData, DatasetInfo, Federation
 
 ROWS = on_disk.TRAIN
@@ -261,13 +262,18 @@ def main() -> None:
         return
     if not given.table:
         found = [row for clients in given.clients for row in errors(clients, given.landmarks)]
-        runs = []
+        before = json.loads(given.output.read_text(encoding="utf-8"))["runs"] if given.output.exists() else []
+        runs = {run["method"]: run for run in before}
+        report = {**machine(), "seeds": SEEDS, "errors": found, "runs": list(runs.values())}
+        write_json(given.output, report)
         for name in given.runs if given.large else ():
-            runs.append(run_python("-m", "benchmarks.landmarks", "--alone", name, given.large, timeout=7200))
-            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-        report = {**machine(), "seeds": SEEDS, "errors": found, "runs": runs}
-        given.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    table_between("landmarks", tables(json.loads(given.output.read_text(encoding="utf-8"))))
+            run = run_python("-m", "benchmarks.landmarks", "--alone", name, given.large, timeout=7200)
+            print(json.dumps(run), file=sys.stderr, flush=True)
+            runs[run["method"]] = run
+            report["runs"] = list(runs.values())
+            write_json(given.output, report)
+    if given.output == RESULTS:
+        table_between("landmarks", tables(json.loads(given.output.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ in fresh caches; and processor seconds of everything, which other work on the ma
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
 
 import jax
@@ -21,8 +22,9 @@ RATES = (0.03, 0.1, 0.2, 0.3)
 def build(name: str, rate: float):
     """A method with a learning rate."""
     own = fc.local.sgd(rate, batch_size=32, steps=10)
-    options = {"clusters": 4} if name != "fedavg" else {}
-    return getattr(fc.algorithms, name)(fc.nn.mlp((64,)), local=own, **options)
+    method = getattr(fc.algorithms, name)
+    options = {"clusters": 4} if "clusters" in inspect.signature(method).parameters else {}
+    return method(fc.nn.mlp((64,)), local=own, **options)
 
 
 def measure(name: str, seeds: int, rounds: int, side_by_side: bool) -> dict[str, float]:
@@ -51,7 +53,7 @@ def measure(name: str, seeds: int, rounds: int, side_by_side: bool) -> dict[str,
         found[f"{kind}: rounds"] = float(np.sum([result.summary["run_seconds"] for result in results]))
         labels = np.stack([result.labels for result in results])
         first = labels if first is None else first
-        found["labels that differ"] = float((labels != first).sum())
+        found["labels that differ"] = found.get("labels that differ", 0.0) + float((labels != first).sum())
     return found
 
 

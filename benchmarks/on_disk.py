@@ -27,6 +27,7 @@ import numpy as np
 import fedjax_cluster as fc
 from fedjax_cluster.bench.measure import machine, run_python
 from fedjax_cluster.bench.scale import peak_megabytes
+from fedjax_cluster.files import write_json
 
 FEATURES, CLASSES, TRAIN, TEST, GROUPS = 32, 8, 20, 5, 4
 MANY, FEW_TRAIN, FEW_TEST = 10_000_000, 5, 1
@@ -36,6 +37,7 @@ LANDMARKS = {"cfl_gp": 200, "fedgwc": 32}
 HARD = ("fedgwc",)  # run on clients of whom a quarter are hard
 SPENT = "seconds_a_round", "processor_seconds_a_round"
 FOLDER = pathlib.Path(__file__).parent
+RESULTS = FOLDER / "results" / "on-disk-cpu.json"
 
 
 def clients(count: int, hard: bool = False) -> Iterator[fc.data.ClientRows]:
@@ -117,10 +119,10 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     population = fc.data.open_population(folder)
     count = len(population.train.num_examples)
     resident: list[float] = []
-    spent: list[float] = []
+    spent: list[tuple[int, float]] = []
 
-    def remember(_: Any) -> None:
-        spent.append(time.process_time())
+    def remember(evaluation: Any) -> None:
+        spent.append((evaluation.round, time.process_time()))
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
         resident.append(next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS")))
 
@@ -143,7 +145,7 @@ def run(name: str, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         # Rounds are of two kinds, with and without the reader beside them, and starts and splits are in the first ones.
         "seconds_a_round": float(np.mean(seconds[rounds * 2 // 5 :])),
         "mean_seconds_of_all_rounds": float(np.mean(seconds)),
-        "processor_seconds_a_round": (spent[-1] - spent[0]) / (every * (len(spent) - 1)),
+        "processor_seconds_a_round": (spent[-1][1] - spent[0][1]) / max(1, spent[-1][0] - spent[0][0]),
         "seconds": time.perf_counter() - started,
         "peak_megabytes": peak_megabytes(),
         "programs_compiled": len(list(kept.rglob("*.program"))) - before,
@@ -190,9 +192,9 @@ def against_memory(folder: pathlib.Path, rounds: int, repetitions: int = 3) -> d
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each method and number of clients: medians over turns, and of the turns' ratios to the fewest."""
-    fewest = min(row["clients"] for row in rows)
     found = []
     for method in dict.fromkeys(row["method"] for row in rows):
+        fewest = min(row["clients"] for row in rows if row["method"] == method)
         first = [row for row in rows if row["method"] == method and row["clients"] == fewest]
         for count in dict.fromkeys(row["clients"] for row in rows if row["method"] == method):
             own = [row for row in rows if (row["method"], row["clients"]) == (method, count)]
@@ -260,7 +262,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=METHODS)
     parser.add_argument("--turns", type=int, default=1, help="how often everything is run, one after the other")
     parser.add_argument("--against-memory", action="store_true")
-    parser.add_argument("--output", type=pathlib.Path, default=FOLDER / "results" / "on-disk-cpu.json")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--more", action="store_true", help="adds to the results that are there")
     parser.add_argument("--table", action="store_true", help="only writes the table from the results")
     parser.add_argument("--alone", help="one method on one population, in this process")
@@ -272,7 +274,9 @@ def main() -> None:
         folder = written(given.folder, given.clients[0], given.alone in HARD)
         print(json.dumps(run(given.alone, folder, given.rounds)))
         return
-    found = json.loads(given.output.read_text(encoding="utf-8"))["rows"] if given.more else []
+    report = json.loads(given.output.read_text(encoding="utf-8")) if given.more else {}
+    found = report.get("rows", [])
+    report |= {**machine(), "rounds": given.rounds, "cohort": COHORT, "rows": found}
     for count in given.clients:
         for hard in {name in HARD for name in given.methods}:
             written(given.folder, count, hard)
@@ -282,11 +286,12 @@ def main() -> None:
                 arguments = ("--alone", name, "--folder", given.folder, "--clients", count, "--rounds", given.rounds)
                 found.append(run_python("-m", "benchmarks.on_disk", *arguments, timeout=7200))
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    report = {**machine(), "rounds": given.rounds, "cohort": COHORT, "rows": found}
+                write_json(given.output, report)
     if given.against_memory:
         report["against_memory"] = against_memory(given.folder, given.rounds)
-    given.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    table_between("on disk", table(report))
+        write_json(given.output, report)
+    if given.output == RESULTS:
+        table_between("on disk", table(report))
 
 
 if __name__ == "__main__":

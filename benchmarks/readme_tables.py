@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_cluster.bench import tables
+from fedjax_cluster.bench import UNFINISHED, tables
 from fedjax_cluster.report import style
 
 FOLDER = pathlib.Path(__file__).parent
@@ -54,8 +54,12 @@ def read_results(results: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       ValueError: there are none.
     """
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    reports = [report for report in found if "suite" in report]
+    found = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(results.glob("*.json"))
+        if not path.stem.endswith(UNFINISHED)
+    ]
+    reports = [report for report in found if "suite" in report and not report.get("smoke")]
     if not reports:
         raise ValueError(f"{results} holds no suite's results; run fedjax-cluster bench --output {results}")
     return reports

@@ -5,7 +5,8 @@
 Each run is a process of its own on the built-in digits. Two versions take turns, with full caches of their own: one has
 programs that are kept whole, the other JAX's cache of compilations alone (`enable_compilation_cache(whole=False)`); the
 run that fills the former tells what a start costs with nothing kept. The first row is the default job with its 200
-rounds. The table goes into README.md.
+rounds. Methods that are not named keep their rows. The table goes
+into README.md.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import fedjax_cluster as fc
 from benchmarks.on_disk import table_between
 from fedjax_cluster.bench.measure import machine
+from fedjax_cluster.files import write_json
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "starts-cpu.json"
 DEFAULT = "the default job, 200 rounds"
@@ -111,12 +113,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     given = parser.parse_args()
-    rows = []
+    before = json.loads(given.output.read_text(encoding="utf-8"))["rows"] if given.output.exists() else []
+    rows = {row["method"]: row for row in before}
     for name in given.methods:
-        rows.append(measured(name, given.turns))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        given.output.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    table_between("starts", table(rows))
+        rows[name] = measured(name, given.turns)
+        print(json.dumps(rows[name]), file=sys.stderr, flush=True)
+        write_json(given.output, {**machine(), "rows": list(rows.values())})
+    if given.output == RESULTS:
+        table_between("starts", table(list(rows.values())))
 
 
 if __name__ == "__main__":

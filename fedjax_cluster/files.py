@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 LOCK = ".lock"
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # by another process, not unknown to the file system
 MISREAD = re.compile(r"\[[^\]]+\]|\\|gs:/")
-STRAY = re.compile(r"\..+\.[a-z0-9_]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
+STRAY = re.compile(r"\..+\.[0-9a-f]{8}(\.[a-z]+)?")  # as `atomic_file` names what it writes to
 DIGEST_LENGTH = 32  # hexadecimal digits
 # What reading a damaged .npz file raises: of the file, the archive, its compression, or an array's header.
 UNREADABLE = (

@@ -60,6 +60,10 @@ def _fedavg(federation: Any, batch: str, rate: str, rounds: str, cohort: str) ->
     method = REGISTRY["fedavg"](nn.mlp(), local=update, participation=share)
     # The first segment compiles.
     result = simulate(
-        method, federation, rounds=2 * segment, eval_every=segment, eval_clients=int(cohort), progress=False
+        *(method, federation),
+        rounds=2 * segment,
+        eval_every=max(1, segment // 5),
+        eval_clients=int(cohort),
+        progress=False,
     )
     print(json.dumps({"seconds": result.history["seconds"][segment:].tolist()}))

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import math
 import statistics
+import subprocess
 import sys
 from typing import Any
 
@@ -71,7 +72,7 @@ def against_pfl(bench: Bench) -> None:
             name = f"pfl, {processes} process{'es' * (processes > 1)}"
             try:  # between processes of one machine
                 theirs[name] = median_of(*start, "-m", "benchmarks.peers.pfl_cifar", *given, GLOO_SOCKET_IFNAME="lo")
-            except RuntimeError as error:
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed.append(f"{name} failed")
                 print(error, file=sys.stderr)
         ours.append(median_of(*calling(cifar), *given))
@@ -128,7 +129,7 @@ def _rounds(federation: Federation, rounds: int, cohort: int, batch: int, rate: 
     share = cohort / len(federation.train.num_examples)
     method = REGISTRY["fedavg"](network(), local=update, participation=share)
     # The first segment compiles; the clients that are evaluated are as few as there may be.
-    segments = math.ceil(rounds / 500) + 1
+    segments = max(math.ceil(rounds / 500), min(5, rounds)) + 1
     each = math.ceil(rounds / (segments - 1))
     result = simulate(method, federation, rounds=segments * each, eval_every=each, eval_clients=cohort, progress=False)
     print(json.dumps({"seconds": result.history["seconds"][each:].tolist()}))

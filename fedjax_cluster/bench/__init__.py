@@ -17,6 +17,8 @@ from fedjax_cluster.bench.measure import Bench
 from fedjax_cluster.files import check_writable, write_json
 from fedjax_cluster.options import as_path
 
+UNFINISHED = "-unfinished"  # at the end of a name
+
 ATTEMPTS = 3
 # Name of a module in this folder -> what its `run` measures.
 SUITES = {
@@ -54,7 +56,7 @@ def run_suites(
     Args:
       names: of suites; all without any.
       smoke: tiny sizes, once each.
-      output: where to write SUITE-BACKEND.json.
+      output: where to write SUITE-BACKEND.json; of tiny sizes SUITE-BACKEND-smoke.json.
       record: a history to which the ratios are appended; see `history.record`.
       check: a history whose last record of this machine the ratios are compared with.
       suites: those there are.
@@ -76,11 +78,12 @@ def run_suites(
         if as_path("record", record).exists():
             history.read(record)
     reports = [_run_suite(name, smoke, output, package) for name in names or suites]
+    # Before they are recorded: they would be compared with themselves.
+    if check is not None:
+        _check(as_path("check", check), reports, lambda name: _run_suite(name, smoke, None, package))
     if record is not None:
         history.record(as_path("record", record), reports)
         print(f"recorded in {record}")
-    if check is not None:
-        _check(as_path("check", check), reports, lambda name: _run_suite(name, smoke, None, package))
 
 
 def _check(path: pathlib.Path, reports: list[dict[str, Any]], again: Callable[[str], dict[str, Any]]) -> None:
@@ -109,14 +112,20 @@ def _run_suite(name: str, smoke: bool, output: str | pathlib.Path | None, packag
     except BaseException:
         if output is not None and bench.rows:
             report = bench.report(name)
-            path = pathlib.Path(output) / f"{name}-{report['backend']}-unfinished.json"
+            path = _path(output, report)
+            path = path.with_stem(path.stem + UNFINISHED)
             write_json(path, report)
             print(f"the rows so far are in {path}", file=sys.stderr)
         raise
     report = bench.report(name)
     print(tables.as_text(report))
     if output is not None:
-        path = pathlib.Path(output) / f"{name}-{report['backend']}.json"
+        path = _path(output, report)
         write_json(path, report)
+        path.with_stem(path.stem + UNFINISHED).unlink(missing_ok=True)
         print(f"left in {path}")
     return report
+
+
+def _path(output: str | pathlib.Path, report: Mapping[str, Any]) -> pathlib.Path:
+    return pathlib.Path(output) / f"{report['suite']}-{report['backend']}{'-smoke' if report['smoke'] else ''}.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -136,11 +138,16 @@ def all_at_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_every_device(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Every device computes the clients that it holds."""
-    mesh = parallel.client_mesh()
-    if mesh is None:
-        return jax.jit(fn)
-    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)))
+    """Every device computes the clients that it holds; as many devices as divide them are used."""
+
+    @functools.cache
+    def program(clients: int) -> Callable[..., Any]:
+        mesh = parallel.client_mesh(jax.devices()[: math.gcd(clients, jax.device_count())])
+        if mesh is None:
+            return jax.jit(fn)
+        return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=P(parallel.AXIS), out_specs=P(parallel.AXIS)))
+
+    return lambda *rows: program(len(jax.tree.leaves(rows)[0]))(*rows)
 
 
 def gradient(model: Model) -> Callable[[Variables, Array, Array], Any]:

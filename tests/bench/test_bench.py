@@ -5,15 +5,16 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import linen
 from jax import lax
 
-from benchmarks import readme_tables
+from benchmarks import on_disk, readme_tables
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import published
 from fedjax_cluster import bench, cli, nn
-from fedjax_cluster.bench import measure, tables, workloads
+from fedjax_cluster.bench import convolution, measure, tables, workloads
 from fedjax_cluster.bench.measure import Row, in_turns
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.types import DatasetInfo
@@ -164,13 +165,19 @@ def test_a_suite_that_ends_early_leaves_its_rows(tmp_path, monkeypatch, capsys):
     assert left.name == "local-cpu-unfinished.json"
     assert [row["what"] for row in json.loads(left.read_text())["rows"]] == ["first"]
     assert f"the rows so far are in {left}" in capsys.readouterr().err
+    # Those of a later run that ended are all, and no tiny sizes stand in their place.
+    monkeypatch.setattr("fedjax_cluster.bench.local.run", lambda bench: bench.add(Row("first", "", 1.0)))
+    bench.run_suites(["local"], smoke=True, output=tmp_path)
+    bench.run_suites(["local"], output=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["local-cpu-smoke.json", "local-cpu.json"]
+    assert [report["smoke"] for report in readme_tables.read_results(tmp_path)] == [False]
 
 
 @pytest.mark.slow
 def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
     assert cli.main(["bench", "local", "--smoke", "--output", str(tmp_path)]) == 0
-    with (tmp_path / "local-cpu.json").open() as file:
+    with (tmp_path / "local-cpu-smoke.json").open() as file:
         content = json.load(file)
     assert {row["what"] for row in content["rows"]} == {
         "MLP, local training",
@@ -179,3 +186,19 @@ def test_the_command_leaves_its_results(tmp_path, monkeypatch, capsys):
     }
     assert all(row["seconds"] > 0 and row["fraction"] > 0 for row in content["rows"])
     assert content["processor"] in capsys.readouterr().out
+
+
+def test_populations_on_disk_are_summed_up_for_each_method_by_its_own_fewest():
+    """As where one method was measured with further numbers of clients."""
+    rows = json.loads(on_disk.RESULTS.read_text())["rows"]
+    found = on_disk.summary([*rows, {**rows[0], "clients": 1000}])
+    ratios = {(row["method"], row["clients"]): row["seconds_a_round to the fewest"] for row in found}
+    assert ratios[rows[0]["method"], 1000] == ratios["ifca", 10_000] == 1
+    assert ratios["ifca", 1_000_000] == pytest.approx(0.86, abs=0.01)
+
+
+def test_convolutions_are_timed_on_any_number_of_devices():
+    """As many of them as divide the clients."""
+    double = convolution.one_by_one(lambda x: 2 * x)
+    for clients in (4, 3):
+        assert double(jnp.ones((clients, 2))).tolist() == [[2.0, 2.0]] * clients

@@ -67,6 +67,11 @@ def test_bench_is_red_where_the_median_of_three_is_slower(path, monkeypatch, cap
     left = measured(monkeypatch, 0.95, 0.1)
     assert cli.main(["bench", "speed", "--check", str(path)]) == 0
     assert left == [0.1]  # nothing slow, nothing measured again
+    # Recorded first, it would be compared with itself.
+    before = path.read_text()
+    measured(monkeypatch, *[0.8] * 3)
+    assert cli.main(["bench", "speed", "--check", str(path), "--record", str(path)]) == 2
+    assert path.read_text() == before
 
 
 @pytest.mark.parametrize("content", [None, "no json", json.dumps([{"commit": "a"}]), json.dumps({"a": 1})])

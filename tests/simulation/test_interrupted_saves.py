@@ -63,6 +63,7 @@ def test_files_may_be_read_by_whom_any_new_file_may_be(umask, mode, tmp_path):
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (new, old)] == [mode, 0o660]
     assert files.STRAY.fullmatch(beside.name)
+    assert not files.STRAY.fullmatch(".notes.markdown"), "somebody's own"
 
 
 def test_a_directory_that_a_full_disk_does_not_let_take_is_left_as_it_was(tmp_path, monkeypatch):
