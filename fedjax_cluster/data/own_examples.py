@@ -31,6 +31,7 @@ def named_examples(
     users: np.ndarray | None,
     groups: np.ndarray | None = None,
     split: np.ndarray | None = None,
+    *,
     named: bool = False,
     **options: Any,
 ) -> Examples:

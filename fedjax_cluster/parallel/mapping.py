@@ -276,7 +276,7 @@ def place_state(state: State, mapping: ClientMapping) -> State:
 
 
 def _on_host(leaf: Array) -> Array | np.ndarray:
-    on_cpu = isinstance(leaf, Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    on_cpu = isinstance(leaf, Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(leaf) if on_cpu and {device.platform for device in leaf.devices()} == {"cpu"} else leaf
 
 

@@ -77,8 +77,9 @@ def check_arguments(
     size = getattr(getattr(algorithm, "local", None), "batch_size", None)
     check_model(getattr(algorithm, "model", None), federation, size if isinstance(size, int) else None, TAKEN)
     present = fewest_present(found, federation.train.num_examples, rounds)
-    if hasattr(algorithm, "check_present"):
-        algorithm.check_present(present)
+    check_present = getattr(algorithm, "check_present", None)
+    if check_present is not None:
+        check_present(present)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
         usual = functools.partial(cohort_size, getattr(algorithm, "participation", 1.0))
