@@ -20,7 +20,8 @@ from fedjax_cluster.parallel.rows import rows_in
 from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, Cohort, PyTree
 
-CLIENTS = "clients_in_turn"  # the loop's name in compiled programs
+CLIENTS, BLOCKS = "clients_in_turn", "blocks_of_turns"  # the loops' names in compiled programs
+BLOCK = 1024  # turns whose sums begin at 0
 
 
 class Client(NamedTuple):
@@ -267,10 +268,32 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     last = jnp.max(jnp.where(clients.mask, jnp.arange(1, count + 1), 0))
     # The same number of turns in all runs, or each would copy the carry of those that have ended.
     last = _most_of_runs(last) if mapping.runs > 1 else last
-    with jax.named_scope(CLIENTS):
-        if chunk == 1:
-            return split(lax.fori_loop(0, last, single, carry))
-        return split(lax.fori_loop(0, (last + chunk - 1) // chunk, several, carry))
+    turn = single if chunk == 1 else several
+    return split(_in_blocks((last + chunk - 1) // chunk, -(-count // chunk), turn, carry))
+
+
+def _in_blocks(turns: Array, most: int, turn: Callable[[Any, Mapped], Mapped], carry: Mapped) -> Mapped:
+    """Turns i32[], at most so many, of the loop; of very many clients the sums of a block are added to those before.
+
+    Added up one by one in float32, a million equal numbers come to 1.5 % less.
+    """
+
+    def loop(first: Any, end: Array, carry: Mapped) -> Mapped:
+        with jax.named_scope(CLIENTS):
+            return lax.fori_loop(first, end, turn, carry)
+
+    sums = carry.reduced
+    if sums is None or most <= BLOCK or len(sums.weight) > BLOCK:
+        return loop(0, turns, carry)
+
+    def block(number: Array, carry: Mapped) -> Mapped:
+        first = number * BLOCK
+        zeros = jax.tree.map(jnp.zeros_like, carry.reduced)
+        found = loop(first, jnp.minimum(first + BLOCK, turns), carry._replace(reduced=zeros))
+        return found._replace(reduced=jax.tree.map(jnp.add, carry.reduced, found.reduced))
+
+    with jax.named_scope(BLOCKS):
+        return lax.fori_loop(0, (turns + BLOCK - 1) // BLOCK, block, carry)
 
 
 def _can_be_added(contribution: Contribution | None, collected: Any) -> Array:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
-from fedjax_cluster.parallel.loop import CLIENTS
+from fedjax_cluster.parallel.loop import BLOCKS, CLIENTS
 
 BITS = re.compile(r"[a-z]+(\d+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -27,6 +27,7 @@ CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_comput
 CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
 CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
 OVER_CLIENTS = re.compile(rf'op_name="[^"]*/{CLIENTS}/while"')  # that loop itself, and none inside it
+OVER_BLOCKS = re.compile(rf'op_name="[^"]*/{BLOCKS}/while"')  # around it, whose turns are among those of that loop
 LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)\$([\w$]+)"')
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # What no kernel writes.
@@ -109,6 +110,8 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
                     times = int(known[1])
                 elif OVER_CLIENTS.search(line.text):
                     times = chunks
+                elif OVER_BLOCKS.search(line.text):
+                    times = 1
                 elif depth and any(of[0] or of[3] for of in (cost(name, deeper, inside) for name in bodies(line))):
                     unknown.add(line.name)
             for called in bodies(line):

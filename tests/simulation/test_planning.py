@@ -372,6 +372,8 @@ ENTRY %main (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
         ('metadata={op_name="jit(f)/while/body/clients_in_turn/while"}', 7, 0),
         ('metadata={op_name="jit(f)/while/body/while"}', 1, 1),
         ('metadata={op_name="jit(f)/while/body/clients_in_turn/while/body/vmap()/while"}', 1, 1),
+        ('metadata={op_name="jit(f)/while/body/blocks_of_turns/while"}', 1, 0),
+        ('metadata={op_name="jit(f)/while/body/blocks_of_turns/while/body/clients_in_turn/while"}', 7, 0),
     ],
 )
 def test_loops_count_as_often_as_they_turn(loop, times, unknown):
