@@ -31,6 +31,7 @@ class Conv(linen.Module):
       kernel_size: an integer or (height, width).
       strides, padding, kernel_dilation, feature_group_count: as in `convolution`.
       use_bias: whether there is a bias.
+      pool: sides of windows, one beside the other, whose maxima are given; 1 gives all.
       kernel_init, bias_init: initialisers `(rng_key, shape, dtype) -> Array`; Flax's defaults.
 
     >>> import jax
@@ -46,6 +47,7 @@ class Conv(linen.Module):
     kernel_dilation: Sides = 1
     feature_group_count: int = 1
     use_bias: bool = True
+    pool: int = 1
     kernel_init: Any = linen.initializers.lecun_normal()
     bias_init: Any = linen.initializers.zeros
 
@@ -55,15 +57,17 @@ class Conv(linen.Module):
         shape = (*pair(self.kernel_size, "kernel_size"), channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
-        return convolution(
+        x = convolution(
             x.astype(kernel.dtype),
             kernel,
-            bias,
             strides=self.strides,
             padding=self.padding,
             kernel_dilation=self.kernel_dilation,
             feature_group_count=self.feature_group_count,
         )
+        # Maximum and bias commute; in this order the bias, and its gradient, see a part of the values.
+        x = x if self.pool == 1 else max_pool(x, self.pool, self.pool)
+        return with_bias(x, None if bias is None else bias.reshape(1, 1, 1, -1))
 
 
 class Dense(linen.Module):

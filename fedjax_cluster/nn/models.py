@@ -14,7 +14,6 @@ from jax import Array
 from fedjax_cluster.nn.initializers import Scheme, Uniform, layer_init
 from fedjax_cluster.nn.layers import Dense, conv, dense, flat, images, rows_last_conv, sizes_per_layer
 from fedjax_cluster.nn.losses import LossName
-from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.rows_last import MOST_FEATURES, ROWS_LAST
 from fedjax_cluster.nn.wrapping import Normalize, Sized, from_flax
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, with_checks
@@ -232,8 +231,7 @@ class Cnn(linen.Module):
             if rows_last:
                 x = rows_last_conv(*given, padding=self.padding, pool=side)
             else:
-                x = conv(*given, padding=self.padding)
-                x = x if side == 1 else max_pool(x, (side, side), strides=(side, side))
+                x = conv(*given, padding=self.padding, pool=side)
             # ReLU and maximum commute; in this order ReLU is applied to a quarter of the values.
             x = linen.relu(x)
         x = x.transpose(ROWS_LAST) if rows_last else x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, Cohort, 
 
 CLIENTS, BLOCKS = "clients_in_turn", "blocks_of_turns"  # the loops' names in compiled programs
 BLOCK = 1024  # turns whose sums begin at 0
+# For so many clusters a TPU adds up a chunk's changes as it reads them; for a product XLA makes two copies of them all
+# (compiled for a v5e, a round of FedAvg with the CNN writes and reads 0.6 of the bytes, of IFCA 0.5, of FedEM 0.35).
+# Products are 4 to 12 times as fast on a CPU.
+FEW_SLOTS = 4
 
 
 class Client(NamedTuple):
@@ -329,6 +334,18 @@ def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: 
     )
 
 
+def _product(assignment: Array, rows: Array) -> Array:
+    """Sums [K, ...] of rows [n, ...] with weights f32[n, K]."""
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    sums = jnp.matmul(assignment.T, flat, precision="highest")
+    return sums.reshape(len(sums), *rows.shape[1:])
+
+
+def _sums(assignment: Array, rows: Array) -> Array:
+    weights = assignment.T.reshape(*assignment.T.shape, *(1 for _ in rows.shape[1:]))
+    return jnp.sum(weights * rows[None], axis=1)
+
+
 def _add_many(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:
     num_slots = len(reduced.weight)
     slot, weight, value = contribution
@@ -338,8 +355,10 @@ def _add_many(reduced: Reduced, contribution: Contribution, mask: Array, finite:
 
     def add(total, leaf):
         leaf = tree.where(finite, leaf, jnp.zeros_like(leaf)).astype(jnp.float32)
-        flat = leaf.reshape(assignment.shape[0], -1)
-        return total + jnp.matmul(assignment.T, flat, precision="highest").reshape(total.shape)
+        rows = leaf.reshape(assignment.shape[0], *total.shape[1:])
+        if num_slots > FEW_SLOTS:
+            return total + _product(assignment, rows)
+        return total + lax.platform_dependent(assignment, rows, tpu=_sums, default=_product)
 
     return Reduced(
         jax.tree.map(add, reduced.total, value),
