@@ -104,3 +104,28 @@ def test_devices_exchange_columns_once_and_count_alone():
     ]
     assert loops
     assert not any(name in part for part in loops for name in ("all-reduce", "all-gather", "all-to-all"))
+
+
+LAWS = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "heavy tails": lambda rng, shape: rng.standard_t(1, size=shape),
+    "of all magnitudes": lambda rng, shape: np.exp(8 * rng.normal(size=shape)) * rng.choice([-1, 1], shape),
+    "mostly zero": lambda rng, shape: np.where(rng.random(shape) < 0.6, 0.0, rng.normal(size=shape)),
+    "some infinite": lambda rng, shape: np.where(rng.random(shape) < 0.01, -np.inf, rng.normal(size=shape)),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_of_many_rows_guesses_and_halves_find_the_rank(law, share):
+    """Faults: an end that stays where it is, a guess outside of the two, a search that stops before its rank."""
+    rng = np.random.default_rng(0)
+    values, slot = LAWS[law](rng, (1000, COLUMNS)).astype(np.float32), rng.integers(0, 4, 1000).astype(np.int32)
+    values[slot == 3] = np.nan  # who does not count
+    count = np.bincount(slot)[:3]
+    first = (share * count).astype(np.int32)
+    ends = Ranks(jnp.asarray(first), jnp.asarray(first + 2))
+    of_two = ranked(values, slot, ends, two_at_most=True)
+    for cluster in range(3):
+        ordered = np.sort(values[slot == cluster].astype(np.float64), axis=0)
+        np.testing.assert_allclose(of_two[cluster], ordered[first[cluster] :][:2].mean(0), rtol=1e-6)
