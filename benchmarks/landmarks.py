@@ -24,7 +24,7 @@ import numpy as np
 
 import fedjax_cluster as fc
 from benchmarks import on_disk
-from benchmarks.on_disk import CLASSES, FEATURES, GROUPS, table_between
+from benchmarks.on_disk import CLASSES, FEATURES, GROUPS, publish
 from fedjax_cluster import clustering, tree
 from fedjax_cluster.algorithms.cfl_gp import landmarks as by_landmarks
 from fedjax_cluster.algorithms.cfl_gp import profiles
@@ -263,17 +263,16 @@ def main() -> None:
     if not given.table:
         found = [row for clients in given.clients for row in errors(clients, given.landmarks)]
         before = json.loads(given.output.read_text(encoding="utf-8"))["runs"] if given.output.exists() else []
-        runs = {run["method"]: run for run in before}
+        runs = {(run["method"], run["clients"]): run for run in before}
         report = {**machine(), "seeds": SEEDS, "errors": found, "runs": list(runs.values())}
         write_json(given.output, report)
         for name in given.runs if given.large else ():
             run = run_python("-m", "benchmarks.landmarks", "--alone", name, given.large, timeout=7200)
             print(json.dumps(run), file=sys.stderr, flush=True)
-            runs[run["method"]] = run
+            runs[run["method"], run["clients"]] = {**run, **machine()}
             report["runs"] = list(runs.values())
             write_json(given.output, report)
-    if given.output == RESULTS:
-        table_between("landmarks", tables(json.loads(given.output.read_text(encoding="utf-8"))))
+    publish("landmarks", tables(json.loads(given.output.read_text(encoding="utf-8"))), given.output, RESULTS)
 
 
 if __name__ == "__main__":

@@ -254,6 +254,14 @@ def table_between(name: str, text: str) -> None:
     print(text)
 
 
+def publish(name: str, text: str, output: pathlib.Path, usual: pathlib.Path) -> None:
+    """Puts the table of the usual results into README.md, and only tells that of others."""
+    if output.resolve() == usual.resolve():
+        table_between(name, text)
+    else:
+        print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("populations"), help="where they are kept")
@@ -268,7 +276,8 @@ def main() -> None:
     parser.add_argument("--alone", help="one method on one population, in this process")
     given = parser.parse_args()
     if given.table:
-        return table_between("on disk", table(json.loads(given.output.read_text(encoding="utf-8"))))
+        text = table(json.loads(given.output.read_text(encoding="utf-8")))
+        return publish("on disk", text, given.output, RESULTS)
     if given.alone:
         fc.parallel.use_all_cores()  # before the first computation
         folder = written(given.folder, given.clients[0], given.alone in HARD)
@@ -290,8 +299,7 @@ def main() -> None:
     if given.against_memory:
         report["against_memory"] = against_memory(given.folder, given.rounds)
         write_json(given.output, report)
-    if given.output == RESULTS:
-        table_between("on disk", table(report))
+    publish("on disk", table(report), given.output, RESULTS)
 
 
 if __name__ == "__main__":

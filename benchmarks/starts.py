@@ -23,7 +23,7 @@ import tempfile
 from typing import Any
 
 import fedjax_cluster as fc
-from benchmarks.on_disk import table_between
+from benchmarks.on_disk import publish
 from fedjax_cluster.bench.measure import machine
 from fedjax_cluster.files import write_json
 
@@ -116,11 +116,10 @@ def main() -> None:
     before = json.loads(given.output.read_text(encoding="utf-8"))["rows"] if given.output.exists() else []
     rows = {row["method"]: row for row in before}
     for name in given.methods:
-        rows[name] = measured(name, given.turns)
+        rows[name] = {**measured(name, given.turns), **machine()}
         print(json.dumps(rows[name]), file=sys.stderr, flush=True)
         write_json(given.output, {**machine(), "rows": list(rows.values())})
-    if given.output == RESULTS:
-        table_between("starts", table(list(rows.values())))
+    publish("starts", table(list(rows.values())), given.output, RESULTS)
 
 
 if __name__ == "__main__":

@@ -121,10 +121,11 @@ class gradient_loss(AveragingMethod):
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
-    def check_present(self, num_clients: int) -> None:
-        """Raises a ValueError where a cohort of so many clients would be pinned ones only."""
+    def check_present(self, state: State, present: np.ndarray) -> None:
+        """Raises a ValueError where cohorts of those who are present, bool[M], would be pinned clients only."""
         if self.pin:
-            _check_room(self.clusters, self.participation, num_clients)
+            pinned = np.asarray(parallel.fetched(state.clients.pinned))[: len(present)].any(axis=-1) & present
+            _check_room(int(pinned.sum()), self.participation, int(present.sum()))
 
     def check(self) -> None:
         if self.similarity == "euclidean" and self.sign == "descent":
@@ -296,11 +297,11 @@ def _unit_rows(rows: PyTree) -> PyTree:
     return tree.scale_rows(rows, jnp.where(norms > 0, 1 / jnp.maximum(norms, 1e-30), 0.0))
 
 
-def _check_room(clusters: int, participation: float, num_clients: int) -> None:
+def _check_room(pinned: int, participation: float, num_clients: int) -> None:
     size = cohorts.cohort_size(participation, num_clients)
-    if size <= clusters and size < num_clients:
+    if size <= pinned and size < num_clients:
         raise ValueError(
-            f"participation {participation} of {num_clients} clients is a cohort of {size}, but {clusters} pinned "
+            f"participation {participation} of {num_clients} clients is a cohort of {size}, but {pinned} pinned "
             "clients take part in every round; raise participation, or give pin=False"
         )
 

@@ -47,7 +47,10 @@ def named_examples(
       named: the labels are names of classes, such as 0.5, and never values.
       **options: of `from_arrays`.
     """
-    labels, users, groups, split = map(_decoded, (labels, users, groups, split))
+    try:
+        labels, users, groups, split = map(_decoded, (labels, users, groups, split))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} holds text as bytes that are no UTF-8 ({error}); save it as text") from None
     for what, each in ((USER, users), (GROUP, groups), (SPLIT, split)):
         if each is not None and each.shape != np.shape(labels)[:1]:
             raise ValueError(

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_cluster.experiments.cell_settings import other_settings
-from fedjax_cluster.experiments.config import RunConfig, build_algorithm, training_text, usual_clients
+from fedjax_cluster.experiments.config import RunConfig, as_compared, build_algorithm, training_text, usual_clients
 from fedjax_cluster.experiments.ended_runs import refuse_filled
 from fedjax_cluster.experiments.outcomes import Outcome
+from fedjax_cluster.experiments.robustness import with_infinity
 from fedjax_cluster.experiments.run_names import check_names, run_name
 from fedjax_cluster.experiments.runs import as_begun, run
 from fedjax_cluster.experiments.shared_federations import (
@@ -28,7 +29,6 @@ from fedjax_cluster.files import (
     check_run_directory,
     check_writable,
     digest,
-    plain,
     read_json,
     remove_empty,
     sealed,
@@ -233,7 +233,7 @@ def read(path: pathlib.Path) -> Comparison:
     try:
         configs = {label: RunConfig.from_json(config) for label, config in content["configs"].items()}
         failed = {label: {int(seed): str(why) for seed, why in of.items()} for label, of in content["failed"].items()}
-        cells = {label: dict(values) for label, values in content.get("cells", {}).items()}
+        cells = {name: with_infinity(values, float) for name, values in content.get("cells", {}).items()}
         clients, data = content.get("clients"), content.get("data", {})
         return Comparison(configs, tuple(map(int, content["seeds"])), failed, cells, clients, dict(data))
     except (KeyError, TypeError, AttributeError) as error:
@@ -354,7 +354,7 @@ def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison
             f"the run directory {directory} belongs to another sweep: {'; '.join(different)}; choose another directory"
         )
     for label in filter(before.configs.__contains__, now.configs):
-        old, new = (plain(each.configs[label].to_json()) for each in (before, now))
+        old, new = (as_compared(each.configs[label]) for each in (before, now))
         # What has its usual value is left out.
         pairs = {name: (old.get(name), new.get(name)) for name in (*old, *new)}
         different = [f"{name} is {one} there and {other} here" for name, (one, other) in pairs.items() if one != other]
@@ -394,7 +394,7 @@ def _write(directory: pathlib.Path, comparison: Comparison) -> None:
     configs = {label: config.to_json() for label, config in comparison.configs.items()}
     content: dict[str, Any] = {"configs": configs, "seeds": comparison.seeds, "failed": comparison.failed}
     if comparison.cells:
-        content["cells"] = comparison.cells
+        content["cells"] = with_infinity(comparison.cells, str)
     content |= {"clients": comparison.clients, "data": dict(comparison.data)}
     write_json(directory / COMPARISON, sealed(content))
 

@@ -18,8 +18,15 @@ from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.cluster_counts import clusters_at_start, estimates_clusters, own_clusters
 from fedjax_cluster.experiments.on_disk import check_data, opened
-from fedjax_cluster.experiments.robustness import Robustness, check_robustness, server_settings, without_defaults
+from fedjax_cluster.experiments.robustness import (
+    Robustness,
+    check_robustness,
+    server_settings,
+    with_infinity,
+    without_defaults,
+)
 from fedjax_cluster.experiments.unknown import unknown_name, unknown_option
+from fedjax_cluster.files import plain
 from fedjax_cluster.nn.precision import Precision
 from fedjax_cluster.optimizers import named, schedule
 from fedjax_cluster.options import (
@@ -247,17 +254,9 @@ class RunConfig(Robustness):
         )
 
 
-def with_infinity(options: Any, kind: type[str] | type[float]) -> Any:
-    """Options with infinity, such as that of a Dirichlet law, as text, which JSON has, or as a number.
-
-    >>> with_infinity({"alphas": (0.1, float("inf"))}, str), with_infinity({"alpha": "inf"}, float)
-    ({'alphas': (0.1, 'inf')}, {'alpha': inf})
-    """
-    if isinstance(options, Mapping):
-        return {name: with_infinity(value, kind) for name, value in options.items()}
-    if isinstance(options, (list, tuple)):
-        return type(options)(with_infinity(value, kind) for value in options)
-    return kind(options) if isinstance(options, float | str) and str(options) in ("inf", "-inf") else options
+def as_compared(config: RunConfig) -> dict[str, Any]:
+    """Settings as JSON has them, without what tells infinity from None: files of before had null for it."""
+    return plain(dataclasses.asdict(config))
 
 
 def known_name(kind: str, name: str, registry: Mapping[str, Any]) -> str:

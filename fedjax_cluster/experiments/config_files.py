@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options, with_infinity
+from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.robustness import with_infinity
 from fedjax_cluster.files import unsealed
 from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
 from fedjax_cluster.simulation.arguments import checked_churn

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_cluster import report
 from fedjax_cluster.experiments.comparison import RUNS, shared_federation
-from fedjax_cluster.experiments.config import RunConfig
+from fedjax_cluster.experiments.config import RunConfig, as_compared
 from fedjax_cluster.experiments.ended_runs import RECIPE
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.experiments.recipe import FLOPS_PER_SECOND, Recipe, Study, file_name, measured, run_flops
@@ -262,7 +262,7 @@ def _read(path: pathlib.Path, config: RunConfig) -> dict[str, Any]:
     """
     record = read_json(path)
     try:
-        there, here = (plain(each.to_json()) for each in (RunConfig.from_json(record["config"]), config))
+        there, here = map(as_compared, (RunConfig.from_json(record["config"]), config))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it, and the run is done again") from None
     # What has its usual value is left out, of either.

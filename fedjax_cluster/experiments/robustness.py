@@ -121,3 +121,16 @@ def build_fault(config: Robustness) -> Fault | None:
         raise ValueError(f"{name} is {value:g}, but no fault is given; give one, such as sign-flip")
     options = {name.removeprefix("fault_"): value for name, value in given.items()}
     return None if config.fault is None else faults.named(config.fault, **options)
+
+
+def with_infinity(options: Any, kind: type[str] | type[float]) -> Any:
+    """Options with infinity, such as that of a Dirichlet law, as text, which JSON has, or as a number.
+
+    >>> with_infinity({"alphas": (0.1, float("inf"))}, str), with_infinity({"alpha": "inf"}, float)
+    ({'alphas': (0.1, 'inf')}, {'alpha': inf})
+    """
+    if isinstance(options, Mapping):
+        return {name: with_infinity(value, kind) for name, value in options.items()}
+    if isinstance(options, (list, tuple)):
+        return type(options)(with_infinity(value, kind) for value in options)
+    return kind(options) if isinstance(options, float | str) and str(options) in ("inf", "-inf") else options

@@ -31,8 +31,8 @@ class Conv(linen.Module):
       kernel_size: an integer or (height, width).
       strides, padding, kernel_dilation, feature_group_count: as in `convolution`.
       use_bias: whether there is a bias.
-      pool: sides of windows, one beside the other, whose maxima are given; 1 gives all.
       kernel_init, bias_init: initialisers `(rng_key, shape, dtype) -> Array`; Flax's defaults.
+      pool: sides of windows, one beside the other, whose maxima are given; 1 gives all.
 
     >>> import jax
     >>> variables = Conv(8, (3, 3)).init(jax.random.key(0), jnp.ones((1, 5, 5, 2)))
@@ -47,9 +47,9 @@ class Conv(linen.Module):
     kernel_dilation: Sides = 1
     feature_group_count: int = 1
     use_bias: bool = True
-    pool: int = 1
     kernel_init: Any = linen.initializers.lecun_normal()
     bias_init: Any = linen.initializers.zeros
+    pool: int = 1
 
     @linen.compact
     def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N H_out W_out features"]:

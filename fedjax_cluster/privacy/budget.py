@@ -71,26 +71,27 @@ def spent(privacy: gaussian, *, clients: int, cohort: int, rounds: int, shown: i
 
 
 def calibrated(
-    privacy: gaussian, epsilon: float, *, clients: int, cohort: int, rounds: int, shown: int = 0
+    privacy: gaussian, epsilon: float, *, clients: int, cohort: int, rounds: int, shown: int | None = None
 ) -> gaussian:
     """The mechanism whose multipliers, in the proportion that they have, spend ε in so many rounds, and no more.
 
     Args:
       privacy: with noise.
       epsilon: ε at its δ, above 0.
-      clients, cohort, rounds, shown: as in `spent`.
+      clients, cohort, rounds, shown: as in `spent`; `shown` may be left out where there is no noise on it.
 
     Raises:
-      ValueError: as in `spent`; noise on what is shown 0 times; an ε that is not above 0 and finite, or that no
-        multiplier from 10⁻⁴ to 10⁶ spends.
+      ValueError: as in `spent`; noise on what is shown, and not how often; an ε that is not above 0 and finite, or that
+        no multiplier from 10⁻⁴ to 10⁶ spends.
     """
     checked("epsilon", epsilon, float, POSITIVE)
     check_cohorts(privacy, clients, cohort)
-    if privacy.clustering_noise_multiplier is not None and not shown:
+    if privacy.clustering_noise_multiplier and shown is None:
         raise ValueError(
-            "the mechanism has noise on what clients show to a clustering, and shown is 0: give how often that is, "
+            "the mechanism has noise on what clients show to a clustering: give as shown how often that is, "
             "method.times_shown(rounds), and as cohort all clients; or no clustering_noise_multiplier"
         )
+    shown = shown or 0
 
     def scaled(exponent: float) -> gaussian:
         factor, more = math.exp(exponent), privacy.clustering_noise_multiplier

@@ -194,7 +194,7 @@ def _runs(directory: pathlib.Path, compared: Sequence[Compared], background: Bac
     accuracy = of_honest("accuracy", [summary for each in compared for summary in each.summaries])
     known = {seed for of in background.directories.values() for seed in of}
     # Of what was put beside our runs, too.
-    known |= {summary["seed"] for each in compared for summary in each.summaries if summary.get("seed") is not None}
+    known |= {seed for each in compared for summary in each.summaries if isinstance(seed := summary.get("seed"), int)}
     lines, seeds = {}, sorted(known)
     for each in compared:
         ended = {summary.get("seed"): summary for summary in each.summaries}

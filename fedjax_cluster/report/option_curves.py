@@ -81,6 +81,7 @@ def option_curves(
     with style.drawing(style.SINGLE, 0.6 + 1.05 * len(panels_of)) as figure:
         panels = figure.subplots(len(panels_of), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, panel in zip(panels, panels_of, strict=True):
+            lost: list[str] = []
             for index, line in enumerate(lines_of):
                 cell = place.get((value_text(panel), value_text(line)), "")
                 if cell not in seeds:
@@ -95,10 +96,13 @@ def option_curves(
                 counts.append(len(values) if values.size else 0)
                 means.append(mean)
                 if not len(rounds):
-                    legend[f"{pictured(f'{names[across]} {value_text(panel)}')}, {name}{NO_VALUE}"] = NO_LINE
+                    lost.append(name)
                 elif end_not_finite(seeds[cell], metric):
                     legend["not finite afterwards"] = axes.plot(rounds[-1] + 1, mean[-1], **ENDED)[0]
             title = pictured(f"{names[across]} {value_text(panel)}")
+            if lost:
+                which = ", ".join(lost) if len(lost) <= 2 else f"{len(lost)} lines"
+                legend[f"{title}: {which}{NO_VALUE}"] = NO_LINE
             axes.set_title(title, loc="left", fontsize=style.FONT_POINTS, pad=2)
         for axes in panels:
             value_axis(axes, means, 4)

@@ -58,6 +58,7 @@ def curve_panels(
     methods = list(dict.fromkeys(method for of_panel in panels.values() for method in of_panel))
     counts: list[int] = []
     further: dict[str, Any] = {}
+    lost: dict[str, list[str]] = {}
     with style.drawing(style.SINGLE if side == 1 else style.DOUBLE, 0.35 + CURVE_INCHES * rows) as figure:
         grid = figure.subplots(rows, side, sharey=True, squeeze=False)
         for axes in grid.flat[len(panels) :]:
@@ -67,7 +68,7 @@ def curve_panels(
                 ended, runs = end_not_finite(runs, metric), [finite_part(run) for run in runs]
                 rounds, found = evaluated(runs, metric, method)
                 if not len(rounds):
-                    further[f"{pictured(title)}, {pictured(method_name(method))}{NO_VALUE}"] = NO_LINE
+                    lost.setdefault(method, []).append(pictured(title))
                     continue
                 counts.append(len(found))
                 mean = factor * found.mean(axis=0)
@@ -87,6 +88,9 @@ def curve_panels(
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=style.STEPS))
         if over := over_seeds(counts):
             further[f"± sample std {over}"] = Patch(color=style.NEUTRAL, alpha=2 * BAND, linewidth=0)
+        for method, titles in lost.items():
+            where = ", ".join(titles) if len(titles) <= 2 else f"{len(titles)} panels"
+            further[f"{where}: {pictured(method_name(method))}{NO_VALUE}"] = NO_LINE
         shared_legend(figure, grid.flat[: len(panels)], further)
     return figure
 

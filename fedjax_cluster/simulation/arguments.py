@@ -76,12 +76,9 @@ def check_arguments(
         )
     size = getattr(getattr(algorithm, "local", None), "batch_size", None)
     check_model(getattr(algorithm, "model", None), federation, size if isinstance(size, int) else None, TAKEN)
-    present = fewest_present(found, federation.train.num_examples, rounds)
-    check_present = getattr(algorithm, "check_present", None)
-    if check_present is not None:
-        check_present(present)
     aggregation = getattr(algorithm, "aggregation", None)
     if aggregation is not None:
+        present = fewest_present(found, federation.train.num_examples, rounds)
         usual = functools.partial(cohort_size, getattr(algorithm, "participation", 1.0))
         aggregation.check_clients(getattr(algorithm, "clients_in_round", usual)(present))
     check_private(algorithm, federation, found)

@@ -58,8 +58,18 @@ class Schedule:
             raise ValueError(f"{algorithm.name} admits no client during a run; leave the joins out of churn")
         self._algorithm = algorithm
 
-    def check_landmarks(self, state: State) -> None:
-        """Raises a ValueError where so many landmarks leave that the method cannot go by them any more."""
+    def check_state(self, state: State) -> None:
+        """Raises a ValueError where those who are left are not who the method, as it has begun, can go on with."""
+        self._check_landmarks(state)
+        there, check = ~self.absent, getattr(self._algorithm, "check_present", None)
+        if check is None:
+            return
+        for change in self.changes:
+            there[list(change.join)], there[list(change.leave)] = True, False
+            check(state, there)
+
+    def _check_landmarks(self, state: State) -> None:
+        """Of so many landmarks that leave the method cannot go by them any more."""
         least = getattr(self._algorithm, "fewest_landmarks", 0)
         landmarks = getattr(state.server, "landmarks", None)
         if landmarks is None or not self.changes:

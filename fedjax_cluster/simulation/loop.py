@@ -145,7 +145,7 @@ def simulate(
     check_processes(algorithm, federation, *decided, metrics, mapping=mapping, rounds=rounds)
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
-        schedule.check_landmarks(run.state)
+        schedule.check_state(run.state)
         run.config, run.pause, run.metrics = config, checkpoint_every, tuple(metrics)
         if run.done > rounds:
             raise ValueError(

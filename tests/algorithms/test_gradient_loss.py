@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.gradient_loss import _unit_rows
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import purity
 from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn, Costs
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play
@@ -250,5 +251,9 @@ def test_a_cohort_of_pinned_clients_only_is_refused():
         algorithm.init(jax.random.key(0), population)
     # Nor may there be such cohorts once some have left: nobody else would ever take part.
     few = gradient_loss(MODEL, clusters=2, local=WHOLE, pin=True, participation=0.3)
+    state, _ = few.init(run_keys(0).initialization, population)
+    pinned = np.flatnonzero(np.asarray(state.clients.pinned).any(-1)[:8]).tolist()
+    others = [client for client in range(8) if client not in pinned]
     with pytest.raises(ValueError, match=r"0\.3 of 5 clients is a cohort of 2, but 2 pinned clients"):
-        simulate(few, federation, rounds=3, churn=[Churn(1, leave=(0, 1, 2))], progress=False)
+        simulate(few, federation, rounds=3, churn=[Churn(1, leave=tuple(others[:3]))], progress=False)
+    assert simulate(few, federation, rounds=3, churn=[Churn(1, leave=(*pinned, others[0]))], progress=False)

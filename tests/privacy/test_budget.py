@@ -83,7 +83,7 @@ def test_noise_is_found_for_a_budget():
     faint = dataclasses.replace(NOISY, noise_multiplier=1e-3, accountant="pld")
     assert privacy.spent(faint, clients=9, cohort=9, rounds=1).epsilon > 1e4
     for epsilon, mechanism, message in ((0.0, both, "epsilon is 0"), (math.nan, both, "epsilon is nan"),
-                                        (8.0, both, "shown is 0"), (8.0, PLAIN, "or some noise")):  # fmt: skip
+                                        (8.0, both, "give as shown how"), (8.0, PLAIN, "or some noise")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             privacy.calibrated(mechanism, epsilon, clients=100, cohort=100, rounds=40)
 

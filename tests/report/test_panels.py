@@ -29,7 +29,7 @@ def test_a_method_looks_the_same_in_all_panels(make_history, check_layout):
     check_layout(figure)
     lost = {**make_history(), "accuracy": np.full(20, np.nan)}
     figure = panels.curve_panels({"C=8": {"cfl_gp": make_history(), "ifca": lost}}, "accuracy")
-    assert texts(figure) == ["CFL-GP", "C=8, IFCA (no finite value)"]
+    assert texts(figure) == ["CFL-GP", "C=8: IFCA (no finite value)"]
     with pytest.raises(ValueError, match="panels is empty"):
         panels.curve_panels({}, "accuracy")
 
