@@ -78,7 +78,7 @@ def test_a_directory_with_other_files_or_without_permission_is_refused(tmp_path)
     with pytest.raises(ValueError, match="not empty"):
         simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot write to the run directory"):
+    with pytest.raises(ValueError, match="cannot write to the directory"):
         simulate(method(), blobs(), rounds=2, run_dir=tmp_path / "file" / "run")
 
 
@@ -324,7 +324,7 @@ def test_a_read_only_run_can_be_read(tmp_path):
 
 def test_a_run_that_cannot_be_written_can_be_read_and_not_continued(tmp_path, monkeypatch):
     def refuse(directory):
-        raise ValueError(f"cannot write to the run directory {directory}")
+        raise ValueError(f"cannot write to the directory {directory}")
 
     simulate(method(), blobs(), rounds=2, run_dir=tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
