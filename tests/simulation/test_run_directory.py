@@ -307,10 +307,10 @@ def test_the_logging_of_others_is_as_it_was(tmp_path, monkeypatch):
 def test_what_a_killed_process_left_beside_its_files_is_no_run_of_others(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    for name in (".config.json.abcd_123.json", ".lock"):
+    for name in (".config.json.abcd0123.json", ".lock"):
         (run / name).write_text("")
     simulate(method(), blobs(), rounds=2, run_dir=run)
-    (run / ".metrics.csv.0bcd_123.csv").write_text("")
+    (run / ".metrics.csv.0bcd0123.csv").write_text("")
     simulate(method(), blobs(), rounds=3, run_dir=run)
     assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
 
