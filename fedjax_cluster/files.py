@@ -270,9 +270,7 @@ def check_writable(directory: pathlib.Path, attempts: int = 5) -> None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and attempts > 1:  # another process checks it, and has removed it again
             return check_writable(directory, attempts - 1)
-        raise ValueError(
-            f"cannot write to the directory {directory} ({error.strerror}); choose another one"
-        ) from error
+        raise ValueError(f"cannot write to the directory {directory} ({error.strerror}); choose another one") from error
     finally:
         for path in missing:
             with contextlib.suppress(OSError):

@@ -196,7 +196,7 @@ def _at_ranks(keys: Array, slot: Array, *ranks: Array) -> tuple[Array, ...]:
             jnp.where(active & ~up, tried, search.high),
             jnp.where(active & up, found, search.below),
             jnp.where(active & ~up, found, search.within),
-            jnp.where(up, jnp.where(search.moved > 0, 2, 1), jnp.where(search.moved < 0, -2, -1)),
+            jnp.where(up, 1 + (search.moved > 0).astype(jnp.int32), -1 - (search.moved < 0).astype(jnp.int32)),
         )
 
     def turn(carry: tuple[Array, list[_Search]]) -> tuple[Array, list[_Search]]:

@@ -115,9 +115,7 @@ class RunDirectory:
                     "system that all processes share"
                 )
         if parallel.processes.of_any(self._refusal is not None) and self._refusal is None:
-            self._refusal = ValueError(
-                f"another process cannot write to the directory {self.named}; choose another"
-            )
+            self._refusal = ValueError(f"another process cannot write to the directory {self.named}; choose another")
         begun = read_config(self.path)
         self._must_be_sealed = begun.get("version", 1) >= SEALED
         self._checkpoints = simulation.checkpoints.Checkpoints(
