@@ -129,3 +129,12 @@ def test_of_many_rows_guesses_and_halves_find_the_rank(law, share):
     for cluster in range(3):
         ordered = np.sort(values[slot == cluster].astype(np.float64), axis=0)
         np.testing.assert_allclose(of_two[cluster], ordered[first[cluster] :][:2].mean(0), rtol=1e-6)
+
+
+def test_ranks_where_jax_is_set_to_64_bits():
+    """What a search carries from turn to turn stays of 32 bits."""
+    values = np.random.default_rng(0).normal(size=(60, COLUMNS)).astype(np.float32)
+    with jax.enable_x64(True):
+        slot = np.zeros(60, np.int32)
+        found = ranked(values, slot, Ranks(jnp.int32([12]), jnp.int32([48])))
+    np.testing.assert_allclose(found[0], np.sort(values, axis=0)[12:48].mean(0), rtol=1e-5, atol=1e-6)
