@@ -395,8 +395,7 @@ def test_runs_side_by_side_have_one_device_of_a_cpu(monkeypatch):
     """As `simulate_many` has them, and all memory with it; each of two devices was said to hold half of the clients."""
     monkeypatch.setattr(parallel, "memory_left", lambda: 2.0**40)
     found = plan(LINEAR, fc.PopulationShape(16, 10, INFO, "float32"), runs=2)
-    whole = 16 * 10 * (3 * 4 + 4)
-    assert (found.devices, found.memory.population, found.available) == (1, whole, int(2**40 * 0.9))
+    assert (found.devices, found.memory.population, found.available) == (1, 160 * (3 * 4 + 4), int(2**40 * 0.9))
 
 
 @pytest.mark.parametrize(
