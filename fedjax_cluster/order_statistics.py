@@ -2,7 +2,7 @@
 
 A threshold is guessed from the values between which the rank is known to lie, and one count of what is up to it makes
 them closer; a float's bits, taken for an integer, are ordered as the floats are, and halve what guesses do not. Of a
-thousand values that is some twelve passes of comparisons over columns that stay in a processor's cache, where sorting
+thousand values that is some fourteen passes of comparisons over columns that stay in a processor's cache, where sorting
 takes longer than all else in a round.
 """
 

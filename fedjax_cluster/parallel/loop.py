@@ -280,7 +280,7 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
 def _in_blocks(turns: Array, most: int, turn: Callable[[Any, Mapped], Mapped], carry: Mapped) -> Mapped:
     """Turns i32[], at most so many, of the loop; of very many clients the sums of a block are added to those before.
 
-    Added up one by one in float32, a million equal numbers come to 1.5 % less.
+    Added up one by one in float32, a million equal weights came to 0.3 % less.
     """
 
     def loop(first: Any, end: Array, carry: Mapped) -> Mapped:
