@@ -66,12 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end_of_several(status)
         return status
     except BrokenPipeError:
-        # As other programs do under `| head`; what is still buffered goes nowhere.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more()  # as other programs do under `| head`
         return 141
     except OSError as error:  # the last words to a full disk
+        _say_no_more()
         return failure(error)
+
+
+def _say_no_more() -> None:
+    """What is still buffered goes nowhere, where Python would end with a status of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(arguments: Sequence[str] | None) -> int:
