@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
-from fedjax_cluster.nn.dense_product import LINE, product
+from fedjax_cluster.nn.dense_product import product
 from fedjax_cluster.nn.sums import sums_in, with_bias
 from fedjax_cluster.nn.trilinear import at_precision, check_dtypes, written_precision
 from fedjax_cluster.nn.varying import equally_varying
@@ -126,9 +126,10 @@ def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
     return cast(Array, out).reshape(*taps[0].shape[:3], features).astype(x.dtype)
 
 
-# Numbers in a patch, output pixels of a mini-batch (few and many), and numbers in all its patches from which, or up to
-# which, another form than XLA's was faster; pixels in a piece; channels that are copied together.
-WIDE, FEW, MANY, LARGE, ROWS, LONG = 2048, 512, 2**15, 2**21, 256, 4
+# Forms other than XLA's were faster from so many numbers in a patch on, if a mini-batch has no more output pixels than
+# `FEW`; from so many output pixels, or numbers in all their patches on, if there are more features than `NARROW`, in
+# pieces of so many pixels; and of so few channels.
+WIDE, FEW, MANY, LARGE, NARROW, PIXELS, SHORT = 2048, 512, 3 * 2**13, 2**20, 16, 2**11, 4
 MOST_GROUPS = 128  # of cuDNN's convolutions that are computed together
 
 # The primitive: dense convolution in the fast layout, under any window.
@@ -146,9 +147,10 @@ def _bound(x: Array, kernel: Array, *, window: Window, precision: Any) -> Array:
     return convolve_p.bind(*equally_varying(x, kernel), window=window, precision=precision)
 
 
-def _xla(x: Array, kernel: Array, *, window: Window) -> Array:
+def _xla(x: Array, kernel: Array, *, window: Window, dtype: Any = None) -> Array:
     # The fields of a window are in the order of these arguments.
-    return lax.conv_general_dilated(x, kernel, *window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, *window, dimension_numbers=layout, preferred_element_type=dtype)
 
 
 def _matrix_product(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -187,41 +189,21 @@ def _sum_of_shifts(x: Array, kernel: Array, *, window: Window) -> Array:
 
 
 def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
-    """The gradient of a kernel, in whose place the output's is: some images at a time, of patches that fit the caches.
+    """The gradient of a kernel, in whose place the output's is: some images at a time, which stay in the caches.
 
     x is [C, H, W, N] and `kernel` [H', W', N, F]: the channels are last in memory again once both are transposed back.
     """
     (kh, kw, n, features), size = kernel.shape, output_size(x.shape[1:3], kernel.shape, window)
     images, outputs = x.transpose(3, 1, 2, 0), kernel.transpose(2, 0, 1, 3)
-    width = size[0] * size[1] * x.shape[0]
-    count = _images_at_once(n, kh * kw, width)
+    count = max(count for count in range(1, n + 1) if n % count == 0 and (count == 1 or count * kh * kw <= PIXELS))
     dtype = sums_in(x.dtype)
-    line = LINE // x.dtype.itemsize
-    # An odd number of cache lines in a patch: the products go down the columns, as in `dense_product`.
-    spread = [jnp.zeros((count, kh, kw, line), x.dtype)] if width % (2 * line) == 0 else []
 
     def piece(number: Array | int, total: Array) -> Array:
-        met = lax.dynamic_slice_in_dim(images, number * count, count)
-        own = lax.dynamic_slice_in_dim(outputs, number * count, count).reshape(-1, features)
-        taps = windows.slices_by_output(met, (kh, kw), window)
-        if x.shape[0] < LONG:  # runs of so few numbers are slow to copy
-            patches = jnp.concatenate([tap.transpose(3, 0, 1, 2) for tap in taps]).reshape(-1, own.shape[0])
-        else:
-            patches = jnp.concatenate([*taps, *spread], axis=-1).reshape(own.shape[0], -1).T
-        return total + lax.dot(patches, own, preferred_element_type=dtype)[:width]
+        some, own = (lax.dynamic_slice_in_dim(each, number * count, count) for each in (images, outputs))
+        return total + _xla(some.transpose(3, 1, 2, 0), own.transpose(1, 2, 0, 3), window=window, dtype=dtype)
 
-    nothing = jnp.zeros((width, features), dtype)
-    total = lax.fori_loop(0, n // count, piece, equally_varying(nothing, x)[0])
-    return total.reshape(*size, x.shape[0], features).transpose(2, 0, 1, 3).astype(x.dtype)
-
-
-def _images_at_once(n: int, pixels: int, width: int) -> int:
-    """A divisor of n: the smallest whose patches are enough for a product, unless they outgrow the caches."""
-    divisors = [count for count in range(1, n + 1) if n % count == 0]
-    count = next((count for count in divisors if count * pixels >= ROWS), n)
-    if count * pixels * width <= 2 * LARGE:
-        return count
-    return max((smaller for smaller in divisors if smaller * pixels < ROWS), default=1)
+    nothing = jnp.zeros((x.shape[0], *size, features), dtype)
+    return lax.fori_loop(0, n // count, piece, equally_varying(nothing, x)[0]).astype(x.dtype)
 
 
 def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -230,14 +212,14 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
     XLA's time divided by the alternative's, images 12 to 28, kernels 3 and 5, batches 10 and 32:
     matrix product 1.3–2.9 for at most 8 channels and 16 features, 0.1–0.9 for 32 channels and more, but 1.1–1.6 for
     256 and more on images of 4 × 4; sum of shifts 1.2–6 for at most 16 channels and 8 features, 0.1–0.6 from 16
-    features on; kernels' gradients in pieces mostly 1.1–2, up to 15, from `LARGE` on, 0.6–1.2 below.
+    features on; kernels' gradients in pieces 1.0–2.9 from 20 features and `LARGE` on, 0.1–0.8 up to 16 features.
     """
     kh, kw, channels, features = kernel.shape
     height, width = output_size(x.shape[1:3], (kh, kw), window)
     pixels, form = height * width, _xla
     if kh * kw == 1 or pixels == 1:
         form = _matrix_product  # the patches are x itself
-    elif kh * kw > pixels and _is_much_work(pixels * x.shape[0], kh * kw * channels):
+    elif kh * kw > pixels and features > NARROW and _is_much_work(pixels * x.shape[0], kh * kw * channels):
         form = _in_pieces  # fewer places than the output has in the kernel's place: a kernel's gradient
     elif kh * kw <= pixels and kh * kw * channels >= WIDE and pixels * x.shape[0] <= FEW:
         form = _matrix_product
@@ -252,7 +234,7 @@ def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
 
 def _is_much_work(width: int, rows: int) -> bool:
     """Of a kernel's gradient: with so many numbers in a patch, and patches in a mini-batch."""
-    return width >= WIDE or rows >= MANY or (width >= 256 and rows * width >= LARGE)
+    return rows >= MANY or rows * width >= LARGE
 
 
 def _exchanged(x: Array, kernel: Array, *, window: Window) -> Array:
@@ -281,7 +263,7 @@ def _on_gpu(x: Array, kernel: Array, *, window: Window) -> Array:
     """
     size = output_size(x.shape[2:4], kernel.shape[1:3], window)
     of_kernel = math.prod(kernel.shape[1:3]) > math.prod(size)
-    if of_kernel or kernel.shape[3] <= LONG:
+    if of_kernel or kernel.shape[3] <= SHORT:
         return jax.vmap(partial(_gathered_product, window=window))(x, kernel)
     if len(x) <= MOST_GROUPS:
         return _xla_at_once(x, kernel, window=window)
