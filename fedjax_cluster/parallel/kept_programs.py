@@ -16,6 +16,7 @@ import importlib.metadata
 import inspect
 import json
 import logging
+import operator
 import os
 import pathlib
 import pickle
@@ -68,6 +69,7 @@ _folder: pathlib.Path | None = None
 _functions: weakref.WeakSet[KeptProgram] = weakref.WeakSet()
 _compiling = threading.RLock()
 _seen: dict[int, Any] = {}  # functions that are the package's, by their numbers, which stay theirs as they are kept
+_whole: list[Any] = []  # all that was looked at when nobody had put something in
 
 
 def keep_in(folder: pathlib.Path | None) -> None:
@@ -249,17 +251,28 @@ def _surroundings() -> list[Any] | None:
 
 def _is_whole() -> bool:
     """Whether nobody has put functions of their own into this package, as to try a variant in a notebook."""
-    for name, module in list(sys.modules.items()):  # to which another thread may add some
-        if name.partition(".")[0] != PACKAGE.name or name == __name__ or not isinstance(module, ModuleType):
-            continue
-        for value in list(vars(module).values()):
-            own = isinstance(value, type) and value.__module__ == name
-            for part in list(vars(value).values()) if own else [value]:
-                if id(part) not in _seen and hasattr(type(part), "__get__" if own else "__call__"):
-                    if not _is_of_the_package(part):
-                        return False
-                    _seen[id(part)] = part
+    global _whole
+    parts = _parts()
+    if len(parts) == len(_whole) and all(map(operator.is_, parts, _whole)):
+        return True
+    for part in parts:
+        if id(part) not in _seen and (callable(part) or hasattr(type(part), "__get__")):
+            if not _is_of_the_package(part):
+                return False
+            _seen[id(part)] = part
+    _whole = parts
     return True
+
+
+def _parts() -> list[Any]:
+    """What the names in the package's modules stand for, and those in the classes that they make."""
+    parts = []
+    for name, module in list(sys.modules.items()):  # to which another thread may add some
+        if name.partition(".")[0] == PACKAGE.name and name != __name__ and isinstance(module, ModuleType):
+            for value in list(vars(module).values()):
+                own = isinstance(value, type) and value.__module__ == name
+                parts += list(vars(value).values()) if own else [value]
+    return parts
 
 
 def _is_of_the_package(value: Any) -> bool:
