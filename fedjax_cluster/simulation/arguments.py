@@ -142,6 +142,17 @@ def further_figures(figures: Mapping[str, Any], further: Any, source: str) -> di
     for name, value in further.items():
         if name in figures or name in TAKEN:
             raise ValueError(f"{source} gives {name!r}, which a run has already; give it another name")
-        if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
+        if not _is_figure(value):
             raise ValueError(f"{source} gives {name!r} as {shown(value)}; it must be a number")
     return {**figures, **further}
+
+
+def _is_figure(value: Any) -> bool:
+    """Whether it is a real number, or an array without axes of one, which a metric's are while they are traced."""
+    if (dtype := getattr(value, "dtype", None)) is not None:
+        kinds = (jnp.bool_, jnp.integer, jnp.floating)
+        return jnp.shape(value) == () and any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    try:
+        return isinstance(value, numbers.Real) and isinstance(float(value), float)
+    except OverflowError:
+        return False

@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_cluster import parallel
 from fedjax_cluster.files import digest, file_digest, read_json, sealed, write_json
 from fedjax_cluster.quiet import absl_from
+from fedjax_cluster.simulation.history import has_figures
 from fedjax_cluster.types import State
 
 # What fails in orbax's threads is raised as well, and told in one line.
@@ -73,7 +74,7 @@ class Checkpoints:
         saved = saved._replace(state=_bits(saved.state))
         step = self._directory / str(number)
         if there := parallel.agreed(int(number in self._manager.all_steps())):
-            there += not (step / SEAL).is_file() or _checked_seal(step)["evaluated"] == saved.evaluated
+            there += not (step / SEAL).is_file() or _told(saved).items() <= _checked_seal(step).items()
         if (there := parallel.agreed(there)) == 2:
             return
         if there:
@@ -100,7 +101,7 @@ class Checkpoints:
 
     def _seal(self, number: int, saved: Saved) -> None:
         step = self._directory / str(number)
-        about = {"round": number, "evaluated": saved.evaluated, "events": saved.events, "files": _digests(step)}
+        about = {"round": number, **_told(saved), "events": saved.events, "files": _digests(step)}
         write_json(step / SEAL, sealed({**about, "run": self._run}))
         shutil.rmtree(self._directory / f"{REPLACED}{number}", ignore_errors=True)
 
@@ -327,6 +328,11 @@ def _chosen(saved: jax.Array, leaf: jax.Array, shape: tuple[int, ...]) -> jax.Ar
     for axis, length in enumerate(shape):
         inside &= jax.lax.broadcasted_iota(jnp.int32, leaf.shape, axis) < length
     return jnp.where(inside, saved, leaf)
+
+
+def _told(saved: Saved) -> dict[str, bool]:
+    """What tells apart the checkpoints of one round: whether an evaluation is due, and whether there is one."""
+    return {"evaluated": saved.evaluated, "figures": has_figures(saved.history)}
 
 
 def _checked_seal(step: pathlib.Path) -> dict[str, Any]:

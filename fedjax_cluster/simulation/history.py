@@ -93,8 +93,13 @@ def with_figures(history: History, figures: Mapping[str, float]) -> History:
     """The history with an evaluation's figures in its last row; the rows before it have none."""
     history, count = dict(history), len(history["round"])
     for name, value in figures.items():
-        history[name] = np.append(history.get(name, np.full(count, np.nan))[:-1], value)
+        history[name] = np.append(history.get(name, np.full(count, np.nan))[:-1], float(value))
     return history
+
+
+def has_figures(history: History) -> bool:
+    """Whether the last round was evaluated."""
+    return bool(np.isfinite(history.get(NOT_FINITE, np.full(1, np.nan))[-1]))
 
 
 def fewest_rejections(algorithm: ClusteredAlgorithm, num_clients: int) -> float:

@@ -38,6 +38,7 @@ from fedjax_cluster.simulation.history import (
     append,
     diverged_since,
     fewest_rejections,
+    has_figures,
     last_report,
     rows_of_rounds,
     summarize,
@@ -50,7 +51,7 @@ from fedjax_cluster.simulation.ledger import with_clustering_seconds
 from fedjax_cluster.simulation.own_methods import check_heeded, checked_start
 from fedjax_cluster.simulation.progress import Progress
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.simulation.run_directory import UNEVALUATED, RunDirectory, kept_in
+from fedjax_cluster.simulation.run_directory import READING, UNEVALUATED, RunDirectory, check_rounds, kept_in
 from fedjax_cluster.simulation.segment import (
     LABELS,
     LONGEST_SEGMENT,
@@ -60,7 +61,7 @@ from fedjax_cluster.simulation.segment import (
     run_keys,
     run_segment,
 )
-from fedjax_cluster.simulation.streaming import Stream, check_cohorts
+from fedjax_cluster.simulation.streaming import Stream, check_cohorts, waiting
 from fedjax_cluster.types import (
     Churn,
     ClientMapping,
@@ -107,7 +108,7 @@ def simulate(
       rounds: communication rounds in all; more than a finished run had extends it.
       seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
-      eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
+      eval_clients: evaluate only this many clients, the same random ones of those with test rows each time; None: all.
       metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client; numbers have y's shape.
       callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history. They
         are no part of what a run directory is told apart by.
@@ -123,7 +124,7 @@ def simulate(
         after every segment of rounds, whatever that takes.
       config: the experiment's configuration, kept in config.json so that `resume` can rebuild it.
       fault: what is the matter with some clients, such as `faults.sign_flip(share=0.2)`; `seed` draws them, the same
-        for all methods. The history then has `accuracy_honest` and `adjusted_rand_index_honest` too.
+        for all methods. Unless it is all, the history has `adjusted_rand_index_honest`, and `accuracy_honest` too.
 
     Returns:
       A SimulationResult with the final state and one row of history a round.
@@ -147,16 +148,12 @@ def simulate(
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         schedule.check_state(run.state)
         run.config, run.pause, run.metrics = config, checkpoint_every, tuple(metrics)
-        if run.done > rounds:
-            raise ValueError(
-                f"{run_dir} has {run.done} rounds already, but rounds is {rounds}; give at least {run.done}"
-            )
-        if run.done == rounds and run.evaluated:
+        if run.ended(rounds):
             return run.read_back()
         if run.done < rounds:  # what is evaluated alone can be told where nothing can be written
             run.begin()
         run.stream_rows(rounds, stack)
-        chosen = chosen_clients(len(federation.test.num_examples), eval_clients, seed)
+        chosen = chosen_clients(federation, eval_clients, seed)
         model = with_metrics(algorithm.model, metrics)
         evaluate = evaluator(run.keys.evaluation, algorithm, model, run.train, federation.test, chosen)
         bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=shown(progress)))
@@ -180,7 +177,7 @@ def simulate(
                 run.save_in_time()
             if not run.evaluated and not heard(interrupt):
                 figures = run.add_figures(evaluate(run.state), callbacks)
-            bar.update(run.done, {**figures, **last_report(run.history), **run.waiting()}, speed)
+            bar.update(run.done, {**figures, **last_report(run.history), **waiting(run.stream, run.history)}, speed)
         with interrupt.obeyed():
             if time_clustering and not ended:
                 run.time_clustering()
@@ -222,6 +219,13 @@ class Run:
     @property
     def done(self) -> int:
         return int(self.state.round)
+
+    def ended(self, rounds: int) -> bool:
+        """Whether nothing of so many rounds is left to be done; the last is evaluated, wherever a run was stopped."""
+        check_rounds(self.done, rounds, self.directory)
+        if self.done == rounds and not READING.get():
+            self.evaluated = self.evaluated and has_figures(self.history)
+        return self.done == rounds and self.evaluated
 
     def stream_rows(self, rounds: int, stack: contextlib.ExitStack) -> None:
         """Where the clients' rows are on disk, begins to read the cohorts of the rounds up to `rounds`."""
@@ -302,11 +306,6 @@ class Run:
         if self.directory is not None:
             self.directory.write_event(event)
         self.events += (event,)
-
-    def waiting(self) -> dict[str, float]:
-        """The share of the rounds' seconds in which the devices waited for rows from disk, if there was any."""
-        waited = 0.0 if self.stream is None else self.stream.waited
-        return {"waiting": waited / max(float(np.sum(self.history.get("seconds", 0.0))), 1e-9)} if waited else {}
 
     def time_clustering(self) -> None:
         """Adds the column `clustering_seconds`; should that fail, the run is saved first."""

@@ -206,7 +206,10 @@ def outliers(
     start = jax.tree.map(lambda leaf: parallel.fetched(leaf)[0], Variables(drawn.params, drawn.stats))
     buckets = Buckets.drawn(tree.size(start.params), width)
     train_all = parallel.compile_quickly(_train_all, static_argnames=("update", "model", "width", "of_shown"))
-    train_all = functools.partial(train_all, rng_key, everybody, start, buckets, update=update, model=algorithm.model)
+    number = _fastest_round(update, int(rounds[-1]))
+    train_all = functools.partial(
+        train_all, rng_key, everybody, start, buckets, number, update=update, model=algorithm.model
+    )
     direction, length = (each[:count] for each in parallel.fetched(train_all(width=width)))
     length = np.where(np.asarray(train.num_examples) > 0, length, 0.0)
     centre, clusters = cluster_medians(direction, np.where(length > 0, labels, -1))
@@ -226,6 +229,13 @@ def outliers(
         return found
     seen = parallel.fetched(train_all(width=width, of_shown=True)[0])[:count]
     return found._replace(shown=np.max(seen @ centre.T, axis=1))
+
+
+def _fastest_round(update: Any, rounds: int) -> int:
+    """The first round of the largest learning rate: nobody goes anywhere at the rate 0 of a warm-up."""
+    if getattr(update, "schedule", None) is None:
+        return 0
+    return int(np.argmax(jax.lax.map(update.schedule, jnp.arange(max(rounds, 1)))))
 
 
 def _without_chance(update: Any) -> Any:
@@ -268,6 +278,7 @@ def _train_all(
     population: Population,
     start: Variables,
     buckets: Buckets | None,
+    number: Array | int,
     *,
     update: LocalUpdate,
     model: Model,
@@ -276,12 +287,12 @@ def _train_all(
 ) -> tuple[Array, Array]:
     """Sketches f32[M, width] of the directions of clients' updates, and their lengths f32[M], NaN where not finite.
 
-    All train from one model; `of_shown`, honestly on the rows that they show to clusterings.
+    All train from one model, at the rate of a round i32[]; `of_shown`, honestly on the rows that clusterings see.
     """
 
     def train(client: Client) -> tuple[Array, Array]:
         data = shown_rows(client.data) if of_shown else client.data
-        result = update.run(client_key(rng_key, client.index), model, start, data, round=0)
+        result = update.run(client_key(rng_key, client.index), model, start, data, round=number)
         change = tree.ravel(result.delta).astype(jnp.float32)
         # By the largest entry, so that squares do not overflow.
         largest = jnp.max(jnp.abs(change))

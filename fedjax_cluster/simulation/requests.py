@@ -14,6 +14,7 @@ from fedjax_cluster import lifting, parallel
 from fedjax_cluster.data.stored import stored
 from fedjax_cluster.faults import Fault, afflict
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
+from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import chosen_clients, with_metrics
 from fedjax_cluster.simulation.loop import Callback, Run, simulate, start_run
@@ -143,7 +144,7 @@ def _side_by_side(
         stack.enter_context(interrupt.patiently())
         open_runs: dict[Any, list[int]] = {}
         for index, run in enumerate(runs):
-            if run.done == requests[index].rounds and run.evaluated:
+            if run.ended(requests[index].rounds):
                 found[index] = run.read_back()
                 continue
             run.begin()
@@ -205,6 +206,7 @@ def _started(
     runs, tests, choices, kept = [], [], [], []
     one = len({id(request.federation) for request in requests}) == 1 and requests[0].fault is None
     for request in requests:
+        _check(request)
         method, federation = afflict(request.algorithm, request.federation, request.fault, request.seed)
         kept.append(federation)  # or its number could become another's
         if id(federation) not in placed:
@@ -217,16 +219,18 @@ def _started(
         directory = kept_in(request.run_dir, request.config, method, federation, *decided)
         run = start_run(method, federation, request.seed, mapping, directory, schedule, stack, clients)
         run.config, run.pause, run.metrics = request.config, checkpoint_every, request.metrics
-        if run.done > request.rounds:
-            raise ValueError(
-                f"{request.run_dir} has {run.done} rounds already, but rounds is {request.rounds}; give at least "
-                f"{run.done}"
-            )
+        run.ended(request.rounds)
         run.state = jax.device_get(run.state)
         runs.append(run)
         tests.append(rows)
-        choices.append(chosen_clients(len(federation.test.num_examples), request.eval_clients, request.seed))
+        choices.append(chosen_clients(federation, request.eval_clients, request.seed))
     return runs, tests, choices
+
+
+def _check(request: Request) -> None:
+    """Raises what `simulate` would of these arguments."""
+    given = request._asdict()
+    check_arguments(given.pop("algorithm"), given.pop("federation"), **given)
 
 
 def _refusal(request: Request, numbers: lifting.Numbers, mapping: ClientMapping) -> str:

@@ -349,6 +349,13 @@ def listed(path: pathlib.Path) -> list[pathlib.Path]:
     return [each for each in there if not (each.name in (LOCK, TUNING) or STRAY.fullmatch(each.name))]
 
 
+def check_rounds(done: int, rounds: int, directory: RunDirectory | None) -> None:
+    """Raises a ValueError where a run has done more rounds than are asked for."""
+    if done > rounds:
+        where = "the run" if directory is None else directory.named
+        raise ValueError(f"{where} has {done} rounds already, but rounds is {rounds}; give at least {done}")
+
+
 @contextlib.contextmanager
 def only_reading() -> Iterator[None]:
     """Run directories that are opened here are left as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -210,3 +211,9 @@ def _draw_one_after_another(
 
     standing, drawn = jax.lax.scan(one, standing, start + jnp.arange(rounds, dtype=jnp.int32))
     return drawn, standing
+
+
+def waiting(stream: Stream | None, history: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The share of the rounds' seconds in which the devices waited for rows from disk, if there was any."""
+    waited = 0.0 if stream is None else stream.waited
+    return {"waiting": waited / max(float(np.sum(history.get("seconds", 0.0))), 1e-9)} if waited else {}

@@ -376,3 +376,11 @@ def test_a_method_has_the_numbers_that_it_is_given():
     scheduled = algorithms.fedavg(LINEAR, local=local.sgd(optax.constant_schedule(0.1), batch_size=8, steps=2))
     with lifting.one_program({"local.learning_rate": 1.0}):
         assert lifting.lifted(scheduled)[0] == scheduled
+
+
+def test_runs_side_by_side_are_refused_what_a_run_is_refused():
+    """On an accelerator, those of a comparison had the figures of a Krum among too few clients."""
+    method = algorithms.fedavg(LINEAR, local=SGD, aggregation=fc.aggregation.krum(byzantine=3))
+    wanted = [requests.Request(method, blobs(4), rounds=2, seed=seed) for seed in (0, 1)]
+    with pytest.raises(ValueError, match="krum with byzantine 3 needs 9 clients"):
+        requests.carry_out(wanted, together=True, mapping=ONE, progress=False)

@@ -10,6 +10,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import faults, parallel
 from fedjax_cluster.simulation.outliers import Buckets, Outliers, cluster_medians, shared_rows, sketch
 from fedjax_cluster.types import ClientData
+from tests.federations import blobs
 
 CLIENTS = 24
 LOCAL = fc.local.sgd(0.5, batch_size=16, steps=10)
@@ -218,3 +219,13 @@ def test_sketches_keep_cosines():
     small = np.asarray(jax.vmap(lambda vector: sketch(vector, buckets, 1024))(vectors))
     assert np.abs(small @ small.T - vectors @ vectors.T).max() < 5 / np.sqrt(1024)
     np.testing.assert_array_equal(sketch(vectors[0, :9], Buckets.drawn(9, 16), 16)[:9], vectors[0, :9])
+
+
+@pytest.mark.parametrize(
+    "rate", [0.5, fc.optimizers.schedule("linear_schedule", init_value=0.0, end_value=0.5, transition_steps=4)]
+)
+def test_updates_are_compared_where_the_rate_is_largest(rate):
+    """At the rate of a warm-up's first round, 0, nobody went anywhere, and nobody stood out."""
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(rate, batch_size=16, steps=2))
+    result = fc.simulate(method, blobs(), rounds=6, eval_every=6, progress=False)
+    assert (result.outliers.length > 0).all()

@@ -1,6 +1,7 @@
 """What a method of one's own sees and gives, beyond what a step forgets: rows, sums, models, keys, figures."""
 
 import dataclasses
+import fractions
 import functools
 
 import jax
@@ -13,7 +14,8 @@ from fedjax_cluster.algorithms import fedavg, ifca, scaffold
 from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.lifting import lifted, numbers_of, one_program, path_of
 from fedjax_cluster.options import option
-from fedjax_cluster.simulation.history import summarize
+from fedjax_cluster.simulation.arguments import further_figures
+from fedjax_cluster.simulation.history import summarize, with_figures
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import LocalResult, Variables
 from tests.devices import needs_two
@@ -223,3 +225,19 @@ def test_predictions_may_be_several_arrays():
             simulate(built(kind, of, **options), federation, rounds=2, progress=False) for of in (several, model)
         )
         np.testing.assert_array_equal(found.per_client.accuracy, expected.per_client.accuracy)
+
+
+@pytest.mark.parametrize("value", [np.str_("good"), np.complex64(1j), 10**400, np.zeros(2), "0.5", None])
+def test_a_figure_that_is_no_number_is_refused_where_it_is_given(value):
+    """A word without a length went into the history, and ended the run where its summary was made."""
+    with pytest.raises(ValueError, match=r"a callback gives 'mine' as .*; it must be a number"):
+        further_figures({}, {"mine": value}, "a callback")
+
+
+@pytest.mark.parametrize(
+    "value", [fractions.Fraction(1, 2), 2**70, np.float16(0.5), True, np.bool_(True), jnp.ones(())]
+)
+def test_every_kind_of_number_is_a_figure(value):
+    history = with_figures({"round": np.arange(2)}, further_figures({}, {"mine": value}, "a callback"))
+    assert history["mine"].dtype == np.float64
+    assert history["mine"][1] == float(value)
