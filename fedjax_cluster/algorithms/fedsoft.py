@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.aggregation import Aggregation
@@ -282,10 +282,11 @@ def draw_clients(rng_key: Array, odds: Array, most: int, wanted: Array) -> Array
 
     def of_cluster(number: Array, odds: Array) -> Array:
         point = jax.random.uniform(jax.random.fold_in(rng_key, number), (most,))
-        upper = jnp.cumsum(odds)
-        # The sum's rounding must not move a point past the last client with odds.
+        # Where no odds are added sums may differ by rounding, and fall: a point there is the client's before.
+        upper = lax.cummax(jnp.cumsum(odds))
         place = jnp.searchsorted(upper, point * upper[-1], side="right")
-        place = jnp.minimum(place, jnp.max(jnp.where(odds > 0, jnp.arange(num_clients), 0)))
+        before = lax.cummax(jnp.where(odds > 0, jnp.arange(num_clients), -1))[jnp.minimum(place, num_clients - 1)]
+        place = jnp.where(before < 0, jnp.argmax(odds > 0), before)
         counted = (jnp.arange(most) < wanted).astype(jnp.float32)
         return jnp.zeros(num_clients).at[place].add(counted)
 

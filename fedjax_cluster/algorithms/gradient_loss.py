@@ -99,7 +99,7 @@ class gradient_loss(AveragingMethod):
     similarity: Similarity = option('"cosine", or "euclidean" for S_ik = −‖−η·∇L_ik − Δw_k‖', default="cosine")
     step_size: float | None = option(
         "η of the Euclidean similarity, rate of a client's step times the server's; None takes the local update's "
-        "where the server averages plainly",
+        "where the server averages plainly, which several steps go farther than: give their number times it",
         default=None,
         bound=POSITIVE,
         used=('similarity="euclidean"', lambda method: method.similarity == "euclidean"),

@@ -45,8 +45,18 @@ def heard_landmarks(
     return columns[jnp.argmax(itself, 1)], itself.any(1), there
 
 
-def check_landmarks(number: int, there: int, num_clusters: int, cohort: int | None) -> None:
-    """Raises a ValueError where landmarks are too few for the clusters, or too many for the clients or a cohort."""
+def check_landmarks(number: int | None, there: int, num_clusters: int, cohort: int | None) -> None:
+    """Raises a ValueError where landmarks are too few for the clusters, or too many for the clients or a cohort.
+
+    Without landmarks, None, where the clients of a cohort that are clustered alone are too few.
+    """
+    if number is None:
+        if cohort is not None and cohort < num_clusters:
+            raise ValueError(
+                f"clusters is {num_clusters}, but cluster_cohort clusters cohorts, of {cohort} clients: give a "
+                "participation that draws more, or leave cluster_cohort out"
+            )
+        return
     if number < num_clusters:
         raise ValueError(f"landmarks is {number}, but clusters is {num_clusters}; give at least {num_clusters}")
     whose, most = ("there are", there) if cohort is None else ("a cohort has", cohort)

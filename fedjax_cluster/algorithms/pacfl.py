@@ -104,7 +104,7 @@ class pacfl(SearchingMethod):
     threshold: float | Literal["search"] | None = option(
         'largest distance at which clusters merge, in degrees, which depends on the data; "search" chooses it on '
         "held-out training rows, as FLAG does; None (ours) takes the smallest after which the next merge is farther by "
-        "two fifths, and which leaves at most `clusters`",
+        "two fifths, and which leaves at most `clusters`, and two clients a cluster on average",
         default=None,
         bound=NOT_NEGATIVE,
     )
@@ -294,11 +294,13 @@ class pacfl(SearchingMethod):
         heights = np.asarray(merges.heights)[: max(count - 1, 0)]
         if self.threshold is None:
             # Two clients a cluster at least: the first merges, of whoever is nearest, are far apart by chance.
-            threshold = first_gap(heights, min(self.clusters, count // 2))
+            most = min(self.clusters, count // 2)
+            threshold = first_gap(heights, most)
             if len(heights) and threshold == heights[-1]:
                 LOG.warning(
-                    'pacfl: no two merges are a factor of %g apart, so all clients are one cluster; threshold="search" '
-                    "chooses on held-out rows",
+                    "pacfl: no two merges that leave %d clusters or fewer are a factor of %g apart, so all clients are "
+                    'one cluster; threshold="search" chooses on held-out rows',
+                    most,
                     GAP,
                 )
             return threshold, (), Effort(0, 0, 0)

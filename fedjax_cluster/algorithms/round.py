@@ -260,7 +260,7 @@ def cluster_round(
     )
     clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:
-        clusters = share_layers(clusters, shared_layers, sent.weight)
+        clusters = share_layers(clusters, shared_layers, jnp.where(refused, 0.0, sent.weight))
     return Round(clusters, slot, reports, accepted & ~((slot >= 0) & refused[slot]), extra)
 
 

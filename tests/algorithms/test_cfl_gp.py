@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
+from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
 from fedjax_cluster.algorithms.round import equal_groups
 from fedjax_cluster.algorithms.round import labels as labels_of
@@ -154,6 +155,37 @@ def test_shared_layers_weigh_clients_as_clusters_do(factory):
     assert len(set(examples / np.bincount(label, minlength=3).clip(1))) > 1
     own, kernel = (np.asarray(found.clusters.params["hidden_0"]["kernel"]) for found in (one, other))
     np.testing.assert_allclose(own[0], np.tensordot(examples / examples.sum(), kernel, 1), rtol=1e-4, atol=1e-6)
+
+
+def test_a_cluster_whose_step_is_refused_weighs_nothing_in_shared_layers(monkeypatch):
+    """Clients who count as left out drew the layers of all clusters back to those before the round."""
+    federation, model = blobs(clients=8, groups=2), nn.mlp(hidden=(4,))
+    shared, apart = (cfl_gp(model, clusters=2, shared_layers=layers, **GRADIENT) for layers in (["hidden_0"], ()))
+    stepped = rounds.step_clusters
+
+    def refusing(*given):
+        clusters, _ = stepped(*given)
+        kept = jax.tree.map(lambda new, old: new.at[0].set(old[0]), clusters.params, given[1].params)
+        return clusters._replace(params=kept), jnp.asarray([True, False])
+
+    monkeypatch.setattr(rounds, "step_clusters", refusing)
+    mapping = parallel.client_mapping("scan", devices=jax.devices()[:1])
+    population = parallel.place_population(federation.train, federation.info, mapping)
+    state, _ = shared.init(run_keys(0).initialization, population)
+    cohort = parallel.gather_cohort(population, shared.select(jax.random.key(0), state))
+    one, other = (jax.jit(own.step)(jax.random.key(1), state, cohort)[0] for own in (shared, apart))
+    own, kernel = (found.clusters.params["hidden_0"]["kernel"] for found in (one, other))
+    np.testing.assert_allclose(own, np.stack([kernel[1]] * 2), rtol=1e-6)
+
+
+def test_cohorts_that_are_clustered_have_a_client_for_each_cluster():
+    with pytest.raises(ValueError, match="clusters is 3, but cluster_cohort clusters cohorts, of 2 clients"):
+        play(method(participation=0.2, cluster_cohort=True), blobs(clients=9, groups=3), 1)
+
+
+def test_one_client_is_one_cluster():
+    result = simulate(cfl_gp(nn.linear(), clusters="auto", **GRADIENT), blobs(clients=1, groups=1), rounds=2)
+    assert result.labels.tolist() == [0]
 
 
 @pytest.mark.slow

@@ -106,6 +106,19 @@ def test_clients_are_drawn_in_proportion_and_padding_changes_nothing():
     np.testing.assert_array_equal(padded[:3], times)
 
 
+def test_nobody_is_drawn_at_a_point_that_rounding_has_made(monkeypatch):
+    """Sums of odds differ where nothing was added, and fall, in float32; whoever is absent there was drawn."""
+    odds = jnp.where(jnp.arange(20_000) % 2, jax.random.uniform(jax.random.key(0), (20_000,)), 0.0)
+    upper = jnp.cumsum(odds)
+    risen = np.flatnonzero((np.asarray(odds)[1:] == 0) & (np.diff(np.asarray(upper)) > 0)) + 1
+    assert len(risen)
+    points = jnp.concatenate([(upper[risen - 1] + upper[risen]) / 2 / upper[-1], jnp.asarray([0.0, 1.0])])
+    monkeypatch.setattr(jax.random, "uniform", lambda *_: points)
+    times = draw_clients(jax.random.key(0), odds[:, None], len(points), jnp.asarray(len(points)))
+    assert times.sum() == len(points)
+    assert not times[odds == 0].any()
+
+
 @pytest.mark.parametrize(
     ("argument", "value"), [("every", 0), ("proximal", -1.0), ("proximal", float("nan")), ("smallest_importance", 0.0)]
 )

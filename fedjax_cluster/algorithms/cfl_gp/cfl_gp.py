@@ -187,9 +187,8 @@ class cfl_gp(AveragingMethod):
         """The start with K clusters: clients in random groups of equal size, profiles empty."""
         models, present = start_models(self.model, rng_key, population, num_clusters)
         count, width = int(np.asarray(present).sum()), self.profile_width(models.params)
-        if self.landmarks is not None:
-            most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
-            check_landmarks(self.landmarks, count, num_clusters, most)
+        most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
+        check_landmarks(self.landmarks, count, num_clusters, most)
         side = self.gram_side(len(present))
         if self.landmarks is None:
             rows, copies, further = len(present), 1 if side else 3, "" if side else "landmarks=256, say"

@@ -201,6 +201,8 @@ def estimate_clusters(
     present = np.asarray(profiled(state)[1].present)
     rank = min(int(present.sum()), 2 * max_clusters)
     features, values = client_features(state, rank)
+    if rank < 2:
+        return Estimate(1, (1, 1), np.asarray(values))
     first = int(clustering.largest_gaps(values, 1)[0])
     # To keep more directions than the first gap does, one looks beyond it, where there is more than one value.
     second = first + (int(clustering.largest_gaps(values[first:], 1)[0]) if rank > first + 1 else 0)
