@@ -211,6 +211,8 @@ def _resume(arguments: list[str]) -> int:
         fc.experiments.several.refuse("a recipe")
         if own.rounds is not None:
             raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out --rounds")
+        if every != ResumeFlags.checkpoint_every:
+            raise ValueError(f"{path} is a recipe's, which keeps what has ended; leave out --checkpoint-every")
         with whole(path):
             fc.recipes.catalogue.resume(path)
         return 0

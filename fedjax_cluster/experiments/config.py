@@ -17,7 +17,7 @@ from fedjax_cluster.data.by_name import READING, OwnTask
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments import installed
 from fedjax_cluster.experiments.cluster_counts import clusters_at_start, estimates_clusters, own_clusters
-from fedjax_cluster.experiments.on_disk import check_data, opened
+from fedjax_cluster.experiments.on_disk import as_now, check_data, opened
 from fedjax_cluster.experiments.robustness import (
     Robustness,
     check_robustness,
@@ -223,7 +223,8 @@ class RunConfig(Robustness):
             raise ValueError("local_steps and local_epochs are both given; choose one")
         if self.momentum and self.optimizer == "adam":
             raise ValueError(f"momentum is {self.momentum:g}, but adam has its own; give no momentum, or optimizer sgd")
-        if self.server_learning_rate != 1.0 and self._of_method()["averaging"] == "gradients":
+        of_server = self._of_method()["averaging"] == "gradients" and self.method not in MODEL_AVERAGING_ONLY
+        if self.server_learning_rate != 1.0 and of_server:
             raise ValueError(
                 f"server_learning_rate is {self.server_learning_rate:g}, but under gradient averaging learning_rate is "
                 "the server's; give that alone, or averaging models, or --local-steps or --local-epochs"
@@ -241,8 +242,7 @@ class RunConfig(Robustness):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
-        # Runs of version 0.1 call it membership.
-        content = {{"membership": "churn"}.get(name, name): value for name, value in content.items()}
+        content = as_now(content)
         if "averaging" not in content and {"local_steps", "local_epochs"} <= content.keys():
             models = content["local_steps"] or content["local_epochs"]
             content["averaging"] = "models" if models else "gradients"

@@ -26,6 +26,7 @@ OF_A_RUN = {"version", "versions", "machine", "identity", "seal"}
 OPTIONS = tuple(f"{kind}_options" for kind in KINDS)
 # Of these a file's gives way where another is given.
 ALTERNATIVES = ("local_steps", "local_epochs")
+OF_THE_STEP = ("learning_rate", "momentum", "server_learning_rate")  # of clients or of the server, as is averaged
 # With others of these a learning rate is as well chosen as before.
 UNTUNED = ("rounds", "seed", "eval_every", "eval_clients", "tuning")
 MERGE = "tag:yaml.org,2002:merge"  # of a key << in YAML
@@ -100,10 +101,13 @@ def run_config(path: str | os.PathLike, **changes: Any) -> RunConfig:
 def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with changes: mappings of options are merged; what goes with the old ones alone is dropped.
 
-    That is the options of another method, scenario or model, and of local steps and epochs what is not given.
+    That is the options of another method, scenario or model, of local steps and epochs what is not given, and the
+    learning rate and momentum where they were the server's and the new ones are the clients', or the other way round.
 
     >>> overridden({"rounds": 9, "local_steps": 10}, {"local_epochs": 1})
     {'rounds': 9, 'local_epochs': 1}
+    >>> overridden({"averaging": "gradients", "learning_rate": 0.3}, {"local_epochs": 1})
+    {'local_epochs': 1}
     >>> overridden({"method": "cfl_gp", "method_options": {"every": 2}}, {"method": "fedavg"})
     {'method': 'fedavg'}
     >>> overridden({"method_options": {"weighting": "uniform"}}, {"method": "fedavg"})
@@ -119,6 +123,10 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         merged.pop("tuning", None)  # which was of another run
     if not {*ALTERNATIVES}.isdisjoint(changes) or changes.get("averaging") == "gradients":
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
+        if settings.get("averaging") == ("models" if changes.get("averaging") == "gradients" else "gradients"):
+            merged = {name: value for name, value in merged.items() if name not in OF_THE_STEP}
+    if changes.get("optimizer") == "adam":
+        merged.pop("momentum", None)
     for name, value in changes.items():
         merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
     return merged

@@ -34,6 +34,7 @@ FLAGS: tuple[Field, ...] = (
     ("runs", noted(int, "so many runs of the method side by side on the same clients, as of a sweep"), 1),
 )
 OF_SHAPES = ("input", "test_rows", "classes", "dtype")  # of a population without data
+OF_A_RUN = ("--run-dir", "--dry-run", "--checkpoint-every", "--tune", "--no-tune")
 OF_DATA = ("--dataset", "--scenario")  # in whose place it stands
 NAMED = re.compile(r"\b(landmarks|cluster_cohort|chunk_size|batch_size|participation)\b(?:=(\w+))?")
 DESCRIPTION = (
@@ -56,6 +57,9 @@ def command(arguments: Sequence[str], prog: str) -> int:
         raise ValueError("a plan takes one process: leave out --coordinator, and name all devices, as --device v5e:4x4")
     given = parse_fields(tyro.conf.configure()(flags), own, f"{prog} [METHOD]", DESCRIPTION)
     config, _ = parse_run(names[0] if names else None, others, prog)
+    for word in others:
+        if (flag := word.partition("=")[0]) in OF_A_RUN:
+            raise ValueError(f"{flag} is for a run, but a plan runs nothing: leave it out")
     if getattr(given, "rows", None) is not None:
         for word in others:
             if (flag := word.partition("=")[0]) in OF_DATA:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_cluster import data
 from fedjax_cluster.data.by_name import READING
+from fedjax_cluster.data.scenarios.registry import draws_examples
 from fedjax_cluster.options import as_path, shown
 from fedjax_cluster.types import Federation
 
@@ -27,6 +29,8 @@ def check_data(config: Any) -> None:
                 f"{whatever}; give scenario users, or no {column}"
             )
     if config.population is None:
+        if draws_examples(config.scenario):
+            _check_nothing_is_read(config)
         return
     as_path("population", config.population)
     for field in dataclasses.fields(config):
@@ -36,6 +40,31 @@ def check_data(config: Any) -> None:
                 f"{field.name} is {shown(getattr(config, field.name))}, but the clients are those of the population "
                 f"{config.population}; give one of the two"
             )
+
+
+def _check_nothing_is_read(config: Any) -> None:
+    """Of a scenario that makes its own data, in whose runs a data set would stand that nobody had looked at."""
+    for name, usual in _reading(config):
+        if getattr(config, name) != usual:
+            raise ValueError(
+                f"{name} is {shown(getattr(config, name))}, but scenario {config.scenario.replace('_', '-')} makes its "
+                f"own data; leave {name} out, or give another scenario"
+            )
+
+
+def _reading(config: Any) -> Iterator[tuple[str, Any]]:
+    return ((each.name, each.default) for each in dataclasses.fields(config) if each.name in ("dataset", *READING))
+
+
+def as_now(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of a file, where earlier versions may have put what is called otherwise, or refused, today."""
+    # Runs of version 0.1 call it membership.
+    content = {{"membership": "churn"}.get(name, name): value for name, value in content.items()}
+    scenario = content.get("scenario")
+    if content.get("population") is None and isinstance(scenario, str) and scenario in data.scenarios.SCENARIOS:
+        unread = ("dataset", *READING) if draws_examples(scenario) else ()
+        content = {name: value for name, value in content.items() if name not in unread}
+    return content
 
 
 def opened(folder: str, clients: int | None) -> Federation:

@@ -96,8 +96,8 @@ def write_report(
 
     Args:
       paths: run directories, or directories that hold some; or that of a comparison, which may have been interrupted.
-      out: where to leave them. None takes the run's own directory, and of several the first path; where that cannot be
-        written, nothing is left, and the log says so.
+      out: where to leave them. None takes the run's own directory, and of several the first path, unless it is
+        a comparison's; where that cannot be written, nothing is left, and the log says so.
       format: "pdf" or "svg" for pictures in that format as well; the page has them as PNG.
       beside: label -> what other programs have left, a file for each seed; see `public_codes`.
 
@@ -105,6 +105,11 @@ def write_report(
       ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
     """
     compared = pathlib.Path(paths[0]) if len(paths) == 1 and comparison.is_comparison(pathlib.Path(paths[0])) else None
+    if out is None and len(paths) > 1 and comparison.is_comparison(pathlib.Path(paths[0])):
+        raise ValueError(
+            f"{quoted(paths[0])} has a report of its own runs, which this one would replace; leave it elsewhere, with "
+            "--out DIR"
+        )
     runs, others = find_runs(paths), public_codes.outcomes(beside or {})
     formats = tuple(dict.fromkeys(("png", format)))
     directory = (

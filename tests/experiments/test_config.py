@@ -231,3 +231,21 @@ def test_a_comparison_may_give_all_methods_the_defaults_of_one():
             assert [getattr(config, name) for name in OF_METHOD] == [getattr(own, name) for name in OF_METHOD]
     with pytest.raises(ValueError, match=r"--defaults-of: unknown method 'fedagv'; did you mean fedavg"):
         flags.parse_compare(["flag"], ["--defaults-of", "fedagv"], "compare")
+
+
+@pytest.mark.parametrize("scenario", ["xor", "linear_regression"])
+@pytest.mark.parametrize(("name", "value"), [("dataset", "no/such/folder"), ("label_column", "zz")])
+def test_data_that_a_scenario_does_not_read_are_refused(scenario, name, value):
+    """A folder that was not there stood in the run's config.json, as if its rows had been trained on."""
+    with pytest.raises(ValueError, match=f"{name} is '{value}', but scenario .* makes its own data; leave {name} out"):
+        RunConfig(scenario=scenario, **{name: value})
+    # In a file of before it stands, and means nothing.
+    before = {**RunConfig(scenario=scenario).to_json(), name: value}
+    assert RunConfig.from_json(before) == RunConfig(scenario=scenario)
+
+
+def test_a_server_has_a_rate_of_its_own_where_a_method_averages_models_alone():
+    given = {"averaging": "gradients", "server_learning_rate": 0.5}
+    assert RunConfig(method="fesem", **given).server_learning_rate == 0.5
+    with pytest.raises(ValueError, match="under gradient averaging learning_rate is the server's"):
+        RunConfig(method="ifca", **given)

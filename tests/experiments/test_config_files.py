@@ -221,3 +221,21 @@ def test_a_run_of_version_0_1_is_read():
     content = {"method": "fedavg", "membership": [[2, [1], []]], "clients": 4, "version": 1}
     pathlib.Path("old.json").write_text(json.dumps(content))
     assert config_files.run_config("old.json", rounds=3).churn[0].join == (1,)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "kept"),
+    [
+        ({"averaging": "gradients"}, {"local_epochs": 1}, ()),
+        ({"averaging": "gradients"}, {"local_epochs": 1, "learning_rate": 0.1}, ("learning_rate",)),
+        ({"averaging": "models"}, {"averaging": "gradients"}, ()),
+        ({"averaging": "models"}, {"local_steps": 3}, ("learning_rate", "momentum")),
+        ({}, {"local_steps": 3}, ("learning_rate", "momentum")),
+        ({"averaging": "gradients"}, {"averaging": "gradients"}, ("learning_rate", "momentum")),
+        ({}, {"optimizer": "adam"}, ("learning_rate",)),
+    ],
+)
+def test_the_servers_rate_is_not_the_clients(file, changes, kept):
+    """Clients trained at .3, the server's rate of the file, where a run without the file has .1."""
+    found = config_files.overridden({**file, "learning_rate": 0.3, "momentum": 0.9}, changes)
+    assert {"learning_rate", "momentum"} & found.keys() == set(kept)

@@ -32,6 +32,9 @@ def test_a_population_without_data(capsys):
         (["--scenario=label-swap"], "--scenario names data"),
         (["--test-rows", "-1"], "test_rows is -1"),
         (["--input"], "input has no numbers"),
+        (["--run-dir", "x"], "--run-dir is for a run, but a plan runs nothing"),
+        (["--tune"], "--tune is for a run"),
+        (["--checkpoint-every=5"], "--checkpoint-every is for a run"),
     ],
 )
 def test_mistakes_are_one_line(words, complaint, capsys):

@@ -295,3 +295,12 @@ def test_a_run_whose_state_cannot_be_read_keeps_its_curves(leave, monkeypatch, c
     assert pictures == [path / "plots" / name for name in names]
     assert len(Page(page).images) == 2
     assert f"only the curves of {path} are drawn" in caplog.text
+
+
+def test_a_comparisons_report_is_not_replaced_by_that_of_more_runs(leave, monkeypatch, tmp_path):
+    """A sweep's table and page were another's, and its picture was gone."""
+    one, other = leave("one"), leave("other")
+    monkeypatch.setattr(saved_runs.comparison, "is_comparison", lambda path: path == one)
+    with pytest.raises(ValueError, match="has a report of its own runs, which this one would replace; leave it elsewh"):
+        saved_runs.write_report([one, other])
+    assert saved_runs.write_report([one, other], out=tmp_path / "elsewhere")
