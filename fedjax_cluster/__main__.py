@@ -9,6 +9,7 @@ import sys
 
 from fedjax_cluster.endings import open_outputs, quieten_xla
 
+_COMMAND = os.path.basename(sys.argv[0]).partition(".")[0] in ("fedjax-cluster", "__main__")  # and no other program
 _status: int | None = None  # with which the command has ended
 
 
@@ -22,8 +23,8 @@ def _end_at_once() -> None:
             os._exit(_status)
 
 
-# Before all others, so that it is done after them.
-atexit.register(_end_at_once)
+if _COMMAND:  # before all others, so that it is done after them
+    atexit.register(_end_at_once)
 
 
 def _end_quietly(number: int, _: object) -> None:

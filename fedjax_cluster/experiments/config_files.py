@@ -14,7 +14,11 @@ from typing import Any
 
 import yaml
 
-from fedjax_cluster.experiments.config import KINDS, RunConfig, known_name, needed_options
+from fedjax_cluster.algorithms import REGISTRY
+from fedjax_cluster.data.by_name import READING
+from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
+from fedjax_cluster.experiments.config import KINDS, MODEL_AVERAGING_ONLY, RunConfig, known_name, needed_options
+from fedjax_cluster.experiments.on_disk import as_now
 from fedjax_cluster.experiments.robustness import with_infinity
 from fedjax_cluster.files import unsealed
 from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
@@ -26,7 +30,6 @@ OF_A_RUN = {"version", "versions", "machine", "identity", "seal"}
 OPTIONS = tuple(f"{kind}_options" for kind in KINDS)
 # Of these a file's gives way where another is given.
 ALTERNATIVES = ("local_steps", "local_epochs")
-OF_THE_STEP = ("learning_rate", "momentum", "server_learning_rate")  # of clients or of the server, as is averaged
 # With others of these a learning rate is as well chosen as before.
 UNTUNED = ("rounds", "seed", "eval_every", "eval_clients", "tuning")
 MERGE = "tag:yaml.org,2002:merge"  # of a key << in YAML
@@ -70,10 +73,9 @@ def read(path: str | os.PathLike, *, several: bool = False, method: str | None =
         unknown, content = set(content) - OF_A_RUN - {"experiment"}, content["experiment"]
         if unknown:
             raise ValueError(f"config {path} has the unknown key {min(unknown)}; settings stand below experiment")
-    # Runs of version 0.1 call it membership.
     # An edited file tells nothing of how its learning rate was chosen.
     others = ("version",) if untouched else ("version", "tuning")
-    content = {{"membership": "churn"}.get(name, name): value for name, value in content.items() if name not in others}
+    content = {name: value for name, value in as_now(content).items() if name not in others}
     content |= {name: with_infinity(content[name], float) for name in OPTIONS if name in content}
     try:
         return _checked(content, several, method)
@@ -102,7 +104,8 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     """Settings with changes: mappings of options are merged; what goes with the old ones alone is dropped.
 
     That is the options of another method, scenario or model, of local steps and epochs what is not given, and the
-    learning rate and momentum where they were the server's and the new ones are the clients', or the other way round.
+    learning rate and momentum where they were the server's and the new ones are the clients', or the other way round; a
+    data set that another scenario does not read, and momentum for adam.
 
     >>> overridden({"rounds": 9, "local_steps": 10}, {"local_epochs": 1})
     {'rounds': 9, 'local_epochs': 1}
@@ -123,13 +126,25 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         merged.pop("tuning", None)  # which was of another run
     if not {*ALTERNATIVES}.isdisjoint(changes) or changes.get("averaging") == "gradients":
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
-        if settings.get("averaging") == ("models" if changes.get("averaging") == "gradients" else "gradients"):
-            merged = {name: value for name, value in merged.items() if name not in OF_THE_STEP}
-    if changes.get("optimizer") == "adam":
-        merged.pop("momentum", None)
+    merged = {name: value for name, value in merged.items() if name not in _meant_otherwise(settings, changes)}
     for name, value in changes.items():
         merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
     return merged
+
+
+def _meant_otherwise(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> set[str]:
+    """Settings of a file that mean something else, or nothing, with the changes."""
+    method = known_name("method", {**settings, **changes}.get("method", RunConfig.method), REGISTRY)
+    old, new = settings.get("averaging"), changes.get("averaging")
+    if new is None and any(changes.get(name) is not None for name in ALTERNATIVES):
+        new = "models"
+    left: set[str] = {"momentum"} if changes.get("optimizer") == "adam" else set()
+    # Of clients or of the server, as is averaged; some methods have no other rate than the clients'.
+    if None not in (old, new) and old != new and method not in (*MODEL_AVERAGING_ONLY, "local_only"):
+        left |= {"learning_rate", "momentum", "server_learning_rate"}
+    if "scenario" in changes and draws_examples(known_name("scenario", changes["scenario"], SCENARIOS)):
+        left |= {"dataset", *READING}
+    return left
 
 
 def _differs(settings: Mapping[str, Any], name: str, value: Any) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 from jax.core import Tracer
 
 from fedjax_cluster.cohorts import cohort_size
@@ -149,10 +151,11 @@ def further_figures(figures: Mapping[str, Any], further: Any, source: str) -> di
 
 def _is_figure(value: Any) -> bool:
     """Whether it is a real number, or an array without axes of one, which a metric's are while they are traced."""
-    if (dtype := getattr(value, "dtype", None)) is not None:
+    if isinstance(value, Tracer | Array):
         kinds = (jnp.bool_, jnp.integer, jnp.floating)
-        return jnp.shape(value) == () and any(jnp.issubdtype(dtype, kind) for kind in kinds)
+        return value.shape == () and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
     try:
-        return isinstance(value, numbers.Real) and isinstance(float(value), float)
-    except OverflowError:
+        real = isinstance(value, numbers.Real | np.bool_) or getattr(value, "shape", None) == ()
+        return real and not isinstance(value, str | bytes | np.complexfloating) and isinstance(float(value), float)
+    except (OverflowError, TypeError, ValueError):
         return False

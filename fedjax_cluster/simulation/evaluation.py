@@ -26,7 +26,6 @@ from fedjax_cluster.types import (
     ClientData,
     ClusteredAlgorithm,
     Cohort,
-    Federation,
     Measure,
     Model,
     Population,
@@ -288,15 +287,13 @@ def predict_client(
     return mixed_predictions(algorithm.model, variables, mixture, x)
 
 
-def chosen_clients(federation: Federation, eval_clients: int | None, seed: int) -> np.ndarray | None:
-    """The clients i[n] that evaluations look at, ascending, of those who train and have test rows; None is all."""
-    train, test = (np.asarray(data.num_examples) > 0 for data in (federation.train, federation.test))
-    known = np.flatnonzero(train & test)
-    if eval_clients is None or eval_clients >= len(known):
-        if eval_clients is not None and eval_clients > len(known):
-            LOG.warning(f"eval_clients is {eval_clients}, but there are only {len(known)} clients: all are evaluated")
+def chosen_clients(count: int, eval_clients: int | None, seed: int) -> np.ndarray | None:
+    """The clients i[n] that evaluations look at, ascending; None is all of `count`."""
+    if eval_clients is None or eval_clients >= count:
+        if eval_clients is not None and eval_clients > count:
+            LOG.warning(f"eval_clients is {eval_clients}, but there are only {count} clients: all are evaluated")
         return None
-    return known[np.sort(np.random.default_rng(seed).choice(len(known), eval_clients, replace=False))]
+    return np.sort(np.random.default_rng(seed).choice(count, eval_clients, replace=False))
 
 
 def federation_figures(per_client: dict[str, np.ndarray], diverged: bool = False) -> dict[str, float]:

@@ -108,7 +108,7 @@ def simulate(
       rounds: communication rounds in all; more than a finished run had extends it.
       seed: initial models, cohorts and local training; equal seeds give equal initial models to all methods.
       eval_every: rounds between evaluations on the test rows; the last round is always evaluated.
-      eval_clients: evaluate only this many clients, the same random ones of those with test rows each time; None: all.
+      eval_clients: evaluate only this many clients, the same random ones each time; None evaluates all.
       metrics: more metrics, `(predictions, y, mask) -> dict of f32[]` for one client; numbers have y's shape.
       callbacks: called with an `Evaluation` after each evaluation; figures that one returns go into the history. They
         are no part of what a run directory is told apart by.
@@ -153,7 +153,7 @@ def simulate(
         if run.done < rounds:  # what is evaluated alone can be told where nothing can be written
             run.begin()
         run.stream_rows(rounds, stack)
-        chosen = chosen_clients(federation, eval_clients, seed)
+        chosen = chosen_clients(len(federation.test.num_examples), eval_clients, seed)
         model = with_metrics(algorithm.model, metrics)
         evaluate = evaluator(run.keys.evaluation, algorithm, model, run.train, federation.test, chosen)
         bar = stack.enter_context(Progress(algorithm.name, rounds, run.done, enabled=shown(progress)))

@@ -207,6 +207,7 @@ def _started(
     one = len({id(request.federation) for request in requests}) == 1 and requests[0].fault is None
     for request in requests:
         _check(request)
+    for request in requests:
         method, federation = afflict(request.algorithm, request.federation, request.fault, request.seed)
         kept.append(federation)  # or its number could become another's
         if id(federation) not in placed:
@@ -223,7 +224,7 @@ def _started(
         run.state = jax.device_get(run.state)
         runs.append(run)
         tests.append(rows)
-        choices.append(chosen_clients(federation, request.eval_clients, request.seed))
+        choices.append(chosen_clients(len(federation.test.num_examples), request.eval_clients, request.seed))
     return runs, tests, choices
 
 

@@ -183,6 +183,13 @@ def test_cohorts_that_are_clustered_have_a_client_for_each_cluster():
         play(method(participation=0.2, cluster_cohort=True), blobs(clients=9, groups=3), 1)
 
 
+def test_a_pilot_has_no_more_models_than_a_cohort_has_clients():
+    """It was refused for its default number of models, eight, which nobody had given."""
+    algorithm = method(clusters="auto", participation=0.3, cluster_cohort=True, pilot_rounds=2)
+    result = simulate(algorithm, blobs(clients=10, groups=2), rounds=1, progress=False)
+    assert result.state.clusters.active.shape[0] <= 3
+
+
 def test_one_client_is_one_cluster():
     result = simulate(cfl_gp(nn.linear(), clusters="auto", **GRADIENT), blobs(clients=1, groups=1), rounds=2)
     assert result.labels.tolist() == [0]

@@ -228,7 +228,10 @@ def test_a_run_of_version_0_1_is_read():
     [
         ({"averaging": "gradients"}, {"local_epochs": 1}, ()),
         ({"averaging": "gradients"}, {"local_epochs": 1, "learning_rate": 0.1}, ("learning_rate",)),
+        ({"averaging": "gradients"}, {"averaging": "models"}, ()),
         ({"averaging": "models"}, {"averaging": "gradients"}, ()),
+        ({"averaging": "gradients", "method": "fesem"}, {"local_epochs": 1}, ("learning_rate", "momentum")),
+        ({"averaging": "gradients", "method": "local_only"}, {"local_steps": 5}, ("learning_rate", "momentum")),
         ({"averaging": "models"}, {"local_steps": 3}, ("learning_rate", "momentum")),
         ({}, {"local_steps": 3}, ("learning_rate", "momentum")),
         ({"averaging": "gradients"}, {"averaging": "gradients"}, ("learning_rate", "momentum")),
@@ -239,3 +242,16 @@ def test_the_servers_rate_is_not_the_clients(file, changes, kept):
     """Clients trained at .3, the server's rate of the file, where a run without the file has .1."""
     found = config_files.overridden({**file, "learning_rate": 0.3, "momentum": 0.9}, changes)
     assert {"learning_rate", "momentum"} & found.keys() == set(kept)
+
+
+def test_a_file_of_before_or_of_another_scenario_may_name_data_that_are_not_read(tmp_path):
+    """A run of xor's config.json with a data set was refused, and no flag could take it out."""
+    write_json(
+        path := tmp_path / "config.json",
+        sealed({"identity": {}, "experiment": {"scenario": "xor", "dataset": "mnist"}}),
+    )
+    assert config_files.run_config(path) == RunConfig(scenario="xor")
+    (other := tmp_path / "run.yaml").write_text("dataset: mnist\nlabel_column: y\nlearning_rate: 0.2\n")
+    assert config_files.run_config(other, scenario="xor") == RunConfig(scenario="xor", learning_rate=0.2)
+    with pytest.raises(ValueError, match="dataset is 'cifar10', but scenario xor makes its own data"):
+        config_files.run_config(other, scenario="xor", dataset="cifar10")

@@ -62,6 +62,7 @@ def test_pieces_are_of_images_that_divide_the_mini_batch():
     assert [turns(16, side, channels) for side, channels in ((32, 64), (8, 256), (4, 512))] == [8, 1, 1]
     assert turns(97, 14, 32) == 97
     assert turns(7, 6, 8) == 1
+    assert turns(61, 6, 8) == 1  # where single images are too few for a product
 
 
 def test_pieces_of_narrow_numbers_are_added_up_in_float32(monkeypatch):

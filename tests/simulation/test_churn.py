@@ -186,7 +186,7 @@ def test_somebody_is_there_from_the_start():
 def test_an_evaluation_of_nobody_has_no_figures():
     """The summary's accuracy was that of the model after two rounds of six."""
     federation = blobs()
-    (client,) = np.flatnonzero([client in chosen_clients(federation, 1, seed=0) for client in range(8)])
+    (client,) = np.flatnonzero([client in chosen_clients(8, 1, seed=0) for client in range(8)])
     options = {"rounds": 4, "eval_every": 2, "eval_clients": 1, "progress": False}
     gone = simulate(method(), federation, churn=[Churn(3, leave=(int(client),))], **options)
     assert np.isfinite(gone.history["accuracy"]).tolist() == [False, True, False, False]

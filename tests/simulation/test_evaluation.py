@@ -24,7 +24,7 @@ def test_nothing_is_computed_of_clients_that_are_not_evaluated(devices):
     test = parallel.place_population(federation.test, federation.info, mapping).data
     state, _ = algorithm.init(run_keys(0).initialization, population)
     state = parallel.place_state(state, mapping)
-    clients = chosen_clients(federation, 5, seed=3)
+    clients = chosen_clients(40, 5, seed=3)
     found, costs = [], []
     for chosen in (None, jnp.asarray(clients, jnp.int32)):
         given = run_keys(0).evaluation, state, population, test, None, chosen
@@ -43,7 +43,7 @@ def test_chosen_clients_of_a_dealt_population_have_their_own_figures(number):
     """Rows lie where devices have equal work, and some of those chosen are absent, or have no test rows."""
     algorithm = cfl_gp(nn.linear(), clusters=2, local=local.sgd(0.3, batch_size=5, steps=2))
     federation, mapping = blobs(clients=31), parallel.client_mapping("scan", devices=jax.devices()[:2])
-    clients = chosen_clients(federation, number, seed=1)
+    clients = chosen_clients(31, number, seed=1)
     rows, tests = (np.array(part.num_examples) for part in (federation.train, federation.test))
     rows[clients[0]], tests[clients[1]] = 0, 0
     train, test = (federation.train._replace(num_examples=rows), federation.test._replace(num_examples=tests))

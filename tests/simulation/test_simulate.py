@@ -129,23 +129,10 @@ def test_numbers_of_numpys_types_do(tmp_path):
 
 
 def test_more_eval_clients_than_there_are_is_said(caplog):
-    federation = blobs(16)
-    assert chosen_clients(federation, 90, seed=0) is None
+    assert chosen_clients(16, 90, seed=0) is None
     assert caplog.messages == ["eval_clients is 90, but there are only 16 clients: all are evaluated"]
-    assert chosen_clients(federation, 16, seed=0) is None
+    assert chosen_clients(16, 16, seed=0) is None
     assert len(caplog.messages) == 1
-
-
-def test_whoever_cannot_be_evaluated_is_not_chosen():
-    """Of 50 chosen among many users without test rows, perhaps 30 were evaluated."""
-    federation = blobs(12)
-    counts = [np.array(data.num_examples) for data in (federation.train, federation.test)]
-    counts[0][0], counts[1][[3, 7, 8]] = 0, 0
-    train, test = (data._replace(num_examples=each) for data, each in zip(federation[:2], counts, strict=True))
-    for seed in range(20):
-        chosen = chosen_clients(federation._replace(train=train, test=test), 6, seed)
-        assert len(set(chosen.tolist())) == 6
-        assert not set(chosen.tolist()) & {0, 3, 7, 8}
 
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", 0), ("eval_every", 0), ("eval_clients", 0)])

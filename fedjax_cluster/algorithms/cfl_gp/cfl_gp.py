@@ -170,7 +170,9 @@ class cfl_gp(AveragingMethod):
         if self.clusters != "auto":
             return self.init_with(rng_key, population, self.clusters)
         pilot_key = jax.random.fold_in(rng_key, 1)
-        most = min(self.max_clusters, int(present_clients(population).sum()))
+        present = int(present_clients(population).sum())
+        # In a cohort there are to be clients for all clusters.
+        most = min(self.max_clusters, cohorts.cohort_size(self.participation if self.cluster_cohort else 1.0, present))
         (state, _), cohort = self.init_with(rng_key, population, most), parallel.whole_population(population)
         costs = Costs()
         pilot = dataclasses.replace(self, cluster_until=None, stop_after=None)  # a profile of each model
