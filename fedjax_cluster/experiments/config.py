@@ -242,6 +242,7 @@ class RunConfig(Robustness):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
+        installed.load(KINDS)  # whose scenarios may make their own data
         content = as_now(content)
         if "averaging" not in content and {"local_steps", "local_epochs"} <= content.keys():
             models = content["local_steps"] or content["local_epochs"]

@@ -158,7 +158,7 @@ def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str
     """Method -> what of a file's settings it takes, where several methods are compared.
 
     The file's method options go to its method alone, and to all that have them where it names none: in a run's file
-    they are what its method does by itself.
+    they are what its method does by itself. So does its K, for whether methods are given it or find it.
 
     Raises:
       ValueError: an option that no method has.
@@ -177,12 +177,18 @@ def options_for(settings: Mapping[str, Any], methods: Iterable[str]) -> dict[str
     shared = {name: value for name, value in settings.items() if name != "tuning"}
     return {
         method: {
-            **(settings if owner in (None, method) else shared),
+            **(settings if owner in (None, method) else _without_another_k(shared, owner, method)),
             "method": method,
             "method_options": {n: v for n, v in options.items() if n in known[method] and owner in (None, method)},
         }
         for method in methods
     }
+
+
+def _without_another_k(settings: Mapping[str, Any], owner: str, method: str) -> dict[str, Any]:
+    """A file's settings for another method: K that is a number for one is the most that the other may find."""
+    same = REGISTRY[owner].defaults.finds_clusters == REGISTRY[method].defaults.finds_clusters
+    return {name: value for name, value in settings.items() if same or name != "clusters"}
 
 
 def without_several(

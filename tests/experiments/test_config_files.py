@@ -255,3 +255,13 @@ def test_a_file_of_before_or_of_another_scenario_may_name_data_that_are_not_read
     assert config_files.run_config(other, scenario="xor") == RunConfig(scenario="xor", learning_rate=0.2)
     with pytest.raises(ValueError, match="dataset is 'cifar10', but scenario xor makes its own data"):
         config_files.run_config(other, scenario="xor", dataset="cifar10")
+
+
+def test_the_most_clusters_of_one_method_are_no_number_of_anothers(tmp_path):
+    """Compared with the file of a run of CFL's, IFCA had K = 16."""
+    (path := tmp_path / "run.yaml").write_text("method: cfl\nclusters: 16\nclients: 32\n")
+    configs, _ = flags.parse_compare(["cfl", "ifca", "stocfl"], ["--config", str(path)], "compare")
+    assert {method: config.clusters for method, config in configs.items()} == {"cfl": 16, "ifca": None, "stocfl": 16}
+    path.write_text("clusters: 3\nclients: 32\n")
+    configs, _ = flags.parse_compare(["cfl", "ifca"], ["--config", str(path)], "compare")
+    assert {config.clusters for config in configs.values()} == {3}
