@@ -9,7 +9,6 @@ import sys
 
 from fedjax_cluster.endings import open_outputs, quieten_xla
 
-_COMMAND = os.path.basename(sys.argv[0]).partition(".")[0] in ("fedjax-cluster", "__main__")  # and no other program
 _status: int | None = None  # with which the command has ended
 
 
@@ -23,7 +22,8 @@ def _end_at_once() -> None:
             os._exit(_status)
 
 
-if _COMMAND:  # before all others, so that it is done after them
+# Of the command, not of a program that calls it; before all others, so that it is done after them.
+if __name__ == "__main__" or os.path.basename(sys.argv[0]).partition(".")[0] == "fedjax-cluster":
     atexit.register(_end_at_once)
 
 
@@ -51,7 +51,7 @@ quieten_xla(sys.argv)  # which is loaded with what follows
 # What is imported stays: to look through it for what can be let go is a tenth of the imports.
 gc.disable()
 
-from fedjax_cluster import cli  # noqa: E402
+from fedjax_cluster import cli  # noqa: E402 - after what decides how NumPy and XLA are loaded
 
 gc.freeze()
 gc.enable()

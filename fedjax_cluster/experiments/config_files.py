@@ -126,7 +126,8 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         merged.pop("tuning", None)  # which was of another run
     if not {*ALTERNATIVES}.isdisjoint(changes) or changes.get("averaging") == "gradients":
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
-    merged = {name: value for name, value in merged.items() if name not in _meant_otherwise(settings, changes)}
+    for name in _meant_otherwise(settings, changes):
+        merged.pop(name, None)
     for name, value in changes.items():
         merged[name] = {**merged.get(name, {}), **value} if name in OPTIONS else value
     return merged

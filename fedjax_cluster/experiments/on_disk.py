@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_cluster import data
@@ -29,8 +29,14 @@ def check_data(config: Any) -> None:
                 f"{whatever}; give scenario users, or no {column}"
             )
     if config.population is None:
-        if draws_examples(config.scenario):
-            _check_nothing_is_read(config)
+        for field in dataclasses.fields(config):
+            given = getattr(config, field.name)
+            # Else a data set would stand in the run's configuration that nobody had looked at.
+            if draws_examples(config.scenario) and field.name in ("dataset", *READING) and given != field.default:
+                raise ValueError(
+                    f"{field.name} is {shown(given)}, but scenario {config.scenario.replace('_', '-')} makes its own "
+                    f"data; leave {field.name} out, or give another scenario"
+                )
         return
     as_path("population", config.population)
     for field in dataclasses.fields(config):
@@ -40,20 +46,6 @@ def check_data(config: Any) -> None:
                 f"{field.name} is {shown(getattr(config, field.name))}, but the clients are those of the population "
                 f"{config.population}; give one of the two"
             )
-
-
-def _check_nothing_is_read(config: Any) -> None:
-    """Of a scenario that makes its own data, in whose runs a data set would stand that nobody had looked at."""
-    for name, usual in _reading(config):
-        if getattr(config, name) != usual:
-            raise ValueError(
-                f"{name} is {shown(getattr(config, name))}, but scenario {config.scenario.replace('_', '-')} makes its "
-                f"own data; leave {name} out, or give another scenario"
-            )
-
-
-def _reading(config: Any) -> Iterator[tuple[str, Any]]:
-    return ((each.name, each.default) for each in dataclasses.fields(config) if each.name in ("dataset", *READING))
 
 
 def as_now(content: Mapping[str, Any]) -> dict[str, Any]:

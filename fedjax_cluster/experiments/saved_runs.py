@@ -102,10 +102,12 @@ def write_report(
       beside: label -> what other programs have left, a file for each seed; see `public_codes`.
 
     Raises:
-      ValueError: no run there, one that has not ended, a damaged file, or an `out` that cannot be written.
+      ValueError: no run there, one that has not ended, a damaged file, an `out` that cannot be written, or a
+        comparison's own report in the way.
     """
-    compared = pathlib.Path(paths[0]) if len(paths) == 1 and comparison.is_comparison(pathlib.Path(paths[0])) else None
-    if out is None and len(paths) > 1 and comparison.is_comparison(pathlib.Path(paths[0])):
+    first = pathlib.Path(paths[0]) if comparison.is_comparison(pathlib.Path(paths[0])) else None
+    compared = first if len(paths) == 1 else None
+    if out is None and first is not None and compared is None:
         raise ValueError(
             f"{quoted(paths[0])} has a report of its own runs, which this one would replace; leave it elsewhere, with "
             "--out DIR"

@@ -129,7 +129,7 @@ def _depthwise(x: Array, kernel: Array, window: Window) -> Array:
 # Forms other than XLA's were faster from so many numbers in a patch on, if a mini-batch has no more output pixels than
 # `FEW`; from so many output pixels, or numbers in all their patches on, if there are more features than `NARROW`, in
 # pieces of so many pixels; and of so few channels.
-WIDE, FEW, MANY, LARGE, NARROW, PIXELS, FEWEST, SHORT = 2048, 512, 3 * 2**13, 2**20, 16, 2**11, 2**7, 4
+WIDE, FEW, MANY, LARGE, NARROW, PIXELS, SHORT = 2048, 512, 3 * 2**13, 2**20, 16, 2**10, 4
 MOST_GROUPS = 128  # of cuDNN's convolutions that are computed together
 
 # The primitive: dense convolution in the fast layout, under any window.
@@ -207,9 +207,9 @@ def _in_pieces(x: Array, kernel: Array, *, window: Window) -> Array:
 
 
 def _images_at_once(n: int, pixels: int) -> int:
-    """The largest divisor of a mini-batch's n images that have at most `PIXELS` together; all, of a prime number."""
-    found = max(count for count in range(1, n + 1) if n % count == 0 and (count == 1 or count * pixels <= PIXELS))
-    return found if found * pixels >= FEWEST else n
+    """The fewest images from two on that divide n and have `PIXELS` together, or all; one where these are many more."""
+    enough = next((count for count in range(2, n + 1) if n % count == 0 and count * pixels >= PIXELS), n)
+    return enough if enough * pixels <= 8 * PIXELS else 1
 
 
 def _on_cpu(x: Array, kernel: Array, *, window: Window) -> Array:
