@@ -37,6 +37,7 @@ from fedjax_cluster import cli
 whole, *arguments = json.loads(sys.argv[1])
 fc.parallel.enable_compilation_cache = functools.partial(fc.parallel.enable_compilation_cache, whole=whole)
 from fedjax_cluster.simulation import loop
+from fedjax_cluster.simulation.run import Run
 spent = {}
 def timed(name, function):
     def call(*given, **more):
@@ -46,7 +47,7 @@ def timed(name, function):
         return found
     return call
 loop.start_run = timed("start", loop.start_run)
-loop.Run.segment = timed("rounds", loop.Run.segment)
+Run.segment = timed("rounds", Run.segment)
 evaluator = loop.evaluator
 loop.evaluator = lambda *given, **more: timed("evaluation", evaluator(*given, **more))
 sys.argv[1:] = arguments

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import logging
 import os
 import pathlib
@@ -17,7 +16,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import command_flags
 from fedjax_cluster.command_flags import BenchFlags, CacheFlags, ReportFlags, ReproduceFlags, ResumeFlags
 from fedjax_cluster.command_results import compared, show, whole
-from fedjax_cluster.endings import PROG, end_of_several, failure, keeping, mistake
+from fedjax_cluster.endings import PROG, about_to_end, end_of_several, failure, keeping, mistake
 from fedjax_cluster.files import quoted
 from fedjax_cluster.interruption import Interrupt, Terminated
 from fedjax_cluster.options import as_path, checked
@@ -67,10 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except BrokenPipeError:
         _say_no_more()  # as other programs do under `| head`
-        return 141
+        status = 141
     except OSError as error:  # the last words to a full disk
         _say_no_more()
-        return failure(error)
+        status = failure(error)
+    end_of_several(status)
+    return status
 
 
 def _say_no_more() -> None:
@@ -121,6 +122,7 @@ def _interrupted(error: BaseException, number: int) -> int:
     # `simulate` says which directory it has left.
     left = error.directory if isinstance(error, Terminated) else error.args if type(error) is KeyboardInterrupt else ()
     hint = ""
+    about_to_end()
     if left:
         hint = f"; go on with: {PROG} resume {quoted(left[0])}"
     with contextlib.suppress(OSError):  # a terminal that is gone
@@ -136,7 +138,7 @@ def _notices_on_stderr() -> Iterator[None]:
     # A comparison would say some of it for every seed.
     handler.addFilter(lambda record: not (record.getMessage() in said or said.add(record.getMessage())))
     before = log.level
-    log.setLevel(logging.INFO)
+    log.setLevel(before or logging.INFO)  # of several processes, who are silent stay so
     handler.setFormatter(logging.Formatter(f"{PROG}: %(message)s"))
     log.addHandler(handler)
     # Others' handlers would say it again.
@@ -161,7 +163,9 @@ def _prepare_jax() -> None:
 def _run(arguments: list[str]) -> None:
     method, rest = _leading_names(arguments, at_most=1)
     config, own = fc.experiments.flags.parse_run(method[0] if method else None, rest, f"{PROG} run")
-    with _place(own["run_dir"], f"{config.method}-{_of_data(config)}", kept=not own["dry_run"]) as run_dir:
+    with fc.experiments.places.place(
+        own["run_dir"], f"{config.method}-{_of_data(config)}", kept=not own["dry_run"]
+    ) as run_dir:
         if own["dry_run"]:
             if own["tune"]:
                 fc.experiments.tuning.check_tuning(config)
@@ -172,17 +176,26 @@ def _run(arguments: list[str]) -> None:
             _say_unfinished(config, run_dir)
         if own["tune"]:
             fc.experiments.several.refuse("--tune")
-        config = fc.experiments.tuning.tuned(config, directory=run_dir) if own["tune"] else config
-        every = own["checkpoint_every"]
+        options = _of_the_machine(own)
+        if own["tune"]:
+            config = fc.experiments.tuning.tuned(config, directory=run_dir, mapping=options["mapping"])
         with fc.experiments.several.going_on(run_dir, PROG):
-            result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, checkpoint_every=every)
+            result = fc.experiments.runs.run(config, run_dir=run_dir, time_clustering=True, **options)
             with whole(run_dir):
                 show(result, run_dir)
 
 
+def _of_the_machine(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run takes that does not decide its results, of the command's own flags."""
+    mapping = fc.parallel.client_mapping(chunk_size=own["chunk_size"])
+    return {"checkpoint_every": own["checkpoint_every"], "mapping": mapping}
+
+
 def _say_unfinished(config: fc.RunConfig, run_dir: pathlib.Path) -> None:
     """Names the run that would have been gone on with, had its directory been given."""
-    for path in _numbered(run_dir.with_name(f"{config.method}-{_of_data(config)}".replace("_", "-"))):
+    for path in fc.experiments.places.numbered(
+        run_dir.with_name(f"{config.method}-{_of_data(config)}".replace("_", "-"))
+    ):
         if path == run_dir or not path.exists():
             return
         if done := fc.experiments.runs.unfinished(config, path):
@@ -202,22 +215,20 @@ def _resume(arguments: list[str]) -> int:
     if not names and not fc.experiments.flag_groups.wants_help(rest):
         raise ValueError(f"resume needs a run directory: {PROG} resume RUN_DIR")
     own = _flags(ResumeFlags, rest, "resume RUN_DIR", "Takes up an interrupted run, comparison, sweep or recipe.")
-    every, path = own.checkpoint_every, as_path("run_dir", names[0])
+    options, path = _of_the_machine(vars(own)), as_path("run_dir", names[0])
     if fc.experiments.comparison.is_comparison(path):
         fc.experiments.several.refuse("a comparison")
-        go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, checkpoint_every=every)
+        go_on = functools.partial(fc.experiments.comparison.resume, path, own.rounds, **options)
         return compared(go_on, path)
     if fc.experiments.reproduction.is_reproduction(path):
         fc.experiments.several.refuse("a recipe")
-        if own.rounds is not None:
-            raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out --rounds")
-        if every != ResumeFlags.checkpoint_every:
-            raise ValueError(f"{path} is a recipe's, which keeps what has ended; leave out --checkpoint-every")
+        if own != ResumeFlags():
+            raise ValueError(f"{path} is a recipe's, which has rounds of its own; leave out all flags")
         with whole(path):
             fc.recipes.catalogue.resume(path)
         return 0
     with fc.experiments.several.going_on(path, PROG):
-        result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, checkpoint_every=every)
+        result = fc.experiments.runs.resume(path, own.rounds, time_clustering=True, **options)
         with whole(path):
             show(result, path)
     return 0
@@ -249,7 +260,7 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
-    with _place(own["run_dir"], name, kept=not own["dry_run"]) as directory:
+    with fc.experiments.places.place(own["run_dir"], name, kept=not own["dry_run"]) as directory:
         fc.files.check_writable(directory)
         if not fc.experiments.comparison.is_comparison(directory):
             fc.experiments.ended_runs.refuse_filled(directory)
@@ -257,10 +268,10 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
             for table in fc.experiments.plans.comparison_tables(configs, seeds, directory, tune=tune, **cells):
                 table.print()
             return 0
+        options = {**_of_the_machine(own), **cells}
         if tune:
-            configs = fc.experiments.tuning.each_tuned(configs, directory=directory)
-        compare, every = fc.experiments.comparison.compare, own["checkpoint_every"]
-        go_on = functools.partial(compare, configs, seeds=seeds, run_dir=directory, checkpoint_every=every, **cells)
+            configs = fc.experiments.tuning.each_tuned(configs, directory=directory, mapping=options["mapping"])
+        go_on = functools.partial(fc.experiments.comparison.compare, configs, seeds=seeds, run_dir=directory, **options)
         return compared(go_on, directory)
 
 
@@ -365,50 +376,6 @@ def _leading_names(arguments: list[str], at_most: int | None = None) -> tuple[li
 
 def _directory(given: str | None, flag: str = "run_dir") -> pathlib.Path | None:
     return None if given is None else as_path(flag, given)
-
-
-@contextlib.contextmanager
-def _place(given: str | None, name: str, *, kept: bool) -> Iterator[pathlib.Path]:
-    """The directory that is named, or runs/NAME, or runs/NAME-2 and so on where there is one already.
-
-    Where it is to be `kept`, it is made at once, so that no other command takes the same; empty it goes again.
-    """
-    if given is not None:
-        yield as_path("run_dir", given)
-        return
-    base = pathlib.Path("runs") / name.replace("_", "-")
-    if not kept:
-        yield next(path for path in _numbered(base) if not path.exists())
-        return
-    alone = not base.parent.exists()
-    # Other processes of the same run would find that it is there already.
-    path = fc.experiments.several.same_directory(_made(base) if fc.parallel.is_first() else base)
-    try:
-        yield path
-    finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            path.rmdir()
-            if alone:
-                path.parent.rmdir()
-
-
-def _made(base: pathlib.Path) -> pathlib.Path:
-    for path in _numbered(base):
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if path.parent.is_dir():
-                continue
-        except OSError:
-            pass  # of which the run tells
-        return path
-    raise AssertionError
-
-
-def _numbered(base: pathlib.Path) -> Iterator[pathlib.Path]:
-    yield base
-    for number in itertools.count(2):
-        yield base.with_name(f"{base.name}-{number}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ class ResumeFlags:
     """communication rounds in all; more than the run had extends it"""
     checkpoint_every: float = CHECKPOINT_SECONDS
     """seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"""
+    chunk_size: int | None = None
+    """clients that each device trains at a time (default: one on a CPU, elsewhere what memory holds)"""
     coordinator: str | None = None
     """where process 0 of several listens, as HOST:PORT, or auto; any number of processes can take up a run"""
     num_processes: int | None = None

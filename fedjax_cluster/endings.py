@@ -36,9 +36,14 @@ def _is_lost() -> bool:
         return True
 
 
-def _say(message: str) -> None:
+def about_to_end() -> None:
+    """Of several processes, from now on this one says itself why it ends."""
     if (processes := sys.modules.get(PROCESSES)) is not None:
         processes.ENDING.acquire(blocking=False)
+
+
+def _say(message: str) -> None:
+    about_to_end()
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -14,7 +14,6 @@ import secrets
 import shlex
 import socket
 import stat
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -265,8 +264,9 @@ def check_writable(directory: pathlib.Path, attempts: int = 5) -> None:
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
+        descriptor, probe = new_file(directory, ".probe.", "")  # which another process does not take for a file
+        os.close(descriptor)
+        os.unlink(probe)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and attempts > 1:  # another process checks it, and has removed it again
             return check_writable(directory, attempts - 1)
@@ -275,6 +275,17 @@ def check_writable(directory: pathlib.Path, attempts: int = 5) -> None:
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def is_file_by_now(path: pathlib.Path) -> bool:
+    """Whether a file is there, which another machine may just have made.
+
+    NFS believes for half a minute that a name is not there, unless the directory that has it is opened.
+    """
+    for folder in (path.parent.parent, path.parent):
+        with contextlib.suppress(OSError):
+            os.listdir(folder)
+    return path.is_file()
 
 
 def check_run_directory(directory: pathlib.Path) -> None:

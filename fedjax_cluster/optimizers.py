@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedjax_cluster.options import POSITIVE, as_json, checked, shown
+from fedjax_cluster.options import POSITIVE, as_json, checked, reason_of, shown
 
 
 @runtime_checkable
@@ -160,9 +160,8 @@ def check_schedule(named: str, function: Schedule) -> None:
         with jax.ensure_compile_time_eval():
             first = float(np.asarray(rate_of(function, 0)))
     except Exception as error:
-        reason = " ".join(str(error).split())[:100]
         raise ValueError(
-            f"{named}, which gives no learning rate at 0 ({reason}); give a number, or a schedule"
+            f"{named}, which gives no learning rate at 0 ({reason_of(error)}); give a number, or a schedule"
         ) from error
     if not 0 <= first < math.inf:
         raise ValueError(f"{named}, which is {first:g} at 0; a rate must be finite and 0 or more")

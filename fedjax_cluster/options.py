@@ -284,6 +284,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, on one line and not at length."""
+    return " ".join(str(error).split())[:150]
+
+
 def _brought_to(value: Any, kind: Any, bound: Bound | None) -> tuple[bool, Any]:
     """Whether a value is of a kind and within the bound, and the value as Python has it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

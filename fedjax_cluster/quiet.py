@@ -13,6 +13,18 @@ _usual: list[int] = []  # the level before the first of them
 
 
 @contextlib.contextmanager
+def without_notices() -> Iterator[None]:
+    """Where the package says nothing of what is made to look at alone."""
+    log = logging.getLogger("fedjax_cluster")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextlib.contextmanager
 def absl_from(level: int) -> Iterator[None]:
     """Where absl's logger tells nothing below a level; once nobody is inside any more all logging is as it was.
 

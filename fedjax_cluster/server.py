@@ -16,7 +16,8 @@ from fedjax_cluster import tree
 from fedjax_cluster.aggregation import Aggregation, Rows
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.joined_leaves import JoinedLeaves
-from fedjax_cluster.parallel.loop import Contribution, Reduced, for_each_client
+from fedjax_cluster.parallel.contributions import Contribution, Reduced
+from fedjax_cluster.parallel.loop import Client, Mapped, for_each_client
 from fedjax_cluster.privacy.gaussian import Release
 from fedjax_cluster.types import ONE_DEVICE, ClientMapping, Clusters, Cohort, PyTree, Variables
 
@@ -53,44 +54,74 @@ def aggregate_clients(
     cohort: Cohort,
     *rows: PyTree,
     num_slots: int,
-    contribute: Callable[[Any], Contribution],
-    collect: Callable[[Any], PyTree],
+    contribute: Callable[..., Any],
+    collect: Callable[..., PyTree],
     aggregation: Aggregation | None = None,
     private: Release | None = None,
     active: Array | None = None,
-) -> tuple[Aggregated, Any, Array]:
+    parts: int | None = None,
+    **own: Any,
+) -> tuple[Aggregated, Mapped]:
     """`parallel.for_each_client` whose contributions are aggregated: averaged in a stream, or kept for another rule.
 
     Args:
-      fn, cohort, rows, num_slots, collect: as in `for_each_client`.
-      contribute: `output -> Contribution`.
+      fn, cohort, rows, num_slots, collect, parts, own (with renew): as in `for_each_client`.
+      contribute: `output -> Contribution`; of parts as `reduce` there, each to the slot of its number.
       aggregation: None is the mean weighted by the contributions; a rule that does not stream keeps all, [C, d].
       private: clips and noises the mean of {"delta": ..., "stats": ...}, in place of an aggregation.
       active: bool[K], the clusters that take a step where it is private; None is all.
 
     Returns:
-      (what is aggregated, what is collected, accepted bool[C]).
+      What is aggregated, and what was mapped.
     """
+    streams = private is None and (aggregation is None or aggregation.streams)
+    if parts is not None and not streams:
+        # All of a client's at once: they are clipped together, and rules see them side by side.
+        fn, contribute, collect = _at_once(fn, contribute, collect, parts)
+        parts = None
+    mapped = functools.partial(for_each_client, fn, cohort, *rows, num_slots=num_slots, **own)
     if private is not None:
-        mapped = for_each_client(
-            fn,
-            cohort,
-            *rows,
-            num_slots=num_slots,
+        found = mapped(
             reduce=lambda output: _limited(private, contribute(output)),
             collect=lambda output: (contribute(output).slot, collect(output)),
         )
-        slot, collected = mapped.collected
-        return _private_means(private, mapped.reduced, slot, cohort.mask, active), collected, mapped.accepted
+        slot, collected = found.collected
+        means = _private_means(private, found.reduced, slot, cohort.mask, active)
+        return means, found._replace(collected=collected)
     if aggregation is None or aggregation.streams:
-        reduce = contribute if aggregation is None else lambda output: limited(aggregation, contribute(output))
-        mapped = for_each_client(fn, cohort, *rows, num_slots=num_slots, reduce=reduce, collect=collect)
-        return Aggregated(weighted_mean(mapped.reduced), mapped.reduced.weight), mapped.collected, mapped.accepted
-    mapped = for_each_client(
-        fn, cohort, *rows, num_slots=num_slots, collect=lambda output: (contribute(output), collect(output))
-    )
-    sent, collected = mapped.collected
-    return combine(aggregation, sent, mapped.accepted, num_slots, cohort.mapping), collected, mapped.accepted
+        reduce = contribute if aggregation is None else _each_limited(aggregation, contribute)
+        found = mapped(reduce=reduce, collect=collect, parts=parts)
+        return Aggregated(weighted_mean(found.reduced), found.reduced.weight), found
+    found = mapped(collect=lambda output: (contribute(output), collect(output)))
+    sent, collected = found.collected
+    combined = combine(aggregation, sent, found.accepted, num_slots, cohort.mapping)
+    return combined, found._replace(collected=collected)
+
+
+def _at_once(fn: Callable[..., Any], contribute: Callable[..., Any], collect: Callable[..., PyTree], parts: int) -> Any:
+    """The functions of clients whose contributions are made one after the other, as those of contributions to slots."""
+
+    def whole(client: Client, *rows: PyTree) -> Any:
+        output = fn(client, *rows)
+        sent, further = jax.lax.map(
+            lambda number: contribute(client, output, number), jnp.arange(parts, dtype=jnp.int32)
+        )
+        return output, sent, further
+
+    return whole, lambda found: found[1], lambda found: collect(found[0], found[2])
+
+
+def _each_limited(aggregation: Aggregation, contribute: Callable[..., Any]) -> Callable[..., Any]:
+    """`contribute` as a rule that streams has it, whether it gives a contribution alone or with something further."""
+
+    def within(*given: Any) -> Any:
+        found = contribute(*given)
+        if isinstance(found, Contribution):
+            return limited(aggregation, found)
+        contribution, further = found
+        return limited(aggregation, contribution), further
+
+    return within
 
 
 def limited(aggregation: Aggregation, contribution: Contribution) -> Contribution:

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import ClientData, Federation
 from tests.federations import INFO
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_cluster import parallel
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import ClientData, DatasetInfo, Federation
 
 INFO = DatasetInfo("blobs", (6,), 3)

@@ -8,7 +8,7 @@ import jax
 from fedjax_cluster import local, nn, parallel, privacy
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.privacy.gaussian import SHOWN
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import blobs
 
 PLAIN = privacy.gaussian(clip=0.5, noise_multiplier=0.0, delta=1e-5)

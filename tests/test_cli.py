@@ -128,6 +128,9 @@ def test_the_main_job_reaches_its_figures():
         (["run", "--eval-every", "0"], "eval_every is 0"),
         (["run", "--checkpoint-every", "-1"], "checkpoint_every is -1"),
         (["compare", "ifca", "--checkpoint-every", "nan"], "checkpoint_every is nan"),
+        (["run", "--dry-run", "--checkpoint-every", "-1"], "checkpoint_every is -1"),
+        (["run", "--dry-run", "--chunk-size", "0"], "chunk_size is 0"),
+        (["sweep", "ifca", "--clusters", "2", "3", "--chunk-size", "-4"], "chunk_size is -4"),
         (["run", "--join", "18"], "--join 18 is not ROUND:CLIENT"),
         (["run", "--leave", "5:-1"], "--leave 5:-1 is not ROUND:CLIENT"),
         (["run", "--join", "30:18"], "names client 18"),
@@ -179,12 +182,39 @@ def test_resume_extends(capsys, monkeypatch):
     with open("own/config.json") as file:
         assert json.load(file)["experiment"]["rounds"] == 3
 
-    def simulate(*given, checkpoint_every, **options):
-        raise ValueError(f"a checkpoint every {checkpoint_every} s")
+
+@pytest.mark.parametrize("words", ["run fedavg", "compare fedavg ifca", "sweep ifca --clusters 2 3", "resume own"])
+def test_what_does_not_decide_results_reaches_every_run(words, capsys, monkeypatch):
+    if words == "resume own":
+        assert cli.main(["run", "fedavg", "--clients", "4", "--rounds", "1", "--run-dir", "own"]) == 0
+
+    def simulate(*given, checkpoint_every, mapping, **options):
+        raise ValueError(f"a checkpoint every {checkpoint_every} s, {mapping.chunk_size} clients {mapping.strategy}")
 
     monkeypatch.setattr(fc.simulation.requests, "simulate", simulate)
-    for words in ("resume own", "run fedavg", "compare fedavg ifca"):
-        assert "a checkpoint every 7.5 s" in mistake(capsys, *words.split(), "--checkpoint-every", "7.5")
+    said = mistake(capsys, *words.split(), "--checkpoint-every", "7.5", "--chunk-size", "3")
+    assert "a checkpoint every 7.5 s, 3 clients chunked" in said
+
+
+@pytest.mark.parametrize("words", ["run fedavg --tune", "compare fedavg --tune"])
+def test_rates_are_tried_with_as_many_clients_at_a_time(words, capsys, monkeypatch):
+    def simulate(*given, mapping, **options):
+        raise RuntimeError(f"{mapping.chunk_size} at a time")
+
+    monkeypatch.setattr(fc.experiments.tuning, "simulate", simulate)
+    with pytest.raises(RuntimeError, match="3 at a time"):
+        cli.main([*words.split(), "--chunk-size", "3"])
+
+
+@pytest.mark.slow
+def test_clients_at_a_time_change_no_result_and_a_run_goes_on_with_others(capsys):
+    words = ["run", "ifca", "--clients", "7", "--participation", "0.6", "--rounds", "4", "--run-dir"]
+    assert cli.main([*words, "one"]) == 0
+    assert cli.main([*words[:-2], "2", "--run-dir", "three", "--chunk-size", "3"]) == 0
+    assert cli.main(["resume", "three", "--rounds", "4", "--chunk-size", "2"]) == 0
+    one, three = map(fc.load_run, ("one", "three"))
+    np.testing.assert_array_equal(three.labels, one.labels)
+    np.testing.assert_allclose(three.per_client.accuracy, one.per_client.accuracy, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from fedjax_cluster import algorithms, lifting, local, nn, optimizers, parallel, privacy, simulate_many
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.options import option
-from fedjax_cluster.simulation.loop import run_keys
 from fedjax_cluster.simulation.requests import DECIDES
+from fedjax_cluster.simulation.segment import run_keys
 from tests.algorithms.test_protocol import build, place
 from tests.federations import blobs
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_cluster import server, tree
 from fedjax_cluster.algorithms.round import tie_layers
-from fedjax_cluster.parallel.loop import Reduced
+from fedjax_cluster.parallel.contributions import Reduced
 from fedjax_cluster.types import Clusters
 
 

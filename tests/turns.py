@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_cluster import parallel
 from fedjax_cluster.local import client_key, mini_batch
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import RoundInfo, State
 from tests.federations import as_lists, blobs, one_step
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from fedjax_cluster import local, parallel
 from fedjax_cluster.algorithms.round import cluster_variables, init_clusters
-from fedjax_cluster.simulation.loop import run_keys, run_segment
+from fedjax_cluster.simulation.segment import run_keys, run_segment
 from fedjax_cluster.types import ClientData, ClusteredAlgorithm, Clusters, DatasetInfo, Model, Variables
 
 # The two sides sum in another order; after some steps of training the losses agree to so much.

@@ -21,7 +21,7 @@ from benchmarks.peers.same_work import batches_of, check_losses, models_of
 from fedjax_cluster import data, parallel
 from fedjax_cluster.bench.measure import Bench, Row, calling, each_seconds, run_python
 from fedjax_cluster.data.scenarios import rotated
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Federation
 
 TARGET = 5.0

@@ -8,15 +8,14 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
-    Moved,
     admit_with_own,
     all_costs,
-    finite_own,
     global_model,
     keep_own,
-    moved_by,
+    moved_to,
     own_row,
     starting_clients,
+    trained_own,
 )
 from fedjax_cluster.algorithms.round import Trained, cluster_round
 from fedjax_cluster.kept_training import honest
@@ -89,23 +88,23 @@ class ditto(fedavg):
             personal = self.personal_update.run(
                 key, self.model, own, client.data, anchor=start.params, round=state.round
             )
-            return Trained(jnp.zeros((), jnp.int32), result, moved_by(own, personal))
+            renewed = trained_own(own, personal)
+            moved = moved_to(renewed, personal.num_steps, personal.delta)
+            return Trained(jnp.zeros((), jnp.int32), result, moved, renewed)
 
-        rows = parallel.gather_rows(cohort, state.clients.own)
         done = cluster_round(
             train,
             state.clusters,
             cohort,
-            rows,
+            own=parallel.gather_rows(cohort, state.clients.own),
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
             private=self.private(rng_key, state.clusters),
         )
-        moved: Moved = done.extra
-        clients = keep_own(cohort, state.clients, moved.own, finite_own(cohort, moved.own))
+        clients = keep_own(cohort, state.clients, done.own, done.extra.finite)
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, done.info(cohort.mask, costs=all_costs(done, moved, cohort.mask))
+        return state, done.info(cohort.mask, costs=all_costs(done, done.extra, cohort.mask))
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         return tree.broadcast(own_row(state.clients, index, global_model(state.clusters)), 1), jnp.ones(1)

@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.round import (
     HardClients,
     Report,
     clients_info,
+    cluster_variables,
     count_changed,
     first_state,
     labels,
@@ -31,7 +32,6 @@ from fedjax_cluster.types import (
     Clusters,
     Cohort,
     Costs,
-    LocalResult,
     LocalUpdate,
     Model,
     Population,
@@ -68,43 +68,38 @@ class fedem(AveragingMethod):
         return first_state(models, clients, self.optimizer)
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
-        def train(client: Client, prior: Array) -> tuple[Array, LocalResult]:
+        def mix(client: Client, prior: Array) -> tuple[Array, Array]:
             losses = learner_losses(self.model, state.clusters, client.data)
-            responsibility, mixture = expectation(prior, losses, client.data.num_examples)
-            key = client_key(rng_key, client.index)
+            return expectation(prior, losses, client.data.num_examples)
 
-            def train_learner(learner: tuple[Variables, Array]) -> LocalResult:
-                variables, weights = learner
-                weighted, rows = weigh_examples(self.model, client.data, weights)
-                return self.local.run(key, weighted, variables, rows, round=state.round)
+        def train(client: Client, output: tuple[Array, Array], learner: Array) -> tuple[Contribution, Report]:
+            responsibility, _ = output
+            weighted, rows = weigh_examples(self.model, client.data, responsibility[learner])
+            key, start = client_key(rng_key, client.index), cluster_variables(state.clusters, learner)
+            result = self.local.run(key, weighted, start, rows, round=state.round)
+            weight = client_weight(self.weighting, result.num_examples)
+            return Contribution(learner, weight, {"delta": result.delta, "stats": result.stats}), report(result)
 
-            models = Variables(state.clusters.params, state.clusters.stats)
-            return mixture, jax.lax.map(train_learner, (models, responsibility))
-
-        def contribute(output: tuple[Array, LocalResult]) -> Contribution:
-            _, result = output
-            weight = jax.vmap(lambda count: client_weight(self.weighting, count))(result.num_examples)
-            return Contribution(jnp.arange(self.clusters), weight, {"delta": result.delta, "stats": result.stats})
-
-        def collect(output: tuple[Array, LocalResult]) -> tuple[Array, Report]:
-            mixture, result = output
+        def collect(output: tuple[Array, Array], each: Report) -> tuple[Array, Report]:
+            _, mixture = output
             # The learners' losses are weighted by q, whose sum over the learners is 1.
-            each = jax.vmap(report)(result)
             return mixture, Report(each.loss.sum(), each.num_steps.sum(), each.size.sum())
 
         old = parallel.gather_rows(cohort, state.clients.membership)
-        sent, (mixture, reports), accepted = aggregate_clients(
-            train,
+        sent, mapped = aggregate_clients(
+            mix,
             cohort,
             old,
             num_slots=self.clusters,
-            contribute=contribute,
+            contribute=train,
             collect=collect,
+            parts=self.clusters,
             aggregation=self.aggregation,
             private=self.private(rng_key, state.clusters),
         )
+        mixture, reports = mapped.collected
         models, refused = step_clusters(self.optimizer, state.clusters, sent)
-        accepted = accepted & ~refused.any()
+        accepted = mapped.accepted & ~refused.any()
         membership = parallel.scatter_rows(cohort, state.clients.membership, mixture, accepted)
         slot = labels(mixture)
         info = clients_info(

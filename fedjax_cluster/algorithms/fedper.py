@@ -9,16 +9,15 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
-    Moved,
     admit_with_own,
     all_costs,
-    finite_own,
     global_model,
     keep_own,
+    moved_to,
     own_row,
     starting_clients,
 )
-from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
+from fedjax_cluster.algorithms.round import Trained, cluster_round
 from fedjax_cluster.local import client_key
 from fedjax_cluster.options import option
 from fedjax_cluster.parallel import Client
@@ -98,31 +97,28 @@ class fedper(fedavg):
             change = self.own_part(Variables(result.delta, result.stats))
             params = {name: own.params[name] + change.params[name] for name in own.params}
             kept = parallel.packed(Variables(params, change.stats))
-            moved = Moved(kept, own_steps, size_of(change.params))
+            moved = moved_to(kept, own_steps, change.params)
             still = jax.tree.map(jnp.zeros_like, change.params)
             stats = tree.put(result.stats, initial.stats)
-            return Trained(
-                jnp.zeros((), jnp.int32), result._replace(delta=tree.put(result.delta, still), stats=stats), moved
-            )
+            result = result._replace(delta=tree.put(result.delta, still), stats=stats)
+            return Trained(jnp.zeros((), jnp.int32), result, moved, kept)
 
-        rows = parallel.gather_rows(cohort, state.clients.own)
         done = cluster_round(
             train,
             state.clusters,
             cohort,
-            rows,
+            own=parallel.gather_rows(cohort, state.clients.own),
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
             private=self.private(rng_key, state.clusters),
         )
-        moved: Moved = done.extra
-        clients = keep_own(cohort, state.clients, moved.own, finite_own(cohort, moved.own))
+        clients = keep_own(cohort, state.clients, done.own, done.extra.finite)
         # What nobody sends is no place for noise, nor for a server's weight decay.
         still = self.own_part(Variables(state.clusters.params, {})).params
         clusters = done.clusters._replace(params=tree.put(done.clusters.params, still))
         sent = shared_part(state.clusters, self.shared_layers)
-        costs = all_costs(done, moved, cohort.mask)
+        costs = all_costs(done, done.extra, cohort.mask)
         costs = costs._replace(models_down=sent * costs.models_down, models_up=sent * costs.models_up)
         return State(clusters, clients, state.server, state.round + 1), done.info(cohort.mask, costs=costs)
 

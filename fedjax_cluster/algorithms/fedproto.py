@@ -11,13 +11,12 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.method import Method
 from fedjax_cluster.algorithms.personal import (
-    Moved,
     admit_with_own,
     global_model,
     keep_own,
-    moved_by,
     own_row,
     starting_clients,
+    trained_own,
 )
 from fedjax_cluster.algorithms.round import Report, clients_info, first_state, report, start_models
 from fedjax_cluster.inference import walk_rows
@@ -86,14 +85,15 @@ class fedproto(Method):
         prototypes: Prototypes = state.server
         classes, size = prototypes.mean.shape
 
-        def train(client: Client, own: Variables) -> tuple[Array, Array, Moved, Report]:
+        def train(client: Client, own: Variables) -> tuple[Array, Array, Report, Variables]:
             drawn = drawn_to(self.model, prototypes, self.prototype_weight)
             result = self.local.run(client_key(rng_key, client.index), drawn, own, client.data, round=state.round)
-            moved = moved_by(own, result)
-            mean, count = self.prototypes_of(moved.own, client.data, classes, size)
-            return mean, count, moved, report(result, mean)
+            moved = trained_own(own, result)
+            mean, count = self.prototypes_of(moved, client.data, classes, size)
+            told = report(result, mean)
+            return mean, count, told, tree.where(tree.all_finite(told), moved, own)
 
-        def contribute(output: tuple[Array, Array, Moved, Report]) -> Contribution:
+        def contribute(output: tuple[Array, Array, Report, Variables]) -> Contribution:
             mean, count, *_ = output
             # NOTE: Eq. 6 divides by the number of clients with the class once more, which would shrink what is already
             # a mean.
@@ -103,17 +103,18 @@ class fedproto(Method):
         mapped = parallel.for_each_client(
             train,
             cohort,
-            parallel.gather_rows(cohort, state.clients.own),
             num_slots=classes,
             reduce=contribute,
-            collect=lambda output: (output[1], *output[2:]),
+            collect=lambda output: output[1:3],
+            own=parallel.gather_rows(cohort, state.clients.own),
+            renew=lambda output: output[3],
         )
-        count, moved, reports = mapped.collected
+        count, reports = mapped.collected
         sent = mapped.reduced.weight > 0
         server = Prototypes(
             jnp.where(sent[:, None], weighted_mean(mapped.reduced), prototypes.mean), prototypes.known | sent
         )
-        clients = keep_own(cohort, state.clients, moved.own, mapped.accepted)
+        clients = keep_own(cohort, state.clients, mapped.own, mapped.accepted)
         costs = self.costs(state, cohort, reports, count)
         slot = jnp.zeros_like(cohort.index)
         info = clients_info(slot, reports, cohort.mask, mapped.accepted, 1, 0, costs)

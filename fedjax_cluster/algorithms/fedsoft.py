@@ -189,7 +189,7 @@ class fedsoft(Method):
         """The drawn clients move their models; each centre becomes the mean of its draws."""
         mask = cohort.mask & (drawn.sum(1) > 0)
         cohort = dataclasses.replace(cohort, mask=mask, weights=drawn)
-        rows = parallel.gather_rows(cohort, (state.clients.own, state.clients.membership))
+        own, shares = parallel.gather_rows(cohort, (state.clients.own, state.clients.membership))
 
         def train(client: Client, own: Variables, shares: Array) -> tuple[Array, Variables, Report]:
             assert client.weights is not None
@@ -202,7 +202,11 @@ class fedsoft(Method):
             key = client_key(rng_key, client.index)
             result = pulled.run(key, self.model, own, client.data, round=state.round)
             moved = Variables(jax.tree.map(jnp.add, own.params, result.delta), result.stats)
-            return client.weights, moved, report(result)
+            told = report(result)
+            # Refused where its square is not finite, too, as sums are.
+            squares = sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(moved)), jnp.zeros(()))
+            told = told._replace(size=jnp.where(jnp.isfinite(squares), told.size, jnp.inf))
+            return client.weights, tree.where(tree.all_finite(told), moved, own), told
 
         def contribute(output: tuple[Array, Variables, Report]) -> Contribution:
             moved = tree.broadcast(output[1], self.clusters)
@@ -212,15 +216,18 @@ class fedsoft(Method):
             delta = jax.tree.map(jnp.subtract, moved.params, state.clusters.params)
             return Contribution(jnp.arange(self.clusters), output[0], {"delta": delta, "stats": moved.stats})
 
-        sent, (moved, reports), accepted = aggregate_clients(
+        sent, mapped = aggregate_clients(
             train,
             cohort,
-            *rows,
+            shares,
             num_slots=self.clusters,
             contribute=contribute,
-            collect=lambda output: output[1:],
+            collect=lambda output: output[2],
             aggregation=self.aggregation,
+            own=own,
+            renew=lambda output: output[1],
         )
+        reports: Report = mapped.collected
         mean = sent.value
         if self.aggregation is not None:
             mean = Variables(jax.tree.map(jnp.add, state.clusters.params, mean["delta"]), mean["stats"])
@@ -232,11 +239,11 @@ class fedsoft(Method):
         )
         kept = state.clients
         clients = kept._replace(
-            own=parallel.scatter_rows(cohort, kept.own, moved, accepted),
-            trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), accepted),
+            own=parallel.put_back(cohort, kept.own, mapped.own),
+            trained=parallel.scatter_rows(cohort, kept.trained, jnp.ones_like(mask), mapped.accepted),
         )
         costs = training_costs(mask, reports.num_steps)
-        info = clients_info(labels(rows[1]), reports, mask, accepted, self.clusters, 0, costs)
+        info = clients_info(labels(shares), reports, mask, mapped.accepted, self.clusters, 0, costs)
         return State(centres, clients, state.server, state.round + 1), info
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:

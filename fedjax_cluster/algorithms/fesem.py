@@ -20,7 +20,6 @@ from fedjax_cluster.algorithms.round import (
     cluster_variables,
     cohort_labels,
     count_changed,
-    equal_groups,
     first_state,
     labels,
     nearest_by_loss,
@@ -29,7 +28,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
     train_client,
 )
-from fedjax_cluster.algorithms.starts import INSTEAD
+from fedjax_cluster.algorithms.starts import INSTEAD, equal_groups
 from fedjax_cluster.local import client_key, num_batches
 from fedjax_cluster.options import at_least, option
 from fedjax_cluster.parallel import Client, Contribution

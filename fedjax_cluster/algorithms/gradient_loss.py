@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from fedjax_cluster import cohorts, parallel, tree
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults, FirstProgram
+from fedjax_cluster.algorithms.planned import number_there
 from fedjax_cluster.algorithms.round import (
     Trained,
     cluster_round,
@@ -121,10 +122,13 @@ class gradient_loss(AveragingMethod):
     )
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
-    def check_present(self, state: State, present: np.ndarray) -> None:
-        """Raises a ValueError where cohorts of those who are present, bool[M], would be pinned clients only."""
+    def check_present(self, state: State, present: np.ndarray, stayed: np.ndarray) -> None:
+        """Raises a ValueError where cohorts of those who are present, bool[M], would be pinned clients only.
+
+        Who has left and come back is pinned no more: of those who `stayed`, bool[M], some are.
+        """
         if self.pin:
-            pinned = np.asarray(parallel.fetched(state.clients.pinned))[: len(present)].any(axis=-1) & present
+            pinned = np.asarray(parallel.fetched(state.clients.pinned))[: len(present)].any(axis=-1) & stayed
             _check_room(int(pinned.sum()), self.participation, int(present.sum()))
 
     def check(self) -> None:
@@ -152,7 +156,7 @@ class gradient_loss(AveragingMethod):
         count = len(present)
         pinned = jnp.zeros((count, self.clusters), bool)
         if self.pin:
-            _check_room(self.clusters, self.participation, int(np.asarray(present).sum()))
+            _check_room(self.clusters, self.participation, number_there(present))
             pinned = _draw_pinned(jax.random.fold_in(rng_key, self.clusters), present, self.clusters)
         clients = GradientLossClients(jnp.zeros((count, self.clusters)), present, pinned, jnp.zeros(count, bool))
         costs = None

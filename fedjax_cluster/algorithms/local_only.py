@@ -63,21 +63,27 @@ class local_only(AveragingMethod):
         return first_state(start, clients)
 
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
-        def train(client: Client, model: Variables, optimizer_state: PyTree) -> tuple[Variables, PyTree, Report]:
+        def train(client: Client, own: tuple[Variables, PyTree]) -> tuple[tuple[Variables, PyTree], Report]:
+            model, optimizer_state = own
             key = client_key(rng_key, client.index)
             result = honest(self.local).run(key, self.model, model, client.data, round=state.round)
             updates, optimizer_state = self.optimizer.update(
                 jax.tree.map(jnp.negative, result.delta), optimizer_state, model.params
             )
             trained = Variables(optax.apply_updates(model.params, updates), result.stats)
-            return trained, optimizer_state, report(result)
+            told = report(result)
+            return tree.where(tree.all_finite(told), (trained, optimizer_state), own), told
 
         rows = (state.clients.models, state.clients.optimizer)
         mapped = parallel.for_each_client(
-            train, cohort, *parallel.gather_rows(cohort, rows), collect=lambda output: output
+            train,
+            cohort,
+            collect=lambda output: output[1],
+            own=parallel.gather_rows(cohort, rows),
+            renew=lambda output: output[0],
         )
-        *trained, reports = mapped.collected
-        models, optimizer_state = parallel.scatter_rows(cohort, rows, tuple(trained), mapped.accepted)
+        reports: Report = mapped.collected
+        models, optimizer_state = parallel.put_back(cohort, rows, mapped.own)
         clients = state.clients._replace(models=models, optimizer=optimizer_state)
         costs = Costs(gradient_evaluations=jnp.sum(reports.num_steps.astype(jnp.float32)))
         slot = jnp.zeros_like(cohort.index)

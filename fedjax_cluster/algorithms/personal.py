@@ -24,11 +24,11 @@ class PersonalClients(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a round makes of what is a client's own."""
+    """What is told of how a round moves what is a client's own."""
 
-    own: PyTree  # after the round
     num_steps: Array  # i32[], gradient steps that it took
     size: Array  # f32[], of its change, as in `size_of`: where it is infinite, the client is rejected
+    finite: Array  # bool[], whether what it becomes is finite, and so is kept, whatever becomes of what is sent
 
 
 def global_model(clusters: Clusters) -> Variables:
@@ -43,10 +43,14 @@ def starting_clients(present: Array, own: PyTree) -> PersonalClients:
     return PersonalClients(membership, present, jnp.zeros(count, bool), tree.broadcast(own, count))
 
 
-def moved_by(start: Variables, result: LocalResult) -> Moved:
+def moved_to(own: PyTree, num_steps: Array | int, change: PyTree) -> Moved:
+    """What is told of a client whose own became this by so many steps and a change."""
+    return Moved(jnp.asarray(num_steps, jnp.int32), size_of(change), tree.all_finite(own))
+
+
+def trained_own(start: Variables, result: LocalResult) -> Variables:
     """A client's own model after its training from `start`."""
-    own = Variables(optax.apply_updates(start.params, result.delta), result.stats)
-    return Moved(own, jnp.asarray(result.num_steps, jnp.int32), size_of(result.delta))
+    return Variables(optax.apply_updates(start.params, result.delta), result.stats)
 
 
 def all_costs(done: Round, moved: Moved, mask: Array) -> Costs:
@@ -56,17 +60,10 @@ def all_costs(done: Round, moved: Moved, mask: Array) -> Costs:
     return costs._replace(gradient_evaluations=costs.gradient_evaluations + more)
 
 
-def keep_own(cohort: Cohort, clients: PersonalClients, own: PyTree, accepted: Array) -> PersonalClients:
-    """Clients of whom the cohort's accepted ones, bool[C], have what is their own, leaves [C, ...], anew."""
-    kept, trained = parallel.scatter_rows(
-        cohort, (clients.own, clients.trained), (own, jnp.ones_like(cohort.mask)), accepted
-    )
-    return clients._replace(own=kept, trained=trained)
-
-
-def finite_own(cohort: Cohort, own: PyTree) -> Array:
-    """bool[C]: who took part and has something finite of its own, leaves [C, ...], whatever became of what it sent."""
-    return cohort.mask & jax.vmap(tree.all_finite)(own)
+def keep_own(cohort: Cohort, clients: PersonalClients, own: PyTree, renewed: Array) -> PersonalClients:
+    """Clients with what is the cohort's own, leaves [C, ...], of whom some, bool[C], have it anew."""
+    trained = parallel.scatter_rows(cohort, clients.trained, jnp.ones_like(cohort.mask), cohort.mask & renewed)
+    return clients._replace(own=parallel.put_back(cohort, clients.own, own), trained=trained)
 
 
 def own_row(clients: PersonalClients, index: Array, otherwise: PyTree) -> PyTree:

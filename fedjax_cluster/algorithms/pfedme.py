@@ -9,19 +9,18 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedjax_cluster import tree
+from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
-    Moved,
     admit_with_own,
     all_costs,
-    finite_own,
     global_model,
     keep_own,
+    moved_to,
     own_row,
     starting_clients,
 )
-from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
+from fedjax_cluster.algorithms.round import Trained, cluster_round
 from fedjax_cluster.local import BatchGradientOf, client_key
 from fedjax_cluster.options import POSITIVE, at_least, changed, option
 from fedjax_cluster.parallel import Client
@@ -103,7 +102,7 @@ class pfedme(fedavg):
     def step(self, rng_key: Array, state: State, cohort: Cohort) -> tuple[State, RoundInfo]:
         start = global_model(state.clusters)
 
-        def train(client: Client) -> Trained:
+        def train(client: Client, own: Variables) -> Trained:
             # NOTE: the paper does not say where the inner steps begin: as in the public code with w in a round's first
             # local step, and in the others with the personal model of the one before.
             begin = Variables(start.params, Envelope(start.stats, start.params))
@@ -112,22 +111,23 @@ class pfedme(fedavg):
             envelope: Envelope = result.stats
             change = jax.tree.map(jnp.subtract, envelope.personal, start.params)
             steps = jnp.asarray(result.num_steps, jnp.int32) * (self.inner_steps - 1)
-            moved = Moved(Variables(envelope.personal, envelope.stats), steps, size_of(change))
-            return Trained(jnp.zeros((), jnp.int32), result._replace(stats=envelope.stats), moved)
+            renewed = Variables(envelope.personal, envelope.stats)
+            result = result._replace(stats=envelope.stats)
+            return Trained(jnp.zeros((), jnp.int32), result, moved_to(renewed, steps, change), renewed)
 
         done = cluster_round(
             train,
             state.clusters,
             cohort,
+            own=parallel.gather_rows(cohort, state.clients.own),
             optimizer=self.optimizer,
             weighting=self.weighting,
             aggregation=self.aggregation,
             private=self.private(rng_key, state.clusters),
         )
-        moved: Moved = done.extra
-        clients = keep_own(cohort, state.clients, moved.own, finite_own(cohort, moved.own))
+        clients = keep_own(cohort, state.clients, done.own, done.extra.finite)
         state = State(done.clusters, clients, state.server, state.round + 1)
-        return state, done.info(cohort.mask, costs=all_costs(done, moved, cohort.mask))
+        return state, done.info(cohort.mask, costs=all_costs(done, done.extra, cohort.mask))
 
     def personalize(self, rng_key: Array, state: State, data: ClientData, index: Array) -> tuple[Variables, Array]:
         return tree.broadcast(own_row(state.clients, index, global_model(state.clusters)), 1), jnp.ones(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.aggregation import Aggregation
+from fedjax_cluster.algorithms.planned import check_clusters, number_there
 from fedjax_cluster.inference import dataset_loss
 from fedjax_cluster.joined_leaves import JoinedLeaves
 from fedjax_cluster.local import client_key, mean_of_steps
@@ -72,6 +72,7 @@ class Trained(NamedTuple):
     slot: Array  # i32[], the cluster that it trains; −1 for none
     result: LocalResult
     extra: PyTree = ()  # further small arrays, stacked over the clients
+    own: PyTree = None  # its own row anew
 
 
 class Round(NamedTuple):
@@ -82,6 +83,7 @@ class Round(NamedTuple):
     reports: Report  # leaves [C]
     accepted: Array  # bool[C]: took part, sent a finite update, and is in its cluster's new model
     extra: PyTree  # leaves [C, ...]
+    own: PyTree  # leaves [C, ...], the clients' own rows anew
 
     def costs(self, mask: Array) -> Costs:
         """A model to each participant of mask bool[C] in a cluster and an update back; a gradient a step."""
@@ -167,15 +169,6 @@ def check_memory(method: str, wanted: float, what: str, advice: str) -> None:
         )
 
 
-def check_clusters(num_clusters: int, num_clients: int) -> None:
-    """Raises a ValueError where there are more clusters than clients at the start."""
-    if num_clusters > num_clients:
-        raise ValueError(
-            f"clusters is {num_clusters} but there are only {num_clients} clients at the start; ask for at most "
-            f"{num_clients}"
-        )
-
-
 def start_models(model: Model, rng_key: Array, population: Population, num_clusters: int) -> tuple[Clusters, Array]:
     """K models initialised independently, and the clients that are present, bool[M].
 
@@ -183,7 +176,7 @@ def start_models(model: Model, rng_key: Array, population: Population, num_clust
       ValueError: more clusters than clients.
     """
     present = present_clients(population)
-    check_clusters(num_clusters, int(np.asarray(present).sum()))
+    check_clusters(num_clusters, number_there(present))
     init = parallel.compile_quickly(init_clusters, static_argnames=("model", "info", "num_clusters"))
     return init(rng_key, model, population.info, num_clusters), present
 
@@ -202,19 +195,12 @@ def first_state(
     return State(clusters, clients, server, jnp.zeros((), jnp.int32)), info
 
 
-@functools.partial(jax.jit, static_argnames="num_groups")
-def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
-    """i32[M]: a random division of the present clients into groups of equal size; −1 for the absent."""
-    score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
-    rank = jnp.argsort(jnp.argsort(score)).astype(jnp.int32)
-    return jnp.where(present, rank % num_groups, -1)
-
-
 def cluster_round(
     train: Callable[..., Trained],
     clusters: Clusters,
     cohort: Cohort,
     *rows: PyTree,
+    own: PyTree = None,
     optimizer: optax.GradientTransformation,
     weighting: Weighting,
     shared_layers: Sequence[str] = (),
@@ -227,10 +213,11 @@ def cluster_round(
     aggregation takes the place of that mean.
 
     Args:
-      train: one client's part, `(client, *rows) -> Trained`.
+      train: one client's part, `(client, *rows) -> Trained`, or `(client, own, *rows) -> Trained`.
       clusters: the K models, with the server's optimiser states.
       cohort: C clients.
       *rows: leaves [C, ...] of which `train` sees its client's row.
+      own: leaves [C, ...] that are renewed by what `train` gives of them; a row that is not finite stays as it was.
       optimizer: the server's.
       weighting: w_i, the number of "examples", or "uniform".
       shared_layers: parameter paths that all clusters have in common, averaged over all clients, those of each
@@ -244,10 +231,12 @@ def cluster_round(
     def contribute(output: Trained) -> Contribution:
         if not isinstance(output, Trained):
             raise ValueError(f"train returns a {type(output).__name__}; it must return rounds.Trained(slot, result)")
+        if (output.own is None) != (own is None):
+            raise ValueError("Trained.own and cluster_round's own go together: give both, or neither")
         weight = jnp.where(output.slot < 0, 0.0, client_weight(weighting, output.result.num_examples))
         return Contribution(output.slot, weight, {"delta": output.result.delta, "stats": output.result.stats})
 
-    sent, (slot, reports, extra), accepted = aggregate_clients(
+    sent, mapped = aggregate_clients(
         train,
         cohort,
         *rows,
@@ -257,11 +246,14 @@ def cluster_round(
         aggregation=aggregation,
         private=private,
         active=clusters.active,
+        **({} if own is None else {"own": own, "renew": lambda output: output.own}),
     )
+    slot, reports, extra = mapped.collected
     clusters, refused = step_clusters(optimizer, clusters, sent)
     if shared_layers:
         clusters = share_layers(clusters, shared_layers, jnp.where(refused, 0.0, sent.weight))
-    return Round(clusters, slot, reports, accepted & ~((slot >= 0) & refused[slot]), extra)
+    accepted = mapped.accepted & ~((slot >= 0) & refused[slot])
+    return Round(clusters, slot, reports, accepted, extra, mapped.own)
 
 
 def train_in_cluster(

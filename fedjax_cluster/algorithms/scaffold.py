@@ -12,14 +12,14 @@ from jax import Array
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
-    Moved,
     admit_with_own,
     all_costs,
     global_model,
     keep_own,
+    moved_to,
     starting_clients,
 )
-from fedjax_cluster.algorithms.round import Trained, cluster_round, size_of
+from fedjax_cluster.algorithms.round import Trained, cluster_round
 from fedjax_cluster.inference import full_gradient
 from fedjax_cluster.local import client_key, sgd, with_gradient_term
 from fedjax_cluster.options import option
@@ -105,7 +105,7 @@ class scaffold(fedavg):
             result = update.run(key, self.model, start, client.data, round=state.round)
             renewed, more = self.renewed(start, common, own, result, client.data, state.round)
             renewed = self.limited(own, renewed)
-            return Trained(jnp.zeros((), jnp.int32), result, Moved(renewed, more, size_of(renewed)))
+            return Trained(jnp.zeros((), jnp.int32), result, (renewed, moved_to(renewed, more, renewed)))
 
         rows = parallel.gather_rows(cohort, state.clients.own)
         done = cluster_round(
@@ -117,13 +117,14 @@ class scaffold(fedavg):
             weighting=self.weighting,
             aggregation=self.aggregation,
         )
-        moved: Moved = done.extra
-        difference = jax.tree.map(jnp.subtract, moved.own, rows)
+        # Both kept: a step that is refused takes the control variates back with it.
+        renewed, moved = done.extra
+        difference = jax.tree.map(jnp.subtract, renewed, rows)
         difference = tree.where(done.accepted, difference, jax.tree.map(jnp.zeros_like, difference))
         count = jnp.maximum(jnp.sum(state.clients.present.astype(jnp.float32)), 1.0)
         total = self.total(difference, done.accepted, cohort.mapping)
         server = jax.tree.map(lambda leaf, change: leaf + change / count.astype(leaf.dtype), common, total)
-        clients = keep_own(cohort, state.clients, moved.own, done.accepted)
+        clients = keep_own(cohort, state.clients, tree.where(done.accepted, renewed, rows), done.accepted)
         costs = all_costs(done, moved, cohort.mask)
         # Of the model and of the control variate, which is one of parameters.
         sent = 1.0 + params_part(state.clusters)

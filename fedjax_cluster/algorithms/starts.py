@@ -194,3 +194,11 @@ def _losses(variables: Variables, cohort: Cohort, model: Model) -> Array:
 @functools.partial(jax.jit, static_argnames="model")
 def _losses_of_all(variables: Variables, population: Population, model: Model) -> Array:
     return _losses(variables, parallel.whole_population(population), model)
+
+
+@functools.partial(jax.jit, static_argnames="num_groups")
+def equal_groups(rng_key: Array, present: Array, num_groups: int) -> Array:
+    """i32[M]: a random division of the present clients into groups of equal size; −1 for the absent."""
+    score = jnp.where(present, jax.random.uniform(rng_key, present.shape), jnp.inf)
+    rank = jnp.argsort(jnp.argsort(score)).astype(jnp.int32)
+    return jnp.where(present, rank % num_groups, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,6 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from fedjax_cluster.clustering import checks
 from fedjax_cluster.clustering.checks import Mask
 from fedjax_cluster.clustering.kmeans import kmeans_in_slots
+from fedjax_cluster.clustering.krylov import krylov_basis, products_of_columns, random_start
 from fedjax_cluster.clustering.similarity import gram_in_units, matmul, root, unit
 
 Method = Literal["auto", "eigh", "subspace"]
@@ -143,6 +143,7 @@ def subspace_embedding(
     mask: Mask = None,
     depth: int = 4,
     oversampling: int = 8,
+    devices: int = 1,
 ) -> Embedding:
     r"""`profile_embedding` for very many clients: no M×M matrix, and small singular values resolved.
 
@@ -158,6 +159,8 @@ def subspace_embedding(
       mask: clients that count; None means all.
       depth: q, how many blocks span the space, static; more of them resolve closer singular values.
       oversampling: how many directions a block has beyond `rank`, static.
+      devices: among how many the clients are divided, in order, static. Of several no message has more than D numbers,
+        or rank + oversampling of each device and q times as many as these; the result is the same but for rounding.
 
     Raises:
       ValueError: wrong shapes, rank outside 1..min(M, D), or non-finite profiles.
@@ -171,23 +174,28 @@ def subspace_embedding(
     rank = checks.count(rank, "rank", maximum=min(profile.shape), there_are="singular values exist")
     checks.count(depth, "depth")
     checks.count(oversampling, "oversampling", minimum=0)
+    checks.count(devices, "devices")
     checks.finite(profile, "profile", mask)
-    return _subspace_embedding(rng_key, profile, mask, rank, depth, rank + oversampling)
+    return _subspace_embedding(rng_key, profile, mask, rank, depth, rank + oversampling, devices)
 
 
-@partial(jax.jit, static_argnames=("rank", "depth", "width"))
-def _subspace_embedding(rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, width: int) -> Embedding:
+@partial(jax.jit, static_argnames=("rank", "depth", "width", "devices"))
+def _subspace_embedding(
+    rng_key: Array, profile: Array, mask: Array, rank: int, depth: int, width: int, devices: int
+) -> Embedding:
     profile = jnp.where(mask[:, None], profile, 0.0)
     scale = unit(profile)
     profile = profile / scale
 
     def apply(block: Array) -> Array:
         # QR between the two products: GGᵀ alone would push small singular values below the rounding.
-        return matmul(profile, jnp.linalg.qr(matmul(profile.T, block))[0])
+        return matmul(profile, jnp.linalg.qr(products_of_columns(profile, block, devices))[0])
 
-    basis = _krylov_basis(apply, _start(rng_key, mask, width).astype(profile.dtype), depth)
+    start = random_start(rng_key, mask, width).astype(profile.dtype)
+    basis = krylov_basis(apply, start, depth, devices)
     # For the same reason the small SVD is that of Bᵀ G, not of its square.
-    left, singular_values, _ = jnp.linalg.svd(jnp.linalg.qr(matmul(profile.T, basis), mode="r").T, full_matrices=False)
+    within = jnp.linalg.qr(products_of_columns(profile, basis, devices), mode="r")
+    left, singular_values, _ = jnp.linalg.svd(within.T, full_matrices=False)
     features = _fix_signs(matmul(basis, left[:, :rank])) * singular_values[None, :rank]
     return Embedding(jnp.where(mask[:, None], features, 0.0) * scale, singular_values[:rank] * scale)
 
@@ -355,30 +363,11 @@ def _leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str) -> t
     if method == "eigh" or (method == "auto" and num_clients <= _EIGH_LIMIT) or width * _DEPTH >= num_clients:
         eigenvalues, vectors = jnp.linalg.eigh(matrix)
     else:
-        start = _start(jax.random.key(0), mask, width).astype(matrix.dtype)
-        basis = _krylov_basis(partial(matmul, matrix), start, _DEPTH)
+        start = random_start(jax.random.key(0), mask, width).astype(matrix.dtype)
+        basis = krylov_basis(partial(matmul, matrix), start, _DEPTH)
         eigenvalues, rotation = jnp.linalg.eigh(matmul(basis.T, matmul(matrix, basis)))
         vectors = matmul(basis, rotation[:, -rank:])
     return eigenvalues[-rank:][::-1], vectors[:, -rank:][:, ::-1]
-
-
-def _start(rng_key: Array, mask: Array, width: int) -> Array:
-    """Random columns; the n-th client that counts takes the n-th row, whatever stands between."""
-    position = jnp.maximum(jnp.cumsum(mask, dtype=jnp.int32) - 1, 0)
-    rows = jax.random.normal(rng_key, (mask.shape[0], width), jnp.float32)[position]
-    return jnp.where(mask[:, None], rows, 0.0)
-
-
-def _krylov_basis(apply: Callable[[Array], Array], start: Array, depth: int) -> Array:
-    """Orthonormal columns that span {S, AS, …, A^(depth-1) S}."""
-    block, _ = jnp.linalg.qr(start)
-    basis = block
-    for _ in range(depth - 1):
-        block = apply(block)
-        block, _ = jnp.linalg.qr(block - matmul(basis, matmul(basis.T, block)))
-        basis = jnp.concatenate([basis, block], axis=1)
-    # Where A has low rank, later blocks are rounding noise and no longer orthogonal to the first ones.
-    return jnp.linalg.qr(basis)[0]
 
 
 def _fix_signs(vectors: Array) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from fedjax_cluster.files import digest
+from fedjax_cluster.options import reason_of
 from fedjax_cluster.types import ClientData, Federation
 
 # A record of the index of clients: training and test rows, true group (−1: unknown), and the checksum of the rows.
@@ -146,7 +147,7 @@ class Files(Store):
                     self._readers.popitem(last=False)[1].close()
                 return reader.read(positions.tolist())
             except (RuntimeError, OSError, ValueError, IndexError) as error:
-                raise ValueError(_damaged(file, " ".join(str(error).split())[:150])) from error
+                raise ValueError(_damaged(file, reason_of(error))) from error
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

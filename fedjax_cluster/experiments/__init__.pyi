@@ -9,6 +9,7 @@ from . import flag_groups as flag_groups
 from . import flags as flags
 from . import installed as installed
 from . import outcomes as outcomes
+from . import places as places
 from . import plans as plans
 from . import public_codes as public_codes
 from . import recipe as recipe

@@ -41,7 +41,7 @@ from fedjax_cluster.options import NOT_NEGATIVE, SEED, Bound, as_path, checked, 
 from fedjax_cluster.simulation import Evaluation, SimulationResult
 from fedjax_cluster.simulation.many import checked_seeds
 from fedjax_cluster.simulation.run_directory import CONFIG, SUMMARY, AnotherExperiment
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import ClientMapping, Federation
 
 LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def compare(
     watch: Callable[[Federation], Sequence[Callable[[Evaluation], Mapping[str, float] | None]]] = lambda federation: (),
     time_clustering: bool = False,
     checkpoint_every: float = CHECKPOINT_SECONDS,
+    mapping: ClientMapping | None = None,
     cells: Mapping[str, Mapping[str, Any]] | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
@@ -83,7 +84,7 @@ def compare(
       seeds: one run each.
       run_dir: keeps every run's directory below it, and comparison.json, from which `resume` goes on; takes up what is
         there. What it has of other methods, cells and seeds stays part of the comparison.
-      progress, time_clustering, checkpoint_every: see `simulate`.
+      progress, time_clustering, checkpoint_every, mapping: see `simulate`.
       done: called after each run.
       failed: called with label, seed and reason after each run that fails; the others go on. None raises its error.
       watch: the callbacks of `simulate` for a federation.
@@ -121,8 +122,7 @@ def compare(
     usual, of_cells = usual_number(configs, before), {label: dict(of) for label, of in (cells or {}).items()}
     asked = Comparison(configs, tuple(seeds), known, of_cells, usual)
     comparison = asked if before is None else _united(before, asked)
-    errors: list[Exception] = []
-    outcomes = []
+    errors, outcomes = list[Exception](), list[Outcome]()
     federations: dict[Any, Federation] = {}
 
     def federation_of(seeded: RunConfig) -> Federation:
@@ -131,7 +131,8 @@ def compare(
     def directory_of(label: str, seed: int) -> pathlib.Path | None:
         return None if directory is None else directory / run_name(label, seed)
 
-    options = {"progress": progress, "time_clustering": time_clustering, "checkpoint_every": checkpoint_every}
+    options = {"progress": progress, "time_clustering": time_clustering}
+    options |= {"checkpoint_every": checkpoint_every, "mapping": mapping}
     usable = {label: config for label, config in configs.items() if label not in refusals}
     numbers = shared_numbers(usable)
     comparison = _with_data(comparison, usable, seeds[0], federation_of, directory)
@@ -171,8 +172,7 @@ def compare(
                 record(before)
             raise errors[0]
         record(comparison)
-    if not cells:  # whose rows tell it
-        _say_training(configs)
+    _say_training({} if cells else configs)  # the rows of cells tell it
     return outcomes
 
 
@@ -200,7 +200,7 @@ def resume(run_dir: str | pathlib.Path, rounds: int | None = None, **options: An
     Args:
       run_dir: the directory of the comparison.
       rounds: communication rounds in all; more than the comparison had extends every run.
-      **options: `progress`, `done`, `failed`, `time_clustering` and `checkpoint_every` of `compare`.
+      **options: `progress`, `done`, `failed`, `time_clustering`, `checkpoint_every` and `mapping` of `compare`.
 
     Raises:
       ValueError: not the directory of a comparison, or fewer rounds than it has.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 import tyro
 
+from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.experiments import several
 from fedjax_cluster.experiments.cluster_counts import usual_clusters
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
@@ -35,8 +36,15 @@ FLAGS: tuple[Field, ...] = (
 )
 OF_SHAPES = ("input", "test_rows", "classes", "dtype")  # of a population without data
 OF_A_RUN = ("--run-dir", "--dry-run", "--checkpoint-every", "--tune", "--no-tune")
-OF_DATA = ("--dataset", "--scenario")  # in whose place it stands
-NAMED = re.compile(r"\b(landmarks|cluster_cohort|chunk_size|batch_size|participation)\b(?:=(\w+))?")
+# In whose place it stands.
+OF_DATA = {
+    f"--{word}"
+    for name in ("dataset", "scenario", "examples_per_client", *READING)
+    for word in (name, name.replace("_", "-"))
+}
+NAMED = re.compile(
+    r'\b(profiles_of|landmarks|cluster_cohort|chunk_size|batch_size|participation|compression)\b(?:="?(\w+)"?)?'
+)
 DESCRIPTION = (
     "Compiles a run's start, rounds and evaluation for a device that need not be there, and prints memory, work and "
     "messages. With --rows it "
@@ -100,6 +108,7 @@ def planned(config: RunConfig, given: object) -> Plan:
         device=getattr(given, "device", "local"),
         chunk_size=getattr(given, "chunk_size", None),
         runs=getattr(given, "runs", 1),
+        eval_clients=config.eval_clients,
     )
 
 
@@ -121,13 +130,16 @@ def _shape(config: RunConfig, given: object) -> PopulationShape:
     if config.model == "lstm":  # tokens, each the label of the one before
         info = DatasetInfo("shapes", inputs, values["classes"], "language")
         return PopulationShape(config.clients, values["rows"], info, "int32", inputs, **of_rows)
+    if config.model == "csi_autoencoder":  # which gives back its input
+        info, of_rows = DatasetInfo("shapes", inputs, 0, "reconstruction"), {**of_rows, "y_dtype": "float32"}
+        return PopulationShape(config.clients, values["rows"], info, "float32", inputs, **of_rows)
     info = DatasetInfo("shapes", inputs, values["classes"])
     return PopulationShape(config.clients, values["rows"], info, values["dtype"], **of_rows)
 
 
 def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of the plan's own flags, and those of `run`."""
-    mine = {f"--{name.replace('_', '-')}" for name, _, _ in FLAGS}
+    mine = {f"--{word}" for name, _, _ in FLAGS for word in (name, name.replace("_", "-"))}
     own: list[str] = []
     others: list[str] = []
     if wants_help(arguments):

@@ -20,6 +20,7 @@ from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.data.scenarios.registry import SCENARIOS
 from fedjax_cluster.experiments.cluster_counts import estimates_clusters, own_clusters, takes_clusters
 from fedjax_cluster.experiments.unknown import listed_seeds, unknown_words
+from fedjax_cluster.options import COUNT, NOT_NEGATIVE, checked
 from fedjax_cluster.report.names import value_text
 
 Field = tuple[str, Any, Any]  # name, annotated type, default
@@ -44,6 +45,7 @@ GROUPS = {
     ),
     "run": (),
 }
+OWN = ("run_dir", "dry_run", "checkpoint_every", "chunk_size")  # of the command, whatever the run is
 # Left to --help-all, by group.
 LESS_USED = {
     "data": (*("population", "test_fraction", "examples_per_client"), *READING),
@@ -51,7 +53,16 @@ LESS_USED = {
     "training": ("learning_rate_decay", "weight_decay", "precision", "server_learning_rate"),
     "robustness": GROUPS["robustness"],
     "privacy": GROUPS["privacy"],
-    "run": ("eval_clients", "checkpoint_every", "join", "leave", "coordinator", "num_processes", "process_id"),
+    "run": (
+        "eval_clients",
+        "checkpoint_every",
+        "chunk_size",
+        "join",
+        "leave",
+        "coordinator",
+        "num_processes",
+        "process_id",
+    ),
 }
 MOST_LINES, WIDTH = 100, 80  # of the short help; of a terminal
 SHORTEST_SENTENCE = 12  # characters; what is shorter is a symbol
@@ -62,6 +73,13 @@ LONGEST_NOTES = (
     50,
     40,
 )  # characters of a note in the short help: the first with which it is short enough
+
+
+def own_flags(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    """The values of `OWN` and of more flags; a ValueError for a number that no run could take."""
+    checked("checkpoint_every", given["checkpoint_every"], float, NOT_NEGATIVE)
+    checked("chunk_size", given["chunk_size"], int | None, COUNT)
+    return {name: given[name] for name in (*OWN, *more)}
 
 
 def noted(hint: Any, note: str | None, default: str | None = None, **further: Any) -> Any:

@@ -18,12 +18,14 @@ from fedjax_cluster.experiments import several, sweeps
 from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.config_files import Several, options_for, overridden, read, without_several
 from fedjax_cluster.experiments.flag_groups import (
+    OWN,
     Field,
     argument_notes,
     default_text,
     grouped,
     noted,
     noted_clusters,
+    own_flags,
     parse_groups,
     show_help,
     takes_one_word,
@@ -36,20 +38,9 @@ from fedjax_cluster.options import Described, Options, as_json, described_option
 from fedjax_cluster.types import Churn
 
 CHECKPOINT_NOTE = "seconds between checkpoints, or 50 times what one takes where that is longer; 0: after every segment"
+CHUNK_NOTE = "clients that each device trains at a time, which changes results by no more than rounding"
 # Flags that concern the command, or that make another field of the configuration.
-COMMAND_FLAGS = (
-    "run_dir",
-    "dry_run",
-    "checkpoint_every",
-    "config",
-    "tune",
-    "seeds",
-    "random",
-    "defaults_of",
-    "join",
-    "leave",
-    *several.Given._fields,
-)
+COMMAND_FLAGS = (*OWN, "config", "tune", "seeds", "random", "defaults_of", "join", "leave", *several.Given._fields)
 SEEDS: Field = ("seeds", noted(int, "runs per method, with seeds counted up from --seed"), 1)
 DEFAULTS_OF: Field = (
     "defaults_of",
@@ -74,7 +65,6 @@ RANDOM: Field = (
     ),
     None,
 )
-OWN = ("run_dir", "dry_run", "checkpoint_every")  # of the command, whatever the run is
 DEFAULT_METHOD = "cfl_gp"
 DECIDING = (*OF_METHOD, "optimizer")
 MOST_WITH_OPTIONS = 3  # methods in a comparison whose own options the short help has
@@ -95,7 +85,7 @@ def parse_run(method: str | None, arguments: Sequence[str], prog: str) -> tuple[
     groups[method] += _options(method)
     given = _parse(groups, arguments, prog, f"Runs {method.replace('_', '-')}. {summary}")
     config = _config(method, [method], _explicit(given, arguments, file), file)
-    return config, {name: given[name] for name in (*OWN, "tune")}
+    return config, own_flags(given, "tune")
 
 
 def parse_sweep(
@@ -127,7 +117,7 @@ def parse_sweep(
     seed = file.get("seed", 0) if given["seed"] is None else given["seed"]
     chosen = sweeps.combinations(axes, given["random"], seed)
     cells = sweeps.cells(chosen, lambda values: _config(method, [method], {**given, **values}, file))
-    return cells, {name: given[name] for name in (*OWN, "seeds")}
+    return cells, own_flags(given, "seeds")
 
 
 def parse_compare(
@@ -157,12 +147,12 @@ def parse_compare(
         given |= {name: getattr(one, name) for name in OF_METHOD}
     files = options_for(file, names) if file else {}
     configs = {name.replace("_", "-"): _config(name, names, given, files.get(name, {})) for name in names}
-    return configs, {name: given[name] for name in (*OWN, "seeds", "tune")}
+    return configs, own_flags(given, "seeds", "tune")
 
 
 def every_flag(*more: Field) -> type:
     """A dataclass of the flags that some method, scenario or model has, for completion."""
-    fields = [*_common_fields(), *_command_fields(), *more]
+    fields = list({field[0]: field for field in (*_common_fields(), *_command_fields(), *more)}.values())
     for kind in KINDS:
         fields += _union_of_options(kind, KINDS[kind].registry, fields)
     return dataclasses.make_dataclass("EveryFlag", fields, namespace={"__doc__": " "})
@@ -208,6 +198,7 @@ def _command_fields() -> Iterator[Field]:
     note = "file of settings, which flags come before: a run's config.json, or YAML"
     yield "config", noted(str | None, note, "none"), None
     yield "checkpoint_every", noted(float, CHECKPOINT_NOTE), CHECKPOINT_SECONDS
+    yield "chunk_size", noted(int | None, CHUNK_NOTE, "one on a CPU, elsewhere what memory holds"), None
     for name, note in (
         ("join", "clients, counted from 0, who join after so many rounds, and are absent until then, such as 30:18"),
         ("leave", "clients who leave after so many rounds, such as 50:3"),

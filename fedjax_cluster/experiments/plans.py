@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_cluster import tree
-from fedjax_cluster.algorithms.round import check_clusters
+from fedjax_cluster.algorithms.planned import check_clusters
 from fedjax_cluster.data import cache
 from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.comparison import run_name, shared_federation

@@ -15,7 +15,7 @@ from fedjax_cluster.experiments.config import RunConfig, build_algorithm, build_
 from fedjax_cluster.experiments.outcomes import Outcome
 from fedjax_cluster.nn.flops import gradient_flops
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance, usual_tolerance
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import DatasetInfo, Federation
 

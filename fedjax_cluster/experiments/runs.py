@@ -14,11 +14,10 @@ from fedjax_cluster.experiments.shared_programs import request_of
 from fedjax_cluster.files import check_run_directory, quoted, read_json
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS
 from fedjax_cluster.options import COUNT, NOT_NEGATIVE, as_path, with_checks
-from fedjax_cluster.simulation.evaluation import usual_every
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation, usual_every
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import SUMMARY, UNEVALUATED, only_reading, read_config, read_history
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import ClientMapping, Federation
 
 
 @with_checks(checkpoint_every=NOT_NEGATIVE)
@@ -31,13 +30,14 @@ def run(
     callbacks: Sequence[Callable[[Evaluation], Mapping[str, float] | None]] = (),
     time_clustering: bool = False,
     checkpoint_every: float = CHECKPOINT_SECONDS,
+    mapping: ClientMapping | None = None,
 ) -> SimulationResult:
     """Carries out one configuration.
 
     Args:
       config: the run.
       federation: the configuration's, where it has been built already.
-      run_dir, progress, callbacks, time_clustering, checkpoint_every: see `simulate`.
+      run_dir, progress, callbacks, time_clustering, checkpoint_every, mapping: see `simulate`.
     """
     # A run that has ended can be read where nothing can be written.
     run_dir = None if run_dir is None else as_path("run_dir", run_dir)
@@ -45,7 +45,8 @@ def run(
         check_run_directory(run_dir)
     given = config = config if run_dir is None else as_begun(config, known_config(run_dir))
     config, request = request_of(given, federation, run_dir, callbacks)
-    result = request.simulate(time_clustering=time_clustering, progress=progress, checkpoint_every=checkpoint_every)
+    options = {"time_clustering": time_clustering, "checkpoint_every": checkpoint_every, "mapping": mapping}
+    result = request.simulate(progress=progress, **options)
     say_clusters(given, config, request.federation)
     return result
 
@@ -58,8 +59,11 @@ def resume(
     progress: bool | None = None,
     time_clustering: bool = False,
     checkpoint_every: float = CHECKPOINT_SECONDS,
+    mapping: ClientMapping | None = None,
 ) -> SimulationResult:
     """Takes an interrupted run up where its last checkpoint left it; `rounds` extends a finished one.
+
+    On other devices, or with other clients at a time, it goes on as well.
 
     Raises:
       ValueError: not a run directory, one of `simulate` without a configuration, or fewer rounds than were done.
@@ -69,9 +73,8 @@ def resume(
     if rounds is not None and rounds < done:
         raise ValueError(f"rounds is {rounds}, but {path} has done {done} already; ask for at least {done}")
     config = dataclasses.replace(config, rounds=max(config.rounds, done) if rounds is None else rounds)
-    return run(
-        config, run_dir=path, progress=progress, time_clustering=time_clustering, checkpoint_every=checkpoint_every
-    )
+    options = {"time_clustering": time_clustering, "checkpoint_every": checkpoint_every, "mapping": mapping}
+    return run(config, run_dir=path, progress=progress, **options)
 
 
 def load_run(run_dir: str | pathlib.Path) -> SimulationResult:

@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_cluster import parallel
 from fedjax_cluster.experiments.flag_groups import Field, noted, wants_help
@@ -83,9 +83,10 @@ def _without_gloo() -> None:
         if sys.stdout.fileno() != 1:
             return
         sys.stdout.flush()
-        kept, encoding = os.dup(1), sys.stdout.encoding
+        kept, encoding, errors = os.dup(1), sys.stdout.encoding, sys.stdout.errors
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdout = open(kept, "w", buffering=1 if os.isatty(kept) else -1, encoding=encoding)  # noqa: SIM115
+        how: dict[str, Any] = {"buffering": 1 if os.isatty(kept) else -1, "encoding": encoding, "errors": errors}
+        sys.stdout = open(kept, "w", **how)  # noqa: SIM115
 
 
 def same_directory(path: pathlib.Path) -> pathlib.Path:
@@ -102,12 +103,15 @@ def refuse(what: str) -> None:
 @contextlib.contextmanager
 def going_on(run_dir: pathlib.Path, program: str) -> Iterator[None]:
     """Where another process is lost, says how the run goes on."""
-    try:
-        yield
-    except parallel.ProcessLost as error:
-        if rounds_done(run_dir):
-            error.add_note(f"any number of processes can go on with: {program} resume {quoted(run_dir)}")
-        raise
+    hint = f"any number of processes can go on with: {program} resume {quoted(run_dir)}"
+    with parallel.processes.hinting(f"once it has a checkpoint, {hint}"):
+        try:
+            with parallel.processes.losses():
+                yield
+        except parallel.ProcessLost as error:
+            if rounds_done(run_dir):
+                error.add_note(hint)
+            raise
 
 
 def to_show(result: SimulationResult, run_dir: pathlib.Path) -> SimulationResult | None:

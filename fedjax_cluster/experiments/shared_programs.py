@@ -13,9 +13,10 @@ from fedjax_cluster.experiments.cluster_counts import say_clusters
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.robustness import build_fault
 from fedjax_cluster.interruption import Interrupt
+from fedjax_cluster.options import reason_of
 from fedjax_cluster.simulation.requests import DECIDES, Request, carry_out, pays
 from fedjax_cluster.simulation.result import SimulationResult
-from fedjax_cluster.types import Federation
+from fedjax_cluster.types import ClientMapping, Federation
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,6 +83,7 @@ def side_by_side(
     federation_of: Callable[[RunConfig], Federation],
     directory_of: Callable[[str, int], pathlib.Path | None],
     watch: Callable[[Federation], Sequence[Any]],
+    mapping: ClientMapping | None = None,
     **options: Any,
 ) -> dict[tuple[str, int], SimulationResult]:
     """(label, seed) -> result, of the runs that are faster side by side; none on a CPU.
@@ -92,9 +94,9 @@ def side_by_side(
       configs, seeds, watch: as of `comparison.compare`.
       federation_of: of a configuration with its seed.
       directory_of: of the run with a label and a seed.
-      **options: of `requests.carry_out`.
+      mapping, **options: of `requests.carry_out`.
     """
-    mapping = parallel.client_mapping()
+    mapping = parallel.client_mapping() if mapping is None else mapping
     if not pays(mapping) or len(configs) * len(seeds) == 1:
         return {}
     wanted: dict[tuple[str, int], Request] = {}
@@ -117,7 +119,7 @@ def side_by_side(
         except Exception as error:
             if Interrupt.active is not None and Interrupt.active.wanted:
                 raise
-            LOG.info(f"{own[0][0]} is run in turn: {' '.join(str(error).split())[:200]}")
+            LOG.info(f"{own[0][0]} is run in turn: {reason_of(error)}")
         else:
             found |= dict(zip(own, results, strict=True))
             for run in own:

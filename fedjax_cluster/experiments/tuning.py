@@ -27,7 +27,7 @@ from fedjax_cluster.simulation.abstract import shape_of
 from fedjax_cluster.simulation.identity import fingerprint, identity_of
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import TUNING
-from fedjax_cluster.types import ClusteredAlgorithm, Federation, Model
+from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Model
 
 LOG = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ def tuned(
     directory: str | pathlib.Path | None = None,
     federation: Federation | None = None,
     progress: bool | None = None,
+    mapping: ClientMapping | None = None,
 ) -> RunConfig:
     """The configuration with that learning rate, of five around its own, which is best on rows held out of testing.
 
@@ -60,7 +61,7 @@ def tuned(
       config: the run. Its seed decides which rows are held out.
       directory: keeps what is known of each rate in tuning.json there, and goes on from it.
       federation: the configuration's, where it has been built already.
-      progress: see `simulate`.
+      progress, mapping: see `simulate`.
 
     Returns:
       The configuration; its `tuning` tells the rates, their figures and how these came about.
@@ -104,7 +105,8 @@ def tuned(
         for rate in rates:
             if (key := f"{rate:g}") in figures:
                 continue
-            options = {"rounds": rounds, "seed": config.seed, "eval_every": rounds, "progress": progress}
+            options = {"rounds": rounds, "seed": config.seed, "eval_every": rounds}
+            options |= {"progress": progress, "mapping": mapping}
             algorithm = build_algorithm(rated[key])
             algorithm = algorithm if fault is None else with_fault(algorithm, fault)
             run = functools.partial(simulate, algorithm, data, churn=arriving, **options)
@@ -144,7 +146,10 @@ def check_tuning(config: RunConfig) -> None:
 
 
 def each_tuned(
-    configs: Mapping[str, RunConfig], *, directory: str | pathlib.Path | None = None
+    configs: Mapping[str, RunConfig],
+    *,
+    directory: str | pathlib.Path | None = None,
+    mapping: ClientMapping | None = None,
 ) -> dict[str, RunConfig]:
     """Configurations of a comparison, each with its own rate; one that cannot be run stays as it is, and the log tells.
 
@@ -152,7 +157,7 @@ def each_tuned(
 
     Args:
       configs: label -> configuration.
-      directory: see `tuned`.
+      directory, mapping: see `tuned`.
     """
     found: dict[str, RunConfig] = {}
     path = None if directory is None else pathlib.Path(directory)
@@ -162,9 +167,8 @@ def each_tuned(
         _read(path)  # what is damaged is no reason to keep a rate
     for label, config in configs.items():
         try:
-            found[label] = tuned(
-                config, directory=directory, federation=comparison.shared_federation(config, known, usual)
-            )
+            federation = comparison.shared_federation(config, known, usual)
+            found[label] = tuned(config, directory=directory, federation=federation, mapping=mapping)
         except Taken:
             raise
         except ValueError as error:

@@ -14,6 +14,7 @@ two operands has a client axis. `fedjax-cluster bench convolution` measures all 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from jaxtyping import Float
 
 from fedjax_cluster.nn import windows
 from fedjax_cluster.nn.dense_product import product
+from fedjax_cluster.nn.merged_pooling import FEW_CHANNELS, FEWEST_CLIENTS
 from fedjax_cluster.nn.sums import sums_in, with_bias
 from fedjax_cluster.nn.trilinear import at_precision, check_dtypes, written_precision
 from fedjax_cluster.nn.varying import equally_varying
@@ -140,11 +142,11 @@ def convolve(
     x: Float[Array, "N H W C"], kernel: Float[Array, "kh kw C features"], window: Window
 ) -> Float[Array, "N H_out W_out features"]:
     """The bare primitive, of dense convolutions only."""
-    return _bound(x, kernel, window=window, precision=written_precision())
+    return _bound(x, kernel, window=window, precision=written_precision(), trained=False)
 
 
-def _bound(x: Array, kernel: Array, *, window: Window, precision: Any) -> Array:
-    return convolve_p.bind(*equally_varying(x, kernel), window=window, precision=precision)
+def _bound(x: Array, kernel: Array, **params: Any) -> Array:
+    return convolve_p.bind(*equally_varying(x, kernel), **params)
 
 
 def _xla(x: Array, kernel: Array, *, window: Window, dtype: Any = None) -> Array:
@@ -258,6 +260,11 @@ def _xla_at_once(x: Array, kernel: Array, *, window: Window) -> Array:
     return jax.vmap(partial(_xla, window=window))(x, kernel)
 
 
+def _xla_with_copies(x: Array, kernel: Array, *, window: Window) -> Array:
+    """With a copy of the kernel for each client, whose images then are channels: so a TPU pools few of them best."""
+    return _xla_at_once(x, jnp.broadcast_to(kernel, (len(x), *kernel.shape)), window=window)
+
+
 def _on_gpu(x: Array, kernel: Array, *, window: Window) -> Array:
     """All clients' at once, x [M, N, H, W, C] and kernel [M, kh, kw, C, F], in the form that was fastest on an H200.
 
@@ -277,25 +284,25 @@ def _on_gpu(x: Array, kernel: Array, *, window: Window) -> Array:
 
 
 @convolve_p.def_abstract_eval
-def _abstract_eval(x, kernel, *, window: Window, precision: Any):
+def _abstract_eval(x, kernel, *, window: Window, **_: Any):
     return jax.make_jaxpr(partial(_xla, window=window))(x, kernel).out_avals[0]
 
 
-def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window, precision: Any) -> Array:
+def _transpose_x(cotangent: Array, x, kernel: Array, *, window: Window, **params: Any) -> Array:
     axes = windows.extents(_operand(x).shape[1:3], kernel.shape, cotangent.shape[1:3], window)
     low = [span - 1 - pad for (_, span, _), (pad, _) in zip(axes, window.padding, strict=True)]
     padding = windows.fitted(low, [(out, span, image) for image, span, out in axes])
     back = Window(window.input_dilation, padding, window.strides, window.kernel_dilation)
     turned = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
-    return _bound(cotangent, turned, window=back, precision=precision)
+    return _bound(cotangent, turned, window=back, **params)
 
 
-def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window, precision: Any) -> Array:
+def _transpose_kernel(cotangent: Array, x: Array, kernel, *, window: Window, **params: Any) -> Array:
     axes = windows.extents(x.shape[1:3], _operand(kernel).shape, cotangent.shape[1:3], window)
     padding = windows.fitted([pad for pad, _ in window.padding], [(image, out, span) for image, span, out in axes])
     back = Window(window.kernel_dilation, padding, window.input_dilation, window.strides)
     exchanged = x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3)
-    return _bound(*exchanged, window=back, precision=precision).transpose(1, 2, 0, 3)
+    return _bound(*exchanged, window=back, **params).transpose(1, 2, 0, 3)
 
 
 def _operand(unknown):
@@ -303,14 +310,27 @@ def _operand(unknown):
     return getattr(unknown, "aval", unknown)
 
 
-def _batch(operands, axes, *, window: Window, precision: Any) -> tuple[Array, int]:
+def _jvp(bilinear: Callable[..., Any], primals: Any, tangents: Any, **params: Any) -> Any:
+    return bilinear(primals, tangents, **(params | {"trained": True}))
+
+
+def _batch(operands, axes, *, window: Window, precision: Any, trained: bool) -> tuple[Array, int]:
     x, kernel = operands
-    convolved = partial(_bound, window=window, precision=precision)
+    convolved = partial(_bound, window=window, precision=precision, trained=trained)
     x_axis, kernel_axis = axes
     if kernel_axis is None:  # one model, many clients' rows
         x = jnp.moveaxis(x, x_axis, 0)
-        out = convolved(x.reshape(-1, *x.shape[2:]), kernel)
-        return out.reshape(*x.shape[:2], *out.shape[1:]), 0
+
+        def as_one_batch(x: Array, kernel: Array) -> Array:
+            out = convolved(x.reshape(-1, *x.shape[2:]), kernel)
+            return out.reshape(*x.shape[:2], *out.shape[1:])
+
+        few = len(x) < FEWEST_CLIENTS and min(kernel.shape[2:]) <= FEW_CHANNELS
+        if not (trained and few) or kernel.size > math.prod(x.shape[1:]):
+            return as_one_batch(x, kernel), 0
+        grouped = partial(at_precision(_xla_with_copies), window=window, precision=precision)
+        batched = dict.fromkeys(("cpu", "cuda", "rocm"), as_one_batch)
+        return lax.platform_dependent(x, kernel, **batched, default=grouped), 0
     if x_axis is None:  # many models, the same rows
         kernel = jnp.moveaxis(kernel, kernel_axis, 3)
         out = convolved(x, kernel.reshape(*kernel.shape[:3], math.prod(kernel.shape[3:])))
@@ -326,8 +346,16 @@ def _batch(operands, axes, *, window: Window, precision: Any) -> tuple[Array, in
     return lax.platform_dependent(x, kernel, cpu=one_by_one, cuda=gpu, rocm=gpu, default=other), 0
 
 
-convolve_p.def_impl(jax.jit(at_precision(_xla), static_argnames=("window", "precision")))
+def _lowered(form: Callable[..., Array]) -> Callable[..., Array]:
+    def lowered(x: Array, kernel: Array, *, window: Window, precision: Any, trained: bool) -> Array:
+        return at_precision(form)(x, kernel, window=window, precision=precision)
+
+    return lowered
+
+
+convolve_p.def_impl(jax.jit(_lowered(_xla), static_argnames=("window", "precision", "trained")))
 ad.defbilinear(convolve_p, _transpose_x, _transpose_kernel)
+ad.primitive_jvps[convolve_p] = partial(_jvp, ad.primitive_jvps[convolve_p])
 batching.primitive_batchers[convolve_p] = _batch
-mlir.register_lowering(convolve_p, mlir.lower_fun(at_precision(_xla), multiple_results=False))
-mlir.register_lowering(convolve_p, mlir.lower_fun(at_precision(_on_cpu), multiple_results=False), platform="cpu")
+mlir.register_lowering(convolve_p, mlir.lower_fun(_lowered(_xla), multiple_results=False))
+mlir.register_lowering(convolve_p, mlir.lower_fun(_lowered(_on_cpu), multiple_results=False), platform="cpu")

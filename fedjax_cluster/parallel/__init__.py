@@ -3,8 +3,9 @@
 from fedjax_cluster.parallel import processes
 from fedjax_cluster.parallel.ahead import CohortsAhead, in_chunks, read_cohorts
 from fedjax_cluster.parallel.chunks import MOST_AT_A_TIME, bytes_per_client
+from fedjax_cluster.parallel.contributions import Contribution, Reduced
 from fedjax_cluster.parallel.kept_programs import kept_program
-from fedjax_cluster.parallel.loop import Client, Contribution, Mapped, Reduced, for_each_client, run_if
+from fedjax_cluster.parallel.loop import Client, Mapped, for_each_client, run_if
 from fedjax_cluster.parallel.mapping import (
     AXIS,
     client_mapping,
@@ -25,12 +26,14 @@ from fedjax_cluster.parallel.processes import ProcessLost, agreed, fetched, is_f
 from fedjax_cluster.parallel.programs import compile_quickly, enable_compilation_cache, release_programs
 from fedjax_cluster.parallel.rows import (
     deal,
+    gains_by_dealing,
     gather_cohort,
     gather_rows,
     gram,
     on_each_device,
     on_own_rows,
     place_population,
+    put_back,
     scatter_rows,
     to_each_device,
     whole_population,

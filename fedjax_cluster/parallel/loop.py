@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,18 +14,18 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import tree
 from fedjax_cluster.joined_leaves import JoinedLeaves
+from fedjax_cluster.options import COUNT, checked
 from fedjax_cluster.parallel.chunks import chunk_size
+from fedjax_cluster.parallel.contributions import Reduced, add_in_parts, add_many, add_one, can_be_added
 from fedjax_cluster.parallel.mapping import AXIS, on_devices
 from fedjax_cluster.parallel.rows import rows_in
 from fedjax_cluster.parallel.tiles import kept, untiled
 from fedjax_cluster.types import ONE_DEVICE, ClientData, ClientMapping, Cohort, PyTree
 
-CLIENTS, BLOCKS = "clients_in_turn", "blocks_of_turns"  # the loops' names in compiled programs
+# Names in compiled programs: of the loops over clients, of what is done in some rounds, and of who takes part.
+CLIENTS, BLOCKS, IF_DUE, IF_THERE = "clients_in_turn", "blocks_of_turns", "if_due", "if_there"
+IF_NOT_DUE = "if_not_due"
 BLOCK = 1024  # turns whose sums begin at 0
-# For so many clusters a TPU adds up a chunk's changes as it reads them; for a product XLA makes two copies of them all
-# (compiled for a v5e, a round of FedAvg with the CNN writes and reads 0.6 of the bytes, of IFCA 0.5, of FedEM 0.35).
-# Products are 4 to 12 times as fast on a CPU.
-FEW_SLOTS = 4
 
 
 class Client(NamedTuple):
@@ -38,32 +37,13 @@ class Client(NamedTuple):
     weights: Array | None  # f32[K]
 
 
-class Contribution(NamedTuple):
-    """What one client adds to the sums over clusters: `weight · value` to row `slot`.
-
-    A client may contribute to several slots: then all three carry a leading axis [S].
-    """
-
-    slot: Array  # i32[] or i32[S]
-    weight: Array  # f32[] or f32[S]
-    value: PyTree  # leaves [...] or [S, ...]
-
-
-class Reduced(NamedTuple):
-    """Sums over the clients of a cohort."""
-
-    total: PyTree  # leaves [K, ...]: Σ weight · value
-    weight: Array  # f32[K]: Σ weight
-    count: Array  # i32[K]: contributions with a positive weight
-    num_rejected: Array  # i32[]: clients left out for a value that is not finite, or whose square is not
-
-
 class Mapped(NamedTuple):
     """What `for_each_client` returns."""
 
     reduced: Any  # Reduced; None without `reduce`
     collected: Any  # leaves [C, ...]
-    accepted: Array  # bool[C]: took part, and sent nothing infinite or NaN
+    accepted: Array  # bool[C]: took part, and gave nothing infinite or NaN, of what it keeps as well
+    own: Any = None  # leaves [C, ...]: what was `renew`ed
 
 
 def for_each_client(
@@ -71,8 +51,11 @@ def for_each_client(
     cohort: Cohort,
     *rows: PyTree,
     num_slots: int = 1,
-    reduce: Callable[[Any], Contribution] | None = None,
-    collect: Callable[[Any], PyTree] | None = None,
+    reduce: Callable[..., Any] | None = None,
+    collect: Callable[..., PyTree] | None = None,
+    own: PyTree = None,
+    renew: Callable[[Any], PyTree] | None = None,
+    parts: int | None = None,
 ) -> Mapped:
     """Maps a function over a cohort's clients and folds what it returns, without keeping it.
 
@@ -85,50 +68,65 @@ def for_each_client(
       num_slots: K, rows of the sums.
       reduce: `output -> Contribution`, folded into sums [K, ...] inside the loop.
       collect: `output -> small pytree`, stacked [C, ...]; zeros where the mask is off.
+      own: leaves [C, ...] that are renewed where they lie: of a cohort in place no second array as large is made of
+        models that clients keep. fn sees its client's row before `rows`, `fn(client, own, *rows)`.
+      renew: `output -> own row`, of the same shapes; one with infinity or NaN is not written, and its client is left
+        out of the sums; nor is one whose mask is off.
+      parts: S contributions of each client to one slot each, of which one at a time is held: then it is
+        `reduce(client, output, number) -> (Contribution, small pytree)` for each number i32[] below S, and
+        `collect(output, further)`, which sees these small pytrees as leaves [S, ...].
 
     Returns:
-      Mapped(reduced, collected, accepted).
+      Mapped(reduced, collected, accepted, own).
     """
     mapping = cohort.mapping
     size = len(cohort.index)
-    for leaf in jax.tree.leaves(rows):
+    if (own is None) != (renew is None):
+        raise ValueError("own and renew go together: give the rows that are renewed, and what becomes of each")
+    if parts is not None:
+        checked("parts", parts, int, COUNT)
+        if reduce is None:
+            raise ValueError(f"parts is {parts}, but there is no reduce, which gives them")
+    for leaf in jax.tree.leaves((own, rows)):
         if (shape := jnp.shape(leaf))[:1] != (size,):
             raise ValueError(
                 f"rows of a cohort of {size} clients have the shape {shape}; give a row for each client of the cohort, "
                 "as parallel.gather_rows(cohort, rows) makes of rows of all clients"
             )
 
-    def mapped(cohort_rows, rows):
-        return map_rows(fn, cohort_rows, rows, mapping, num_slots, reduce, collect)
+    def mapped(cohort_rows, own, rows):
+        return map_rows(fn, cohort_rows, own, rows, mapping, num_slots, reduce, collect, renew, parts)
 
     client_rows = Client(cohort.index, cohort.mask, cohort.data, cohort.weights)
     if mapping.mesh is None:
-        return mapped(client_rows, rows)
+        return mapped(client_rows, own, rows)
     if len(cohort.index) % mapping.mesh.size:
         raise ValueError(
             f"a cohort of {len(cohort.index)} rows cannot be divided among {mapping.mesh.size} devices; "
             "build cohorts with gather_cohort, which pads them"
         )
 
-    def sharded(client_rows, rows):
-        result = mapped(client_rows, rows)
+    def sharded(client_rows, own, rows):
+        result = mapped(client_rows, own, rows)
         return result._replace(reduced=lax.psum(result.reduced, AXIS))
 
-    of_all = on_devices(sharded, mapping, (P(AXIS), P(AXIS)), Mapped(P(), P(AXIS), P(AXIS)))  # pyright: ignore[reportArgumentType]
+    here = P(AXIS)
+    of_all = on_devices(sharded, mapping, (here, here, here), Mapped(P(), here, here, here))  # pyright: ignore[reportArgumentType]
     if cohort.placement is None:
-        return of_all(client_rows, rows)
+        return of_all(client_rows, own, rows)
     # What goes with x and y, which are large and stay where they lie, is brought there, and what comes of it back.
     x, y, _ = cohort.data
     numbers = cohort.data._replace(x=None, y=None)
-    index, mask, numbers, weights, rows = rows_in(
-        cohort, cohort.placement.client, (cohort.index, cohort.mask, numbers, cohort.weights, rows)
+    index, mask, numbers, weights, own, rows = rows_in(
+        cohort, cohort.placement.client, (cohort.index, cohort.mask, numbers, cohort.weights, own, rows)
     )
-    result = of_all(Client(index, mask, numbers._replace(x=x, y=y), weights), rows)
-    collected, accepted = rows_in(cohort, cohort.placement.place, (result.collected, result.accepted))
-    return Mapped(result.reduced, collected, accepted)
+    result = of_all(Client(index, mask, numbers._replace(x=x, y=y), weights), own, rows)
+    return Mapped(result.reduced, *rows_in(cohort, cohort.placement.place, tuple(result[1:])))
 
 
-def run_if(condition: Array, fn: Callable[[Any], Any], carry: Any, mapping: ClientMapping = ONE_DEVICE) -> Any:
+def run_if(
+    condition: Array, fn: Callable[[Any], Any], carry: Any, mapping: ClientMapping = ONE_DEVICE, otherwise: bool = False
+) -> Any:
     """`fn(carry)` where `condition` bool[] holds, else `carry`, with large leaves changed in place.
 
     A loop of no or one turn: XLA lets a loop write into its carry, where a `lax.cond` copies every leaf that one of
@@ -137,10 +135,13 @@ def run_if(condition: Array, fn: Callable[[Any], Any], carry: Any, mapping: Clie
     Of several runs side by side (`mapping.runs`), `fn` is computed for those whose condition holds, one after the
     other, or for all at once where it holds for half of them: a `vmap` of the loop would compute it for all as soon as
     it holds for one.
+
+    `otherwise` tells plans that it stands for another `run_if`, of the opposite condition, which does as much and more.
     """
-    if mapping.runs > 1:
-        return _run_where(condition, fn, carry)
-    return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: fn(carry), carry)
+    with jax.named_scope(IF_NOT_DUE if otherwise else IF_DUE):
+        if mapping.runs > 1:
+            return _run_where(condition, fn, carry)
+        return lax.fori_loop(0, condition.astype(jnp.int32), lambda _, carry: fn(carry), carry)
 
 
 def _run_where(condition: Array, fn: Callable[[Any], Any], carry: Any) -> Any:
@@ -197,75 +198,70 @@ def _(size: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
     return (jnp.max(count) if batched[0] else count), False
 
 
-def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduce, collect) -> Mapped:
+def map_rows(
+    fn, clients: Client, own, rows, mapping: ClientMapping, num_slots, reduce, collect, renew, parts
+) -> Mapped:
     """`for_each_client` on one device: scanned, vmapped, or in chunks of clients."""
     count = clients.index.shape[0]
 
-    # Traced once for all its uses.
-    @functools.partial(jax.jit, inline=True)
-    def outputs(client, rows):
+    def begin(client, mine, rows):
         client, rows = untiled((client, rows))
-        output = fn(client, *rows)
-        contribution = None if reduce is None else reduce(output)
-        return contribution, None if collect is None else collect(output)
+        return client, fn(client, *rows) if own is None else fn(client, mine, *rows)
 
-    def joined(given):
-        contribution, collected = given
-        if contribution is not None:
-            contribution = contribution._replace(value=leaves.join(contribution.value))
-        return contribution, collected
+    work = (_Whole if parts is None else _InParts)(begin, reduce, collect, renew, parts)
 
-    def row_at(position):
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, position, 0, keepdims=False), (clients, rows))
+    def row_at(position, own):
+        row = functools.partial(lax.dynamic_index_in_dim, index=position, axis=0, keepdims=False)
+        client, mine, others = jax.tree.map(row, (clients, own, rows))
+        return client, mine, others
 
     # Of the very rows that the loop takes: of plain shapes it would be traced for no mesh, and again for this one.
-    shapes = jax.eval_shape(lambda: outputs(*row_at(0)))
-    value, leading = ((), 0) if shapes[0] is None else (shapes[0].value, shapes[0].slot.ndim)
-    leaves = JoinedLeaves(value, leading)
-    shapes = jax.eval_shape(joined, shapes)
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (clients, rows))
-    chunk = chunk_size(outputs, one, mapping, count)
+    contribution, collected, renewed = jax.eval_shape(lambda: work.outputs(*row_at(0, own)))
+    _check_renewed(jax.eval_shape(lambda: row_at(0, own)[1]), renewed)
+    value, leading = ((), 0) if contribution is None else (contribution.value, contribution.slot.ndim)
+    work.leaves = JoinedLeaves(value, leading)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (clients, own, rows))
+    chunk = chunk_size(work.outputs, one, mapping, count)
 
-    def zeros(shape, leading=()):
-        return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), shape)
-
-    contribution, collected = shapes
     reduced = None
     if contribution is not None:
         # A leading axis of several slots is summed away.
-        total = [jnp.zeros((num_slots, *leaf.shape[leading:]), jnp.float32) for leaf in contribution.value]
+        value = jax.eval_shape(work.leaves.join, value)
+        total = [jnp.zeros((num_slots, *leaf.shape[leading:]), jnp.float32) for leaf in value]
         reduced = Reduced(total, jnp.zeros(num_slots), jnp.zeros(num_slots, jnp.int32), jnp.zeros((), jnp.int32))
-    carry = Mapped(reduced, zeros(collected, (count,)), jnp.zeros(count, bool))
+    carry = Mapped(reduced, _zeros(collected, (count,)), jnp.zeros(count, bool), own)
 
     def single(position, carry: Mapped) -> Mapped:
-        client, row = row_at(position)
-        contribution, collected = lax.cond(client.mask, lambda: joined(outputs(client, row)), lambda: zeros(shapes))
-        finite = _can_be_added(contribution, collected)
-        reduced = carry.reduced if contribution is None else _add_one(carry.reduced, contribution, client.mask, finite)
+        client, mine, row = row_at(position, carry.own)
+        reduced, finite, collected, renewed = work.of_one(client, mine, row, carry.reduced)
+        whole = tree.all_finite(renewed)
+        renewed = tree.where(client.mask & whole, tree.of_types(renewed, mine), mine)
+        found = collected, client.mask & finite, renewed
         write = functools.partial(lax.dynamic_update_index_in_dim, index=position, axis=0)
-        return Mapped(
-            reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, client.mask & finite)
-        )
+        return Mapped(reduced, *jax.tree.map(write, tuple(carry[1:]), found))
 
     def several(number, carry: Mapped) -> Mapped:
         # The last chunk reaches back over rows already done; they are masked, not counted twice.
         start = jnp.minimum(number * chunk, count - chunk)
-        batch, row = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, chunk), (clients, rows))
+        there = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=chunk)
+        batch, mine, row = jax.tree.map(there, (clients, carry.own, rows))
         batch, row = kept((batch, row))
-        contribution, collected = joined(jax.vmap(outputs)(batch, row))
-        finite = jax.vmap(_can_be_added)(contribution, collected)
-        mask = batch.mask & (start + jnp.arange(chunk) >= number * chunk)
-        reduced = carry.reduced if contribution is None else _add_many(carry.reduced, contribution, mask, finite)
+        fresh = start + jnp.arange(chunk) >= number * chunk
+        reduced, finite, collected, renewed = work.of_many(batch, mine, row, batch.mask & fresh, carry.reduced)
+        whole = jax.vmap(tree.all_finite, axis_size=chunk)(renewed)
         collected = tree.where(batch.mask, collected, jax.tree.map(jnp.zeros_like, collected))
+        found = collected, batch.mask & finite
+        if own is not None or parts is not None:
+            # What was done again went out from a renewed row; where no fresh row takes part there are no parts.
+            found = tree.where(fresh, found, jax.tree.map(there, (carry.collected, carry.accepted)))
+        found = *found, tree.where(batch.mask & fresh & whole, tree.of_types(renewed, mine), mine)
         write = functools.partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-        return Mapped(
-            reduced, jax.tree.map(write, carry.collected, collected), write(carry.accepted, batch.mask & finite)
-        )
+        return Mapped(reduced, *jax.tree.map(write, tuple(carry[1:]), found))
 
     def split(found: Mapped) -> Mapped:
         if found.reduced is None:
             return found
-        return found._replace(reduced=found.reduced._replace(total=leaves.split(found.reduced.total)))
+        return found._replace(reduced=found.reduced._replace(total=work.leaves.split(found.reduced.total)))
 
     if chunk == count and chunk > 1:
         return split(several(0, carry))
@@ -277,6 +273,120 @@ def map_rows(fn, clients: Client, rows, mapping: ClientMapping, num_slots, reduc
     return split(_in_blocks((last + chunk - 1) // chunk, -(-count // chunk), turn, carry))
 
 
+def _check_renewed(row: PyTree, renewed: PyTree) -> None:
+    """Raises a ValueError where a row anew, given as shapes, is not as one that is there."""
+    (old, form), (new, other) = jax.tree.flatten(row), jax.tree.flatten(renewed)
+    if form != other:
+        raise ValueError(f"renew gives {other}, but a row of own is {form}; give the row itself, as it becomes")
+    for before, after in zip(old, new, strict=True):
+        if before.shape != after.shape:
+            raise ValueError(
+                f"renew gives an array of shape {after.shape} in the place of {before.shape} in a row of own"
+            )
+
+
+def _zeros(shapes: PyTree, leading: tuple[int, ...] = ()) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), shapes)
+
+
+class _Whole:
+    """A client's work whose contribution comes at once: the sums with it, whether all was finite, what is kept."""
+
+    leaves: JoinedLeaves  # of a contribution's value; known once its shapes are
+
+    def __init__(self, begin, reduce, collect, renew, parts):
+        def outputs(client, mine, rows):
+            _, output = begin(client, mine, rows)
+            return tuple(None if read is None else read(output) for read in (reduce, collect, renew))
+
+        # Traced once for all its uses.
+        self.outputs = jax.jit(outputs, inline=True)
+
+    def joined(self, given):
+        contribution, *others = given
+        if contribution is not None:
+            contribution = contribution._replace(value=self.leaves.join(contribution.value))
+        return contribution, *others
+
+    def of_one(self, client, mine, row, reduced):
+        def outputs():
+            return self.joined(self.outputs(client, mine, row))
+
+        shapes = jax.eval_shape(outputs)
+        with jax.named_scope(IF_THERE):
+            contribution, collected, renewed = lax.cond(client.mask, outputs, lambda: _zeros(shapes))
+        finite = can_be_added(contribution, collected) & tree.all_finite(renewed)
+        reduced = None if contribution is None else add_one(reduced, contribution, client.mask, finite)
+        return reduced, finite, collected, renewed
+
+    def of_many(self, batch, mine, row, mask, reduced):
+        contribution, collected, renewed = self.joined(jax.vmap(self.outputs)(batch, mine, row))
+        count = len(batch.index)
+        finite = jax.vmap(can_be_added, axis_size=count)(contribution, collected)
+        finite &= jax.vmap(tree.all_finite, axis_size=count)(renewed)
+        reduced = None if contribution is None else add_many(reduced, contribution, mask, finite)
+        return reduced, finite, collected, renewed
+
+
+class _InParts:
+    """A client's work whose contributions come one after the other, and are gone before the next."""
+
+    leaves: JoinedLeaves
+
+    def __init__(self, begin, reduce, collect, renew, parts):
+        self.parts, inline = parts, functools.partial(jax.jit, inline=True)
+
+        @inline
+        def part(client, output, number):
+            contribution, told = reduce(untiled(client), output, number)
+            return contribution._replace(value=self.leaves.join(contribution.value)), told
+
+        @inline
+        def ended(output, told):
+            return None if collect is None else collect(output, told), None if renew is None else renew(output)
+
+        @inline
+        def outputs(client, mine, rows):
+            client, output = begin(client, mine, rows)
+            contribution, told = reduce(client, output, jnp.zeros((), jnp.int32))
+            return contribution, *ended(output, tree.broadcast(told, parts))
+
+        self.begin = inline(lambda client, mine, rows: begin(client, mine, rows)[1])
+        self.part, self.ended, self.outputs = part, ended, outputs
+
+    def of_one(self, client, mine, row, reduced):
+        def begin():
+            return self.begin(client, mine, row)
+
+        shapes = jax.eval_shape(begin)
+        with jax.named_scope(IF_THERE):
+            output = lax.cond(client.mask, begin, lambda: _zeros(shapes))
+        part = functools.partial(self.part, client, output)
+
+        def whole(told):
+            return tree.all_finite(self.ended(output, told))
+
+        reduced, finite, told = add_in_parts(self.parts, part, add_one, can_be_added, whole, client.mask, reduced)
+        collected, renewed = self.ended(output, told)
+        collected = tree.where(client.mask, collected, jax.tree.map(jnp.zeros_like, collected))
+        return reduced, finite, collected, renewed
+
+    def of_many(self, batch, mine, row, mask, reduced):
+        output = jax.vmap(self.begin)(batch, mine, row)
+
+        def part(number):
+            return jax.vmap(self.part, (0, 0, None))(batch, output, number)
+
+        def ended(told):
+            return jax.vmap(self.ended, (0, 1), axis_size=len(mask))(output, told)
+
+        def whole(told):
+            return jax.vmap(tree.all_finite, axis_size=len(mask))(ended(told))
+
+        reduced, finite, told = add_in_parts(self.parts, part, add_many, jax.vmap(can_be_added), whole, mask, reduced)
+        return reduced, finite, *ended(told)
+
+
 def _in_blocks(turns: Array, most: int, turn: Callable[[Any, Mapped], Mapped], carry: Mapped) -> Mapped:
     """Turns i32[], at most so many, of the loop; of very many clients the sums of a block are added to those before.
 
@@ -284,7 +394,7 @@ def _in_blocks(turns: Array, most: int, turn: Callable[[Any, Mapped], Mapped], c
     """
 
     def loop(first: Any, end: Array, carry: Mapped) -> Mapped:
-        with jax.named_scope(CLIENTS):
+        with jax.named_scope(f"{CLIENTS}_{most}"):
             return lax.fori_loop(first, end, turn, carry)
 
     sums = carry.reduced
@@ -299,70 +409,3 @@ def _in_blocks(turns: Array, most: int, turn: Callable[[Any, Mapped], Mapped], c
 
     with jax.named_scope(BLOCKS):
         return lax.fori_loop(0, (turns + BLOCK - 1) // BLOCK, block, carry)
-
-
-def _can_be_added(contribution: Contribution | None, collected: Any) -> Array:
-    """bool[]: all of what a client sends is finite, and its contribution's square too.
-
-    Reports have that square (`round.size_of`), which so is all that is read of an update as large as a model.
-    """
-    if contribution is None:
-        return tree.all_finite(collected)
-    floats = [leaf for leaf in contribution.value if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in floats]
-    return tree.all_finite((contribution._replace(value=squares), collected))
-
-
-def _add_one(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:
-    if contribution.slot.ndim:
-        batched = jax.tree.map(lambda leaf: leaf[None], contribution)
-        return _add_many(reduced, batched, mask[None], finite[None])
-    slot, weight, value = contribution
-    weight = jnp.where(mask & finite, weight, 0.0)
-
-    def add(total, value):
-        # One row in place: adding weight · value to all K rows would move K times the memory.
-        old = lax.dynamic_index_in_dim(total, slot, 0, keepdims=False)
-        new = old + weight * jnp.where(finite, value, 0).astype(jnp.float32)
-        return lax.dynamic_update_index_in_dim(total, new, slot, 0)
-
-    return Reduced(
-        jax.tree.map(add, reduced.total, value),
-        reduced.weight.at[slot].add(weight),
-        reduced.count.at[slot].add((weight > 0).astype(jnp.int32)),
-        reduced.num_rejected + (mask & ~finite).astype(jnp.int32),
-    )
-
-
-def _product(assignment: Array, rows: Array) -> Array:
-    """Sums [K, ...] of rows [n, ...] with weights f32[n, K]."""
-    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    sums = jnp.matmul(assignment.T, flat, precision="highest")
-    return sums.reshape(len(sums), *rows.shape[1:])
-
-
-def _sums(assignment: Array, rows: Array) -> Array:
-    weights = assignment.T.reshape(*assignment.T.shape, *(1 for _ in rows.shape[1:]))
-    return jnp.sum(weights * rows[None], axis=1)
-
-
-def _add_many(reduced: Reduced, contribution: Contribution, mask: Array, finite: Array) -> Reduced:
-    num_slots = len(reduced.weight)
-    slot, weight, value = contribution
-    keep = (mask & finite).reshape((-1,) + (1,) * (slot.ndim - 1))
-    weight = jnp.where(keep, weight, 0.0).reshape(-1)
-    assignment = jax.nn.one_hot(slot.reshape(-1), num_slots) * weight[:, None]  # [rows, K]
-
-    def add(total, leaf):
-        leaf = tree.where(finite, leaf, jnp.zeros_like(leaf)).astype(jnp.float32)
-        rows = leaf.reshape(assignment.shape[0], *total.shape[1:])
-        if num_slots > FEW_SLOTS:
-            return total + _product(assignment, rows)
-        return total + lax.platform_dependent(assignment, rows, tpu=_sums, default=_product)
-
-    return Reduced(
-        jax.tree.map(add, reduced.total, value),
-        reduced.weight + assignment.sum(0),
-        reduced.count + (assignment > 0).astype(jnp.int32).sum(0),
-        reduced.num_rejected + (mask & ~finite).astype(jnp.int32).sum(),
-    )

@@ -26,7 +26,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedjax_cluster.options import COUNT, checked
 from fedjax_cluster.parallel import processes
+from fedjax_cluster.parallel.control_groups import memory_of_group
 from fedjax_cluster.parallel.kept_programs import kept_program
 from fedjax_cluster.types import ClientMapping, PyTree, State
 
@@ -143,8 +145,7 @@ def client_mapping(
     """
     if strategy not in ("auto", "scan", "vmap", "chunked"):
         raise ValueError(f"strategy is {strategy!r}; it must be one of auto, scan, vmap, chunked")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; at least one client must be in a chunk")
+    checked("chunk_size", chunk_size, int | None, COUNT)
     if strategy == "auto":
         platform = (jax.devices() if devices is None else list(devices))[0].platform
         strategy = "scan" if platform == "cpu" and chunk_size is None else "chunked"
@@ -157,7 +158,9 @@ def platform(mapping: ClientMapping) -> str:
 
 
 def device_memory() -> float:
-    """Bytes of a device's memory; of a CPU, the machine's; infinite where the system does not tell.
+    """Bytes of a device's memory; of a CPU, the machine's, or what a container or a scheduler gives of it.
+
+    Infinite where the system does not tell.
 
     >>> device_memory() > 0
     True
@@ -166,15 +169,17 @@ def device_memory() -> float:
     if found is None:
         try:
             found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            # Of several processes, which must find the same, groups may differ.
+            found = found if processes.several() else min(found, memory_of_group()[0])
         except (AttributeError, ValueError, OSError):
             return math.inf
     return float(found)
 
 
 def memory_left() -> float:
-    """Bytes of a device's memory that are free; of a CPU, what the system can still give; all where it does not tell.
+    """Bytes of a device's memory that are free; of a CPU, what the system, a container or a scheduler can still give.
 
-    Of several processes, which must find the same, all it has.
+    All it has where it does not tell, and of several processes, which must find the same.
 
     >>> 0 < memory_left() <= device_memory()
     True
@@ -186,7 +191,8 @@ def memory_left() -> float:
         return float(found["bytes_limit"] - found.get("bytes_in_use", 0))
     try:
         lines = pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        found = float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        return min(found, memory_of_group()[1])
     except (OSError, StopIteration):
         return device_memory()
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,14 +28,15 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from fedjax_cluster.files import digest
-from fedjax_cluster.options import POSITIVE, checked, shown
+from fedjax_cluster.options import POSITIVE, checked, reason_of, shown
 from fedjax_cluster.types import PyTree
 
 AUTO = "auto"
 LOST_SECONDS = 60.0  # without a sign of life, after which a process counts as lost
 START_SECONDS = 300.0  # for all processes to come
+HINTS: list[str] = []  # how the run goes on, where this process ends without a word of its own
 ENDING = threading.Lock()  # taken by who says why this process ends
-HANDLERS: list[Any] = []  # of signals, which nobody else holds
+HANDLERS: list[Any] = []  # of aborts, which nobody else holds
 LONGEST_TEXT = 4096  # bytes of a text that processes agree on
 # What gloo, NCCL and JAX's own service say where another process does not answer any more.
 LOST = re.compile(r"gloo|nccl|peer|coordination|heartbeat|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|barrier", re.IGNORECASE)
@@ -88,7 +89,7 @@ def start_processes(
     address = None if coordinator == AUTO else coordinator
     late = f"not all processes came together{'' if address is None else f' at {address}'} within {start_seconds:g} s; "
     late += "start every one with the same coordinator and num_processes, and a process_id of its own"
-    _at_an_abort(late)
+    undo = _at_an_abort(late)
     try:
         jax.distributed.initialize(
             address,
@@ -99,7 +100,7 @@ def start_processes(
             heartbeat_timeout_seconds=max(1, seconds[1]),
         )
     except jax.errors.JaxRuntimeError as error:
-        raise ProcessLost(f"{late} ({_first_line(error)})") from None
+        raise ProcessLost(f"{late} ({reason_of(error)})") from None
     except (ValueError, TypeError, KeyError) as error:
         if address is not None:
             raise
@@ -107,6 +108,8 @@ def start_processes(
             f"coordinator is auto, but no SLURM, Open MPI, Kubernetes or Cloud TPU tells of processes ({error}); give "
             "it as HOST:PORT, with num_processes and process_id"
         ) from None
+    finally:
+        undo()
     _at_an_abort("another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)")
     sys.excepthook = _ended_by
 
@@ -162,6 +165,7 @@ def of_all(values: Any) -> np.ndarray:
 
     Raises:
       ValueError: they have different numbers of devices, in all of them.
+      ProcessLost: one has gone.
     """
     counts = np.bincount([device.process_index for device in jax.devices()], minlength=jax.process_count())
     if np.ptp(counts):
@@ -169,7 +173,8 @@ def of_all(values: Any) -> np.ndarray:
         raise ValueError(
             f"process {other} has {counts[other]} devices and process 0 has {counts[0]}; give each process as many"
         )
-    return np.asarray(multihost_utils.process_allgather(np.asarray(values)))
+    with losses():
+        return np.asarray(multihost_utils.process_allgather(np.asarray(values)))
 
 
 def agreed(number: int) -> int:
@@ -196,10 +201,14 @@ def together() -> Iterator[None]:
 
     Raises:
       ValueError: another one failed.
+      ProcessLost: one has gone. Nothing is asked of the others then: messages of two steps would meet.
     """
     error: Exception | None = None
     try:
-        yield
+        with losses():
+            yield
+    except ProcessLost:
+        raise
     except Exception as found:
         if not several():
             raise
@@ -264,7 +273,8 @@ def fetched(values: PyTree) -> PyTree:
             return np.asarray(leaf.addressable_data(0))
         return multihost_utils.process_allgather(leaf, tiled=True)
 
-    return jax.device_get(jax.tree.map(whole, values) if several() else values)
+    with losses():
+        return jax.device_get(jax.tree.map(whole, values) if several() else values)
 
 
 def _is_divided(leaf: Any) -> bool:
@@ -286,7 +296,17 @@ def losses() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not several() or not LOST.search(str(error)):
             raise
-        raise ProcessLost(f"another process of the run was lost ({_first_line(error)})") from error
+        raise ProcessLost(f"another process of the run was lost ({reason_of(error)})") from error
+
+
+@contextlib.contextmanager
+def hinting(text: str) -> Iterator[None]:
+    """What is said meanwhile where XLA ends this process, after why."""
+    HINTS.append(text)
+    try:
+        yield
+    finally:
+        HINTS.remove(text)
 
 
 def end_at_once(status: int, error: BaseException | None = None) -> None:
@@ -299,33 +319,47 @@ def end_at_once(status: int, error: BaseException | None = None) -> None:
         os._exit(status)
 
 
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:150]
-
-
 def _ended_by(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error that nobody catches: at the end of Python, JAX would wait for the other processes first."""
     sys.__excepthook__(kind, error, trace)
     end_at_once(1)
 
 
-def _at_an_abort(message: str) -> None:
-    """Says this, and ends, where XLA aborts: it does so when its own thread finds that another process is gone.
+def _at_an_abort(message: str) -> Callable[[], None]:
+    """Says this, and ends, where XLA aborts, until the function that is returned is called.
 
-    It takes a callback in place of that, but gives it what Python cannot be given (`std::bad_cast`, jaxlib 0.10). What
-    it prints before, TF_CPP_MIN_LOG_LEVEL=4 leaves out.
+    It aborts when its own thread finds that another process is gone: of the callback that it takes in place of that, it
+    asks what Python cannot be given (`std::bad_cast`, jaxlib 0.10). What it prints before, TF_CPP_MIN_LOG_LEVEL=4
+    leaves out. Gloo's threads end by C++'s own `terminate`, which prints before it aborts.
     """
 
-    def aborted(number: int) -> None:
+    def aborted(_: int = signal.SIGABRT) -> None:
         if ENDING.acquire(blocking=False):
-            os.write(2, f"fedjax-cluster: {message}\n".encode())
+            os.write(2, f"fedjax-cluster: {'; '.join([message, *HINTS])}\n".encode())
         else:
             time.sleep(1.0)  # the main thread is about to say why
         os._exit(1)
 
-    kept = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
-    HANDLERS.append(kept)
-    with contextlib.suppress(OSError, AttributeError):  # a system without such signals
-        library = ctypes.CDLL(None)
-        library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        library.signal(signal.SIGABRT, ctypes.cast(kept, ctypes.c_void_p))
+    at_a_signal = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
+    at_the_end = ctypes.CFUNCTYPE(None)(aborted)
+    HANDLERS.extend((at_a_signal, at_the_end))
+    set_signal = _c_function(None, "signal", (ctypes.c_int, ctypes.c_void_p))
+    set_terminate = _c_function("libstdc++.so.6", "_ZSt13set_terminatePFvvE", (ctypes.c_void_p,))
+    signalled = set_signal(signal.SIGABRT, ctypes.cast(at_a_signal, ctypes.c_void_p))
+    terminated = set_terminate(ctypes.cast(at_the_end, ctypes.c_void_p))
+
+    def undo() -> None:
+        set_signal(signal.SIGABRT, signalled)
+        set_terminate(terminated)
+
+    return undo
+
+
+def _c_function(library: str | None, name: str, takes: Sequence[Any]) -> Callable[..., Any]:
+    """A function of C that takes and gives the address of another; where a system has none, one that does nothing."""
+    try:
+        function = getattr(ctypes.CDLL(library), name)
+    except (OSError, AttributeError):
+        return lambda *_: None
+    function.argtypes, function.restype = takes, ctypes.c_void_p
+    return function

@@ -57,13 +57,25 @@ def place_population(data: ClientData, info, mapping: ClientMapping, work: Any =
     if streamed(data):
         numbers, work = everywhere((numbers, work))
         return Population(numbers._replace(x=data.x, y=data.y), info, mapping, work)
-    if work is not None:
-        client = np.asarray(_dealt(work, devices))
-        if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices):
-            order, placement = client, Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
+    if work is not None and (client := _gainful_order(work, devices)) is not None:
+        order, placement = client, Placement(jnp.asarray(client), jnp.argsort(client).astype(jnp.int32))
     x, y = (_brought(leaf, order, missing, mapping) for leaf in (data.x, data.y))
     numbers, work, placement = replicate(mapping, (numbers, work, placement))
     return Population(numbers._replace(x=x, y=y), info, mapping, work, placement)
+
+
+def _gainful_order(work: np.ndarray, devices: int) -> np.ndarray | None:
+    """The clients i[M] dealt out by their work f32[M]; None where a round would be hardly shorter by that."""
+    client = np.asarray(_dealt(work, devices))
+    return client if _longest(work, devices) > LEAST_GAIN * _longest(work[client], devices) else None
+
+
+def gains_by_dealing(work: np.ndarray, devices: int) -> bool:
+    """Whether `place_population` deals clients of such work, f[M], out among so many devices."""
+    if devices == 1 or not np.ptp(work):
+        return False
+    padded = np.pad(np.float32(work), (0, -len(work) % devices))
+    return _gainful_order(padded, devices) is not None
 
 
 def _brought(leaf: Any, order: np.ndarray | None, missing: int, mapping: ClientMapping) -> Any:
@@ -272,6 +284,11 @@ def _exchanged(target: list[Array], to: Array, source: list[Array], of: Array, d
 def rows_in(cohort: Cohort, order: Array, rows: PyTree) -> PyTree:
     """Leaves [M, ...] with row order[i] at place i; `order` i32[M] is a permutation."""
     return gather_rows(dataclasses.replace(cohort, index=order, in_place=False), rows)
+
+
+def put_back(cohort: Cohort, rows: PyTree, renewed: PyTree) -> PyTree:
+    """Leaves [M, ...] with the cohort's rows [C, ...] as `for_each_client` renewed them; in place, these are they."""
+    return renewed if cohort.in_place else scatter_rows(cohort, rows, renewed)
 
 
 def scatter_rows(cohort: Cohort, rows: PyTree, values: PyTree, mask: Array | None = None) -> PyTree:

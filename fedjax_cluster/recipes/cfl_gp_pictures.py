@@ -18,7 +18,7 @@ from fedjax_cluster.recipes.cfl_gp import EIGHTY_CLIENTS, MNIST
 from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.types import Federation
 
 COMPRESSED = changed(EIGHTY_CLIENTS, method_options={"every": 2})

@@ -19,7 +19,8 @@ from fedjax_cluster.experiments.runs import run
 from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.methods.cfl_toys import Path, Problem, optimisation_paths, toy_problems
 from fedjax_cluster.report.paper_rows import NAN, PaperRow, Tolerance
-from fedjax_cluster.simulation.loop import Evaluation, simulate
+from fedjax_cluster.simulation.evaluation import Evaluation
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import Federation
 
 CLIENTS, EXAMPLES = 10, 200

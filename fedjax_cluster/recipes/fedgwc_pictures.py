@@ -18,7 +18,7 @@ from fedjax_cluster.recipes.studies import of_seeds, rows_over_seeds
 from fedjax_cluster.report.methods import fedgwc as pictures
 from fedjax_cluster.report.panels import Cloud, feature_panels
 from fedjax_cluster.report.paper_rows import PaperRow
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.types import Event, FinishedRun
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_cluster import clustering
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation
 from fedjax_cluster.types import Federation
 
 

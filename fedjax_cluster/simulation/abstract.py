@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,11 +16,14 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.method import Method
+from fedjax_cluster.algorithms.planned import PLANNED, Planned
 from fedjax_cluster.cohorts import cohort_size
+from fedjax_cluster.data.stored import streamed
 from fedjax_cluster.options import COUNT, at_least, changed, checked, shown
 from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
-from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys
+from fedjax_cluster.quiet import without_notices
+from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys, work_of
 from fedjax_cluster.types import (
     ONE_DEVICE,
     ClientData,
@@ -70,8 +75,8 @@ class PopulationShape(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        x = math.prod(self.info.input_shape) * np.dtype(self.dtype).itemsize
-        return x + math.prod(self.y_shape) * np.dtype(self.y_dtype).itemsize
+        x = math.prod(self.info.input_shape) * _in_32_bits(self.dtype).itemsize
+        return x + math.prod(self.y_shape) * _in_32_bits(self.y_dtype).itemsize
 
     @property
     def tested_on(self) -> int:
@@ -85,11 +90,18 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
     Raises:
       ValueError: a shape of no clients or rows.
     """
+    if not isinstance(federation, (Federation, PopulationShape)):
+        raise ValueError(f"federation is {shown(federation)}; give a Federation, or a PopulationShape")
     if isinstance(federation, PopulationShape):
+        if not isinstance(federation.info, DatasetInfo):
+            raise ValueError(f"info is {shown(federation.info)}; give a DatasetInfo, as fc.types has it")
+        checked("y_shape", federation.y_shape, Sequence[int], COUNT)
         for name in ("clients", "rows"):
             checked(name, getattr(federation, name), int, COUNT)
         checked("test_rows", federation.test_rows, int | None, at_least(0))
         for name in ("dtype", "y_dtype"):
+            if getattr(federation, name) is None:  # NumPy takes it for float64
+                raise ValueError(f"{name} is None; give a type of NumPy, such as uint8 or float32")
             try:
                 np.dtype(getattr(federation, name))
             except TypeError:
@@ -108,8 +120,12 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
     return PopulationShape(clients, rows, federation.info, x.dtype, y.shape[2:], y.dtype, groups, uneven)
 
 
-def abstract_arguments(algorithm: ClusteredAlgorithm, shape: PopulationShape, mapping: ClientMapping) -> tuple:
+def abstract_arguments(
+    algorithm: ClusteredAlgorithm, shape: PopulationShape, mapping: ClientMapping, dealt: bool = True
+) -> tuple:
     """The arguments of `run_segment` but the method, as shapes with shardings.
+
+    Uneven clients are `dealt` to several devices by their work, or keep their order.
 
     A state's shapes follow from those of two small federations: each extent grows with M by a fixed number, and with
     the number of landmarks.
@@ -119,29 +135,29 @@ def abstract_arguments(algorithm: ClusteredAlgorithm, shape: PopulationShape, ma
     """
     devices = 1 if mapping.mesh is None else mapping.mesh.size
     clients = -(-shape.clients // devices) * devices
-    state, info = _state_shapes(algorithm, shape, clients)
+    state, info = without_notices()(_state_shapes)(algorithm, shape, clients)
     placed = _Placed(mapping)
     state = placed.everywhere(state)._replace(clients=placed.rows(state.clients))
     group = jax.ShapeDtypeStruct((clients,), jnp.int32) if shape.groups else None
     keys = jax.eval_shape(lambda: run_keys(0))
-    train = abstract_population(shape, mapping)
+    train = abstract_population(shape, mapping, dealt)
     stop = jax.ShapeDtypeStruct((), jnp.int32)
     group = placed.everywhere(group) if clients <= MOST_COMPARED else placed.rows(group)
     return (*placed.everywhere((keys,)), state, train, group, *placed.everywhere((info, stop)))
 
 
-def abstract_population(shape: PopulationShape, mapping: ClientMapping) -> Population:
+def abstract_population(shape: PopulationShape, mapping: ClientMapping, dealt: bool = True) -> Population:
     """The population as `place_population` puts it on the devices."""
     placed, devices = _Placed(mapping), parallel.num_devices(mapping)
     clients = -(-shape.clients // devices) * devices
-    x = jax.ShapeDtypeStruct((clients, shape.rows, *shape.info.input_shape), np.dtype(shape.dtype))
-    y = jax.ShapeDtypeStruct((clients, shape.rows, *shape.y_shape), np.dtype(shape.y_dtype))
+    x = jax.ShapeDtypeStruct((clients, shape.rows, *shape.info.input_shape), _in_32_bits(shape.dtype))
+    y = jax.ShapeDtypeStruct((clients, shape.rows, *shape.y_shape), _in_32_bits(shape.y_dtype))
     if parallel.platform(mapping) == "tpu":
         x, y = (_tiled_shape(leaf) for leaf in (x, y))
     each: Any = jax.ShapeDtypeStruct((clients,), jnp.int32)
     uneven = shape.uneven and devices > 1
     work = jax.ShapeDtypeStruct((clients,), jnp.float32) if uneven else None
-    placement = Placement(each, each) if uneven else None
+    placement = Placement(each, each) if uneven and dealt else None
     x, y = placed.rows((x, y))
     each, work, placement = placed.everywhere((each, work, placement))
     return Population(ClientData(x, y, each), shape.info, mapping, work, placement)
@@ -151,8 +167,8 @@ def abstract_cohorts(drawn: Selection, lot: int, shape: PopulationShape, mapping
     """The cohorts of so many rounds as `read_cohorts` puts them on the devices, of clients whose rows are on disk."""
     placed, devices = _Placed(mapping), parallel.num_devices(mapping)
     lead = lot, -(-len(drawn.index) // devices) * devices
-    x = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.info.input_shape), np.dtype(shape.dtype))
-    y = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.y_shape), np.dtype(shape.y_dtype))
+    x = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.info.input_shape), _in_32_bits(shape.dtype))
+    y = jax.ShapeDtypeStruct((*lead, shape.rows, *shape.y_shape), _in_32_bits(shape.y_dtype))
     number: Any = jax.ShapeDtypeStruct(lead, jnp.int32)
     mask: Any = jax.ShapeDtypeStruct(lead, jnp.bool_)
     weights: Any = drawn.weights
@@ -182,6 +198,12 @@ class _Placed:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._everywhere), tree)
 
 
+def _in_32_bits(dtype: Any) -> np.dtype:
+    """As which numbers of a type are on the devices, whatever JAX is set to here."""
+    wide = {8: {"f": "float32", "i": "int32", "u": "uint32"}}
+    return np.dtype(wide.get(np.dtype(dtype).itemsize, {}).get(np.dtype(dtype).kind, dtype))
+
+
 def _tiled_shape(leaf: Any) -> Any:
     tiles = tiles_of(leaf)
     if tiles is None:
@@ -192,7 +214,9 @@ def _tiled_shape(leaf: Any) -> Any:
 def _state_shapes(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int) -> tuple[PyTree, PyTree]:
     """Shapes of the state, and of what is told of it, before the first round."""
     slots, landmarks = (getattr(algorithm, name, None) for name in ("clusters", "landmarks"))
-    fewest = FEWEST + (slots if isinstance(slots, int) else 0)
+    # Enough for the clusters; of landmarks, for the least that one of these may have.
+    least = getattr(algorithm, "min_size", 0) if isinstance(landmarks, int) else 0
+    fewest = FEWEST + max(slots if isinstance(slots, int) else 0, least)
     if not (isinstance(algorithm, Method) and isinstance(landmarks, int) and landmarks > fewest):
         return _over_clients(algorithm, shape, fewest, clients)
     cohort = cohort_size(algorithm.participation, clients) if getattr(algorithm, "cluster_cohort", False) else clients
@@ -206,8 +230,9 @@ def _state_shapes(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients
 
 
 def _over_clients(algorithm: ClusteredAlgorithm, shape: PopulationShape, least: int, clients: int) -> PyTree:
-    sizes = least, least + 3
-    outcomes = [_outcome(algorithm, shape, size) for size in sizes]
+    sizes, context = (least, least + 3), contextvars.copy_context()
+    context.run(PLANNED.set, Planned(shape.clients, clients))
+    outcomes = [context.run(_outcome, algorithm, shape, size) for size in sizes]
     return jax.tree.map(lambda *leaves: _grown(leaves, sizes, clients), *outcomes)
 
 
@@ -247,4 +272,22 @@ def without_training(algorithm: ClusteredAlgorithm) -> ClusteredAlgorithm:
     """The method with first models of which none is trained: a state of the same shapes, sooner."""
     if getattr(algorithm, "start", None) != "clients" or not isinstance(algorithm, Method):
         return algorithm
-    return changed(algorithm, "planned", start="random")
+    return without_notices()(changed)(algorithm, "planned", start="random")
+
+
+def in_a_round(algorithm: ClusteredAlgorithm, shape: PopulationShape, drawn: int) -> int:
+    """Clients of a round, of whom `drawn` are with those that fill up the devices."""
+    part = getattr(algorithm, "participation", None)
+    asked = getattr(algorithm, "clients_in_round", functools.partial(cohort_size, part) if part else None)
+    return min(drawn, shape.clients if asked is None else asked(shape.clients))
+
+
+def work_and_dealing(
+    algorithm: ClusteredAlgorithm, federation: Federation | PopulationShape, shape: PopulationShape, devices: int
+) -> tuple[bool, bool]:
+    """Whether several devices know the clients' different work, and are dealt them by it, as in a run."""
+    if isinstance(federation, PopulationShape) or devices == 1 or streamed(federation.train):
+        return shape.uneven, shape.uneven
+    work = work_of(algorithm, federation.train)
+    differs = work is not None and bool(np.ptp(np.asarray(work)))
+    return differs, differs and parallel.gains_by_dealing(np.asarray(work), devices)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_cluster import parallel
 from fedjax_cluster.files import digest, file_digest, read_json, sealed, write_json
+from fedjax_cluster.options import reason_of
 from fedjax_cluster.quiet import absl_from
 from fedjax_cluster.simulation.history import has_figures
 from fedjax_cluster.types import State
@@ -37,6 +38,10 @@ LOG = logging.getLogger(__name__)
 
 class Damaged(ValueError):
     """A checkpoint that does not hold what was saved."""
+
+
+class Unreadable(OSError):
+    """A checkpoint that one process of several cannot read, where the others may."""
 
 
 class Saved(NamedTuple):
@@ -65,6 +70,7 @@ class Checkpoints:
         self._manager = orbax.CheckpointManager(self._directory, options=options)
 
     @quietly()
+    @parallel.processes.losses()
     def save(self, number: int, saved: Saved) -> None:
         """Saves what `number` rounds led to; a checkpoint of that round that is there already stays.
 
@@ -143,12 +149,11 @@ class Checkpoints:
         reasons, unfinished = [], must_be_sealed and not self._read_only
         for number in sorted(self._manager.all_steps(), reverse=True):
             try:
-                with parallel.processes.together():
-                    found = self._read(number, _bits(like), must_be_sealed)
-            except parallel.ProcessLost:
+                found = self._read(number, _bits(like), must_be_sealed)
+            except (parallel.ProcessLost, Unreadable):
                 raise
             except Exception as error:  # orbax and tensorstore raise what they like
-                reasons.append(f"{number}: {' '.join(str(error).split())[:150]}")
+                reasons.append(f"{number}: {reason_of(error)}")
                 unfinished &= not parallel.agreed(int((self._directory / str(number) / SEAL).is_file()))
                 continue
             for text in reasons:
@@ -168,18 +173,55 @@ class Checkpoints:
         self._manager.close()
 
     def _read(self, number: int, like: State, must_be_sealed: bool) -> Saved:
-        step = self._directory / str(number)
+        # Each step by all processes: one that fails alone is not to wait for the others at another.
+        with parallel.processes.together():
+            # Before orbax reads anything: what its threads meet in a damaged file, they print.
+            seal = self._whole(self._directory / str(number), must_be_sealed)
+        with parallel.processes.together():
+            names = _names(like) if seal is not None else self._names_of_old(number, like)
+            target = self._target(number, like) if seal is not None else _target_of_old(names, like)
+        found, (leaves, treedef) = self._restored(number, target, strict=seal is None), jax.tree.flatten(like)
+        if seal is None:  # of a version that kept no digests, and the rows that its devices added
+            state = [found["state"].get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+            return Saved(treedef.unflatten(state), _columns(found["history"]))
+        state = []
+        for name, leaf, kept in zip(names, leaves, _shapes(like, self._num_clients), strict=True):
+            state.append(_filled_up(found["state"][name], leaf, kept) if name in target else leaf)
+        return Saved(treedef.unflatten(state), _columns(found["history"]), seal["evaluated"], seal["events"])
+
+    def _restored(self, number: int, target: Mapping[str, Any], *, strict: bool) -> Any:
+        """What orbax reads of a checkpoint.
+
+        Raises:
+          Unreadable: this process of several cannot; the others wait for it within orbax.
+        """
+        state = orbax.args.StandardRestore(target, strict=strict)
+        wanted = orbax.args.Composite(state=state, history=orbax.args.JsonRestore())
+        try:
+            with parallel.processes.losses():
+                return self._manager.restore(number, args=wanted)
+        except parallel.ProcessLost:
+            raise
+        except Exception as error:
+            if not parallel.several():
+                raise
+            raise Unreadable(f"cannot read the checkpoint of round {number} ({reason_of(error)})") from error
+
+    def _whole(self, step: pathlib.Path, must_be_sealed: bool) -> dict[str, Any] | None:
+        """The seal of a checkpoint that is what was saved; None of an old one that has none."""
         if not (step / SEAL).is_file():
             if must_be_sealed:
                 raise Damaged("it has no seal, because saving was interrupted or the seal was lost")
-            return self._read_unsealed(number, like)
-        # Before orbax reads anything: what its threads meet in a damaged file, they print.
+            return None
         seal = _checked_seal(step)
         if seal.get("run", self._run) != self._run:
             raise Damaged("it is that of another run")
-        with parallel.processes.together():
-            if parallel.is_first() and seal["files"] != _digests(step):
-                raise Damaged("its files are not those that were saved")
+        if parallel.is_first() and seal["files"] != _digests(step):
+            raise Damaged("its files are not those that were saved")
+        return seal
+
+    def _target(self, number: int, like: State) -> dict[str, Any]:
+        """What orbax is to read, by name."""
         names, leaves = _names(like), jax.tree.leaves(like)
         saved = self._metadata(number)
         # Several processes save the rows that fill up their devices too.
@@ -190,29 +232,12 @@ class Checkpoints:
             if (tuple(own.shape), own.dtype) != (there[name], leaf.dtype) or rows < self._num_clients:
                 raise Damaged(f"{name} is {own.dtype}{own.shape}, where the method has {leaf.dtype}{there[name]}")
         if parallel.several():
-            target = {name: _abstract(leaf) for name, leaf in zip(names, leaves, strict=True) if name in saved}
-        else:
-            target = {name: np.empty(saved[name].shape, saved[name].dtype) for name in names if name in saved}
-        restored = orbax.args.StandardRestore(target, strict=False)
-        wanted = orbax.args.Composite(state=restored, history=orbax.args.JsonRestore())
-        found = self._manager.restore(number, args=wanted)
-        state = []
-        for name, leaf, kept in zip(names, leaves, _shapes(like, self._num_clients), strict=True):
-            state.append(_filled_up(found["state"][name], leaf, kept) if name in saved else leaf)
-        history = _columns(found["history"])
-        return Saved(jax.tree.structure(like).unflatten(state), history, seal["evaluated"], seal["events"])
+            return {name: _abstract(leaf) for name, leaf in zip(names, leaves, strict=True) if name in saved}
+        return {name: np.empty(saved[name].shape, saved[name].dtype) for name in names if name in saved}
 
-    def _read_unsealed(self, number: int, like: State) -> Saved:
-        """A checkpoint of a version that kept no digests, and the rows that its devices added."""
-        names, saved = _names(like), self._metadata(number)
-        if all(str(name).isdigit() for name in saved):
-            names = _places_in_version_0_1(like)
-        target = jax.tree.map(_abstract, _without_empty(names, jax.tree.leaves(like)))
-        wanted = orbax.args.Composite(state=orbax.args.StandardRestore(target), history=orbax.args.JsonRestore())
-        restored = self._manager.restore(number, args=wanted)
-        leaves, treedef = jax.tree.flatten(like)
-        state = [restored["state"].get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-        return Saved(treedef.unflatten(state), _columns(restored["history"]))
+    def _names_of_old(self, number: int, like: State) -> list[str]:
+        """The names of a state's leaves in a checkpoint of a version without seals."""
+        return _places_in_version_0_1(like) if all(map(str.isdigit, map(str, self._metadata(number)))) else _names(like)
 
     def _metadata(self, number: int) -> Mapping[str, Any]:
         """Shapes and dtypes of what was saved, by name."""
@@ -230,6 +255,10 @@ class Checkpoints:
                 place = next(path for i in range(1000) if not (path := aside / f"{number}-{i}").exists())
                 (self._directory / str(number)).rename(place)
         self._manager.reload()
+
+
+def _target_of_old(names: list[str], like: State) -> dict[str, Any]:
+    return jax.tree.map(_abstract, _without_empty(names, jax.tree.leaves(like)))
 
 
 def of_clients(state: State, rows: int) -> State:

@@ -64,9 +64,11 @@ class Schedule:
         there, check = ~self.absent, getattr(self._algorithm, "check_present", None)
         if check is None:
             return
+        stayed = there.copy()
         for change in self.changes:
             there[list(change.join)], there[list(change.leave)] = True, False
-            check(state, there)
+            stayed[list(change.leave)] = False
+            check(state, there, stayed)
 
     def _check_landmarks(self, state: State) -> None:
         """Of so many landmarks that leave the method cannot go by them any more."""

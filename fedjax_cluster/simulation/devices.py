@@ -14,6 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from fedjax_cluster import parallel
+from fedjax_cluster.options import reason_of
 
 GIB = 2**30
 
@@ -39,7 +40,7 @@ KINDS = {
     "h200": DeviceKind(141 * 10**9, 494e12, 4800e9, 450e9, 0.0, "NVIDIA H200 data sheet, SXM5: TF32 without sparsity"),
 }
 # What devices that are there call themselves; the first that is found in the name.
-OWN_NAMES = {"H100": "h100", "H200": "h200", "v5 lite": "v5e", "v6 lite": "v6e", "v5": "v5p"}
+OWN_NAMES = {r"\bH100 80GB HBM3$": "h100", r"\bH200$": "h200", "v5 lite": "v5e", "v6 lite": "v6e", "v5": "v5p"}
 KNOWN = "v5e:2x4, v6e:2x4, v5p:2x2x1 and other shapes, h100, h200, local"
 PACKAGES = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "cuda12")}
 # What libtpu would otherwise ask a machine of the cloud for; several processes may compile at once.
@@ -112,8 +113,7 @@ def target(name: str) -> Target:
                 shape = shape or ("1x1x1" if kind == "v5p" else "1x1")
                 found = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}")
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            first = " ".join(str(error).split())[:150]
-            raise ValueError(f"the compiler makes no devices of {name} ({first}); known: {KNOWN}") from None
+            raise ValueError(f"the compiler makes no devices of {name} ({reason_of(error)}); known: {KNOWN}") from None
     options = {"xla_gpu_autotune_level": 0} if platform == "cuda" else {}
     return Target(name, platform, tuple(found.devices), KINDS[kind].memory, KINDS[kind], options)
 
@@ -134,7 +134,7 @@ def _local() -> Target:
     if memory is None:
         memory = int(min(parallel.memory_left(), sys.maxsize)) // len(devices)
     own = str(devices[0].device_kind)
-    kind = next((KINDS[kind] for name, kind in OWN_NAMES.items() if name in own), None)
+    kind = next((KINDS[kind] for name, kind in OWN_NAMES.items() if re.search(name, own)), None)
     return Target("local", platform, devices, memory, kind, {})
 
 

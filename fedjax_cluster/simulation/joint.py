@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ COMPARED = {
     "metrics": "metrics",
     "random_numbers": "settings of JAX's random numbers",
     "strategy": "mapping",
+    "time_clustering": "time_clustering",
+    "kept": "choice of a run_dir or none",
     "programs": "model, local update or method",
 }
 
@@ -49,7 +51,7 @@ def check_processes(
     metrics: Sequence[Measure] = (),
     *,
     mapping: ClientMapping,
-    rounds: int,
+    options: Mapping[str, Any],
 ) -> None:
     """Raises a ValueError where several processes cannot carry out this run together, or were not given the same.
 
@@ -57,12 +59,12 @@ def check_processes(
     """
     if not parallel.several():
         return
-    parallel.processes.check_devices(len(federation.train.num_examples), mapping.mesh)
     with parallel.processes.together():
+        parallel.processes.check_devices(len(federation.train.num_examples), mapping.mesh)
         given: dict[str, Any] = identity_of(
             algorithm, federation, seed, eval_every, eval_clients, churn, fault, metrics
         )
-    given |= {"rounds": rounds, "strategy": [mapping.strategy, mapping.chunk_size]}
+    given |= {**options, "strategy": [mapping.strategy, mapping.chunk_size]}
     parallel.processes.check_alike({text: [given.get(each) for each in COMPARED if COMPARED[each] == text]
                                     for text in COMPARED.values()})  # fmt: skip
 

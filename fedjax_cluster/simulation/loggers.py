@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fedjax_cluster import parallel
-from fedjax_cluster.simulation.loop import Evaluation
+from fedjax_cluster.simulation.evaluation import Evaluation
 
 
 class Log(Protocol):

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjax_cluster import parallel
 from fedjax_cluster.data.stored import stored, streamed, too_large
 from fedjax_cluster.nn.precision import in_32_bits
-from fedjax_cluster.options import COUNT, checked
+from fedjax_cluster.options import COUNT, checked, shown
 from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import Column, Table
@@ -22,13 +22,15 @@ from fedjax_cluster.simulation.abstract import (
     PopulationShape,
     abstract_arguments,
     abstract_cohorts,
+    in_a_round,
     shape_of,
     without_training,
+    work_and_dealing,
 )
 from fedjax_cluster.simulation.devices import Target, target
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
-from fedjax_cluster.simulation.other_plans import Other, other_programs
-from fedjax_cluster.simulation.program_costs import ProgramCosts, program_costs
+from fedjax_cluster.simulation.other_plans import Other, other_programs, tested_bytes
+from fedjax_cluster.simulation.program_costs import ProgramCosts, own_names, program_costs
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_segment
 from fedjax_cluster.simulation.streaming import draws_ahead, lot_of
 from fedjax_cluster.simulation.together import run_together
@@ -82,7 +84,7 @@ class Plan(NamedTuple):
         """The plan as a table of two columns."""
         lines: dict[str, str] = {
             "devices": f"{self.devices} × {self.device}" + (f" ({self.source})" if self.source else ""),
-            "clients": f"{self.clients:,} of {counted(self.rows, 'row')}, {min(self.cohort, self.clients):,} a round",
+            "clients": f"{self.clients:,} of {counted(self.rows, 'row')}, {self.cohort:,} a round",
             "fits": "yes" if self.fits else "no",
         }
         if self.memory is not None:
@@ -109,6 +111,7 @@ def plan(
     chunk_size: int | None = None,
     runs: int = 1,
     whole: bool = True,
+    eval_clients: int | None = None,
 ) -> Plan:
     """Compiles a run for devices that need not be there, and reports memory, work and messages.
 
@@ -121,6 +124,7 @@ def plan(
         their rounds alone.
       whole: what comes before the first round and an evaluation as well, besides the rounds; of clients on disk and
         of several runs the rounds alone are compiled.
+      eval_clients: how many clients the evaluation takes, as in `simulate`; None is all.
 
     Returns:
       A Plan; `plan.table().print()` shows it.
@@ -136,15 +140,21 @@ def plan(
     >>> found.fits, found.memory.peak > 0
     (True, True)
     """
+    if not all(hasattr(algorithm, part) for part in ("name", "select", "step")):
+        raise ValueError(f"algorithm is {shown(algorithm)}; give a method, such as fc.algorithms.fedavg(model, ...)")
+    checked("eval_clients", eval_clients, int | None, COUNT)
     shape, aim = shape_of(federation), target(device)
     if getattr(algorithm, "clusters", None) == "auto":
         raise ValueError("clusters is 'auto', which a pilot on the data decides, and a plan has no data; give a number")
     runs = checked("runs", runs, int, COUNT)
+    check_reading(algorithm, federation)
     if runs > 1 and aim.platform == "cpu":  # see `requests.without_mesh_of_cores`
         aim = aim._replace(devices=aim.devices[:1], memory=len(aim.devices) * aim.memory)
     mapping = parallel.client_mapping("auto", chunk_size, aim.devices)
     devices = parallel.num_devices(mapping)
-    arguments = abstract_arguments(without_training(algorithm), shape, mapping)
+    known, dealt = work_and_dealing(algorithm, federation, shape, devices)
+    shape = shape._replace(uneven=known)
+    arguments = abstract_arguments(without_training(algorithm), shape, mapping, dealt)
     drawn, lots = _drawn(algorithm, arguments[1]), 1
     if runs > 1 and isinstance(federation, Federation) and stored(federation):
         raise ValueError(f"runs is {runs}, but runs on a population on disk go one after the other; leave it out")
@@ -154,27 +164,31 @@ def plan(
         arguments, lots = (*arguments[:2], train, *arguments[3:]), 1 + draws_ahead(algorithm)
     cohort = -(-len(drawn.index) // devices) * devices
     share = -(-cohort // devices)
-    if isinstance(federation, PopulationShape):
-        test = -(-shape.clients // devices) * (shape.tested_on * shape.row_bytes + 4)  # 4 of a count
-    else:  # those on disk are read some at a time
-        test = 0 if streamed(federation.test) else bytes_of(federation.test, devices)
+    test = tested_bytes(federation, shape, mapping)
     rounds = _compiled_rounds(algorithm, arguments, aim, runs, share, chunk_size, test, lots)
     memory, seconds, tried, others = rounds.memory, rounds.seconds, rounds.tried, ()
     if whole and runs == 1 and memory is not None and memory.peak <= aim.memory * USABLE:
         started = time.perf_counter()
-        given = _with_mapping(arguments, _at_a_time(mapping, rounds.chunk))
-        others = other_programs(algorithm, federation, shape, given, aim, test)
-        seconds, tried = seconds + time.perf_counter() - started, tried + len(others)
+        # Of all clients more go at a time than of a cohort of a few.
+        most = chunk_size or parallel.MOST_AT_A_TIME.get(parallel.platform(mapping), rounds.chunk)
+        chunk = min(most, -(-shape.clients // devices)) if rounds.chunk == share else rounds.chunk
+        for at_a_time in dict.fromkeys((chunk, chunk_size or rounds.chunk)):
+            given = _with_mapping(arguments, _at_a_time(mapping, at_a_time))
+            others = other_programs(algorithm, federation, shape, given, aim, test, eval_clients)
+            tried += len(others)
+            if all(each.peak is not None and each.peak <= aim.memory * USABLE for each in others):
+                break
+        seconds += time.perf_counter() - started
     costs = None
     if rounds.compiled is not None and memory is not None:
-        costs = program_costs(rounds.compiled.as_text(), -(-share // rounds.chunk))
+        costs = program_costs(rounds.compiled.as_text())
     found = Plan(
         algorithm.name,
         aim.name,
         devices,
         shape.clients,
         shape.rows,
-        cohort,
+        in_a_round(algorithm, shape, len(drawn.index)),
         int(aim.memory * USABLE),
         memory,
         others,
@@ -277,7 +291,8 @@ def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs:
     else:
         stop, together = arguments[-1], side_by_side(arguments, runs)
         traced = run_together.trace(*together, {}, stop, stop, algorithm=algorithm, shared=True)
-    return traced.lower(lowering_platforms=(aim.platform,)).compile(compiler_options=aim.compiler_options or None)
+    with own_names():
+        return traced.lower(lowering_platforms=(aim.platform,)).compile(compiler_options=aim.compiler_options or None)
 
 
 def side_by_side(arguments: tuple, runs: int) -> tuple:
@@ -305,11 +320,16 @@ def _with_mapping(arguments: tuple, mapping: ClientMapping) -> tuple:
     return (keys, state, train, *others)
 
 
+def check_reading(algorithm: ClusteredAlgorithm, federation: Federation | PopulationShape) -> None:
+    """Raises a ValueError where clients' rows are on disk, but the start would take all of them."""
+    if isinstance(federation, Federation) and stored(federation) and getattr(algorithm, "reads_all", False):
+        raise ValueError(too_large(federation.train.x))
+
+
 def check_lots(algorithm: ClusteredAlgorithm, federation: Federation) -> None:
     """Raises a ValueError where clients' rows are on disk, but the start or a round would take all of them."""
+    check_reading(algorithm, federation)
     if stored(federation):
-        if getattr(algorithm, "reads_all", False):
-            raise ValueError(too_large(federation.train.x))
         arguments = abstract_arguments(
             without_training(algorithm), shape_of(federation), parallel.client_mapping("auto")
         )
@@ -332,7 +352,8 @@ def _fitting(chunk: int, memory: Memory, room: float) -> int:
 def _roofline(costs: ProgramCosts, aim: Target) -> float | None:
     if aim.kind is None:
         return None
-    return max(costs.flops / aim.kind.flops, costs.bytes / aim.kind.bandwidth) + costs.message_bytes() / aim.kind.link
+    least = costs.least
+    return max(least.flops / aim.kind.flops, least.bytes / aim.kind.bandwidth) + least.message_bytes / aim.kind.link
 
 
 def _cost_lines(found: Plan) -> dict[str, str]:
@@ -355,9 +376,14 @@ def _cost_lines(found: Plan) -> dict[str, str]:
 
 
 def _without_pairs(algorithm: ClusteredAlgorithm, found: Plan) -> list[str]:
-    """How a method can do without matrices of clients by clients, where these are what is large."""
+    """How a method can do without numbers of all pairs of clients, or profiles of each, where these are large."""
     of_cohort = getattr(algorithm, "cluster_cohort", None)
-    if of_cohort or 4.0 * found.clients**2 / found.devices < LARGE_MATRIX * found.available:
+    if (side := getattr(algorithm, "gram_side", None)) is not None and not side(found.clients):
+        profiles = getattr(algorithm, "profiles_of", None) == "everybody"
+        large = found.memory is None or found.memory.state > 0.5 * found.available
+        ways = 'landmarks=256 and profiles_of="landmarks", say: profiles of these alone; or a higher compression'
+        return [ways] if profiles and large else []
+    if of_cohort or 4.0 * found.clients**2 < LARGE_MATRIX * found.available:  # every device has all of them
         return []
     if getattr(algorithm, "landmarks", ()) is None:
         return ["landmarks=256, say: numbers for each client and landmark in place of all pairs of clients"]

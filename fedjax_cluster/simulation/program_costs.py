@@ -1,21 +1,25 @@
 """What a round costs, read off the compiled program: products, bytes, messages, and the compiler's own cycles.
 
 XLA's cost analysis counts the body of a loop once, whatever its turns. Here each computation counts as often as its
-loops turn: the loop of the rounds once, a loop whose turns XLA knows so often, one over chunks of clients as the plan
-says; others, such as steps of epochs, once, as is said in `unknown` where they have products or messages.
+loops turn: the loop of the rounds once, a loop whose turns XLA knows so often, one over chunks of clients as its
+scope says; others, such as steps of epochs, once, as is said in `unknown` where they have products or messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fedjax_cluster.parallel.loop import BLOCKS, CLIENTS
+import jax
+
+from fedjax_cluster.parallel.contributions import ATTEMPTS
+from fedjax_cluster.parallel.loop import BLOCKS, CLIENTS, IF_DUE, IF_NOT_DUE, IF_THERE
 
 BITS = re.compile(r"[a-z]+(\d+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -26,12 +30,46 @@ HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 CALLERS = "calls|to_apply|body|branch_computations|true_computation|false_computation"
 CALLED = re.compile(rf"(?:{CALLERS})=\{{?((?:%?[\w.\-]+(?:, )?)+)")
 CHAIN = re.compile(r'chain_id="(\d+)"')  # of the parts of one message, sent while other things are computed
-OVER_CLIENTS = re.compile(rf'op_name="[^"]*/{CLIENTS}/while"')  # that loop itself, and none inside it
-OVER_BLOCKS = re.compile(rf'op_name="[^"]*/{BLOCKS}/while"')  # around it, whose turns are among those of that loop
+
+
+def _named(scopes: str, operation: str) -> re.Pattern:
+    """An operation itself of one of these scopes, and none inside it; several runs have them in a `vmap`."""
+    return re.compile(rf'op_name="[^"]*/(?:\w+\()*(?:{scopes})\)*/{operation}"')
+
+
+OVER_CLIENTS = _named(rf"{CLIENTS}_(\d+)", "while")  # its turns, at most
+# Around it, whose turns are among those of that loop; and one of a single turn, as a rule.
+ONE_TURN = _named(f"{BLOCKS}|{ATTEMPTS}", "while")
+DUE = _named(IF_DUE, "while")  # of no turn in many rounds
+OTHERWISE = _named(IF_NOT_DUE, "while")  # in the place of what is due, which does as much and more
+THERE = _named(IF_THERE, "cond")  # whether a client takes part, which all may
 LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)\$([\w$]+)"')
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # What no kernel writes.
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota"}
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Where a program that JAX's cache has kept is not taken if it has other names, by which loops are known here."""
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+class Least(NamedTuple):
+    """What no round of a program goes without, on each device."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    message_bytes: float = 0.0
+
+    def plus(self, other: Least, times: int = 1) -> Least:
+        return Least(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class ProgramCosts(NamedTuple):
@@ -43,11 +81,23 @@ class ProgramCosts(NamedTuple):
     cycles: float  # estimated by the compiler; 0 where it does not
     messages: dict[str, tuple[int, float]]  # kind of collective -> number, bytes
     largest_message: int  # bytes
+    least: Least  # of a round in which nothing is done that not every round does
     unknown: int  # loops with products or messages whose turns are not known, counted once
 
     def message_bytes(self) -> float:
         """Bytes of all messages."""
         return sum(size for _, size in self.messages.values())
+
+
+class _Cost(NamedTuple):
+    """Of one computation."""
+
+    flops: float
+    written: float
+    cycles: float
+    messages: tuple
+    largest: int
+    least: Least
 
 
 class _Line(NamedTuple):
@@ -57,12 +107,11 @@ class _Line(NamedTuple):
     text: str
 
 
-def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
+def program_costs(text: str) -> ProgramCosts:
     """The costs of one round in an optimised program's text.
 
     Args:
       text: of `compiled.as_text()`, of a segment of rounds.
-      chunks: turns of the loop over chunks of clients.
 
     >>> program_costs("ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {\\n"
     ...     "  %x = f32[2,3]{1,0} parameter(0)\\n  %y = f32[3,4]{1,0} parameter(1)\\n"
@@ -84,15 +133,16 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
         return [name for name in _called(line.text) if name in computations]
 
     @functools.cache
-    def cost(name: str, depth: int, inside: bool) -> tuple[float, float, float, tuple, int]:
-        flops, written, cycles, largest = 0.0, 0.0, 0.0, 0
+    def cost(name: str, depth: int, inside: bool) -> _Cost:
+        flops, written, cycles, largest, least = 0.0, 0.0, 0.0, 0, Least()
         messages: Counter = Counter()
         lines = {line.name: line for line in computations[name]}
         shapes = {name: line.shape for name, line in lines.items()}
         for line in computations[name]:
-            flops += _flops(line, shapes)
-            if not inside and line.kind not in NOTHING and not line.kind.endswith("-done"):
-                written += _written(line, lines, computations)
+            own = _flops(line, shapes)
+            here = not inside and line.kind not in NOTHING and not line.kind.endswith("-done")
+            mine = _written(line, lines, computations) if here else 0
+            flops, written, least = flops + own, written + mine, least.plus(Least(own, 2 * mine))
             found = re.search(r'"estimated_cycles":"(\d+)"', line.text)
             cycles += float(found[1]) if found else 0.0
             kind = line.kind.removesuffix("-start")
@@ -101,36 +151,107 @@ def program_costs(text: str, chunks: int = 1) -> ProgramCosts:
             elif kind in COLLECTIVES:
                 messages[kind, "number"] += 1
                 messages[kind, "bytes"] += _sent(line)
-                largest = max(largest, _sent(line))
-            times, deeper = 1, depth
+                largest, least = max(largest, _sent(line)), least.plus(Least(message_bytes=_sent(line)))
+            times, fewest, done, deeper = 1, None, None, depth
             if line.kind == "while":
                 deeper = depth + 1
                 known = re.search(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)', line.text)
                 if known:
                     times = int(known[1])
-                elif OVER_CLIENTS.search(line.text):
-                    times = chunks
-                elif OVER_BLOCKS.search(line.text):
+                elif (turns := _turns(line, lines, computations)) is not None:
+                    times = turns
+                elif over := OVER_CLIENTS.search(line.text):
+                    times = int(over[1])
+                elif ONE_TURN.search(line.text):
                     times = 1
-                elif depth and any(of[0] or of[3] for of in (cost(name, deeper, inside) for name in bodies(line))):
+                elif DUE.search(line.text):
+                    fewest = 0
+                elif OTHERWISE.search(line.text):
+                    fewest, done = 1, 0
+                elif depth and any(
+                    of.flops or of.messages for of in (cost(name, deeper, inside) for name in bodies(line))
+                ):
                     unknown.add(line.name)
-            for called in bodies(line):
-                inner = cost(called, deeper, inside or called in fused)
-                flops, written = flops + times * inner[0], written + times * inner[1]
-                cycles += times * inner[2]
-                for key, count in inner[3]:
+            inner = [cost(called, deeper, inside or called in fused) for called in bodies(line)]
+            # Of alternatives the larger one; messages of each.
+            added = max if line.kind == "conditional" and inner else sum
+            often = times if done is None else done
+            flops += often * added([each.flops for each in inner])
+            written += often * added([each.written for each in inner])
+            cycles += often * added([each.cycles for each in inner])
+            for each in inner:
+                for key, count in each.messages:
                     messages[key] += times * count
-                largest = max(largest, inner[4])
-        return flops, written, cycles, tuple(messages.items()), largest
+                largest = max(largest, each.largest)
+            least = _least(line, least, [each.least for each in inner], times if fewest is None else fewest)
+        return _Cost(flops, written, cycles, tuple(messages.items()), largest, least)
 
-    flops, written, cycles, messages, largest = cost(entry, 0, False)
+    flops, written, cycles, messages, largest, least = cost(entry, 0, False)
     found = Counter(dict(messages))
     for kind, size in chains.values():
         found[kind, "number"] += 1
         found[kind, "bytes"] += size
         largest = max(largest, size)
     kinds = {kind: (int(found[kind, "number"]), float(found[kind, "bytes"])) for kind, _ in found}
-    return ProgramCosts(flops, 2 * written, cycles, kinds, largest, len(unknown))
+    return ProgramCosts(flops, 2 * written, cycles, kinds, largest, least, len(unknown))
+
+
+def _turns(loop: _Line, lines: Mapping[str, _Line], computations: Mapping[str, list[_Line]]) -> int | None:
+    """How often a loop turns that counts by ones from a constant to one: compilers for TPUs do not write it down."""
+    inside, body = (
+        {each.name: each for each in computations.get(found[1] if found else "", ())}
+        for found in (re.search(rf"{part}=%?([\w.\-]+)", loop.text) for part in ("condition", "body"))
+    )
+    end, given, after = _root(inside), _operand_lines(loop, lines), _root(body)
+    if end is None or end.kind != "compare" or "direction=LT" not in end.text or after is None or not given:
+        return None
+    compared = _operand_lines(end, inside)
+    place = re.search(r"index=(\d+)", compared[0].text) if len(compared) == 2 else None
+    if place is None or compared[0].kind != "get-tuple-element":
+        return None
+    starts, steps = (
+        _operand_lines(each, of) if each.kind == "tuple" else []
+        for each, of in ((_origin(given[0], lines), lines), (after, body))
+    )
+    if int(place[1]) >= min(len(starts), len(steps)):
+        return None
+    first, step = _origin(starts[int(place[1])], lines), _origin(steps[int(place[1])], body)
+    added = [_origin(each, body) for each in _operand_lines(step, body)] if step.kind == "add" else []
+    counts = any(_constant(each) == 1 for each in added) and any(
+        each.kind == "get-tuple-element" and f"index={place[1]}" in each.text for each in added
+    )
+    begun, bound = _constant(first), _constant(_origin(compared[1], inside))
+    return None if begun is None or bound is None or not counts else max(0, bound - begun)
+
+
+def _root(lines: Mapping[str, _Line]) -> _Line | None:
+    return next((each for each in lines.values() if each.text.lstrip().startswith("ROOT")), None)
+
+
+def _operand_lines(line: _Line, lines: Mapping[str, _Line]) -> list[_Line]:
+    return [lines[name] for name in _operands(line, lines)]
+
+
+def _origin(line: _Line, lines: Mapping[str, _Line]) -> _Line:
+    """What an instruction is a copy of."""
+    while line.kind in ("copy", "bitcast") and (given := _operand_lines(line, lines)):
+        line = given[0]
+    return line
+
+
+def _constant(line: _Line) -> int | None:
+    found = re.search(r"\bconstant\((-?\d+)\)", line.text) if line.kind == "constant" else None
+    return None if found is None else int(found[1])
+
+
+def _least(line: _Line, least: Least, inner: Sequence[Least], times: int) -> Least:
+    """With what an instruction calls: of alternatives the smallest, but where they are who takes part."""
+    if line.kind == "conditional" and inner:
+        choose = max if THERE.search(line.text) else min
+        return least.plus(Least(*(choose(part) for part in zip(*inner, strict=True))))
+    for each in inner:
+        least = least.plus(each, times)
+    return least
 
 
 def _computations(text: str) -> tuple[dict[str, list[_Line]], str]:

@@ -16,10 +16,11 @@ from fedjax_cluster.faults import Fault, afflict
 from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule
-from fedjax_cluster.simulation.evaluation import chosen_clients, with_metrics
-from fedjax_cluster.simulation.loop import Callback, Run, simulate, start_run
+from fedjax_cluster.simulation.evaluation import Callback, chosen_clients, with_metrics
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.memory import Memory, bytes_of
 from fedjax_cluster.simulation.result import SimulationResult
+from fedjax_cluster.simulation.run import Run, start_run
 from fedjax_cluster.simulation.run_directory import kept_in
 from fedjax_cluster.simulation.segment import placed_clients, run_segment
 from fedjax_cluster.simulation.together import Batch, DoesNotFit, play_together

@@ -25,6 +25,7 @@ from fedjax_cluster.files import (
     atomic_file,
     check_run_directory,
     digest,
+    is_file_by_now,
     is_sealed,
     read_json,
     remove_strays,
@@ -109,7 +110,7 @@ class RunDirectory:
             if self._refusal is None and parallel.is_first():
                 self._take()
         with parallel.processes.together():
-            if not (self.path / CONFIG).is_file():
+            if not is_file_by_now(self.path / CONFIG):
                 raise ValueError(
                     f"{self.named} holds nothing of what process 0 wrote there; choose a run directory on a file "
                     "system that all processes share"
@@ -345,7 +346,10 @@ def _machine() -> dict[str, str]:
 
 def listed(path: pathlib.Path) -> list[pathlib.Path]:
     """What is in a directory, but for what may be there before a run; nothing where there is none."""
-    there = list(path.iterdir()) if path.is_dir() else []
+    there: list[pathlib.Path] = []
+    # Another process, which tries whether one can be made there, may just have removed it again.
+    with contextlib.suppress(FileNotFoundError):
+        there = list(path.iterdir()) if path.is_dir() else []
     return [each for each in there if not (each.name in (LOCK, TUNING) or STRAY.fullmatch(each.name))]
 
 

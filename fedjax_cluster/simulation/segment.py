@@ -16,7 +16,7 @@ from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.options import shown
 from fedjax_cluster.simulation.history import clusters_of_all, report_round
 from fedjax_cluster.simulation.own_methods import hint_of_tracing, is_ours
-from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
+from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
@@ -163,6 +163,12 @@ def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsA
     return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
 
 
+def work_of(algorithm: ClusteredAlgorithm, data: ClientData) -> Any:
+    """What a round costs each client, by which several devices are dealt them; None where they are left in order."""
+    measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
+    return measure(data) if measure is not None and is_ours(algorithm) else None
+
+
 def placed_clients(
     algorithm: ClusteredAlgorithm, federation: Federation, mapping: ClientMapping, by_work: bool = True
 ) -> tuple[Population, Array | None]:
@@ -170,9 +176,7 @@ def placed_clients(
 
     A method that is not ours may look at rows in place, and finds them in the order of the clients.
     """
-    by_work = by_work and is_ours(algorithm)
-    measure = getattr(getattr(algorithm, "update", None), "work", None)  # a local update of one's own may lack it
-    work = measure(federation.train) if measure is not None and by_work else None
+    work = work_of(algorithm, federation.train) if by_work else None
     train = parallel.place_population(federation.train, federation.info, mapping, work)
     if federation.group is None:
         return train, None

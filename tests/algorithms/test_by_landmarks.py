@@ -18,8 +18,8 @@ from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
 from fedjax_cluster.report.methods import fedgwc as fedgwc_pictures
 from fedjax_cluster.simulation.abstract import abstract_arguments
-from fedjax_cluster.simulation.loop import run_keys, simulate
-from fedjax_cluster.simulation.segment import run_segment
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys, run_segment
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_fedgwc import EPOCH, build, hard_and_easy, start_of
 from tests.algorithms.test_flag_by_landmarks import flag_by

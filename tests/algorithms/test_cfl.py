@@ -12,7 +12,8 @@ from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.algorithms.cfl.splits import Division, divide, empty_splits
 from fedjax_cluster.algorithms.round import labels as labels_of
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Variables
 from tests.federations import as_lists, blobs
 from tests.reference import bipartition as brute_force

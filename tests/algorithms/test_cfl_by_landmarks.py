@@ -17,7 +17,7 @@ from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.data import in_memory, write_population
 from fedjax_cluster.report.methods import cfl as pictures
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation import run_keys, simulate
 from fedjax_cluster.types import Churn
 from tests.directions import place
 from tests.federations import blobs, play

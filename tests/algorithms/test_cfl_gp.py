@@ -13,10 +13,11 @@ from fedjax_cluster import data, local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
 from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.algorithms.cfl_gp.profiles import client_features, estimate_clusters
-from fedjax_cluster.algorithms.round import equal_groups
 from fedjax_cluster.algorithms.round import labels as labels_of
+from fedjax_cluster.algorithms.starts import equal_groups
 from fedjax_cluster.clustering.scores import adjusted_rand_index
-from fedjax_cluster.simulation.loop import run_keys, run_segment, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys, run_segment
 from tests.federations import blobs, play
 
 ONE_DEVICE = parallel.client_mapping("scan", devices=jax.devices()[:1])

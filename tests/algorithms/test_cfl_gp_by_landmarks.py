@@ -15,7 +15,8 @@ from fedjax_cluster.algorithms.cfl_gp import landmarks as cfl_gp_landmarks
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.report.methods import cfl_gp as cfl_gp_pictures
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn
 from tests.federations import blobs
 from tests.reference import federated

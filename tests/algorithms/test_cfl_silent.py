@@ -8,7 +8,7 @@ from fedjax_cluster import faults, local, nn, parallel
 from fedjax_cluster.algorithms import cfl
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.scores import adjusted_rand_index
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import blobs, one_step
 
 LOCAL = local.sgd(0.3, batch_size=None, steps=2)

@@ -11,7 +11,8 @@ from fedjax_cluster.algorithms.fedgwc import all_pairs
 from fedjax_cluster.algorithms.fedgwc import weighting as gaussian_weighting
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.algorithms.round import one_hot
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import ClientData, Cohort
 from tests.federations import blobs
 from tests.reference import fedgwc as reference

@@ -13,7 +13,8 @@ from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.data import digits, scenarios
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn
 from tests.directions import EPOCHS, FULL, ROUNDS, SCAN, at_threshold, lines, model_of, pacfl_started, place
 from tests.federations import as_lists, blobs

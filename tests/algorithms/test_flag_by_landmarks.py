@@ -14,7 +14,8 @@ from fedjax_cluster.algorithms.flag.state import Measured, Sent
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.report.methods import flag as flag_pictures
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn, ClientData, DatasetInfo
 from tests.devices import needs_two
 from tests.directions import FULL, lines, place
@@ -99,7 +100,7 @@ def test_others_join_some_at_a_time_what_numpy_makes_of_all(mapping, at_a_time):
     for kind in landmarks.REDUCTIONS:
         placed = functools.partial(by_landmarks.placed, scales, options, membership, known, kind)
         join = functools.partial(one_shot_landmarks.join, measure, placed=placed, at_a_time=at_a_time)
-        joined, accepted = jax.jit(join)(population)[1:]
+        joined, accepted = jax.jit(join)(population)[1:3]
         assert np.asarray(accepted)[:clients].tolist() == heard.tolist()
         assert joined.num_steps[:clients][heard].tolist() == np.flatnonzero(heard).tolist()
         there = sizes > 0  # what the unheard one sent was sent all the same

@@ -8,7 +8,8 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.flexcfl import flexcfl, mixed
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn, ClientData, DatasetInfo, Federation
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play

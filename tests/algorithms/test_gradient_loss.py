@@ -257,3 +257,6 @@ def test_a_cohort_of_pinned_clients_only_is_refused():
     with pytest.raises(ValueError, match=r"0\.3 of 5 clients is a cohort of 2, but 2 pinned clients"):
         simulate(few, federation, rounds=3, churn=[Churn(1, leave=tuple(others[:3]))], progress=False)
     assert simulate(few, federation, rounds=3, churn=[Churn(1, leave=(*pinned, others[0]))], progress=False)
+    # Who comes back is pinned no more.
+    there_and_back = [Churn(1, leave=tuple(pinned)), Churn(2, join=tuple(pinned)), Churn(3, leave=tuple(others[:3]))]
+    assert simulate(few, federation, rounds=4, churn=there_and_back, progress=False)

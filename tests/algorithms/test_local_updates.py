@@ -12,7 +12,8 @@ from flax import linen
 
 from fedjax_cluster import local, nn, optimizers, parallel
 from fedjax_cluster.algorithms import REGISTRY, fedsoft
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import blobs, one_step
 
 MOMENTUM = optimizers.named("sgd", learning_rate=0.1, momentum=0.9)

@@ -10,7 +10,7 @@ from fedjax_cluster.algorithms.fedem import expectation, fedem
 from fedjax_cluster.algorithms.fedsoft import draw_clients, fedsoft
 from fedjax_cluster.inference import mixed_predictions
 from fedjax_cluster.local import server_key
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.algorithms.test_oracles import assert_models_equal
 from tests.federations import as_lists
 from tests.reference import fedem as fedem_reference

@@ -12,7 +12,8 @@ from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp, fedavg, ifca
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.clustering.scores import adjusted_rand_index
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import as_lists, blobs
 from tests.reference import federated
 from tests.turns import COUNTS, drawn_batches, linear_models, turns, uneven

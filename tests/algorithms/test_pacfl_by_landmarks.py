@@ -13,7 +13,8 @@ from fedjax_cluster.algorithms import pacfl as by_method
 from fedjax_cluster.algorithms.round import labels as labels_of
 from fedjax_cluster.clustering.scores import adjusted_rand_index
 from fedjax_cluster.report.methods import flag as pictures
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn
 from tests.devices import needs_two
 from tests.directions import FULL, LIGHT, lines, place

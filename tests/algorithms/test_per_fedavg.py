@@ -11,7 +11,8 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.per_fedavg import MetaGradient, per_fedavg
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import as_lists, blobs
 from tests.reference import federated
 from tests.turns import COUNTS, drawn_batches, linear_models, turns, uneven

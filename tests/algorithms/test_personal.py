@@ -12,7 +12,8 @@ import pytest
 from fedjax_cluster import aggregation, faults, local, nn
 from fedjax_cluster.algorithms import ditto, fedavg, fedper, fedproto, fedrep, pfedme, scaffold
 from fedjax_cluster.algorithms.personal import global_model
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import Churn
 from tests.algorithms.test_oracles import assert_models_equal, models_of, start_of
 from tests.federations import as_lists, blobs, play

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import cfl, fedgwc, flexcfl
 from fedjax_cluster.inference import mixed_predictions
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.algorithms.test_protocol import CLIENTS, METHODS, build, place
 from tests.federations import blobs, one_step
 

@@ -14,8 +14,7 @@ import pytest
 from fedjax_cluster import aggregation, faults, kept_training, local, marked_clients, nn, parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.algorithms.round import labels as labels_of
-from fedjax_cluster.simulation import segment
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation import run_keys, segment, simulate
 from tests.federations import blobs, one_step
 
 METHODS = sorted(REGISTRY)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_cluster import faults, marked_clients
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.algorithms.test_protocol import CLIENTS, place, started
 from tests.federations import blobs, one_step
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_cluster import faults, local, nn, parallel
 from fedjax_cluster.algorithms import fedsoft, flag, gradient_loss, ifca
-from fedjax_cluster.simulation.loop import run_keys
+from fedjax_cluster.simulation.segment import run_keys
 from tests.directions import FULL, lines
 from tests.federations import blobs, one_step
 

@@ -13,8 +13,9 @@ from fedjax_cluster import clustering, local, nn
 from fedjax_cluster.algorithms import threshold_search as flag_search
 from fedjax_cluster.algorithms.flag.flag import flag
 from fedjax_cluster.algorithms.pacfl import pacfl
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.run_directory import RunDirectory
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import ClientData
 from tests.directions import (
     EPOCHS,

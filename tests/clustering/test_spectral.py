@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_cluster.clustering as fcc
+from fedjax_cluster.clustering import krylov
 from tests.reference import spectral as reference
 
 M, D, K = 30, 50, 4
@@ -68,6 +69,26 @@ def test_matrix_free_embedding_equals_the_exact_svd():
     profile, _ = _profile(3, 300, noise=1.5)
     expected = reference.profile_embedding(profile, K)
     _assert_same_embedding(fcc.subspace_embedding(jax.random.key(0), profile, K, depth=6), expected, 1e-3)
+
+
+@pytest.mark.parametrize(("clients", "devices"), [(50, 2), (52, 4), (195, 4), (240, 5), (50, 50)])
+@pytest.mark.parametrize("noise", [0.0, 1.5])
+def test_clients_divided_among_devices_are_embedded_as_on_one(clients, devices, noise):
+    """Faults: a part too few, or one that is written where another belongs; a basis that is none where rows are few."""
+    profile, _ = _profile(3, clients, noise=noise)
+    whole = fcc.subspace_embedding(jax.random.key(0), profile, K)
+    divided = fcc.subspace_embedding(jax.random.key(0), profile, K, devices=devices)
+    _assert_same_embedding(divided, whole, 1e-3)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 4])
+@pytest.mark.parametrize("kind", ["random", "equal columns", "zero"])
+def test_a_basis_is_orthonormal_and_spans_the_block(devices, kind):
+    block = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    block = {"random": block, "equal columns": np.repeat(block[:, :1], 6, axis=1), "zero": 0 * block}[kind]
+    basis = np.asarray(krylov.orthonormal(jnp.asarray(block), devices))
+    np.testing.assert_allclose(basis.T @ basis, np.eye(6), atol=1e-5)
+    np.testing.assert_allclose(basis @ (basis.T @ block), block, atol=1e-5)
 
 
 def test_matrix_free_embedding_resolves_what_the_gram_matrix_cannot():

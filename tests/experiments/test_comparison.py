@@ -218,7 +218,7 @@ def test_a_real_comparison_reads_back_what_it_did(monkeypatch):
     configs = {"fedavg": CONFIGS["fedavg"]}
     (one,) = comparison.compare(configs, seeds=(0, 1), run_dir="own", failed=print)
     began = []
-    monkeypatch.setattr(fc.simulation.loop, "run_segment", lambda *given, **more: began.append(given))
+    monkeypatch.setattr(fc.simulation.run, "run_segment", lambda *given, **more: began.append(given))
     (two,), (three,) = comparison.resume("own"), saved_runs.read_comparison(pathlib.Path("own"))
     assert not began
     assert one.label == two.label == three.label

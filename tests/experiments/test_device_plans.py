@@ -30,6 +30,8 @@ def test_a_population_without_data(capsys):
         (["--clients", "0"], "clients"),
         (["--dataset", "mnist"], "--dataset names data, but --rows plans a population without any"),
         (["--scenario=label-swap"], "--scenario names data"),
+        (["--task", "regression"], "--task names data"),
+        (["--examples-per-client=9"], "--examples-per-client names data"),
         (["--test-rows", "-1"], "test_rows is -1"),
         (["--input"], "input has no numbers"),
         (["--run-dir", "x"], "--run-dir is for a run, but a plan runs nothing"),
@@ -116,6 +118,15 @@ def test_advice_names_flags():
     lines = ("a smaller cohort (participation), or chunk_size=1", "fewer clients at a time (chunk_size)")
     named = [NAMED.sub(_flag, line) for line in lines]
     assert named == ["a smaller cohort (--participation), or --chunk-size 1", "fewer clients at a time (--chunk-size)"]
+    of_profiles = NAMED.sub(_flag, 'landmarks=256 and profiles_of="landmarks", say; or a higher compression')
+    assert of_profiles == "--landmarks 256 and --profiles-of landmarks, say; or a higher --compression"
+
+
+@pytest.mark.slow
+def test_an_autoencoder_gives_back_its_input(capsys):
+    words = "plan fedavg --model csi-autoencoder --latent 16 --clients 2 --rows 2 --input 2 32 32 --batch-size 2"
+    assert cli.main(words.split()) == 0
+    assert "2 of 2 rows" in capsys.readouterr().out
 
 
 def test_rows_and_a_population_are_two_kinds_of_clients(capsys):

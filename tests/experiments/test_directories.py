@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import cli
-from fedjax_cluster.experiments import comparison, flags, runs, saved_runs
+from fedjax_cluster.experiments import comparison, flags, places, runs, saved_runs
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.simulation import result
 from fedjax_cluster.simulation.run_directory import AnotherExperiment
@@ -89,15 +89,18 @@ def test_runs_whose_comparison_was_lost_are_taken_up(pretend):
 def test_two_commands_at_once_have_two_directories(monkeypatch, tmp_path):
     """The other begins between this one's look and its first file."""
     monkeypatch.chdir(tmp_path)
-    with cli._place(None, "fedavg-rotated", kept=True) as one, cli._place(None, "fedavg-rotated", kept=True) as other:
+    with (
+        places.place(None, "fedavg-rotated", kept=True) as one,
+        places.place(None, "fedavg-rotated", kept=True) as other,
+    ):
         assert [str(one), str(other)] == ["runs/fedavg-rotated", "runs/fedavg-rotated-2"]
         (one / "config.json").write_text("")
     # The second came to nothing, and leaves nothing.
     assert [path.name for path in pathlib.Path("runs").iterdir()] == ["fedavg-rotated"]
-    with cli._place(None, "fedavg-rotated", kept=True) as third:
+    with places.place(None, "fedavg-rotated", kept=True) as third:
         assert str(third) == "runs/fedavg-rotated-2"
     monkeypatch.chdir(third.resolve().parent)
-    with cli._place(None, "x", kept=True):
+    with places.place(None, "x", kept=True):
         pass
     assert [path.name for path in pathlib.Path().iterdir()] == ["fedavg-rotated"]
 

@@ -19,6 +19,7 @@ from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.ended_runs import read_run
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.simulation import loop, requests, run_directory
+from fedjax_cluster.simulation.run import Run
 
 SHORT = RunConfig(method="fedavg", clients=4, rounds=4, eval_every=2, model="linear", local_steps=1)
 
@@ -26,7 +27,7 @@ SHORT = RunConfig(method="fedavg", clients=4, rounds=4, eval_every=2, model="lin
 @contextlib.contextmanager
 def interrupted_once_done(monkeypatch, rounds):
     """Ctrl-C after the last round, before its evaluation."""
-    rounds_until = loop.Run.rounds_until
+    rounds_until = Run.rounds_until
 
     def interrupted(run, stop, due):
         told = rounds_until(run, stop, due)
@@ -35,7 +36,7 @@ def interrupted_once_done(monkeypatch, rounds):
         return told
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop.Run, "rounds_until", interrupted)
+        patched.setattr(Run, "rounds_until", interrupted)
         yield
 
 
@@ -81,7 +82,7 @@ def test_a_run_of_ones_own_without_its_last_evaluation_has_not_ended_either(tmp_
 def test_a_run_of_a_comparison_that_somebody_began_to_extend_has_ended(tmp_path, monkeypatch):
     comparison.compare({"fedavg": SHORT}, run_dir=tmp_path, progress=False)
     with monkeypatch.context() as patched:
-        patched.setattr(loop.Run, "segment", lambda *given: setattr(Interrupt.active, "number", signal.SIGINT))
+        patched.setattr(Run, "segment", lambda *given: setattr(Interrupt.active, "number", signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             runs.resume(tmp_path / "fedavg-seed0", 40, progress=False)
     assert read_run(tmp_path / "fedavg-seed0").interrupted
@@ -199,10 +200,10 @@ def test_a_run_has_noticed_when_it_looked():
 @pytest.mark.parametrize("together", [False, True])
 def test_a_signal_while_a_run_ends_is_obeyed_by_its_end(together, monkeypatch, tmp_path):
     """Its last checkpoint is waited for, although nobody has looked for a signal since."""
-    waited, finish, time_clustering = [], loop.Run.finish, loop.Run.time_clustering
-    monkeypatch.setattr(loop.Run, "finish", lambda run: (waited.append(Interrupt.active.noticed), finish(run))[1])
+    waited, finish, time_clustering = [], Run.finish, Run.time_clustering
+    monkeypatch.setattr(Run, "finish", lambda run: (waited.append(Interrupt.active.noticed), finish(run))[1])
     monkeypatch.setattr(
-        loop.Run, "time_clustering", lambda run: (waited.append(Interrupt.active.noticed), time_clustering(run))[1]
+        Run, "time_clustering", lambda run: (waited.append(Interrupt.active.noticed), time_clustering(run))[1]
     )
     federation = fc.data.scenarios.rotated(fc.data.digits(), clients=4, angles=(0, 180))
     method = fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(0.1, batch_size=32, steps=1))

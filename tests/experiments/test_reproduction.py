@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from fedjax_cluster import cli, files, provenance
+from fedjax_cluster.experiments import places, reproduction
 from fedjax_cluster.experiments import recipe as recipes
-from fedjax_cluster.experiments import reproduction
 from fedjax_cluster.experiments.cells import headings, shortened
 from fedjax_cluster.experiments.config import RunConfig
 from fedjax_cluster.experiments.reproduction import RAN, reproduce
@@ -142,7 +142,7 @@ def test_recipes_keep_to_their_own_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = catalogue.place_of("cfl-gp-linear-regression")
     place.mkdir(parents=True)
-    with cli._place(None, "cfl_gp-linear_regression", kept=False) as directory:
+    with places.place(None, "cfl_gp-linear_regression", kept=False) as directory:
         assert str(directory) == "runs/cfl-gp-linear-regression"
     versions = ({}, {"quick": True}, {"full": True})
     assert len({catalogue.place_of("flag-table8", **version) for version in versions}) == 3

@@ -12,7 +12,8 @@ from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.experiments import runs, shared_programs, sweeps, tuning
 from fedjax_cluster.interruption import Interrupt
 from fedjax_cluster.local import sgd
-from fedjax_cluster.simulation import loop, requests
+from fedjax_cluster.simulation import requests
+from fedjax_cluster.simulation.run import Run
 
 pytestmark = pytest.mark.usefixtures("here")
 SETTINGS = {"method": "fedavg", "model": "linear", "clients": 4, "rounds": 2, "examples_per_client": 20}
@@ -67,7 +68,7 @@ def test_what_decides_a_program_is_compiled_for_each_value(caplog):
 @pytest.mark.slow
 def test_side_by_side_leaves_what_runs_in_turn_leave_also_after_an_interruption(monkeypatch, accelerated, capsys):
     words = LINE.split()
-    played, play, figures = [], requests.play_together, loop.Run.add_figures
+    played, play, figures = [], requests.play_together, Run.add_figures
 
     def counted(batch, programs, **options):
         played.append((len(batch.runs), batch.runs[0].done))
@@ -79,7 +80,7 @@ def test_side_by_side_leaves_what_runs_in_turn_leave_also_after_an_interruption(
 
     monkeypatch.setattr(requests, "play_together", counted)
     with monkeypatch.context() as patched:
-        patched.setattr(loop.Run, "add_figures", interrupting)
+        patched.setattr(Run, "add_figures", interrupting)
         assert cli.main(["sweep", *words, "--run-dir", "beside"]) == 130
     assert cli.main(["sweep", *words, "--run-dir", "beside"]) == 0
     assert played == [(4, 0), (4, 2)]

@@ -107,6 +107,7 @@ def clustering() -> Iterator[Spec]:
         profile=rows,
         depth=BAD_COUNTS | {"0": 0},
         oversampling=BAD_COUNTS,
+        devices=BAD_COUNTS | {"0": 0},
         **rank,
         **mask,
         **key,

@@ -69,7 +69,8 @@ def lines() -> Iterator[Line]:
             needed = ("--dataset", "digits+digits") if name == "mixed_datasets" else ()
             yield from of_fields(("run", "fedavg", *needed, f"--{kind}", name), fields)
     yield from of_fields(
-        ("compare", "fedavg", "ifca"), [("seeds", int, 1), ("run_dir", str, None), ("checkpoint_every", float, 30.0)]
+        ("compare", "fedavg", "ifca"),
+        [("seeds", int, 1), ("run_dir", str, None), ("checkpoint_every", float, 30.0), ("chunk_size", int, None)],
     )
     yield from of_fields(
         ("sweep", "fedavg", "--learning-rate", "0.1", "1"),

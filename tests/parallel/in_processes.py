@@ -75,6 +75,8 @@ def refusals():
         "rounds": ((method, data), {"rounds": 1 if first else 2}),
         "clients": ((method, few), {}),
         "mapping": ((method, data), {"mapping": parallel.client_mapping(devices=jax.devices()[:2])}),
+        "run_dir": ((method, data), {"run_dir": None if first else "never made"}),
+        "time_clustering": ((method, data), {"time_clustering": first}),
         "one alone": ((method, data), {"eval_every": 1 if first else 0}),
     }
     for name, (arguments, options) in cases.items():

@@ -68,17 +68,17 @@ programs["evaluation of some"] = of_evaluation(parallel.gather_cohort(population
 
 def reported_with_collectives():
     # How many collectives a round has, and those of its draw and scores.
-    from fedjax_cluster.simulation import loop
+    from fedjax_cluster.simulation import segment
 
     own = local.sgd(0.1, batch_size=10, epochs=1)
     algorithm = REGISTRY["fedgwc"](model, local=own, participation=0.25, clusters=3)
     state, info = algorithm.init(jax.random.key(0), population)
     state = parallel.place_state(state, population.mapping)
     group = parallel.replicate(population.mapping, jnp.zeros(64, jnp.int32))
-    segment = jax.jit(loop.run_segment, static_argnames="algorithm")
+    rounds = jax.jit(segment.run_segment, static_argnames="algorithm")
     stop = jnp.asarray(1, jnp.int32)
-    text = segment.lower(
-        loop.run_keys(0), state, population, group, info, stop, algorithm=algorithm
+    text = rounds.lower(
+        segment.run_keys(0), state, population, group, info, stop, algorithm=algorithm
     ).compile().as_text()
     lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
     return len(lines), [line for line in lines if re.search("sort|rand_index|purity|gumbel", line)]

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_cluster import parallel
 from fedjax_cluster.parallel import loop
-from fedjax_cluster.parallel.loop import Contribution
+from fedjax_cluster.parallel.contributions import Contribution
 from fedjax_cluster.types import ClientData, DatasetInfo
 
 
@@ -64,13 +64,3 @@ def test_blocks_take_every_client_once(chunk, clients, monkeypatch):
     sums = np.bincount(there % 3, weights=0.37 * there)
     np.testing.assert_allclose(blocks.reduced.total[:, 0], sums, rtol=1e-5)
     assert (int(blocks.reduced.num_rejected), blocks.accepted.sum()) == (1, clients - 1)
-
-
-@pytest.mark.parametrize("shape", [(), (3, 2), (0,)])
-def test_sums_are_the_same_in_both_forms(shape):
-    """One is a TPU's alone."""
-    rng = np.random.default_rng(0)
-    weights, rows = rng.uniform(size=(7, 3)).astype(np.float32), rng.normal(size=(7, *shape)).astype(np.float32)
-    expected = np.einsum("ck,c...->k...", weights, rows)
-    for form in (loop._sums, loop._product):
-        np.testing.assert_allclose(form(jnp.asarray(weights), jnp.asarray(rows)), expected, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from fedjax_cluster import parallel
 from fedjax_cluster.parallel import chunks
-from fedjax_cluster.parallel.loop import Contribution
+from fedjax_cluster.parallel.contributions import Contribution
 from fedjax_cluster.types import ClientData, Clusters, Cohort, DatasetInfo, Selection, State
 from tests.devices import needs_two
 

@@ -13,14 +13,15 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 
 import fedjax_cluster as fc
-from fedjax_cluster import cli
+from fedjax_cluster import cli, parallel
 from fedjax_cluster.parallel import processes
 from tests.devices import needs_two
 from tests.parallel import in_processes
-from tests.parallel.in_processes import CLIENTS, FURTHER, federation, played
+from tests.parallel.in_processes import CLIENTS, FURTHER, build, federation, played
 
 # In one worker: the pairs of processes serve many tests, and would be started by each.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -121,9 +122,10 @@ def test_processes_that_were_given_different_runs_say_so_together(pair):
     assert "eval_every is 0" in said[1].pop("one alone")
     said[0].pop("one alone")
     assert said[0] == said[1]
-    for name in ("seed", "federation", "method"):
+    for name in ("seed", "federation", "method", "time_clustering"):
         assert said[0][name] == f"process 1 was given another {name} than process 0; give all processes the same"
     assert "another number of rounds" in said[0]["rounds"]
+    assert "another choice of a run_dir or none" in said[0]["run_dir"]
     assert said[0]["clients"] == "there are 1 clients, fewer than the 2 processes; start fewer"
     assert "mapping has devices of 1 of 2 processes" in said[0]["mapping"]
 
@@ -214,10 +216,116 @@ def test_what_one_process_is_alone():
         raise KeyError("its own")
 
 
+LOSS = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error: Connection reset by peer")
+
+
+def test_nothing_is_asked_of_the_others_once_one_is_lost(monkeypatch):
+    """Fault: the message of the next step meets one of the last between two devices here, and gloo ends the process."""
+    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "of_all", lambda _: pytest.fail("asked"))
+    with pytest.raises(fc.parallel.ProcessLost, match="was lost"), processes.together():
+        raise LOSS
+
+
+@pytest.mark.parametrize("saving", [True, False])
+def test_a_process_lost_at_a_checkpoint_is_no_full_disk_and_no_damage(saving, monkeypatch, tmp_path):
+    """Faults: "cannot save … make room"; a checkpoint that is whole is set aside as damaged."""
+
+    def lost(*_, **__):
+        monkeypatch.setattr(processes, "several", lambda: True)
+        monkeypatch.setattr(processes, "of_all", lambda _: pytest.fail("asked"))
+        raise LOSS
+
+    run_dir = tmp_path / "run"
+    if not saving:
+        played("fedavg", 1.0, rounds=1, run_dir=run_dir)
+    monkeypatch.setattr(orbax.CheckpointManager, "save" if saving else "restore", lost)
+    with pytest.raises(fc.parallel.ProcessLost, match="was lost"):
+        played("fedavg", 1.0, rounds=2, run_dir=run_dir)
+    assert not (run_dir / "damaged").exists()
+    assert (run_dir / "checkpoints" / "1").exists() is not saving
+
+
+def test_after_a_clustering_that_could_not_be_timed_the_others_are_not_waited_for(monkeypatch, tmp_path):
+    def lost(*_):
+        monkeypatch.setattr(processes, "several", lambda: True)
+        monkeypatch.setattr(parallel, "several", lambda: True)
+        monkeypatch.setattr(processes, "of_all", lambda _: pytest.fail("asked"))
+        raise LOSS
+
+    monkeypatch.setattr(fc.simulation.run, "with_clustering_seconds", lost)
+    with pytest.raises(fc.parallel.ProcessLost, match="was lost"):
+        played("ifca", 1.0, rounds=1, run_dir=tmp_path, time_clustering=True)
+
+
+def test_who_cannot_read_a_checkpoint_meets_the_others_at_the_same_step(monkeypatch, tmp_path):
+    """Fault: an agreement within another; who fails between the two is one step ahead from then on."""
+    played("fedavg", 1.0, rounds=1, run_dir=tmp_path)
+    run = json.loads((tmp_path / "checkpoints" / "1" / "seal.json").read_text())["run"]
+    checkpoints = fc.simulation.checkpoints.Checkpoints(tmp_path / "checkpoints", CLIENTS, run=run)
+    asked = {}
+
+    def restore(own):
+        """A restoration where this process cannot read a seal, or another cannot."""
+        asked[own] = []
+        monkeypatch.setattr(processes, "several", lambda: True)
+        monkeypatch.setattr(parallel, "several", lambda: True)
+
+        def of_all(value):
+            asked[own].append(int(value))
+            return np.asarray([int(value), 0 if own else len(asked[own]) == 1])
+
+        def unreadable(step):
+            raise OSError("stale")
+
+        monkeypatch.setattr(processes, "of_all", of_all)
+        if own:
+            monkeypatch.setattr(fc.simulation.checkpoints, "_checked_seal", unreadable)
+        with pytest.raises(fc.simulation.checkpoints.Damaged, match="stale" if own else "cannot go on"):
+            checkpoints.restore(state, must_be_sealed=True)
+        monkeypatch.undo()
+
+    state = fc.simulate(build("fedavg", 1.0), federation(), rounds=1, progress=False).state
+    restore(own=False)
+    restore(own=True)
+    assert len(asked[True]) == len(asked[False])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how C++ ends elsewhere is not known")
+@pytest.mark.parametrize("how", ["abort", "_ZSt9terminatev"])
+def test_what_ends_in_c_is_one_line(how):
+    """Fault: gloo's threads end by C++'s `terminate`, with two lines of their own."""
+    program = f"""
+import ctypes
+from fedjax_cluster.parallel import processes
+undo = processes._at_an_abort("undone")
+undo()
+processes._at_an_abort("lost")
+getattr(ctypes.CDLL("libstdc++.so.6"), {how!r})()
+"""
+    (ending,) = start(("-c", program))
+    assert ended([ending]) == [("", "fedjax-cluster: lost\n")]
+    assert ending.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how C++ ends elsewhere is not known")
+def test_what_ends_in_c_is_not_explained_before_there_are_several_processes():
+    program = """
+import ctypes
+from fedjax_cluster.parallel import processes
+undo = processes._at_an_abort("undone")
+undo()
+ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+"""
+    (ending,) = start(("-c", program))
+    assert "undone" not in ended([ending])[0][1]
+    assert ending.returncode == -signal.SIGABRT
+
+
 def run_words(port, number, run_dir, *more):
     return [
         # Four devices are filled up to eight clients, and those of this process need not be.
-        *("-c", IMPATIENT, "run", "fedavg", "--clients", "6", "--model", "linear", "--eval-every", "5"),
+        *("-c", IMPATIENT, "run", "ifca", "--clients", "6", "--model", "linear", "--eval-every", "5"),
         *("--checkpoint-every", "0", "--run-dir", str(run_dir), *more),
         *("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(number)),
     ]
@@ -241,7 +349,7 @@ def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(kil
     assert other.returncode not in (0, None)
     lines = said.splitlines()
     assert len(lines) == 1, said
-    assert re.match("fedjax-cluster: another process of the run was lost", lines[0])
+    assert re.match(f"fedjax-cluster: another process of the run was lost.*resume {tmp_path / 'run'}$", lines[0])
     done = fc.experiments.runs.rounds_done(tmp_path / "run")
     found = fc.resume(tmp_path / "run", done + 5, progress=False)
     config = fc.RunConfig.from_json(json.loads((tmp_path / "run" / "config.json").read_text())["experiment"])
@@ -256,12 +364,13 @@ def test_a_lost_process_ends_the_other_with_one_line_and_one_process_goes_on(kil
 def test_the_first_process_shows_and_the_other_is_silent(tmp_path):
     port = free_port()
     started = start(*(run_words(port, number, tmp_path / "run", "--rounds", "10") for number in (0, 1)))
-    (shown, _), silent = ended(started)
+    (shown, notices), silent = ended(started)
     assert [process.returncode for process in started] == [0, 0]
     assert "accuracy" in shown
+    assert "K, the number of clusters, was 4" in notices  # the other has as much to say
     assert silent == ("", "")
     assert {"report.html", "summary.json", "metrics.csv", "plots"} <= set(os.listdir(tmp_path / "run"))
-    config = {"method": "fedavg", "clients": 6, "model": "linear", "eval_every": 5, "rounds": 10}
+    config = {"method": "ifca", "clients": 6, "model": "linear", "eval_every": 5, "rounds": 10}
     expected = fc.experiments.runs.run(fc.RunConfig(**config), progress=False)
     found = fc.load_run(tmp_path / "run")
     np.testing.assert_allclose(found.history["accuracy"], expected.history["accuracy"], atol=1e-5)

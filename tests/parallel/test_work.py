@@ -17,7 +17,7 @@ from fedjax_cluster.algorithms import fedavg, local_only
 from fedjax_cluster.cohorts import in_place
 from fedjax_cluster.parallel import mapping as machine
 from fedjax_cluster.parallel import rows as rows_module
-from fedjax_cluster.parallel.loop import Contribution
+from fedjax_cluster.parallel.contributions import Contribution
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.types import ClientData, Federation, Selection
 from tests.devices import needs_two
@@ -181,7 +181,7 @@ import time
 import jax, numpy as np
 from fedjax_cluster import parallel
 parallel.use_all_cores(2)
-from fedjax_cluster.parallel.loop import Contribution
+from fedjax_cluster.parallel.contributions import Contribution
 from fedjax_cluster.types import ClientData, DatasetInfo
 
 def late(client):

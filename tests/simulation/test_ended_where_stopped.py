@@ -9,6 +9,7 @@ import fedjax_cluster as fc
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.simulation import loop
+from fedjax_cluster.simulation.run import Run
 from fedjax_cluster.simulation.run_directory import only_reading
 from tests.federations import blobs
 
@@ -29,7 +30,7 @@ def stopped(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "LONGEST_SEGMENT", 1)
-        patch.setattr(loop.Run, "save_in_time", stop)
+        patch.setattr(Run, "save_in_time", stop)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", 10)
     return tmp_path / "run"

@@ -8,8 +8,8 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms import cfl_gp
 from fedjax_cluster.simulation.evaluation import chosen_clients, evaluate_clients
-from fedjax_cluster.simulation.loop import run_keys
 from fedjax_cluster.simulation.program_costs import program_costs
+from fedjax_cluster.simulation.segment import run_keys
 from tests.devices import needs_two
 from tests.federations import blobs
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import stat
 
 import chex
@@ -64,6 +65,27 @@ def test_files_may_be_read_by_whom_any_new_file_may_be(umask, mode, tmp_path):
     assert [stat.S_IMODE(path.stat().st_mode) for path in (new, old)] == [mode, 0o660]
     assert files.STRAY.fullmatch(beside.name)
     assert not files.STRAY.fullmatch(".notes.markdown"), "somebody's own"
+
+
+def test_a_directory_that_is_gone_again_as_it_is_looked_at_holds_nothing(tmp_path, monkeypatch):
+    """Another process of a fresh run has made it to see whether it can, and removed it."""
+    monkeypatch.setattr(pathlib.Path, "is_dir", lambda path: True)
+    assert run_directory.listed(tmp_path / "gone") == []
+
+
+def test_what_is_made_to_see_whether_a_directory_can_be_written_is_no_file_of_somebody(tmp_path, monkeypatch):
+    """Fault: where a file system has only files with names, another process of a fresh run refuses its directory."""
+    made, new_file = [], files.new_file
+
+    def noted(*where):
+        made.append(new_file(*where))
+        assert run_directory.listed(tmp_path) == []
+        return made[-1]
+
+    monkeypatch.setattr(files, "new_file", noted)
+    files.check_writable(tmp_path)
+    assert len(made) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_a_full_disk_does_not_let_take_is_left_as_it_was(tmp_path, monkeypatch):

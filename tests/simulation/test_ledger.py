@@ -12,7 +12,8 @@ from fedjax_cluster import clustering, local, nn, parallel
 from fedjax_cluster.algorithms import cfl, cfl_gp, fedavg, fedgwc, fesem, flag, pacfl
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.local import server_key
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import blobs, play
 
 FULL = local.sgd(0.3, batch_size=None, steps=2)

@@ -11,7 +11,8 @@ import pytest
 from fedjax_cluster import local, nn
 from fedjax_cluster.algorithms import fedavg
 from fedjax_cluster.simulation import loggers
-from fedjax_cluster.simulation.loop import Evaluation, simulate
+from fedjax_cluster.simulation.evaluation import Evaluation
+from fedjax_cluster.simulation.loop import simulate
 from tests.federations import blobs
 
 FIGURES = {"accuracy": np.float32(0.5), "test_loss": float("nan"), "num_clusters": 2.0}

@@ -11,7 +11,8 @@ from fedjax_cluster.algorithms.cfl.parameter_tree import assign_client, paramete
 from fedjax_cluster.data import from_arrays
 from fedjax_cluster.report.pages import run_figures
 from fedjax_cluster.simulation.checkpoints import of_clients
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
+from fedjax_cluster.simulation.segment import run_keys
 from fedjax_cluster.types import ClientData, UserFederation
 from tests.algorithms import test_protocol as protocol
 from tests.devices import needs_two

@@ -13,8 +13,9 @@ from fedjax_cluster.algorithms import round as rounds
 from fedjax_cluster.algorithms.method import AveragingMethod
 from fedjax_cluster.local import client_key
 from fedjax_cluster.privacy.gaussian import ONE, SHOWN
-from fedjax_cluster.simulation.loop import run_keys, simulate
+from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.own_methods import _shows, _uses
+from fedjax_cluster.simulation.segment import run_keys
 from tests import private_methods
 from tests.algorithms import test_protocol as protocol
 from tests.federations import blobs

@@ -17,7 +17,7 @@ from fedjax_cluster.experiments.config import RunConfig, build_federation
 from fedjax_cluster.experiments.plans import plan
 from fedjax_cluster.experiments.runs import run as carry_out
 from fedjax_cluster.parallel import ahead
-from fedjax_cluster.simulation import loop, segment, streaming
+from fedjax_cluster.simulation import run, segment, streaming
 from fedjax_cluster.simulation.history import summarize
 from fedjax_cluster.simulation.identity import identity_of
 from fedjax_cluster.simulation.loop import simulate
@@ -148,7 +148,7 @@ def test_each_method_streams_as_in_memory(population, name):
 @pytest.mark.parametrize("landmarks", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_cohorts_drawn_ahead_follow_clusters_that_split_in_between(tmp_path, monkeypatch, landmarks):
     """Who is seldom seen is drawn first, three rounds ahead; a split makes the rest of what was drawn another draw."""
-    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (loop, "MOST_COMPARED")):
+    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (run, "MOST_COMPARED")):
         monkeypatch.setattr(module, constant, 20)
     monkeypatch.setattr(cohorts, "FEW", 1)
     hard = hard_and_easy(clients=24)
@@ -204,7 +204,7 @@ MANY = {"fedavg": {}, "ifca": {"start_rounds": 2}, "cfl_gp": {"landmarks": 3, "e
 )
 def test_many_clients_stream_as_in_memory(larger, monkeypatch, name):
     """Drawn without a random number for each, compared at evaluations alone, and a part of them asked for starts."""
-    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (loop, "MOST_COMPARED")):
+    for module, constant in ((cohorts, "MANY"), (segment, "MOST_COMPARED"), (run, "MOST_COMPARED")):
         monkeypatch.setattr(module, constant, 20)
     monkeypatch.setattr(starts, "MOST_ASKED", 30)
     options = {"rounds": 8, "eval_every": 4, "progress": False, "churn": [Churn(3, leave=(2, 5))]}
@@ -224,7 +224,7 @@ def test_many_clients_are_compared_at_evaluations_and_events_alone(monkeypatch):
     federation, options = blobs(clients=31), {"seed": 1, "eval_every": 4, "progress": False}
     ours = method("ifca", start_rounds=2)
     always = simulate(ours, federation, rounds=10, **options)
-    for module in (segment, loop):
+    for module in (segment, run):
         monkeypatch.setattr(module, "MOST_COMPARED", 20)
     seldom = simulate(ours, federation, rounds=10, **options)
     due = [3, 7, 9]

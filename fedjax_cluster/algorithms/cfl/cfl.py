@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
@@ -34,6 +33,7 @@ from fedjax_cluster.algorithms.cfl.splits import (
 from fedjax_cluster.algorithms.cfl.start import start_state
 from fedjax_cluster.algorithms.heard_landmarks import check_landmarks
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
+from fedjax_cluster.algorithms.planned import number_there
 from fedjax_cluster.algorithms.round import (
     Report,
     check_square,
@@ -193,7 +193,7 @@ class cfl(AveragingMethod):
         check_square(self.name, capacity if self.landmarks is None else self.landmarks, 4, landmarks=True)
         models, present = start_models(self.model, rng_key, population, self.clusters)
         if self.landmarks is not None:
-            check_landmarks(self.landmarks, int(np.asarray(present).sum()), 1, None)
+            check_landmarks(self.landmarks, number_there(present), 1, None)
         # One program in place of one for each array, which would be lowered anew in every process.
         start = parallel.compile_quickly(start_state, static_argnames=("method",))
         return start(rng_key, models, present, method=self)

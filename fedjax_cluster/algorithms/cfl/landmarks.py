@@ -163,7 +163,7 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         return Joined(jnp.where(chosen, label[jnp.argmax(itself)], joined), slot, sent, met, chosen, led)
 
     slot = jnp.maximum(cohort_labels(state, cohort), 0)
-    means, (new, trained, reports, met, chosen, led), accepted = aggregate_clients(
+    means, mapped = aggregate_clients(
         train,
         cohort,
         slot,
@@ -175,6 +175,8 @@ def step(method: Any, rng_key: Array, state: State, cohort: Cohort) -> tuple[Sta
         collect=lambda found: (found.slot, found.trained, found.sent.report, found.met, found.chosen, found.led),
         aggregation=method.aggregation,
     )
+    new, trained, reports, met, chosen, led = mapped.collected
+    accepted = mapped.accepted
     one = jax.tree.map(lambda leaf: leaf[0], state.clusters.params)
     delta = jax.vmap(lambda vector: tree.unravel(secret.invert(vector), one))(means.value["delta"])
     means = means._replace(value={**means.value, "delta": delta})

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from fedjax_cluster import cohorts, parallel, tree
@@ -27,6 +26,7 @@ from fedjax_cluster.algorithms.cfl_gp.profiles import (
 from fedjax_cluster.algorithms.cfl_gp.start import Server, start_state
 from fedjax_cluster.algorithms.heard_landmarks import check_landmarks
 from fedjax_cluster.algorithms.method import AveragingMethod, Defaults
+from fedjax_cluster.algorithms.planned import number_there, rows_there
 from fedjax_cluster.algorithms.round import (
     Round,
     Trained,
@@ -188,7 +188,7 @@ class cfl_gp(AveragingMethod):
     def init_with(self, rng_key: Array, population: Population, num_clusters: int) -> tuple[State, RoundInfo]:
         """The start with K clusters: clients in random groups of equal size, profiles empty."""
         models, present = start_models(self.model, rng_key, population, num_clusters)
-        count, width = int(np.asarray(present).sum()), self.profile_width(models.params)
+        count, width = number_there(present), self.profile_width(models.params)
         most = cohorts.cohort_size(self.participation, count) if self.cluster_cohort else None
         check_landmarks(self.landmarks, count, num_clusters, most)
         side = self.gram_side(len(present))
@@ -205,7 +205,7 @@ class cfl_gp(AveragingMethod):
 
     def gram_side(self, capacity: int) -> int:
         """Rows of the Gram matrices of so many clients; 0 where there are none."""
-        return capacity if capacity <= LARGEST_GRAM and self.landmarks is None else 0
+        return capacity if rows_there(capacity) <= LARGEST_GRAM and self.landmarks is None else 0
 
     def landmarks_of(self, present: Array) -> Array:
         assert self.landmarks is not None
@@ -274,7 +274,7 @@ class cfl_gp(AveragingMethod):
         carry = (state, initial_info(state.clusters.active.shape[0]))
         run_if = functools.partial(parallel.run_if, mapping=cohort.mapping)
         carry = run_if(due, lambda carry: self.cluster_and_train(rng_key, carry[0], cohort), carry)
-        state, info = run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry)
+        state, info = run_if(~due, lambda carry: self.train(rng_key, carry[0], cohort), carry, otherwise=True)
         server = state.server
         if self.stop_after is not None:
             clustered = jnp.any(profiled(state)[1].updates > 0)

@@ -10,7 +10,8 @@ from jax import Array
 
 from fedjax_cluster.algorithms.cfl_gp.landmarks import LandmarkServer
 from fedjax_cluster.algorithms.cfl_gp.profiles import Clients, Kept
-from fedjax_cluster.algorithms.round import equal_groups, first_state, one_hot, tie_layers
+from fedjax_cluster.algorithms.round import first_state, one_hot, tie_layers
+from fedjax_cluster.algorithms.starts import equal_groups
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.types import Clusters, RoundInfo, State
 
