@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
 from fedjax_cluster.data.hugging_face import huggingface
-from fedjax_cluster.data.image_folders import image_folder
+from fedjax_cluster.data.image_folders import has_images, image_folder
 from fedjax_cluster.data.leaf_files import leaf, leaf_files
 from fedjax_cluster.data.local_files import ARRAYS, TABLES, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
+from fedjax_cluster.files import at_home
 from fedjax_cluster.options import COUNT, shown, with_checks
 from fedjax_cluster.types import Examples
 
@@ -41,8 +42,9 @@ def load(
       name: `digits`; the path of an `.npz`, `.csv`, `.tsv` or `.parquet` file; the path of a folder of images or
         of LEAF's files, with a `/` in it, such as `./faces`; `hf:` and the name that
         `huggingface` takes; or a name that `tfds` or `openml` takes.
-      label_column: of a table, or of the hub's data set; default is `label`.
-      user_column: of a table, or of the hub's data set; default is `user` where there is one.
+      label_column: of a table; default is `label`. Of the hub's data set; default is the only one that declares its
+        classes.
+      user_column: of a table; default is `user` where there is one. Of the hub's data set; default is none.
       group_column: likewise, of the users' true groups; default is none.
       split_column: of a table, what each row is for, train, test or validation; default is none.
       input_shape: of a table's rows where they are images; the height and width to bring a folder's images to.
@@ -74,10 +76,10 @@ def load(
         raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")
     if path and is_table(name):
         return table(name, shape=input_shape, task=task, **columns)
-    folder = Path(name).expanduser()
+    folder = at_home("name", name) if path else Path(name)
     if task == "regression" and (not path or folder.is_dir()):
         raise ValueError(f"task is 'regression', but {shown(name)} has classes: leave it out")
-    of_leaf = path and folder.is_dir() and bool(leaf_files(folder))
+    of_leaf = path and folder.is_dir() and bool(leaf_files(folder)) and not has_images(folder)
     if path and folder.is_dir() and not of_leaf:
         return image_folder(name, size=input_shape)
     if input_shape is not None:

@@ -79,12 +79,12 @@ class Encoder:
                 x, y, test_x, test_y = x[order[cut:]], y[order[cut:]], x[order[:cut]], y[order[:cut]]
         else:
             test_x, test_y = self._rows("test_x", rows.test_x), self._targets("test_y", rows.test_y)
-        self._check(x, y, test_x, test_y)
+        self._check(number, x, y, test_x, test_y)
         train, test = x.tobytes() + y.tobytes(), test_x.tobytes() + test_y.tobytes()
         group = -1 if rows.group is None else _whole(rows.group)
         return Encoded((len(x), len(test_x), group, zlib.crc32(test, zlib.crc32(train))), train, test)
 
-    def _check(self, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
+    def _check(self, number: int, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
         check_lengths(x, y)
         own = Layout(x.dtype, x.shape[1:], y.dtype, y.shape[1:])
         if self.layout is None:
@@ -104,7 +104,8 @@ class Encoder:
         task = self.task
         for inputs, targets in ((x, y), (test_x, test_y)) if len(test_x) else ((x, y),):
             check_finite("x", inputs)
-            check_pixels("x", inputs, inputs.ndim - 1, task)
+            if not number or inputs.dtype.kind != "f":  # what looks unscaled is told of once
+                check_pixels("x", inputs, inputs.ndim - 1, task)
             if task == "classification":
                 if targets.dtype.kind not in "iu":
                     raise ValueError(f"y holds {targets.dtype}: number the classes from 0 on")
@@ -122,7 +123,10 @@ class Encoder:
         return whole_tokens(array) if self.info is not None and self.info.task == "language" else array
 
     def _targets(self, name: str, value: Any) -> np.ndarray:
-        return no_pixels(self._rows(name, value), None if self.info is None else self.info.task)
+        array = no_pixels(self._rows(name, value), None if self.info is None else self.info.task)
+        # A column of classes is taken as `from_arrays` does.
+        of_classes = array.dtype.kind in "iu" and (self.info is None or self.info.task == "classification")
+        return array[:, 0] if of_classes and array.ndim == 2 and array.shape[1] == 1 else array
 
     @property
     def task(self) -> str:

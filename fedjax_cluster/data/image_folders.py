@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedjax_cluster.data.own_examples import listed, named_examples
+from fedjax_cluster.data.own_examples import PARTS, listed, named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.options import COUNT, as_path, with_checks
+from fedjax_cluster.files import at_home
+from fedjax_cluster.options import COUNT, with_checks
 from fedjax_cluster.types import Examples
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
     Raises:
       ValueError: no such folder, no images one or two folders down, an unreadable one, or images that differ in size.
     """
-    folder = as_path("path", path).expanduser()
+    folder = at_home("path", path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give one that holds images by class, such as {folder}/cat/1.png.")
     if size is not None and len(size) != 2:
@@ -55,10 +56,20 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
         raise ValueError(
             f"{folder} holds {what}: place all as {folder}/CLASS/*.png, or all as {folder}/USER/CLASS/*.png."
         )
+    users = np.array([above[0] for above in parts]) if depths == [2] else None
+    if users is not None and {user.lower() for user in users.tolist()} <= PARTS.keys():
+        raise ValueError(
+            f"{folder} holds {listed(sorted(set(users.tolist())))}, which are parts of the data and no users: give a "
+            "folder of images by class, which scenarios divide, or a .parquet table with a column of the split."
+        )
     with working(f"reading {len(found)} images"):
         x = _read_images(found, size)
-    users = np.array([above[0] for above in parts]) if depths == [2] else None
     return named_examples(folder, x, np.array([above[-1] for above in parts]), users, named=True)
+
+
+def has_images(folder: Path) -> bool:
+    """Whether there are images where `image_folder` looks for them."""
+    return any(file.suffix.lower() in IMAGES for pattern in ("*/*", "*/*/*") for file in folder.glob(pattern))
 
 
 def _images(folder: Path) -> list[Path]:

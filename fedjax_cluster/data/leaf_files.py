@@ -12,7 +12,8 @@ import numpy as np
 
 from fedjax_cluster.data.own_examples import named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.options import as_path, with_checks
+from fedjax_cluster.files import at_home
+from fedjax_cluster.options import with_checks
 from fedjax_cluster.types import Examples
 
 # NOTE: LEAF's own alphabet has 80 characters; this is all of ASCII's, and what is none of them counts as a space.
@@ -26,7 +27,7 @@ def leaf(folder: str | os.PathLike) -> Examples:
 
     Args:
       folder: holds LEAF's `.json` files, or folders `train` and `test` of them, whose examples are joined: a scenario
-        splits them anew.
+        splits them anew. Texts whose users are in both stay divided as they are.
 
     Returns:
       Examples with `user_ids`, for the scenario `users`. Rows of 784 pixels in [0, 1] become uint8 [N, 28, 28, 1] of 62
@@ -44,7 +45,7 @@ def leaf(folder: str | os.PathLike) -> Examples:
     >>> found.x.shape, "".join(ALPHABET[token] for token in found.y[0]), found.user_ids.tolist()
     ((2, 7), 'ut, sof', ['romeo', 'juliet'])
     """
-    place = as_path("folder", folder).expanduser()
+    place = at_home("folder", folder)
     if not place.is_dir():
         raise ValueError(f"{place} is no folder: give one that holds LEAF's .json files, or train and test")
     files = leaf_files(place)
@@ -53,24 +54,26 @@ def leaf(folder: str | os.PathLike) -> Examples:
     x: list[Any] = []
     y: list[Any] = []
     users: list[str] = []
+    parts: list[str] = []
     with working(f"reading {len(files)} files of LEAF"):
-        for user, data in _users(files):
+        for part, user, data in _users(files):
             x += data["x"]
             y += data["y"]
             users += [user] * len(data["x"])
+            parts += [part] * len(data["x"])
         try:
-            return _arranged(place, x, y, np.array(users))
+            return _arranged(place, x, y, np.array(users), np.array(parts))
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(str(error) if str(place) in str(error) else f"{place}: {error}") from error
 
 
 def leaf_files(folder: Path) -> list[Path]:
-    """LEAF's files in a folder or in its train and test; those of `config.json` and the like are none."""
+    """LEAF's files in a folder, or in its train and test."""
     places = [folder / part for part in ("train", "test") if (folder / part).is_dir()] or [folder]
     return sorted(file for place in places for file in place.glob("*.json") if file.is_file())
 
 
-def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+def _users(files: list[Path]) -> Iterator[tuple[str, str, dict[str, list[Any]]]]:
     for file in files:
         try:
             data = json.loads(file.read_text(encoding="utf-8-sig"))["user_data"]
@@ -82,10 +85,11 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, list[Any]]]]:
             ) from error
         if not fits:
             raise ValueError(f"{file} has users with other than one y for each x: make it anew")
-        yield from pairs
+        for user, own in pairs:
+            yield file.parent.name, user, own
 
 
-def _arranged(place: Path, x: list[Any], y: list[Any], users: np.ndarray) -> Examples:
+def _arranged(place: Path, x: list[Any], y: list[Any], users: np.ndarray, parts: np.ndarray) -> Examples:
     if not x:
         raise ValueError("the files hold no examples")
     if all(isinstance(text, str) for text in x):
@@ -97,7 +101,10 @@ def _arranged(place: Path, x: list[Any], y: list[Any], users: np.ndarray) -> Exa
         tokens = _tokens([text + following for text, following in zip(x, y, strict=True)])
         options = {"task": "language", "num_classes": len(ALPHABET)}
         # NOTE: LEAF predicts and scores the character after the text alone; the model here learns from each of them.
-        return named_examples(place, tokens[:, :-1], tokens[:, 1:], users, **options)
+        # Texts overlap: a window that is drawn for the tests would be in those before and after it, which train.
+        trained, tested = (set(users[parts == part].tolist()) for part in ("train", "test"))
+        told = parts if trained and trained == tested else None
+        return named_examples(place, tokens[:, :-1], tokens[:, 1:], users, split=told, **options)
     try:
         pixels = np.asarray(x, np.float32)
     except (TypeError, ValueError) as error:

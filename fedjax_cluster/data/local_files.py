@@ -16,8 +16,8 @@ import numpy as np
 
 from fedjax_cluster.data.own_examples import GROUP, SPLIT, USER, listed, named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.files import UNREADABLE
-from fedjax_cluster.options import COUNT, as_path, with_checks
+from fedjax_cluster.files import UNREADABLE, at_home
+from fedjax_cluster.options import COUNT, with_checks
 from fedjax_cluster.types import Examples, Task
 
 LOG = logging.getLogger(__name__)
@@ -204,8 +204,12 @@ def _what_is_wrong(file: Path, error: Exception, names: Sequence[str] = ()) -> s
     bad = re.search(r"could not convert string '(.*)' to \w+ at row (\d+), column (\d+)", str(error))
     short = re.search(r"invalid column index (\d+) at row (\d+) with (\d+) columns", str(error))
     if short is not None:
+        # NumPy counts the rows of texts anew from every 50 000th on.
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = filter(None, csv.reader(lines, delimiter=TABLES[file.suffix.lower()]))
+            row = next((number for number, row in enumerate(rows) if len(row) <= int(short[1])), short[2])
         missing = names[int(short[1])]
-        return f"{file} has {short[3]} values in row {short[2]} below the names, but none for column {missing!r}."
+        return f"{file} has {short[3]} values in row {row} below the names, but none for column {missing!r}."
     if bad is None:
         return f"{file} cannot be read as a table ({error}): correct it."
     what = f"{bad[1]!r} in" if bad[1] else "nothing in"
@@ -250,7 +254,8 @@ def _read_parquet(file: Path, named: Mapping[str, str | None]) -> _Columns:
         schema = pyarrow.parquet.ParquetFile(file).schema_arrow
         # pandas keeps its index in columns of their own.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
-        names = [str(name) for name in schema.names if name not in index or name in named.values()]
+        wanted = {*named.values(), *([USER] if named["users"] is None else [])}
+        names = [str(name) for name in schema.names if name not in index or name in wanted]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{file} has more than one column {twice[0]!r}: rename one of them")
         places = _places(file, names, named)
@@ -276,7 +281,7 @@ def _read_parquet(file: Path, named: Mapping[str, str | None]) -> _Columns:
 
 
 def _existing(path: str | os.PathLike) -> Path:
-    file = as_path("path", path).expanduser()
+    file = at_home("path", path)
     if not file.is_file():
         raise ValueError(f"there is no file {str(file)!r}: correct the path")
     return file

@@ -18,6 +18,7 @@ LOG = logging.getLogger(__name__)
 LONGEST_NAME = 40  # characters of a label in the log
 USER, GROUP, SPLIT = "user", "group", "split"
 MOST_NAMED = 8  # columns in a message
+EXACT = 2**53  # from which on float64 has not every whole number
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")  # as it is written
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null")  # as pandas and R write what is not there
 # What a row is for, by the words for it.
@@ -188,6 +189,8 @@ def numbers(values: np.ndarray, *, names: bool = False) -> np.ndarray:
             try:
                 values = texts.astype(np.float64)
             except (ValueError, TypeError):
+                return texts
+            if names and np.abs(values).max() >= EXACT:  # one id that is longer would round the others, too
                 return texts
         if len(np.unique(values)) < len({str(text).strip() for text in texts.ravel().tolist()}):
             return texts

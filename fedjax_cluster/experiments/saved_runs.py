@@ -211,6 +211,7 @@ def leave_comparison(
     `background` is by default that of the comparison in `directory`.
     """
     written = [directory / f"comparison.{kind}" for kind in ("md", "csv", "tex")]
+    drawn_before = any(path.is_file() for path in written)
     table.write(*written)
     known = background_of(directory) if background is None else background
     drawn = {outcome.label: outcome.histories for outcome in outcomes if outcome.histories}
@@ -231,7 +232,7 @@ def leave_comparison(
         for kind in dict.fromkeys((*formats, *there)):
             if (figure := figures.get(name)) is not None:
                 plots.append(report.style.save(figure, directory / f"{name}.{kind}"))
-            elif kind in there:
+            elif kind in there and drawn_before:  # else somebody else's
                 (directory / f"{name}.{kind}").unlink()
     # A run's own page stays.
     page = BESIDE if (directory / CONFIG).is_file() else report.run_page.PAGE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -42,6 +44,9 @@ LONGEST_TEXT = 4096  # bytes of a text that processes agree on
 LOST = re.compile(r"gloo|nccl|peer|coordination|heartbeat|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|barrier", re.IGNORECASE)
 
 
+STARTED = "before any JAX calls"  # as JAX says where it has started already
+
+
 class ProcessLost(RuntimeError):
     """Another process of the run has ended, or cannot be reached any more."""
 
@@ -62,14 +67,15 @@ def start_processes(
 
     Args:
       coordinator: HOST:PORT of process 0, with a port that is free there; "auto" finds it and the other two from SLURM,
-        Open MPI, Kubernetes or Cloud TPU.
+        Open MPI (up to 4), Kubernetes or Cloud TPU. Of several processes of one node each then takes the GPU of its
+        place among them, or what SLURM gives a task; one alone takes all.
       num_processes: how many there are in all.
       process_id: which of them this is, from 0.
       start_seconds: how long they wait for one another.
       lost_seconds: after which a process that gives no sign of life counts as lost.
 
     Raises:
-      ValueError: an address that is none, a number out of range, or nothing found by "auto".
+      ValueError: an address that is none, a number out of range, or nothing that "auto" can find.
       ProcessLost: the others did not come in time.
       RuntimeError: JAX has started already.
 
@@ -91,6 +97,7 @@ def start_processes(
     late += "start every one with the same coordinator and num_processes, and a process_id of its own"
     undo = _at_an_abort(late)
     try:
+        warnings.filterwarnings("ignore", "(?s).*Kubernetes environment detected")  # said below
         jax.distributed.initialize(
             address,
             num_processes,
@@ -101,17 +108,37 @@ def start_processes(
         )
     except jax.errors.JaxRuntimeError as error:
         raise ProcessLost(f"{late} ({reason_of(error)})") from None
-    except (ValueError, TypeError, KeyError) as error:
-        if address is not None:
+    except Exception as error:  # schedulers' own libraries have theirs
+        if address is not None or STARTED in str(error):
             raise
+        lacking = "KUBERNETES_SERVICE_HOST" in os.environ and importlib.util.find_spec("kubernetes") is None
         raise ValueError(
-            f"coordinator is auto, but no SLURM, Open MPI, Kubernetes or Cloud TPU tells of processes ({error}); give "
-            "it as HOST:PORT, with num_processes and process_id"
+            "coordinator is auto, but no SLURM, Open MPI, Kubernetes or Cloud TPU tells of processes "
+            f"({reason_of(error)}); give it as HOST:PORT, with num_processes and process_id"
+            + (', or pip install "fedjax_cluster[k8s]", which reads what Kubernetes tells' if lacking else "")
         ) from None
     finally:
         undo()
+    if address is None and _has_its_gpus(os.environ):
+        # JAX has taken one, of the number of the process among those of its node.
+        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(name, "all")
     _at_an_abort("another process of the run was lost, or XLA failed (TF_CPP_MIN_LOG_LEVEL=0 tells which)")
     sys.excepthook = _ended_by
+
+
+def _has_its_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether all GPUs that a process sees are its own: it is alone on its node, or SLURM gives each task its own.
+
+    >>> _has_its_gpus({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "4"})
+    True
+    """
+    if "JAX_LOCAL_DEVICE_IDS" in environment:
+        return False
+    if "SLURM_PROCID" in environment:
+        alone = environment.get("SLURM_NTASKS") == environment.get("SLURM_STEP_NUM_NODES", "1")
+        return alone or "SLURM_GPUS_PER_TASK" in environment
+    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
 
 
 def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:

@@ -231,7 +231,7 @@ def pictures(found: Mapping[str, Mapping[Case, Sequence[Found]]]) -> dict[str, F
         for kind, place, of, limits in (("accuracy", 0, tuple(found), (0, 100)), ("ari", 1, tuple(grouped), (0, 1))):
             panels = {name: table(of, cases, place) for name, cases in columns.items()}
             label = f"{'Accuracy (%)' if kind == 'accuracy' else 'ARI'} of the honest; server: {rule}"
-            drawn["" if (rule, kind) == ("mean", "accuracy") else f"{kind} {rule}"] = share_panels(
+            drawn["" if (rule, kind) == ("mean", "accuracy") else f"{kind}-{rule}"] = share_panels(
                 panels, [method_name(method) for method in of], percent, label, limits, below="Attackers (%)"
             )
     every = ("none", *BAD_LUCK, *ATTACKS)

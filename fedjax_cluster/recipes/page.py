@@ -17,6 +17,7 @@ from fedjax_cluster.recipes.verdicts import RULES, counted_verdicts, seeds, verd
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 PAGE = BENCHMARKS / "reproduction.md"
 FIGURES = BENCHMARKS / "figures"
+FULL = "--full"
 ITEM_COLUMNS = ("table or figure", "the paper's data and model", "ours", "what differs", "verdicts")
 COLUMNS = ("quantity", "setting", "ours (mean ± std, seeds)", "paper's", "data set", "verdict")
 RAN_COLUMNS = ("recipe", "seeds", "commit", "date", "versions", "device", "seconds (the processor's)")
@@ -63,7 +64,8 @@ def write(names: Sequence[str] = ()) -> list[pathlib.Path]:
     for directory in directories:
         FIGURES.mkdir(exist_ok=True)
         for picture in sorted(directory.glob(f"{FIGURE}*.png")):
-            name = read_recipe(directory)["recipe"] + picture.name.removeprefix(FIGURE)
+            recipe = read_recipe(directory)
+            name = recipe["recipe"] + (FULL if recipe["version"] == "full" else "") + picture.name.removeprefix(FIGURE)
             written.append(pathlib.Path(shutil.copyfile(picture, FIGURES / name)))
     results.write(record)
     PAGE.write_text(page(record, {path.stem for path in FIGURES.glob("*.png")}), encoding="utf-8")
@@ -80,14 +82,15 @@ def page(record: Record, figures: Iterable[str] = ()) -> str:
 
     Args:
       record: the results.
-      figures: the pictures in `FIGURES`, each called as its recipe, or `recipe.name` where that has several.
+      figures: the pictures in `FIGURES`, each called as its recipe, or `recipe.name` where that has several;
+        `recipe--full` of that version.
     """
     drawn = sorted(figures)
     parts = [INTRODUCTION]
     for name, paper in results.papers().items():
         rows = [row for row in record["rows"] if row["paper"] == name]
         names = dict.fromkeys(base_name(row["recipe"]) for row in rows)
-        own = [picture for each in names for picture in drawn if picture.partition(".")[0] == each]
+        own = [picture for each in names for picture in drawn if picture.partition(".")[0].removesuffix(FULL) == each]
         parts += [
             f"## {paper['title']}",
             textwrap.fill(f"{paper['reference']}.", 120),

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedjax_cluster.data.partition import count_groups
-from fedjax_cluster.report.histories import ARI
+from fedjax_cluster.report.histories import ARI, FULL, agreement_text
 from fedjax_cluster.report.judged_by import of_honest
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.report.table import NOT_FINITE
 from fedjax_cluster.report.tables import diverged, figure, of_clustered, quality, rounds_text
-
-FULL = 1 - 1e-6  # an agreement that is one but for rounding
 
 
 def title(summary: Mapping[str, Any]) -> str:
@@ -82,10 +80,10 @@ def main_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         shown.append(("Clusters", f"{clusters:.0f}", "" if steady else f"unchanged after round {final:.0f}"))
     if agreement is not None and (clusters or 0) > 1:
         ideal = figure(summary, "first_round_of_ideal_agreement")
-        remark = "adjusted Rand index" if ideal is None else f"Rand index; 1.00 first after round {ideal:.0f}"
+        remark = "adjusted Rand index" if ideal is None else f"adjusted Rand index; 1.00 first after round {ideal:.0f}"
         honest = _of_honest(summary, ARI)
         remark = remark if honest is None else f"adjusted Rand index; of the honest clients {honest:.2f}"
-        shown.append(("Agreement with groups", f"{agreement:.2f}", remark + of_clustered(summary)))
+        shown.append(("Agreement with groups", agreement_text(agreement), remark + of_clustered(summary)))
     down, clients = figure(summary, "models_down"), figure(summary, "clients")
     if down is not None and clients:
         up = figure(summary, "models_up", 1 / clients) or 0.0
@@ -129,6 +127,4 @@ def _clusters(summary: Mapping[str, Any]) -> str:
     if agreement >= FULL:
         since = "" if first is None else f", first after round {first:.0f}"
         return f"{text} that agree with the groups{since}{of_clustered(summary)}"
-    # What is not quite one is not shown as such.
-    shown = f"{agreement:.2f}" if agreement < 1 - 5e-3 else f"{min(agreement, 0.9999):.4f}"
-    return f"{text} (adjusted Rand index with the groups {shown}{of_clustered(summary)})"
+    return f"{text} (adjusted Rand index with the groups {agreement_text(agreement)}{of_clustered(summary)})"

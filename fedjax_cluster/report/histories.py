@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_cluster.report.judged_by import HONEST, of_honest, value_of
 
 ARI = "adjusted_rand_index"
+FULL = 1 - 1e-6  # an agreement that is one but for rounding
 
 # Axis label of the history's columns, and factor to its unit; the others are labelled by their names.
 COLUMNS: dict[str, tuple[str, float]] = {
@@ -46,6 +47,15 @@ def column_label(name: str) -> tuple[str, float]:
     (('Test accuracy (%)', 100), ('Top 5', 1))
     """
     return COLUMNS.get(name, (name.replace("_", " ").capitalize(), 1))
+
+
+def agreement_text(value: float) -> str:
+    """An agreement with the groups in two digits, or in four where it is not quite one.
+
+    >>> agreement_text(0.996), agreement_text(1.0)
+    ('0.9960', '1.00')
+    """
+    return f"{value:.2f}" if value < 1 - 5e-3 or value >= FULL else f"{min(value, 0.9999):.4f}"
 
 
 def by_seed(histories: Mapping[str, History | Sequence[History]]) -> dict[str, list[History]]:

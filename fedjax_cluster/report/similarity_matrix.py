@@ -19,7 +19,7 @@ NARROWEST_NAMED = 0.03  # block, as a share of all clients
 
 
 def similarity_matrix(
-    similarity: Any, labels: Any, group: Any | None = None, group_names: Sequence[str] = ()
+    similarity: Any, labels: Any, group: Any | None = None, group_names: Sequence[str] = (), *, index: Any | None = None
 ) -> Figure:
     """Draws a similarity matrix with the clients in the order of their clusters, lines between clusters.
 
@@ -28,6 +28,7 @@ def similarity_matrix(
       labels: i32[M], clusters; clients with −1 are left out.
       group: i32[M], true groups: orders within clusters, and is shown as a strip of colours; None leaves it out.
       group_names: what the groups are called; "group 3" where there is no name.
+      index: i32[M], the clients' numbers; None numbers them from 0.
 
     Raises:
       ValueError: shapes that do not fit, entries that are not finite, or no client in a cluster.
@@ -42,7 +43,8 @@ def similarity_matrix(
         figure.colorbar(image, ax=axes, shrink=0.85, label=r"Cosine similarity $\alpha_{ij}$")
         axes.set_xticks(blocks.middles, blocks.names)
         order = kept[blocks.order]
-        axes.set_yticks(range(count), order.astype(str) if count <= MOST_NAMED else [""] * count)
+        numbers = order if index is None else np.asarray(index)[order]
+        axes.set_yticks(range(count), numbers.astype(str) if count <= MOST_NAMED else [""] * count)
         axes.tick_params(length=0)
         axes.set(xlabel="Cluster" if group is None else "Cluster; strip: true group", ylabel="Client, by cluster")
         if group is not None:

@@ -26,6 +26,7 @@ from fedjax_cluster.report.paper_rows import is_known
 NOTHING = "–"
 NOT_FINITE = "not finite"
 LABEL = re.compile(r"[^\w.:-]")  # what a LaTeX label has none of
+MARKDOWN = re.compile(r"[\\|*`]|<(?=[A-Za-z/!?])|(?<!\w)_|_(?!\w)")  # taken for more than a sign
 BETWEEN = "\u2060"  # two letters that are not to become one
 GREEK = (  # that TeX has commands for
     *("ALPHA", "BETA", "GAMMA", "DELTA", "EPSILON", "ZETA", "ETA", "THETA", "IOTA", "KAPPA", "LAMDA", "MU"),
@@ -36,7 +37,18 @@ TEX = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"},
     **{"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$"},
-    **{"≠": r"$\neq$", "∞": r"$\infty$", "…": r"\dots{}", "′": "$'$", "«": r"$\ll$", "»": r"$\gg$", "ο": "$o$"},
+    **{
+        "≠": r"$\neq$",
+        "∞": r"$\infty$",
+        "→": r"$\to$",
+        "…": r"\dots{}",
+        "′": "$'$",
+        "«": r"$\ll$",
+        "»": r"$\gg$",
+        "ο": "$o$",
+    },
+    **dict(zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧ", "ABEZHIKMNOPTX", strict=True)),  # TeX has none of its own
+    **{sign: f"$_{digit}$" for digit, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")},
     BETWEEN: "{}",
     **dict.fromkeys("ąĄęĘįĮųŲðÐþÞđĐŋŊŉħĦŧŦŀĿĸſ", "?"),  # for which TeX's own fonts have no sign
 }
@@ -174,7 +186,8 @@ class Table:
         lines.append([":--" if self._side(index) == "left" else "--:" for index in range(len(self.columns))])
         lines += self._texts()
         body = "".join("| " + " | ".join(map(_marked_down, line)) + " |\n" for line in lines)
-        return (f"**{self.title}**\n\n" if self.title else "") + body + (f"\n{self.note}\n" if self.note else "")
+        note = f"\n{_marked_down(self.note)}\n" if self.note else ""
+        return (f"**{_marked_down(self.title)}**\n\n" if self.title else "") + body + note
 
     def latex(self, name: str = "") -> str:
         """The table as a LaTeX float with its notes beneath; needs the package booktabs and nothing else.
@@ -326,24 +339,25 @@ def _unrounded(cell: str | Number | None, apart: Sequence[str]) -> list[str]:
 def _marked_down(text: str) -> str:
     """Any text for a cell of Markdown.
 
-    >>> print(_marked_down("a|b\\n c"))
-    a\\|b c
+    >>> print(_marked_down("a|b\\n *c* cfl_gp"))
+    a\\|b \\*c\\* cfl_gp
     """
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+    return MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _tex(text: str) -> str:
     """Any text for LaTeX, without packages.
 
-    >>> print(_tex("α_1 ≥ 50 % ± 2"))
-    $\\alpha$\\_1 $\\geq$ 50 \\% $\\pm$ 2
+    >>> print(_tex("α_1 ≥ 50 % ± Δ₀"))
+    $\\alpha$\\_1 $\\geq$ 50 \\% $\\pm$ $\\Delta$$_0$
     """
     apart = re.sub("(?<=[-–])(?=[-–])", BETWEEN, " ".join(text.split()))  # TeX makes one dash of the two before a flag
     return "".join(TEX.get(letter) or _tex_letter(letter) for letter in apart)
 
 
 def _tex_letter(letter: str) -> str:
-    kind, _, name = unicodedata.name(letter, "").partition(" SMALL LETTER ")
-    if kind == "GREEK" and name in GREEK:
-        return f"$\\{name.lower().replace('lamda', 'lambda')}$"
+    greek, _, name = unicodedata.name(letter, "").partition(" LETTER ")
+    if greek.startswith("GREEK ") and name in GREEK:
+        command = name.lower().replace("lamda", "lambda")
+        return f"$\\{command.capitalize() if greek == 'GREEK CAPITAL' else command}$"
     return letter if letter.isprintable() and ord(letter) < 0x180 else "?"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_cluster.report import significance
-from fedjax_cluster.report.histories import ARI
+from fedjax_cluster.report.histories import ARI, agreement_text
 from fedjax_cluster.report.judged_by import HONEST, of_honest, value_of
 from fedjax_cluster.report.names import counted, method_name, option_name, option_names, over_seeds, value_text
 from fedjax_cluster.report.paper_rows import PaperRow, check_rows, is_known
@@ -287,7 +287,7 @@ def summary_table(
     named = {name: of_honest(name, [summary]) for name in ("accuracy", ARI)}
     told = {name: other for name, other in named.items() if name != other}
     honest = line("of the honest {:.1f} %", told["accuracy"], factor=100) if "accuracy" in told else None
-    agreement = line("{:.2f}", ARI)
+    agreement = None if (known := figure(summary, ARI)) is None else agreement_text(known)
     if agreement and (ideal := line("{:.0f}", "first_round_of_ideal_agreement")):
         agreement += f", first after round {ideal}" if agreement == "1.00" else f" (1.00 first after round {ideal})"
     agreement = agreement and agreement + of_clustered(summary)

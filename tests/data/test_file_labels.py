@@ -10,7 +10,9 @@ import pytest
 from fedjax_cluster.data import (
     digits,
     from_arrays,
+    image_folder,
     joined,
+    leaf,
     load,
     npz,
     open_population,
@@ -18,6 +20,7 @@ from fedjax_cluster.data import (
     table,
     write_population,
 )
+from fedjax_cluster.data.own_examples import numbers
 from fedjax_cluster.experiments.config import RunConfig, build_federation
 
 
@@ -309,3 +312,30 @@ def test_names_of_classes_outlive_disks_and_joins_but_no_permutation(tmp_path):
         from_arrays(x, y, class_names=["a", "b"])
     with pytest.raises(ValueError, match="class_names"):
         from_arrays(x, y, class_names="0123456789")
+
+
+def test_an_index_of_users_is_found_as_a_column_is(tmp_path):
+    frame = pandas.DataFrame({"a": [0.5, 1.5], "label": [0, 1], "user": ["u", "v"]}).set_index("user")
+    frame.to_parquet(tmp_path / "my.parquet")
+    examples = table(tmp_path / "my.parquet")
+    assert examples.user_ids.tolist() == ["u", "v"]
+    assert examples.x.tolist() == [[0.5], [1.5]]
+
+
+@pytest.mark.parametrize("ids", [["12345678901234567890", "7"], ["9007199254740993", "5.5", "9007199254740999"]])
+def test_no_id_is_rounded_for_another_ones_sake(ids):
+    """Fault: users called 9007199254740992 and 12345678901234567168, whom nobody knows."""
+    assert numbers(np.array(ids), names=True).tolist() == ids
+
+
+def test_a_short_row_far_down_is_named(tmp_path):
+    """Fault: NumPy counts texts by 50 000 rows, and row 1 was to be mended."""
+    path = csv(tmp_path / "my.csv", "a,label\n" + "1,0\n1,1\n" * 25_000 + "\n1\n")
+    with pytest.raises(ValueError, match="1 values in row 50001 below the names, but none for column 'label'"):
+        table(path)
+
+
+@pytest.mark.parametrize("read", [table, leaf, image_folder, npz, open_population, load])
+def test_nobodys_home_is_one_line(read):
+    with pytest.raises(ValueError, match=r"~nobody-here/my\.csv', but whose home that is is not known"):
+        read("~nobody-here/my.csv")

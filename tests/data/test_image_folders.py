@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_cluster.data import image_folder
+from fedjax_cluster.data import image_folder, load
 
 
 def picture(path, level=200, **options):
@@ -74,3 +74,20 @@ def test_folders_are_classes_whatever_they_are_called(tmp_path):
     found = image_folder(tmp_path)
     assert (found.y.tolist(), found.info.class_names) == ([0, 2, 1], ("0.5", "2.0", "10.0"))
     assert (found.info.task, found.info.num_classes) == ("classification", 3)
+
+
+def test_train_and_test_are_no_users(tmp_path):
+    """Fault: two clients, "test" and "train", of whom each is divided again."""
+    for place in ("train/cat/a.png", "train/dog/a.png", "test/cat/a.png"):
+        picture(tmp_path / place)
+    with pytest.raises(ValueError, match="holds test, train, which are parts of the data and no users: give"):
+        image_folder(tmp_path)
+    picture(tmp_path / "ann" / "cat" / "a.png")
+    assert image_folder(tmp_path).user_ids.tolist() == ["ann", "test", "train", "train"]
+
+
+def test_a_file_of_json_makes_no_images_leafs(tmp_path):
+    for place in ("cat/a.png", "dog/a.png"):
+        picture(tmp_path / "faces" / place)
+    (tmp_path / "faces" / "labels.json").write_text("{}")
+    assert load(f"{tmp_path}/faces").x.shape == (2, 8, 8, 1)

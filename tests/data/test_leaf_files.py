@@ -92,3 +92,21 @@ def test_folders_without_leafs_files_are_refused(tmp_path):
         leaf(tmp_path)
     with pytest.raises(ValueError, match="is no folder"):
         leaf(tmp_path / "nowhere")
+
+
+def windows(text, begin, end):
+    return {"x": [text[i : i + 8] for i in range(begin, end)], "y": [text[i + 8] for i in range(begin, end)]}
+
+
+def test_texts_stay_divided_as_leaf_divides_them(tmp_path):
+    """Fault: windows that slide by one are dealt out at random, and the tests' letters are trained on."""
+    text = "".join(chr(97 + i % 26) for i in range(60))
+    write(tmp_path, "train/a.json", {"HAMLET": windows(text, 0, 20), "OPHELIA": windows(text, 5, 20)})
+    write(tmp_path, "test/a.json", {"HAMLET": windows(text, 30, 36), "OPHELIA": windows(text, 30, 33)})
+    federation = scenarios.users(leaf(tmp_path))
+    np.testing.assert_array_equal(federation.train.num_examples, [20, 15])
+    np.testing.assert_array_equal(federation.test.num_examples, [6, 3])
+    # Users who are only in one of the two are divided by the scenario.
+    write(tmp_path, "test/a.json", {"GHOST": windows(text, 30, 36)})
+    federation = scenarios.users(leaf(tmp_path))
+    np.testing.assert_array_equal(federation.train.num_examples + federation.test.num_examples, [6, 20, 15])

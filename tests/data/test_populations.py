@@ -317,3 +317,16 @@ def test_nothing_is_overwritten_or_read_at_once_unasked(folder):
     population = open_population(folder)
     with pytest.raises(ValueError, match=r"bring them into memory with fc\.data\.in_memory"):
         np.asarray(population.train.x)
+
+
+def test_a_column_of_classes_is_a_row_of_them(tmp_path):
+    """Fault: written as y [n, 1], of which a run says so after all has been written."""
+    clients = [(np.ones((3, 2), np.float32), np.array([[0], [1], [2]])) for _ in range(2)]
+    write_population(tmp_path / "p", clients, test_fraction=0.0)
+    assert in_memory(open_population(tmp_path / "p"), [0]).train.y.tolist() == [[0, 1, 2]]
+
+
+def test_what_looks_unscaled_is_told_once(tmp_path, caplog):
+    clients = [(np.full((3, 2, 2), 200.0, np.float32), np.array([0, 1, 2])) for _ in range(4)]
+    write_population(tmp_path / "p", clients, test_fraction=0.0)
+    assert caplog.text.count("which models do not scale") == 1

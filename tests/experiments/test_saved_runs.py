@@ -304,3 +304,16 @@ def test_a_comparisons_report_is_not_replaced_by_that_of_more_runs(leave, monkey
     with pytest.raises(ValueError, match="has a report of its own runs, which this one would replace; leave it elsewh"):
         saved_runs.write_report([one, other])
     assert saved_runs.write_report([one, other], out=tmp_path / "elsewhere")
+
+
+def test_a_comparison_leaves_pictures_that_are_not_its_own(leave, tmp_path):
+    """Fault: a picture of a sweep, put there by hand, goes with what was drawn of fewer runs."""
+    (tmp_path / "out").mkdir()
+    mine = tmp_path / "out" / "sensitivity.png"
+    mine.write_bytes(b"mine")
+    runs = [leave(method, method=method) for method in ("fedavg", "ifca")]
+    saved_runs.write_report(runs, tmp_path / "out")
+    assert mine.read_bytes() == b"mine"
+    # What a comparison in the same place has drawn goes with it.
+    saved_runs.write_report(runs, tmp_path / "out")
+    assert not mine.exists()

@@ -216,6 +216,62 @@ def test_what_one_process_is_alone():
         raise KeyError("its own")
 
 
+@pytest.mark.parametrize(
+    ("environment", "own"),
+    [
+        ("SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_NUM_NODES=4 SLURM_LOCALID=0", True),
+        ("SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_NODES=4 SLURM_LOCALID=1", False),
+        ("SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_NODES=4 SLURM_LOCALID=1 SLURM_GPUS_PER_TASK=2", True),
+        ("SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_NUM_NODES=4 JAX_LOCAL_DEVICE_IDS=0", False),
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=1", True),
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2", False),
+        ("KUBERNETES_SERVICE_HOST=10.0.0.1", False),
+    ],
+)
+def test_whose_gpus_a_node_has(environment, own):
+    """Faults: one task a node takes one of its four GPUs; two of a node take the same; a task lacks its second."""
+    assert processes._has_its_gpus(dict(word.split("=") for word in environment.split())) is own
+
+
+JOINS = """
+import jax
+from fedjax_cluster import parallel
+parallel.start_processes()
+print(jax.process_index(), jax.process_count(), jax.config.values["jax_cuda_visible_devices"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "seen"), [("2", ["all", "all"]), ("1", ["0", "1"])])
+def test_slurm_tells_of_the_processes(nodes, seen):
+    """Faults: auto does not start where SLURM does; the GPUs of a node go to one device."""
+    slurm = {"SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    started = []
+    for number in "01":
+        place = {"SLURM_PROCID": number, "SLURM_LOCALID": number if nodes == "1" else "0"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **slurm, **place}
+        started += start(["-c", JOINS], env={**environment, "SLURM_STEP_NUM_NODES": nodes})
+    said = ended(started, 120)
+    assert [out.split() for out, _ in said] == [[str(number), "2", seen[number]] for number in (0, 1)], said
+
+
+@pytest.mark.parametrize("kubernetes", [False, True])
+def test_a_scheduler_that_cannot_be_asked_is_one_line(kubernetes, monkeypatch):
+    """Fault: the traceback of what asks Kubernetes, or a page of what to install."""
+
+    def forbidden(*_, **__):
+        raise RuntimeError("Kubernetes API Error: 403 - Forbidden\nIt appears that the service account")
+
+    monkeypatch.setattr(jax.distributed, "initialize", forbidden)
+    monkeypatch.setattr(processes, "_at_an_abort", lambda _: lambda: None)
+    if kubernetes:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(ValueError, match="403") as error:
+        processes.start_processes()
+    assert "\n" not in str(error.value)
+    assert ("[k8s]" in str(error.value)) is kubernetes
+
+
 LOSS = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error: Connection reset by peer")
 
 

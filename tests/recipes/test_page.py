@@ -67,10 +67,10 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def reproduced(directory, table, **ran):
+def reproduced(directory, table, version="everyday", **ran):
     """What `reproduce` leaves."""
     directory.mkdir(parents=True)
-    of = {"recipe": "cfl-gp-table10", "version": "everyday", "seeds": 2}
+    of = {"recipe": "cfl-gp-table10", "version": version, "seeds": 2}
     about = {"commit": "abc", "date": "2026-01-01", "versions": {"jax": "0.1"}, "device": "a chip", **ran}
     (directory / "table.json").write_text(json.dumps(table))
     (directory / "recipe.json").write_text(json.dumps(sealed(of)))
@@ -294,3 +294,13 @@ def test_unfinished_and_quick_figures_are_refused(elsewhere, monkeypatch):
     with pytest.raises(ValueError, match="stands in a checkout"):
         page.write()
     assert not page.PAGE.exists()
+
+
+def test_pictures_of_the_whole_recipe_stand_beside_those_of_its_everyday_form(elsewhere):
+    """Fault: the one replaces the other, under rows of both."""
+    page.write([str(reproduced(elsewhere / "out", [left()]))])
+    written = page.write([str(reproduced(elsewhere / "whole", [left()], "full"))])
+    assert page.FIGURES / "cfl-gp-table10--full.png" in written
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert "(figures/cfl-gp-table10.png)" in text
+    assert "(figures/cfl-gp-table10--full.png)" in text

@@ -133,6 +133,10 @@ def test_curves_of_two_options_end_with_a_cross():
 def test_a_run_is_not_said_to_agree_before_it_does():
     summary = {"rounds": 9, "accuracy": 0.9, "num_clusters": 4, "adjusted_rand_index": 0.9961}
     assert "(adjusted Rand index with the groups 0.9961)" in headlines.lead(summary, None)
+    once = {**summary, "first_round_of_ideal_agreement": 4}
+    assert "0.9961 (1.00 first after round 5)" in tables.summary_table(once).markdown()
+    card = next(card for card in headlines.main_figures(once) if card[0] == "Agreement with groups")
+    assert card[1:] == ("0.9961", "adjusted Rand index; 1.00 first after round 5")
     assert "4 clusters that agree with the groups" in headlines.lead({**summary, "adjusted_rand_index": 1.0}, None)
     one = {**summary, "num_clusters": 1, "num_unclustered": 6, "clients": 10}
     assert "one cluster, and 6 clients in none" in headlines.lead(one, None)

@@ -146,3 +146,10 @@ def test_chances_are_drawn_over_distributions_and_noise(check_layout):
     check_layout(figure)
     with pytest.raises(ValueError, match="chance has shape"):
         pictures.split_probability([2, 5], [0.0, 0.5], np.eye(3))
+
+
+def test_the_worst_tenth_of_all_is_no_curve_of_the_honest(make_history):
+    columns = {"accuracy_honest": np.linspace(0.5, 0.9, 20), "accuracy_worst_decile": np.linspace(0.1, 0.2, 20)}
+    axes = pictures.split_history(make_history(columns=columns)).axes[0]
+    assert axes.get_ylabel() == "Honest clients' accuracy (%)"
+    assert {"mean over honest clients", "worst tenth"} & set(lines_of(axes)) == {"mean over honest clients"}

@@ -26,3 +26,9 @@ def test_similarities_stand_in_the_order_of_clusters(check_layout):
 def test_what_cannot_be_ordered_is_refused(similarity, labels, group, message):
     with pytest.raises(ValueError, match=message):
         similarity_matrix(similarity, labels, group)
+
+
+def test_clients_have_their_own_numbers():
+    """Fault: landmark 37 of a hundred clients is called 1."""
+    figure = similarity_matrix(np.eye(3), np.array([1, 0, 0]), index=[37, 4, 90])
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["4", "90", "37"]

@@ -72,14 +72,16 @@ def test_every_method_is_called_as_papers_print_it():
 
 
 def test_any_name_stays_one_row_that_latex_and_markdown_can_set():
-    names = ("a\\|b", "two\nlines", " [3] c", "ο, λ′ and ąð", "ϸ\x07: give --tune, - or –- first")
+    names = ("a\\|b", "two\nlines", " [3] c", "ο, λ′ and ąð", "ϸ\x07: give --tune, - or –- first", "*ΔΑ₁* →<b>")
     table = Table("", (Column("method"), Column("ARI")), tuple((name, Number(1.0)) for name in names))
     rows = table.markdown().splitlines()[2:]
     assert rows[:2] == [r"| a\\\|b | 1 |", "| two lines | 1 |"]
+    assert rows[-1] == r"| \*ΔΑ₁\* →\<b> | 1 |"
     lines = table.latex().splitlines()
     lines = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
     dashes = r"??: give -{}-tune, - or --{}- first & 1 \\"
-    assert lines[1:] == [r"two lines & 1 \\", r"{}[3] c & 1 \\", r"$o$, $\lambda$$'$ and ?? & 1 \\", dashes]
+    signs = r"{}*$\Delta$A$_1$* $\to$$<$b$>$ & 1 \\"
+    assert lines[1:] == [r"two lines & 1 \\", r"{}[3] c & 1 \\", r"$o$, $\lambda$$'$ and ?? & 1 \\", dashes, signs]
 
 
 def test_whole_means_whose_seeds_are_not_all_equal_keep_their_deviation():

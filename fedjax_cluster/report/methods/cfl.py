@@ -45,7 +45,9 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
         rows, group = np.arange(len(index)), None if known is None else np.asarray(known)[index]
     labels = (splits[-1]["labels"] if splits else np.asarray(run.labels))[index]
     if similarity.any() and np.isfinite(similarity).all() and (labels >= 0).any():
-        drawn["similarity_matrix"] = similarity_matrix(similarity[np.ix_(rows, rows)], labels, group, names)
+        drawn["similarity_matrix"] = similarity_matrix(
+            similarity[np.ix_(rows, rows)], labels, group, names, index=index
+        )
     return drawn
 
 
@@ -69,7 +71,10 @@ def split_history(history: Mapping[str, Any], splits: Sequence[int] | None = Non
     gaps = {name: np.asarray(column) for name, column in history.items() if name.startswith(GAP)}
     gaps = {name: column for name, column in gaps.items() if np.isfinite(column).any()}
     dotted = {"linestyle": (0, (1, 1)), "linewidth": 0.9}
-    curves = {metric: ("mean over clients", {}), "accuracy_worst_decile": ("worst tenth", dotted)}
+    # The worst tenth is one of all clients, the faulty among them.
+    honest = metric.endswith("_honest")
+    tenth = {} if honest else {"accuracy_worst_decile": ("worst tenth", dotted)}
+    curves = {metric: (f"mean over {'honest ' if honest else ''}clients", {}), **tenth}
     with style.drawing(style.SINGLE, 3.3 if gaps else 2.1) as figure:
         panels = figure.subplots(2 if gaps else 1, 1, sharex=True, squeeze=False)[:, 0]
         for name, (text, look) in curves.items():

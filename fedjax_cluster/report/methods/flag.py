@@ -60,7 +60,9 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
         taken, heading = float(content["thresholds"][int(content["chosen"])]), "Clustering threshold α"
         data, gradient = content["data"][pairs], content["gradient"][pairs]
         drawn = {
-            "dissimilarity_matrices": dissimilarity_matrices(data, gradient, distance[pairs], group, names),
+            "dissimilarity_matrices": dissimilarity_matrices(
+                data, gradient, distance[pairs], group, names, whose="Landmark" if "landmarks" in content else "Client"
+            ),
             "dendrogram": tree(threshold=taken),
         }
     if "accuracy" in content and np.isfinite(content["accuracy"]).any():
@@ -71,7 +73,13 @@ def figures(run: FinishedRun) -> dict[str, Figure]:
 
 
 def dissimilarity_matrices(
-    data: Any, gradient: Any, proximity: Any, group: Any | None = None, group_names: Sequence[str] = ()
+    data: Any,
+    gradient: Any,
+    proximity: Any,
+    group: Any | None = None,
+    group_names: Sequence[str] = (),
+    *,
+    whose: str = "Client",
 ) -> Figure:
     """Draws FLAG's matrices V, G and A side by side over two paper columns, clients ordered by their true group.
 
@@ -81,6 +89,7 @@ def dissimilarity_matrices(
       proximity: f32[M, M], A in [0, 1].
       group: i32[M], true groups; lines mark where one ends and the next begins. None keeps the clients' order.
       group_names: what the groups are called.
+      whose: what a row is called on the axis.
 
     Raises:
       ValueError: matrices that are not square, finite and of one size, or a group of another length.
@@ -106,7 +115,7 @@ def dissimilarity_matrices(
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
                 axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        panels[0].set_ylabel("Client" if group is None else "Client, by true group")
+        panels[0].set_ylabel(whose if group is None else f"{whose}, by true group")
     return figure
 
 
