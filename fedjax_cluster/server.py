@@ -77,7 +77,7 @@ def aggregate_clients(
     streams = private is None and (aggregation is None or aggregation.streams)
     if parts is not None and not streams:
         # All of a client's at once: they are clipped together, and rules see them side by side.
-        fn, contribute, collect = _at_once(fn, contribute, collect, parts)
+        fn, contribute, collect, own = _at_once(fn, contribute, collect, parts, own)
         parts = None
     mapped = functools.partial(for_each_client, fn, cohort, *rows, num_slots=num_slots, **own)
     if private is not None:
@@ -98,7 +98,7 @@ def aggregate_clients(
     return combined, found._replace(collected=collected)
 
 
-def _at_once(fn: Callable[..., Any], contribute: Callable[..., Any], collect: Callable[..., PyTree], parts: int) -> Any:
+def _at_once(fn: Callable[..., Any], contribute: Any, collect: Any, parts: int, own: dict[str, Any]) -> Any:
     """The functions of clients whose contributions are made one after the other, as those of contributions to slots."""
 
     def whole(client: Client, *rows: PyTree) -> Any:
@@ -108,7 +108,9 @@ def _at_once(fn: Callable[..., Any], contribute: Callable[..., Any], collect: Ca
         )
         return output, sent, further
 
-    return whole, lambda found: found[1], lambda found: collect(found[0], found[2])
+    if (renew := own.get("renew")) is not None:
+        own = {**own, "renew": lambda found: renew(found[0])}
+    return whole, lambda found: found[1], lambda found: collect(found[0], found[2]), own
 
 
 def _each_limited(aggregation: Aggregation, contribute: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_cluster import server, tree
+from fedjax_cluster import aggregation, server, tree
 from fedjax_cluster.algorithms.round import tie_layers
-from fedjax_cluster.parallel.contributions import Reduced
-from fedjax_cluster.types import Clusters
+from fedjax_cluster.parallel.contributions import Contribution, Reduced
+from fedjax_cluster.types import ClientData, Clusters, Cohort
 
 
 def clusters(seed=0):
@@ -183,3 +183,26 @@ def test_shared_layers_keep_their_types():
     assert new.params["a"].dtype == jnp.bfloat16
     assert new.params["a"].tolist() == [2.5, 2.5]
     assert new.stats["a"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("rule", [None, aggregation.median()])
+def test_contributions_in_parts_leave_rows_of_ones_own_what_they_become(rule):
+    """Fault: beside a rule that sees all changes at once, rows become what is sent."""
+    data = ClientData(jnp.arange(6.0).reshape(3, 1, 2), jnp.zeros((3, 1)), jnp.ones(3, jnp.int32))
+    sent, mapped = server.aggregate_clients(
+        lambda client, own: (client.data.x[0], own + 1),
+        Cohort(jnp.arange(3), jnp.ones(3, bool), data),
+        num_slots=2,
+        parts=2,
+        contribute=lambda client, output, number: (
+            Contribution(number, jnp.ones(()), output[0] * (1.0 + number.astype(jnp.float32))),
+            number,
+        ),
+        collect=lambda output, told: told,
+        aggregation=rule,
+        own=jnp.zeros((3, 2)),
+        renew=lambda output: output[1],
+    )
+    np.testing.assert_array_equal(mapped.own, np.ones((3, 2)))
+    np.testing.assert_array_equal(mapped.collected, [[0, 1]] * 3)
+    np.testing.assert_allclose(sent.value, [[2, 3], [4, 6]])

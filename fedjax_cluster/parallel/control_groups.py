@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 OWN, MOUNTED = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 # Files of the limit and of what is used, and what of this is copies of files that can go, in both versions.
-OF_ONE = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-OF_TWO = "memory.max", "memory.current", "inactive_file"
+OF_ONE = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+OF_TWO = "memory.max", "memory.current", ("inactive_file", "active_file")
 
 
 def memory_of_group() -> tuple[float, float]:
@@ -20,12 +20,13 @@ def memory_of_group() -> tuple[float, float]:
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
             number = float((folder / most).read_text(encoding="ascii"))
             stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
-            held = float((folder / used).read_text(encoding="ascii")) - float(stat.get(cached, 0))
+            copies = sum(float(stat.get(name, 0)) for name in cached)
+            held = float((folder / used).read_text(encoding="ascii")) - copies
             limit, left = min(limit, number), min(left, max(0.0, number - held))
     return limit, left
 
 
-def _folders() -> Iterator[tuple[pathlib.Path, tuple[str, str, str]]]:
+def _folders() -> Iterator[tuple[pathlib.Path, tuple[str, str, tuple[str, str]]]]:
     """Those of the process's group and of all that it is part of; in a container the first may be out of sight."""
     with contextlib.suppress(OSError):
         for line in OWN.read_text(encoding="utf-8").splitlines():

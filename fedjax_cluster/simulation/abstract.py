@@ -219,9 +219,10 @@ def _state_shapes(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients
     fewest = FEWEST + max(slots if isinstance(slots, int) else 0, least)
     if not (isinstance(algorithm, Method) and isinstance(landmarks, int) and landmarks > fewest):
         return _over_clients(algorithm, shape, fewest, clients)
-    cohort = cohort_size(algorithm.participation, clients) if getattr(algorithm, "cluster_cohort", False) else clients
-    if landmarks > cohort:
-        raise ValueError(f"landmarks is {landmarks}, but only {cohort} clients can be some; give at most {cohort}")
+    of_cohort = getattr(algorithm, "cluster_cohort", False)
+    most, cohort = (cohort_size(algorithm.participation, of) if of_cohort else of for of in (shape.clients, clients))
+    if landmarks > most:  # those that fill the devices up can be none
+        raise ValueError(f"landmarks is {landmarks}, but only {most} clients can be some; give at most {most}")
     few = fewest, fewest + 1
     least = fewest + math.ceil(few[1] * clients / cohort)  # of whom so many are in a cohort
     fewer = [changed(algorithm, "planned", landmarks=number) for number in few]

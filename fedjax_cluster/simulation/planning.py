@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -172,16 +173,15 @@ def plan(
         # Of all clients more go at a time than of a cohort of a few.
         most = chunk_size or parallel.MOST_AT_A_TIME.get(parallel.platform(mapping), rounds.chunk)
         chunk = min(most, -(-shape.clients // devices)) if rounds.chunk == share else rounds.chunk
-        for at_a_time in dict.fromkeys((chunk, chunk_size or rounds.chunk)):
+        for at_a_time in (attempts := tuple(dict.fromkeys((chunk, chunk_size or rounds.chunk)))):
             given = _with_mapping(arguments, _at_a_time(mapping, at_a_time))
-            others = other_programs(algorithm, federation, shape, given, aim, test, eval_clients)
-            tried += len(others)
-            if all(each.peak is not None and each.peak <= aim.memory * USABLE for each in others):
-                break
+            with contextlib.suppress(*[ValueError] * (at_a_time != attempts[-1])):  # the compiler may take fewer
+                others = other_programs(algorithm, federation, shape, given, aim, test, eval_clients)
+                tried += len(others)
+                if all(each.peak is not None and each.peak <= aim.memory * USABLE for each in others):
+                    break
         seconds += time.perf_counter() - started
-    costs = None
-    if rounds.compiled is not None and memory is not None:
-        costs = program_costs(rounds.compiled.as_text())
+    costs = None if rounds.compiled is None or memory is None else program_costs(rounds.compiled.as_text())
     found = Plan(
         algorithm.name,
         aim.name,

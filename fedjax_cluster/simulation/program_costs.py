@@ -181,7 +181,7 @@ def program_costs(text: str) -> ProgramCosts:
             cycles += often * added([each.cycles for each in inner])
             for each in inner:
                 for key, count in each.messages:
-                    messages[key] += times * count
+                    messages[key] += often * count
                 largest = max(largest, each.largest)
             least = _least(line, least, [each.least for each in inner], times if fewest is None else fewest)
         return _Cost(flops, written, cycles, tuple(messages.items()), largest, least)

@@ -14,7 +14,8 @@ def group(folder, files, limit, used=None, cached=0):
     (folder / files[0]).write_text(f"{limit}\n")
     if used is not None:
         (folder / files[1]).write_text(f"{used}\n")
-        (folder / "memory.stat").write_text(f"anon 1\n{files[2]} {cached}\n")
+        idle, active = files[2]
+        (folder / "memory.stat").write_text(f"anon 1\n{idle} {cached // 4}\n{active} {cached - cached // 4}\n")
 
 
 @pytest.fixture

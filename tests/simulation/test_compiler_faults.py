@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import parallel
-from fedjax_cluster.simulation import planning
+from fedjax_cluster.simulation import other_plans, planning
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.simulation.planning import plan
 from tests.simulation.test_planning import INFO, LINEAR
@@ -64,3 +64,23 @@ def test_what_never_fitted_is_said_to_need_more(failing_compiler):
     assert found.memory is None
     assert found.chunk == 3  # 50, 12, 3
     assert "RESOURCE_EXHAUSTED" in found.advice[0]
+
+
+def test_an_evaluation_that_does_not_compile_takes_fewer_at_a_time(monkeypatch):
+    """Fault: no plan at all, though what the rounds take at a time compiles."""
+    own, calls = other_plans._compiled, []
+
+    def compiled(*given, **options):
+        calls.append(given)
+        if len(calls) == 1:
+            raise jax.errors.JaxRuntimeError(FAULT)
+        return own(*given, **options)
+
+    monkeypatch.setattr(other_plans, "_compiled", compiled)
+    monkeypatch.setattr(parallel, "MOST_AT_A_TIME", {"cpu": 16})
+    chunked = parallel.client_mapping("chunked", None, None)
+    monkeypatch.setattr(parallel, "client_mapping", lambda strategy, chunk_size, devices: chunked)
+    method = fc.algorithms.fedavg(fc.nn.linear(), local=fc.local.sgd(0.1, batch_size=2, steps=1), participation=0.04)
+    found = plan(method, fc.PopulationShape(100, 3, INFO, "float32", test_rows=5))
+    assert [each.peak is not None for each in found.others] == [True]
+    assert len(calls) == 2

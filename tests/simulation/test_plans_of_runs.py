@@ -11,6 +11,7 @@ import pytest
 import fedjax_cluster as fc
 from fedjax_cluster import parallel
 from fedjax_cluster.parallel import client_mapping
+from fedjax_cluster.parallel.loop import IF_NOT_DUE
 from fedjax_cluster.simulation.abstract import abstract_arguments, shape_of, work_and_dealing
 from fedjax_cluster.simulation.devices import target
 from fedjax_cluster.simulation.planning import plan
@@ -236,6 +237,14 @@ def test_loops_of_one_turn_are_known(scope, least):
     costs, one = program_costs(HLO.replace("LOOP", loop)), 2 * 8 * 16 * 16
     assert (costs.flops, costs.least.flops, costs.unknown) == (one, least * one, 0)
     assert costs.least.message_bytes == least * 8 * 16 * 4
+
+
+def test_of_a_pair_of_choices_one_sends():
+    """Fault: a clustering round of CFL-GP sent what a plain round sends as well."""
+    loop = f'metadata={{op_name="jit(f)/while/body/{IF_NOT_DUE}/while"}}'
+    costs = program_costs(HLO.replace("LOOP", loop))
+    assert (costs.flops, costs.message_bytes()) == (0, 0)
+    assert costs.least.message_bytes == 8 * 16 * 4
 
 
 @pytest.mark.parametrize(
