@@ -53,9 +53,13 @@ DEVICES = {
     "h100": (
         "one H100",
         "A model of each of a hundred thousand clients is 64 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
-        "methods that keep these do not fit, and where a cell is empty were not compiled. Of the CNN six methods were\n"
-        "compiled. These are of the code before clients' own models were renewed in place; loops over clusters\n"
-        "and steps count once in the least times.",
+        "methods that keep these do not fit. Where a cell is empty they were not compiled. A GPU's compiler tells less\n"
+        "of loops: those over clusters and steps count once in the least times.",
+    ),
+    "v5e:2x4": (
+        "eight v5e",
+        "They have 137 GB together, and a million clients' rows are 50 GB: methods that keep a model or an update of\n"
+        "each, or compare all pairs, do not fit. Where a cell is empty they were not compiled.",
     ),
     "v5e:16x16": (
         "256 v5e",

@@ -89,6 +89,13 @@ def named(optimizer: str, **numbers: Any) -> NamedOptimizer:
         raise ValueError(f"optimizer is {optimizer!r}, but optax's takes other arguments: {error}") from error
     made = NamedOptimizer(*checked("optimizer", transformation, optax.GradientTransformation))
     made.optimizer, made.numbers = optimizer, tuple(sorted(numbers.items()))
+    try:
+        hash(made)
+    except TypeError as error:
+        raise ValueError(
+            f"{optimizer} takes numbers, text, tuples or functions here, which compare by value: {error}; give "
+            "optax's own optimiser where it takes others"
+        ) from None
     return made
 
 

@@ -181,6 +181,10 @@ def test_fine_tuning_keeps_its_own_rate():
         (lambda: optimizers.schedule("adam", learning_rate=0.1), "which is no schedule of optax"),
         (lambda: optimizers.schedule("constant_schedule", value=lambda t: t), "value is .*; give finite numbers"),
         (lambda: optimizers.schedule("constant_schedule", height=1.0), "takes other arguments"),
+        (
+            lambda: optimizers.named("adamw", learning_rate=0.1, mask={"output": False}),
+            "adamw takes numbers, text, tuples or functions here, which compare by value: unhashable",
+        ),
         (lambda: local.sgd(optax.adam(0.1), batch_size=4, steps=1).rate_at(0), "optax optimiser, but a rate"),
     ],
 )

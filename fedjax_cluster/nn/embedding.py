@@ -41,7 +41,7 @@ def apply_with_embedding(
 
     def watch(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.module.name == "output" and context.method_name == "__call__":
-            seen.append(args[0])
+            seen.append(args[0] if args else next(iter(kwargs.values())))
         return following(*args, **kwargs)
 
     with linen.intercept_methods(watch):

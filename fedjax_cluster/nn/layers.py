@@ -19,6 +19,7 @@ from fedjax_cluster.nn.pooling import max_pool
 from fedjax_cluster.nn.rows_last import convolve
 from fedjax_cluster.nn.sums import with_bias
 from fedjax_cluster.nn.windows import Padding, Sides, check_fit, explicit_padding, pair
+from fedjax_cluster.options import COUNT, checked
 
 
 class Conv(linen.Module):
@@ -53,7 +54,7 @@ class Conv(linen.Module):
 
     @linen.compact
     def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N H_out W_out features"]:
-        channels = x.shape[-1] // self.feature_group_count
+        channels = x.shape[-1] // checked("feature_group_count", self.feature_group_count, int, COUNT)
         shape = (*pair(self.kernel_size, "kernel_size"), channels, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None

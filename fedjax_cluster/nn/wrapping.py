@@ -95,7 +95,13 @@ class Sized:
 
     def __init__(self, module: type[linen.Module], **fields: Any):
         checked("module", module, type[linen.Module])
-        known = {field.name for field in dataclasses.fields(module)} - {"num_outputs", "parent", "name"}
+        own = {field.name: field for field in dataclasses.fields(module) if field.name not in ("parent", "name")}
+        if own.pop("num_outputs", None) is None:
+            raise ValueError(f"{module.__name__} has no field num_outputs; add it, or give from_flax a module")
+        known, none = set(own), dataclasses.MISSING
+        for name, field in own.items():
+            if name not in fields and field.default is none and field.default_factory is none:
+                raise ValueError(f"{module.__name__} has a field {name} without a default; give it")
         if unknown := sorted(set(fields) - known):
             raise ValueError(
                 f"{module.__name__} has no field {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}"

@@ -1,5 +1,6 @@
 """Models are values: equal arguments give equal models, which hash equally and share one compiled program."""
 
+import dataclasses
 import functools
 
 import chex
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_cluster import nn
+from fedjax_cluster.nn.embedding import apply_with_embedding
 from fedjax_cluster.nn.initializers import Uniform
 from fedjax_cluster.types import DatasetInfo
 
@@ -160,6 +162,33 @@ def test_fewer_outputs_than_classes_are_refused_before_any_training():
 def test_a_field_that_a_module_does_not_have_is_named():
     with pytest.raises(ValueError, match="Head has no field widht; it has width"):
         nn.Sized(Head, widht=4)
+
+
+def test_a_class_that_cannot_be_built_is_said_at_once():
+    """Faults: Flax's TypeError in the first round; an IndexError of models that name their inputs; a division by 0."""
+
+    class Named(linen.Module):
+        width: int
+
+        @linen.compact
+        def __call__(self, x):
+            x = nn.Conv(self.width, 1, feature_group_count=self.width - 3)(x[..., None])
+            return linen.Dense(10, name="output")(inputs=x.reshape(len(x), -1))
+
+    class Needy(Named):
+        num_outputs: int = 10
+        depth: int = dataclasses.field(default=2)
+
+    with pytest.raises(ValueError, match="Named has no field num_outputs; add it"):
+        nn.Sized(Named, width=4)
+    with pytest.raises(ValueError, match="Needy has a field width without a default; give it"):
+        nn.Sized(Needy)
+    model = nn.from_flax(nn.Sized(Needy, width=4))
+    variables = model.init(jax.random.key(0), DIGITS)
+    (outputs, embedding), _ = apply_with_embedding(model, variables, jnp.ones((2, *DIGITS.input_shape)), train=False)
+    assert (outputs.shape, embedding.ndim) == ((2, 10), 2)
+    with pytest.raises(ValueError, match="feature_group_count is 0; it must be a whole number, at least 1"):
+        nn.from_flax(nn.Sized(Needy, width=3)).init(jax.random.key(0), DIGITS)
 
 
 def test_tokens_that_would_be_scaled_as_pixels_are_named():
