@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from fedjax_cluster.data.downloads import OPENML, check_online, is_kept, openml, openml_name
 from fedjax_cluster.data.hugging_face import huggingface
-from fedjax_cluster.data.image_folders import has_images, image_folder
-from fedjax_cluster.data.leaf_files import leaf, leaf_files
+from fedjax_cluster.data.image_folders import image_folder
+from fedjax_cluster.data.leaf_files import is_leaf, leaf
 from fedjax_cluster.data.local_files import ARRAYS, TABLES, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
 from fedjax_cluster.files import at_home
@@ -79,7 +79,7 @@ def load(
     folder = at_home("name", name) if path else Path(name)
     if task == "regression" and (not path or folder.is_dir()):
         raise ValueError(f"task is 'regression', but {shown(name)} has classes: leave it out")
-    of_leaf = path and folder.is_dir() and bool(leaf_files(folder)) and not has_images(folder)
+    of_leaf = path and folder.is_dir() and is_leaf(folder)
     if path and folder.is_dir() and not of_leaf:
         return image_folder(name, size=input_shape)
     if input_shape is not None:

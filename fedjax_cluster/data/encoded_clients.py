@@ -41,6 +41,7 @@ class Encoder:
         self.beside, self.info, self.test_fraction, self.seed = beside, info, test_fraction, seed
         self.layout: Layout | None = None
         self.classes = 0
+        self.told = False  # of rows that look unscaled
 
     def encoded(self, clients: Iterable[Any], known: np.ndarray) -> Iterator[Encoded]:
         """The clients beyond those in `known` CLIENT[], which must be the same as before."""
@@ -79,12 +80,12 @@ class Encoder:
                 x, y, test_x, test_y = x[order[cut:]], y[order[cut:]], x[order[:cut]], y[order[:cut]]
         else:
             test_x, test_y = self._rows("test_x", rows.test_x), self._targets("test_y", rows.test_y)
-        self._check(number, x, y, test_x, test_y)
+        self._check(x, y, test_x, test_y)
         train, test = x.tobytes() + y.tobytes(), test_x.tobytes() + test_y.tobytes()
         group = -1 if rows.group is None else _whole(rows.group)
         return Encoded((len(x), len(test_x), group, zlib.crc32(test, zlib.crc32(train))), train, test)
 
-    def _check(self, number: int, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
+    def _check(self, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
         check_lengths(x, y)
         own = Layout(x.dtype, x.shape[1:], y.dtype, y.shape[1:])
         if self.layout is None:
@@ -104,8 +105,7 @@ class Encoder:
         task = self.task
         for inputs, targets in ((x, y), (test_x, test_y)) if len(test_x) else ((x, y),):
             check_finite("x", inputs)
-            if not number or inputs.dtype.kind != "f":  # what looks unscaled is told of once
-                check_pixels("x", inputs, inputs.ndim - 1, task)
+            self.told |= check_pixels("x", inputs, inputs.ndim - 1, task, quiet=self.told)
             if task == "classification":
                 if targets.dtype.kind not in "iu":
                     raise ValueError(f"y holds {targets.dtype}: number the classes from 0 on")

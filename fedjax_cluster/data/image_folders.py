@@ -69,7 +69,8 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
 
 def has_images(folder: Path) -> bool:
     """Whether there are images where `image_folder` looks for them."""
-    return any(file.suffix.lower() in IMAGES for pattern in ("*/*", "*/*/*") for file in folder.glob(pattern))
+    places = (file for pattern in ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*") for file in folder.glob(pattern))
+    return any(file.suffix.lower() in IMAGES for file in places)
 
 
 def _images(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_cluster.data.image_folders import has_images
 from fedjax_cluster.data.own_examples import named_examples
 from fedjax_cluster.data.waiting import working
 from fedjax_cluster.files import at_home
@@ -27,7 +28,7 @@ def leaf(folder: str | os.PathLike) -> Examples:
 
     Args:
       folder: holds LEAF's `.json` files, or folders `train` and `test` of them, whose examples are joined: a scenario
-        splits them anew. Texts whose users are in both stay divided as they are.
+        splits them anew. Texts of users who are in both stay divided as they are.
 
     Returns:
       Examples with `user_ids`, for the scenario `users`. Rows of 784 pixels in [0, 1] become uint8 [N, 28, 28, 1] of 62
@@ -67,6 +68,12 @@ def leaf(folder: str | os.PathLike) -> Examples:
             raise ValueError(str(error) if str(place) in str(error) else f"{place}: {error}") from error
 
 
+def is_leaf(folder: Path) -> bool:
+    """Whether LEAF's files are in a folder, or other `.json` files beside folders of images."""
+    files = leaf_files(folder)
+    return bool(files) and (files[0].parent != folder or not has_images(folder))
+
+
 def leaf_files(folder: Path) -> list[Path]:
     """LEAF's files in a folder, or in its train and test."""
     places = [folder / part for part in ("train", "test") if (folder / part).is_dir()] or [folder]
@@ -103,7 +110,7 @@ def _arranged(place: Path, x: list[Any], y: list[Any], users: np.ndarray, parts:
         # NOTE: LEAF predicts and scores the character after the text alone; the model here learns from each of them.
         # Texts overlap: a window that is drawn for the tests would be in those before and after it, which train.
         trained, tested = (set(users[parts == part].tolist()) for part in ("train", "test"))
-        told = parts if trained and trained == tested else None
+        told = parts if trained & tested else None
         return named_examples(place, tokens[:, :-1], tokens[:, 1:], users, split=told, **options)
     try:
         pixels = np.asarray(x, np.float32)

@@ -190,7 +190,7 @@ def numbers(values: np.ndarray, *, names: bool = False) -> np.ndarray:
                 values = texts.astype(np.float64)
             except (ValueError, TypeError):
                 return texts
-            if names and values.size and np.abs(values).max() >= EXACT:  # one id that is longer would round the others, too
+            if names and values.size and np.abs(values).max() >= EXACT:  # one long id would round the others, too
                 return texts
         if len(np.unique(values)) < len({str(text).strip() for text in texts.ravel().tolist()}):
             return texts

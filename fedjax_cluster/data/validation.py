@@ -123,7 +123,7 @@ def check_undivided(examples: Examples, who: str) -> None:
     if isinstance(examples, Examples) and getattr(examples, "split", None) is not None:
         raise ValueError(
             f"the split of {examples.info.name} is used by the scenario users alone, not by {who}: leave "
-            "--split-column or the array split out, or take the scenario users"
+            "--split-column or the array split out (put LEAF's files into one folder), or take the scenario users"
         )
 
 
@@ -170,22 +170,27 @@ def check_finite(name: str, values: np.ndarray, owner: str = "example") -> None:
     raise ValueError(f"{name} holds {what}, first in {owner} {first} ({bad.sum()} such values): drop or mend them.")
 
 
-def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str) -> None:
-    """Raises ValueError for images of integers that models do not scale; warns of floats that look unscaled."""
+def check_pixels(name: str, x: np.ndarray, input_dimensions: int, task: str, *, quiet: bool = False) -> bool:
+    """Raises ValueError for images of integers that models do not scale; warns of what looks unscaled, and tells so."""
     if task == "language":
-        return
+        return False
+    warn = LOG.debug if quiet else LOG.warning
     if x.dtype == np.uint8:
-        if input_dimensions >= 2 and x.size and 0 < (largest := int(x[:100].max())) <= DARKEST:
-            LOG.warning(f"{name} holds bytes up to {largest}, which models divide by 255: spread them over 0 to 255")
-        return
+        largest = int(x[:100].max(initial=0))
+        dark = input_dimensions >= 2 and 0 < largest <= DARKEST
+        if dark:
+            warn(f"{name} holds bytes up to {largest}, which models divide by 255: spread them over 0 to 255")
+        return dark
     if input_dimensions >= 2 and np.issubdtype(x.dtype, np.integer):
         raise ValueError(
             f"{name} holds images of dtype {x.dtype}, which models do not scale, while they scale uint8 to [0, 1]: "
             "convert them with x.astype(np.uint8), or to floats between 0 and 1."
         )
     some = x[:100]
-    if np.issubdtype(x.dtype, np.floating) and some.max() > 16 and (some % 1 == 0).all() and some.min() >= 0:
-        LOG.warning(f"{name} holds floats up to {some.max():g}, which models do not scale: give uint8, or divide them")
+    whole = np.issubdtype(x.dtype, np.floating) and some.max() > 16 and (some % 1 == 0).all() and some.min() >= 0
+    if whole:
+        warn(f"{name} holds floats up to {some.max():g}, which models do not scale: give uint8, or divide them")
+    return bool(whole)
 
 
 def pixels_of(x: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ def start_processes(
     except jax.errors.JaxRuntimeError as error:
         raise ProcessLost(f"{late} ({reason_of(error)})") from None
     except Exception as error:  # schedulers' own libraries have theirs
-        if address is not None or STARTED in str(error):
+        if address is not None or STARTED in str(error) or jax.distributed.is_initialized():
             raise
         lacking = "KUBERNETES_SERVICE_HOST" in os.environ and importlib.util.find_spec("kubernetes") is None
         raise ValueError(
@@ -135,10 +135,14 @@ def _has_its_gpus(environment: Mapping[str, str]) -> bool:
     """
     if "JAX_LOCAL_DEVICE_IDS" in environment:
         return False
-    if "SLURM_PROCID" in environment:
-        alone = environment.get("SLURM_NTASKS") == environment.get("SLURM_STEP_NUM_NODES", "1")
-        return alone or "SLURM_GPUS_PER_TASK" in environment
-    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    # Asked first, as by JAX: what SLURM tells of the job's first task goes on to all that mpirun starts.
+    if "OMPI_MCA_orte_hnp_uri" in environment:
+        return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+    if environment.get("SLURM_NTASKS", "") == environment.get("SLURM_STEP_NUM_NODES"):
+        return True
+    # Tasks that are not bound to their GPUs see those of the others as well.
+    seen = environment.get("CUDA_VISIBLE_DEVICES", environment.get("ROCR_VISIBLE_DEVICES", ""))
+    return environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == str(len(seen.split(",")) if seen else 0)
 
 
 def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:

@@ -1,5 +1,6 @@
 """Folders of images: which files count, and what damaged ones say."""
 
+import json
 import logging
 
 import numpy as np
@@ -91,3 +92,14 @@ def test_a_file_of_json_makes_no_images_leafs(tmp_path):
         picture(tmp_path / "faces" / place)
     (tmp_path / "faces" / "labels.json").write_text("{}")
     assert load(f"{tmp_path}/faces").x.shape == (2, 8, 8, 1)
+    # Nor do images beside LEAF's train and test, or hidden ones, make none of them.
+    users = {"a": {"x": [[0.5, 2.0], [1, 2]], "y": [1, 0]}}
+    for part in ("train", "test"):
+        (tmp_path / "leaf" / part).mkdir(parents=True)
+        (tmp_path / "leaf" / part / "a.json").write_text(json.dumps({"user_data": users}))
+    picture(tmp_path / "leaf" / "plots" / "a.png")
+    assert load(f"{tmp_path}/leaf").x.shape == (4, 2)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.json").write_text(json.dumps({"user_data": users}))
+    picture(tmp_path / "one" / ".hidden" / "a.png")
+    assert load(f"{tmp_path}/one").x.shape == (2, 2)

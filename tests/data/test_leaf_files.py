@@ -106,7 +106,10 @@ def test_texts_stay_divided_as_leaf_divides_them(tmp_path):
     federation = scenarios.users(leaf(tmp_path))
     np.testing.assert_array_equal(federation.train.num_examples, [20, 15])
     np.testing.assert_array_equal(federation.test.num_examples, [6, 3])
-    # Users who are only in one of the two are divided by the scenario.
+    # Who is only in one of the two is left out; where all are, LEAF has divided the users, and the scenario the rows.
+    write(tmp_path, "train/a.json", {"HAMLET": windows(text, 0, 20), "GHOST": windows(text, 5, 20)})
+    np.testing.assert_array_equal(scenarios.users(leaf(tmp_path)).test.num_examples, [6])
+    write(tmp_path, "train/a.json", {"HAMLET": windows(text, 0, 20), "OPHELIA": windows(text, 5, 20)})
     write(tmp_path, "test/a.json", {"GHOST": windows(text, 30, 36)})
     federation = scenarios.users(leaf(tmp_path))
     np.testing.assert_array_equal(federation.train.num_examples + federation.test.num_examples, [6, 20, 15])

@@ -326,7 +326,11 @@ def test_a_column_of_classes_is_a_row_of_them(tmp_path):
     assert in_memory(open_population(tmp_path / "p"), [0]).train.y.tolist() == [[0, 1, 2]]
 
 
-def test_what_looks_unscaled_is_told_once(tmp_path, caplog):
-    clients = [(np.full((3, 2, 2), 200.0, np.float32), np.array([0, 1, 2])) for _ in range(4)]
-    write_population(tmp_path / "p", clients, test_fraction=0.0)
-    assert caplog.text.count("which models do not scale") == 1
+@pytest.mark.parametrize("images", [np.full((3, 2, 2), 200.0, np.float32), np.full((3, 2, 2), 9, np.uint8)])
+def test_what_looks_unscaled_is_told_once(images, tmp_path, caplog):
+    """Though the first client's are well scaled, and with rows to test on."""
+    clients = [(images[:, :1] / 255 if images.dtype == np.float32 else images * 20, np.array([0, 1, 2]))]
+    clients = [(each if each.shape == images.shape else np.repeat(each, 2, 1), y) for each, y in clients]
+    clients += [(images, np.array([0, 1, 2])) for _ in range(4)]
+    write_population(tmp_path / "p", clients, test_fraction=0.4)
+    assert caplog.text.count("which models d") == 1
