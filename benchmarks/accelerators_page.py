@@ -53,8 +53,8 @@ DEVICES = {
     "h100": (
         "one H100",
         "A model of each of a hundred thousand clients is 64 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
-        "methods that keep these do not fit. Where a cell is empty they were not compiled. A GPU's compiler tells less\n"
-        "of loops: those over clusters and steps count once in the least times.",
+        "methods that keep these do not fit. Where a cell is empty they were not compiled. A GPU's compiler tells\n"
+        "less of loops: those over clusters and steps count once in the least times.",
     ),
     "v5e:2x4": (
         "eight v5e",
