@@ -45,7 +45,7 @@ def test_pictures_show_the_shares_by_attack_and_the_matrix():
         return {case: [attacks.Found(base - 100 * case[2], 0.5, 4.0, 1.0)] for case in attacks.cases(quick=False)}
 
     drawn = attacks.pictures({"ifca": of_method(90.0), "cfl": of_method(80.0)})
-    assert set(drawn) == {"", "accuracy median", "ari mean", "ari median", "matrix"}
+    assert set(drawn) == {"", "accuracy-median", "ari-mean", "ari-median", "matrix"}
     panel = drawn[""].axes[0]
     assert panel.get_title() == "sign flip"
     np.testing.assert_allclose(panel.images[0].get_array(), [[90, 80, 70, 60, 50], [80, 70, 60, 50, 40]])
