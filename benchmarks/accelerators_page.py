@@ -75,7 +75,8 @@ Messages of a round and their megabytes, of one device, on 1, 8, 64 and 256 v5e 
 the clients grow with the chips). CFL and FedGWC compare all pairs of clients in a round, FLAG and PACFL before the
 first, FL+HC and FlexCFL in one, StoCFL all whom it hears for the first time, here everybody at once; by landmarks
 nobody does, nor does CFL-GP beyond 2,048 clients: the K models × 96 that its subspace iteration adds up a clustering
-are most of what it sends. In FedGWC's rounds a tenth takes part: clients stay on the chip that has their rows, and 3 to
+are most of what it sends (those of 64 and 256 chips have the three messages of a plain round in them as well). In
+FedGWC's rounds a tenth takes part: clients stay on the chip that has their rows, and 3 to
 4 % of them (25 of 800, 970 of 25,600), for whom it has no room, go to others, some at a time; one of these messages is
 counted.
 
