@@ -68,7 +68,7 @@ def open_outputs() -> None:
         if narrow and output.errors in ("strict", "surrogateescape"):  # and nobody has chosen another way
             output.reconfigure(errors="replace")
         if output is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
 def quieten_xla(arguments: Sequence[str]) -> None:

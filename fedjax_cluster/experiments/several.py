@@ -86,7 +86,7 @@ def _without_gloo() -> None:
         kept, encoding, errors = os.dup(1), sys.stdout.encoding, sys.stdout.errors
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         how: dict[str, Any] = {"buffering": 1 if os.isatty(kept) else -1, "encoding": encoding, "errors": errors}
-        sys.stdout = open(kept, "w", **how)  # noqa: SIM115
+        sys.stdout = open(kept, "w", **how)  # noqa: SIM115 - until the process ends
 
 
 def same_directory(path: pathlib.Path) -> pathlib.Path:
