@@ -39,7 +39,7 @@ def with_another(method, option):
     raise AssertionError(f"no other value of {option} is known")
 
 
-def check(one, other, population):
+def check(one, other, population, together=False):
     """Both in the program of their group, whose numbers are those of the first, as each alone."""
     key = run_keys(0).initialization
     for members, numbers in lifting.differing([one, other]):
@@ -59,6 +59,7 @@ def check(one, other, population):
             try:
                 after = jax.eval_shape(stepped, grouped, {path: np.float32(number) for path, number in own.items()})
             except DECIDES:
+                assert not together
                 continue  # it is refused, or has a program of its own
             chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda state: state, grouped))
 
@@ -77,12 +78,13 @@ def test_numbers_that_a_state_begins_with_are_each_runs_own():
                          clustering_noise_multiplier=1.0)
         for clip in (0.1, 10.0)
     ]  # fmt: skip
+    noises = [dataclasses.replace(clips[0], noise_multiplier=noise) for noise in (0.5, 2.0)]
     stores = [optimizers.named("adagrad", learning_rate=0.1, initial_accumulator_value=each) for each in (0.1, 5.0)]
     population = place(blobs(clients=7))
-    for options in ({"privacy": clips}, {"server": stores}):
+    for options in ({"privacy": clips}, {"privacy": noises}, {"server": stores}):
         ((name, values),) = options.items()
         made = [algorithms.cfl_gp(LINEAR, local=SGD, clusters=2, every=1, **{name: value}) for value in values]
-        check(*made, population)
+        check(*made, population, together=True)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ class ditto(fedavg):
 
     sends = ONE
 
-    local: LocalUpdate = option("the steps of the global model, and of the personal one with λ in addition")
+    local: LocalUpdate = option(
+        "the steps of the global model, and of the personal one with λ in place of its `proximal`"
+    )
     proximal: float = option(
         "λ, the pull of the global model on the personal one; the public code tries 0.1, 1 and 2",
         default=0.1,

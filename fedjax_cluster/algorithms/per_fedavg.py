@@ -11,6 +11,7 @@ from jax import Array
 
 from fedjax_cluster import tree
 from fedjax_cluster.algorithms.fedavg import fedavg
+from fedjax_cluster.algorithms.personal import check_own_gradient
 from fedjax_cluster.algorithms.round import cluster_variables
 from fedjax_cluster.local import BatchGradientOf
 from fedjax_cluster.nn.precision import precision_of
@@ -67,6 +68,7 @@ class per_fedavg(fedavg):
     weighting: Weighting = option('"uniform" as in the paper, or "examples"', default="uniform")
 
     def check(self) -> None:
+        check_own_gradient(self.local, self.name)
         used = {getattr(self.local, "precision", "float32"), precision_of(self.model)} - {"float32"}
         if self.variant == "hessian-free" and used:
             raise ValueError(

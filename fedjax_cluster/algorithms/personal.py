@@ -11,7 +11,7 @@ from jax import Array
 
 from fedjax_cluster import parallel, tree
 from fedjax_cluster.algorithms.round import Round, cluster_variables, size_of
-from fedjax_cluster.types import Clusters, Cohort, Costs, LocalResult, PyTree, State, Variables
+from fedjax_cluster.types import Clusters, Cohort, Costs, LocalResult, LocalUpdate, PyTree, State, Variables
 
 
 class PersonalClients(NamedTuple):
@@ -29,6 +29,12 @@ class Moved(NamedTuple):
     num_steps: Array  # i32[], gradient steps that it took
     size: Array  # f32[], of its change, as in `size_of`: where it is infinite, the client is rejected
     finite: Array  # bool[], whether what it becomes is finite, and so is kept, whatever becomes of what is sent
+
+
+def check_own_gradient(local: LocalUpdate, method: str) -> None:
+    """Raises a ValueError where a local update is given a gradient that the method would put its own in place of."""
+    if getattr(local, "gradient", None) is not None:
+        raise ValueError(f"local follows a gradient of its own, but {method} gives its steps theirs; leave it out")
 
 
 def global_model(clusters: Clusters) -> Variables:

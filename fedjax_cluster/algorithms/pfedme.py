@@ -14,6 +14,7 @@ from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.personal import (
     admit_with_own,
     all_costs,
+    check_own_gradient,
     global_model,
     keep_own,
     moved_to,
@@ -80,6 +81,7 @@ class pfedme(fedavg):
     )
 
     def check(self) -> None:
+        check_own_gradient(self.local, self.name)
         if self.inner_learning_rate * self.regularization > 2:
             raise ValueError(
                 f"inner_learning_rate is {self.inner_learning_rate:g} and regularization {self.regularization:g}, "

@@ -223,7 +223,7 @@ class Release(NamedTuple):
         scale = self.privacy.noise_multiplier * math.sqrt(self.clip.shape[1] / QUANTILE_SHARE)
         most_noise = 4.0 * 2.0 * self.privacy.sums_multiplier  # of a count
         above = total["below"] + scale * self.normal(QUANTILES, 0, self.clip.shape) + (0.5 - quantile) * count[:, None]
-        above = above / jnp.maximum(count, max(1.0, most_noise))[:, None]
+        above = above / jnp.maximum(count, jnp.maximum(1.0, most_noise))[:, None]
         moved = self.clip * jnp.exp(-self.privacy.quantile_rate * jnp.clip(above, -1.0, 1.0))
         told = active & ((count > 0) | (self.sends == CHOSEN))  # a noised count tells nobody's absence
         return jnp.where(told[:, None], moved, self.clip)

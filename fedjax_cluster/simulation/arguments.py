@@ -66,9 +66,9 @@ def check_arguments(
         as_path("run_dir", run_dir)
     clusters = getattr(algorithm, "clusters", None)
     check_federation(federation, num_clusters=clusters if isinstance(clusters, int) else None)
-    own, late = checked_churn(churn), arrivals(federation, fault, seed)
-    _check_apart(own, late)
-    found = (*own, *late)
+    own, arriving = checked_churn(churn), arrivals(federation, fault, seed)
+    _check_apart(own, arriving)
+    found = (*own, *arriving)
     if late := [change for change in found if change.round >= rounds and (change.join or change.leave)]:
         who = [str(client) for change in late for client in (*change.join, *change.leave)]
         several, one = ("s", "") if len(who) > 1 else ("", "s")
@@ -83,7 +83,7 @@ def check_arguments(
         present = fewest_present(found, federation.train.num_examples, rounds)
         usual = functools.partial(cohort_size, getattr(algorithm, "participation", 1.0))
         aggregation.check_clients(getattr(algorithm, "clients_in_round", usual)(present))
-    check_private(algorithm, federation, found)
+    check_private(algorithm, federation, own, arriving)
     return found
 
 

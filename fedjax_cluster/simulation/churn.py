@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedjax_cluster import parallel
+from fedjax_cluster.cohorts import cohort_size
 from fedjax_cluster.data.stored import rows_of_client
 from fedjax_cluster.types import Churn, ClientData, ClusteredAlgorithm, Population, State
 
@@ -77,14 +78,29 @@ class Schedule:
         if landmarks is None or not self.changes:
             return
         theirs = set(np.asarray(parallel.fetched(landmarks)).tolist())
-        there = theirs.copy()
-        for change in self.changes:
+        there, clients = theirs.copy(), int((~self.absent).sum())
+        for place, change in enumerate(self.changes):
             there = (there - set(change.leave)) | (theirs & set(change.join))
+            clients += len(change.join) - len(change.leave)
+            if change.round not in [later.round for later in self.changes[place + 1 :]]:
+                self._check_cohort(change.round, len(there), clients)
             if len(there) < least:
                 raise ValueError(
                     f"before round {change.round} {len(there)} of the landmarks {sorted(theirs)} are there, but "
                     f"{self._algorithm.name} needs {least}; give more landmarks, or keep them from leaving"
                 )
+
+    def _check_cohort(self, number: int, landmarks: int, clients: int) -> None:
+        """Of cohorts that are clustered the landmarks are drawn first: all of them, or some would never be again."""
+        until = getattr(self._algorithm, "cluster_until", None)
+        if not getattr(self._algorithm, "joined_late", False) or (until is not None and number >= until):
+            return
+        cohort = cohort_size(getattr(self._algorithm, "participation", 1.0), clients)
+        if landmarks > cohort:
+            raise ValueError(
+                f"before round {number} {landmarks} landmarks are there, but a cohort of the {clients} clients has "
+                f"only {cohort}; give fewer landmarks or a larger participation, or let fewer clients leave"
+            )
 
     def start(self, population: Population) -> Population:
         """The population as `init` sees it: those who join later have no examples yet."""

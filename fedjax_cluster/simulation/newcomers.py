@@ -81,6 +81,8 @@ def with_newcomers(federation: Federation, newcomers: Federation) -> Federation:
     validation = None
     if federation.validation is not None and newcomers.validation is not None:
         validation = _joined(federation.validation, newcomers.validation)
+    elif federation.validation is not None:
+        LOG.warning("validation rows are left out, as the newcomers have none: give the newcomers some as well")
     group, info = None, federation.info
     if federation.group is not None:
         group, info = _groups(federation, newcomers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,8 +15,14 @@ from fedjax_cluster.server import NO_STATISTICS
 from fedjax_cluster.types import Churn, Federation
 
 
-def check_private(algorithm: Any, federation: Federation, churn: tuple[Churn, ...]) -> None:
-    """Raises a ValueError where a private run cannot be, or its budget not be counted."""
+def check_private(
+    algorithm: Any, federation: Federation, churn: Sequence[Churn], arriving: Sequence[Churn] = ()
+) -> None:
+    """Raises a ValueError where a private run cannot be, or its budget not be counted.
+
+    Args:
+      arriving: the joins of a fault.
+    """
     privacy = getattr(algorithm, "privacy", None)
     if privacy is None:
         return
@@ -24,6 +31,11 @@ def check_private(algorithm: Any, federation: Federation, churn: tuple[Churn, ..
         raise ValueError(
             "privacy is given, but clients join or leave, and its budget is of clients that are there from the start; "
             "leave out the churn, or the privacy"
+        )
+    if arriving:
+        raise ValueError(
+            f"privacy is given, but the fault's clients join after {arriving[0].round} rounds, and its budget is of "
+            "clients that are there from the start; give another fault, or no privacy"
         )
     clients, cohort = _population(algorithm, federation)
     if privacy.delta * clients >= 1:

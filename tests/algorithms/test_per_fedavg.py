@@ -11,6 +11,7 @@ import pytest
 from fedjax_cluster import local, nn, parallel
 from fedjax_cluster.algorithms.fedavg import fedavg
 from fedjax_cluster.algorithms.per_fedavg import MetaGradient, per_fedavg
+from fedjax_cluster.algorithms.pfedme import pfedme
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.segment import run_keys
 from tests.federations import as_lists, blobs
@@ -171,3 +172,12 @@ def test_differences_of_gradients_are_refused_in_bfloat16():
     with pytest.raises(ValueError, match="gradients in bfloat16 do not tell its steps"):
         per_fedavg(nn.mixed_precision(nn.linear()), local=WHOLE, variant="hessian-free")
     assert per_fedavg(nn.linear(), local=coarse, variant="first-order").name == "per_fedavg"
+
+
+@pytest.mark.parametrize("method", [per_fedavg, pfedme])
+def test_a_gradient_of_ones_own_is_refused_by_methods_that_have_theirs(method):
+    def mine(batch_gradient, *given):
+        return batch_gradient(*given)
+
+    with pytest.raises(ValueError, match=f"but {method.__name__} gives its steps theirs"):
+        method(nn.linear(), local=local.sgd(0.1, batch_size=8, steps=1, gradient=mine))

@@ -1,16 +1,21 @@
 """Who sends nothing in a round tells the server nothing: no cluster, no shares; what it cost is counted."""
 
 import functools
+from dataclasses import replace
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_cluster import faults, local, nn, parallel
-from fedjax_cluster.algorithms import fedsoft, flag, gradient_loss, ifca
+from fedjax_cluster import faults, local, nn, optimizers, parallel
+from fedjax_cluster.algorithms import cfl, fedsoft, flag, gradient_loss, ifca
+from fedjax_cluster.algorithms.fedgwc import weighting
 from fedjax_cluster.simulation.segment import run_keys
 from tests.directions import FULL, lines
 from tests.federations import blobs, one_step
+from tests.private_methods import PLAIN, SHOWING, build
 
 SCAN = parallel.client_mapping("scan", devices=jax.devices()[:1])
 LOCAL = local.sgd(0.3, batch_size=4, steps=2)
@@ -81,3 +86,26 @@ def test_each_time_that_flag_asks_a_client_costs(landmarks):
     assert float(plain.costs.models_down) == 9
     assert float(info.costs.gradient_evaluations) == 4 * asked.sum()  # t_g epochs of one step
     assert float(info.costs.models_up) > float(plain.costs.models_up) * 1.5
+
+
+@pytest.mark.parametrize("fault", [faults.drop_out(1.0), faults.sign_flip(1.0)])
+def test_a_silent_client_of_private_fedgwc_tells_no_losses(fault):
+    """Its true losses decided splits; under privacy whoever sends nothing shows noise alone, here of size 0."""
+    method, population, _, _ = begun(build("fedgwc"), blobs(clients=7), fault)
+    rows = jax.tree.map(lambda leaf: leaf[0], population.data)
+    client = parallel.Client(jnp.asarray(0), jnp.asarray(True), rows, None)
+    told = weighting.told(jax.random.key(0), method.update, method.privacy, client, jnp.ones(3))
+    assert bool(told.any()) == isinstance(fault, faults.sign_flip)
+
+
+def test_an_optimiser_of_ones_own_stays_where_an_update_is_rejected_under_privacy():
+    """It is the client's; what the server takes for nothing stood in its place."""
+    own = local.sgd(optimizers.named("sgd", learning_rate=0.3, momentum=0.9), batch_size=None, steps=2)
+    method = cfl(nn.linear(), local=own, clusters=2, keep_optimizer=True, privacy=replace(PLAIN, **SHOWING))
+    spoilt, population, state, _ = begun(method, blobs(clients=7), faults.nan_updates(1.0))
+    state, _ = one_step(method, population, state)
+    before = jax.device_get(state.clients.optimizer)
+    assert np.any(jax.tree.leaves(before)[0])
+    after, info = one_step(spoilt, population, state, 1)
+    assert int(info.num_rejected) == 7
+    chex.assert_trees_all_equal(jax.device_get(after.clients.optimizer), before)

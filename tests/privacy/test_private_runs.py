@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_cluster import cli, local, nn, parallel, privacy, report
+from fedjax_cluster import cli, faults, local, nn, parallel, privacy, report
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm
 from fedjax_cluster.simulation.loop import simulate
@@ -151,6 +151,7 @@ def test_a_method_must_say_itself_what_its_clients_send(monkeypatch):
         ({"delta": 0.2}, {}, {}, r"delta is 0\.2, but there are 8 clients"),
         ({"accountant": "pld"}, {"participation": 0.5}, {}, "has no law for 4 of 8 clients"),
         ({}, {}, {"churn": [(1, (), (2,))]}, "clients join or leave"),
+        ({}, {}, {"fault": faults.infiltrators(0.2, joins=3)}, "the fault's clients join after 3 rounds"),
     ],
 )
 def test_a_run_that_cannot_be_private_is_refused_before_it_begins(mechanism, options, run, message):

@@ -244,3 +244,11 @@ def test_groups_of_newcomers_are_told_by_name():
     assert both.info.group_names == ("left", "right", "above")
     assert both.group[-4:].tolist() == [1, 2, 2, -1]
     assert found.admit(new).federation.group[-4:].tolist() == [0, 1, 1, -1]  # numbers, where they have no names
+
+
+def test_validation_rows_that_newcomers_have_not_are_left_out_with_a_word(caplog):
+    federation = blobs(clients=7)
+    result = run("fedavg", federation._replace(validation=federation.test), rounds=1)
+    found = result.admit(some(blobs(clients=7), (3, 0)))
+    assert found.federation.validation is None
+    assert "validation rows are left out" in caplog.text

@@ -254,7 +254,7 @@ class cfl(AveragingMethod):
         if self.privacy is not None:
             # Of what is shown nothing is left out: that would tell of a client.
             usable, heard = usable._replace(gradient=sent.gradient, weight=sent.weight), cohort.mask
-        state = remember(state, cohort, usable, heard)
+        state = remember(state, cohort, usable, heard, mapped.accepted)
         fallen = jnp.zeros(self.clusters, bool)
         if self.fall_back_after is not None:
             state, fallen = fall_back(state, slot, usable.gain, mapped.accepted, due)

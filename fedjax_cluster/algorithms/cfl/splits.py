@@ -303,13 +303,19 @@ def inherit(stacked: PyTree, division: Division, round_number: Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[source], stacked)
 
 
-def remember(state: State, cohort: Cohort, sent: Sent, accepted: Array) -> State:
-    """Each participant's latest finite update; who sends none counts as seen, so that it holds up nobody."""
+def remember(state: State, cohort: Cohort, sent: Sent, heard: Array, trained: Array) -> State:
+    """Each participant's latest finite update; who sends none counts as seen, so that it holds up nobody.
+
+    Args:
+      heard: bool[C], of whom the server has an update, under privacy of all.
+      trained: bool[C], whose own optimiser has gone on.
+    """
     old = state.clients
     vector = sent.delta if sent.gradient is None else sent.gradient
-    seen, valid = parallel.scatter_rows(cohort, (old.seen, old.valid), (jnp.ones_like(accepted), accepted))
-    kept, rows = (old.update, old.share, old.optimizer), (vector, sent.weight, sent.optimizer)
-    update, share, optimizer = parallel.scatter_rows(cohort, kept, rows, cohort.mask & accepted)
+    seen, valid = parallel.scatter_rows(cohort, (old.seen, old.valid), (jnp.ones_like(heard), heard))
+    kept, rows = (old.update, old.share), (vector, sent.weight)
+    update, share = parallel.scatter_rows(cohort, kept, rows, cohort.mask & heard)
+    optimizer = parallel.scatter_rows(cohort, old.optimizer, sent.optimizer, cohort.mask & trained)
     clients = old._replace(update=update, share=share, seen=seen, valid=valid, optimizer=optimizer)
     return state._replace(clients=clients)
 

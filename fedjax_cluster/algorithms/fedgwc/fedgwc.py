@@ -28,7 +28,7 @@ from fedjax_cluster.algorithms.round import (
     start_models,
 )
 from fedjax_cluster.lifting import is_zero
-from fedjax_cluster.local import client_key, server_key
+from fedjax_cluster.local import server_key
 from fedjax_cluster.options import BELOW_ONE, NOT_NEGATIVE, POSITIVE, SHARE, at_least, changed, option
 from fedjax_cluster.parallel import Client
 from fedjax_cluster.privacy.gaussian import SHOWN, gaussian
@@ -260,9 +260,7 @@ class fedgwc(AveragingMethod):
             if chooses is not None:
                 slot = landmark_pairs.chosen(self, state, client.data, slot, chooses, anybody)
             result = weigh.train_and_tell(rng_key, self.update, self.model, state.clusters, slot, client, state.round)
-            if self.privacy is None:
-                return Trained(slot, result, result.losses)
-            return Trained(slot, result, self.privacy.shown(client_key(rng_key, client.index), result.losses))
+            return Trained(slot, result, weigh.told(rng_key, self.update, self.privacy, client, result.losses))
 
         slot = jnp.maximum(labels(membership), 0)
         averaged = {"optimizer": self.optimizer, "weighting": self.weighting, "aggregation": self.aggregation}

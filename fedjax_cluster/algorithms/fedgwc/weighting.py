@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_cluster import clustering, parallel
-from fedjax_cluster.algorithms.round import train_client
-from fedjax_cluster.marked_clients import poses, shown_rows
+from fedjax_cluster.algorithms.round import client_key, train_client
+from fedjax_cluster.marked_clients import is_silent, poses, shown_rows
 from fedjax_cluster.parallel import Client
+from fedjax_cluster.privacy import gaussian
 from fedjax_cluster.types import Clusters, LocalResult, LocalUpdate, Model
 
 LOG = logging.getLogger(__name__)
@@ -76,6 +77,15 @@ def train_and_tell(
     shown = client._replace(data=shown_rows(client.data))
     told = parallel.unless(~posing, result, lambda: train_client(rng_key, update, model, clusters, slot, shown, round))
     return result._replace(losses=told.losses, num_steps=told.num_steps)
+
+
+def told(rng_key: Array, update: LocalUpdate, privacy: gaussian | None, client: Client, losses: Array) -> Array:
+    """The losses that a client tells; with noise where these are private, and noise alone where it is silent."""
+    if privacy is None:
+        return losses
+    key = client_key(rng_key, client.index)
+    silent = is_silent(update, key, client.data)
+    return privacy.shown(key, losses if silent is None else jnp.where(silent, jnp.nan, losses))
 
 
 def warn_of_no_splits(count: int, cohort: int) -> None:
