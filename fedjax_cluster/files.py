@@ -21,8 +21,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedjax_cluster.options import as_path, shown
-
 try:
     import fcntl
 except ImportError:  # elsewhere than on Unix nothing is locked
@@ -41,19 +39,6 @@ UNREADABLE = (
     # Of a flag that means another compression, or a password.
     *(NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
 )
-
-
-def at_home(name: str, value: Any) -> pathlib.Path:
-    """The path that an argument gives, with "~" and "~somebody" spelled out; a ValueError where nobody has such a home.
-
-    >>> at_home("path", "a/b").name
-    'b'
-    """
-    path = as_path(name, value)
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        raise ValueError(f"{name} is {shown(str(path))}, but whose home that is is not known; give a path") from None
 
 
 @contextlib.contextmanager

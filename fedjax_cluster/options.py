@@ -252,17 +252,18 @@ def takes_fractions(hint: Any) -> bool:
 
 
 def as_path(name: str, value: Any) -> pathlib.Path:
-    """The path that an argument gives; a ValueError where no file system has it."""
+    """The path that an argument gives, "~" and "~somebody" spelled out; a ValueError where no file system has it."""
     path = pathlib.Path(checked(name, value, str | os.PathLike))
     if not str(value) or "\0" in str(path):
         raise ValueError(f"{name} is {shown(value)}; give the path of a file or folder")
     length = max((len(os.fsencode(part)) for part in path.parts), default=0)
     if length > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
-        raise ValueError(
-            f"{name} is {shown(str(path))}, too long for a file system; names have at most {LONGEST_NAME} bytes, paths "
-            f"{LONGEST_PATH}"
-        )
-    return path
+        bounds = f"names have at most {LONGEST_NAME} bytes, paths {LONGEST_PATH}"
+        raise ValueError(f"{name} is {shown(str(path))}, too long for a file system; {bounds}")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name} is {shown(str(path))}, but whose home that is is not known; give a path") from None
 
 
 def shown(value: Any) -> str:

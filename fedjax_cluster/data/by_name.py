@@ -14,8 +14,7 @@ from fedjax_cluster.data.image_folders import image_folder
 from fedjax_cluster.data.leaf_files import is_leaf, leaf
 from fedjax_cluster.data.local_files import ARRAYS, TABLES, is_path, is_table, npz, table
 from fedjax_cluster.data.sources import DatasetNotFoundError, data_folder, digits, tfds
-from fedjax_cluster.files import at_home
-from fedjax_cluster.options import COUNT, shown, with_checks
+from fedjax_cluster.options import COUNT, as_path, shown, with_checks
 from fedjax_cluster.types import Examples
 
 HUB = "hf:"
@@ -76,7 +75,7 @@ def load(
         raise ValueError(f"{column}_column is {given!r}, but {shown(name)} is no table: leave it out")
     if path and is_table(name):
         return table(name, shape=input_shape, task=task, **columns)
-    folder = at_home("name", name) if path else Path(name)
+    folder = as_path("name", name) if path else Path(name)
     if task == "regression" and (not path or folder.is_dir()):
         raise ValueError(f"task is 'regression', but {shown(name)} has classes: leave it out")
     of_leaf = path and folder.is_dir() and is_leaf(folder)

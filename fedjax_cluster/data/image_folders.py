@@ -16,8 +16,7 @@ from PIL import Image
 
 from fedjax_cluster.data.own_examples import PARTS, listed, named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.files import at_home
-from fedjax_cluster.options import COUNT, with_checks
+from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def image_folder(path: str | os.PathLike, *, size: Sequence[int] | None = None) 
     Raises:
       ValueError: no such folder, no images one or two folders down, an unreadable one, or images that differ in size.
     """
-    folder = at_home("path", path)
+    folder = as_path("path", path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give one that holds images by class, such as {folder}/cat/1.png.")
     if size is not None and len(size) != 2:

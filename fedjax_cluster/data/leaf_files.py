@@ -13,8 +13,7 @@ import numpy as np
 from fedjax_cluster.data.image_folders import has_images
 from fedjax_cluster.data.own_examples import named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.files import at_home
-from fedjax_cluster.options import with_checks
+from fedjax_cluster.options import as_path, with_checks
 from fedjax_cluster.types import Examples
 
 # NOTE: LEAF's own alphabet has 80 characters; this is all of ASCII's, and what is none of them counts as a space.
@@ -46,7 +45,7 @@ def leaf(folder: str | os.PathLike) -> Examples:
     >>> found.x.shape, "".join(ALPHABET[token] for token in found.y[0]), found.user_ids.tolist()
     ((2, 7), 'ut, sof', ['romeo', 'juliet'])
     """
-    place = at_home("folder", folder)
+    place = as_path("folder", folder)
     if not place.is_dir():
         raise ValueError(f"{place} is no folder: give one that holds LEAF's .json files, or train and test")
     files = leaf_files(place)

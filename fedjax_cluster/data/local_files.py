@@ -16,8 +16,8 @@ import numpy as np
 
 from fedjax_cluster.data.own_examples import GROUP, SPLIT, USER, listed, named_examples
 from fedjax_cluster.data.waiting import working
-from fedjax_cluster.files import UNREADABLE, at_home
-from fedjax_cluster.options import COUNT, with_checks
+from fedjax_cluster.files import UNREADABLE
+from fedjax_cluster.options import COUNT, as_path, with_checks
 from fedjax_cluster.types import Examples, Task
 
 LOG = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def _read_parquet(file: Path, named: Mapping[str, str | None]) -> _Columns:
 
 
 def _existing(path: str | os.PathLike) -> Path:
-    file = at_home("path", path)
+    file = as_path("path", path)
     if not file.is_file():
         raise ValueError(f"there is no file {str(file)!r}: correct the path")
     return file

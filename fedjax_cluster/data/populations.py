@@ -39,7 +39,6 @@ from fedjax_cluster.data.stored import (
     stored,
 )
 from fedjax_cluster.files import (
-    at_home,
     atomic_file,
     digest,
     is_sealed,
@@ -50,7 +49,7 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
-from fedjax_cluster.options import BELOW_ONE, POSITIVE, SEED, shown, with_checks
+from fedjax_cluster.options import BELOW_ONE, POSITIVE, SEED, as_path, shown, with_checks
 from fedjax_cluster.types import ClientData, DatasetInfo, Federation, UserFederation
 
 FORMAT, VERSION = "fedjax_cluster population", 1
@@ -98,7 +97,7 @@ def write_population(
     ...     population.train.x.shape, population.train.num_examples.tolist(), population.train.x[1][:3, 0].tolist()
     ((3, 6, 4), [4, 2, 6], [3.0, 3.0, 0.0])
     """
-    folder = at_home("folder", folder)
+    folder = as_path("folder", folder)
     if folder.exists():
         raise ValueError(f"{folder} exists already: give another folder, or read what it holds with open_population")
     users = None
@@ -148,7 +147,7 @@ def open_population(folder: str | os.PathLike) -> Federation:
     ...
     ValueError: there is no folder 'nowhere': correct the path, or write one with fc.data.write_population
     """
-    folder = at_home("folder", folder)
+    folder = as_path("folder", folder)
     manifest = _manifest(folder)
     try:
         x, y = manifest["x"], manifest["y"]
@@ -255,7 +254,7 @@ def on_devices(federation: Federation) -> Federation:
 
 def is_population(folder: str | os.PathLike) -> bool:
     """Whether a folder looks like a population."""
-    return (at_home("folder", folder) / MANIFEST).is_file()
+    return (as_path("folder", folder) / MANIFEST).is_file()
 
 
 def _of_federation(federation: Federation) -> Iterator[ClientRows]:

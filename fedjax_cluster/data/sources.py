@@ -239,7 +239,7 @@ def data_folder(data_dir: str | os.PathLike | None = None) -> str:
     """Where TFDS keeps its files."""
     # TFDS reads the variable once, when it is imported; here it counts whenever it is set.
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return os.path.expanduser(as_path("data_dir", chosen))
+    return str(as_path("data_dir", chosen))
 
 
 @contextmanager

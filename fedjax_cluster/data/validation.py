@@ -245,7 +245,13 @@ def _check_part(name: str, data: ClientData, info: DatasetInfo) -> None:
         how = "write the population anew" if isinstance(data.y, Rows) else "give y.astype(np.float32)"
         raise ValueError(f"y of {name!r} holds bytes, which are divided by 255: {how}.")
     if isinstance(data.x, Rows):
-        return  # checked client by client when it was written
+        # The rest was checked client by client when it was written.
+        if not np.array_equal(np.asarray(data.num_examples), data.x.store.counts[data.x.part]):
+            raise ValueError(
+                f"`num_examples` of {name!r} is not that of the population on disk, whose rows are read as they are: "
+                "leave it, or write another population."
+            )
+        return
     x, y, counts = (np.asarray(array) for array in data)
     if x.ndim < 2 or y.ndim < 2 or x.shape[:2] != y.shape[:2]:
         raise ValueError(

@@ -42,8 +42,8 @@ def _told(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
     if isinstance(value, jax.Array | np.ndarray):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
-        content = np.ascontiguousarray(value)
-        text = repr(content.tolist()).encode() if content.dtype.hasobject else content.data
+        content = np.asarray(value)
+        text = repr(content.tolist()).encode() if content.dtype.hasobject else content.tobytes()
         yield f"{content.dtype} {content.shape} {hashlib.blake2b(text).hexdigest()}".encode()
         return
     if isinstance(value, set | frozenset):  # in an order that is each process's own

@@ -252,7 +252,7 @@ class _Digests:
         digest = hashlib.blake2b(ADDRESS.sub("", text).encode(), digest_size=8)
         for constant in _constants(traced):
             value = jax.random.key_data(constant) if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key) else constant
-            digest.update(np.ascontiguousarray(value).data)
+            digest.update(np.asarray(value).tobytes())  # bfloat16 has no buffer that Python can read
         self.on_the_host.extend(_called_on_the_host(traced))
         return digest.hexdigest()
 

@@ -78,12 +78,20 @@ def with_clustering_seconds(
     if not np.nansum(count) or (algorithm.cluster is None and not initial):
         return history
     if algorithm.cluster is None:
-        seconds = np.zeros(len(count))
-        seconds[0] = initial
+        seconds = at_the_start(initial, len(count))
     else:
         again = _cluster.prepared(rng_key, state, algorithm=algorithm, mapping=mapping)
         seconds = count * seconds_per_call(again)
     return {**history, CLUSTERING_SECONDS: seconds}
+
+
+def at_the_start(seconds: float, rounds: int) -> np.ndarray:
+    """The column of a method that clusters before its first round alone.
+
+    >>> at_the_start(0.5, 3)
+    array([0.5, 0. , 0. ])
+    """
+    return np.append(seconds, np.zeros(rounds - 1))
 
 
 @parallel.kept_program(static_argnames=("algorithm", "mapping"))

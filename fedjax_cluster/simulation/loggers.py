@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fedjax_cluster import parallel
+from fedjax_cluster.options import as_path
 from fedjax_cluster.simulation.evaluation import Evaluation
 
 
@@ -35,7 +35,7 @@ def json_lines(path: str | os.PathLike) -> Log:
     Raises:
       ValueError: it cannot be written.
     """
-    path = pathlib.Path(path)
+    path = as_path("path", path).absolute()  # a run may change the working directory
     if not parallel.is_first():
         return _nothing
     try:
@@ -64,7 +64,7 @@ def tensorboard(folder: str | os.PathLike) -> Log:
     if not parallel.is_first():
         return _nothing
     try:
-        writer = SummaryWriter(str(folder))
+        writer = SummaryWriter(str(as_path("folder", folder).absolute()))
     except OSError as error:
         raise ValueError(f"cannot write the log {folder} ({error.strerror}); choose another folder") from error
 

@@ -97,7 +97,7 @@ def simulate(
     with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         run = start_run(algorithm, federation, seed, mapping, directory, schedule, stack)
         schedule.check_state(run.state)
-        run.config, run.pause, run.metrics = config, checkpoint_every, tuple(metrics)
+        run.config, run.pause, run.metrics, run.timed = config, checkpoint_every, tuple(metrics), time_clustering
         if run.ended(rounds):
             return run.read_back()
         if run.done < rounds:  # what is evaluated alone can be told where nothing can be written

@@ -290,7 +290,8 @@ def _compile(algorithm: ClusteredAlgorithm, arguments: tuple, aim: Target, runs:
         traced = run_segment.trace(*arguments, **due, algorithm=algorithm)
     else:
         stop, together = arguments[-1], side_by_side(arguments, runs)
-        traced = run_together.trace(*together, {}, stop, stop, algorithm=algorithm, shared=True)
+        due = stop if len(arguments[1].clients.present) > MOST_COMPARED else None
+        traced = run_together.trace(*together, {}, stop, stop, due, algorithm=algorithm, shared=True)
     with own_names():
         return traced.lower(lowering_platforms=(aim.platform,)).compile(compiler_options=aim.compiler_options or None)
 

@@ -103,7 +103,10 @@ def carry_out(
                     else:
                         results = [request.simulate(mapping=mapping, **options) for request in chosen]
             except DECIDES as error:
-                raise ValueError(_refusal(chosen[0], numbers, mapping)) from error
+                refusal = _refusal(chosen[0], numbers, mapping) if numbers else None
+                if refusal is None:  # the method's own mistake
+                    raise
+                raise ValueError(refusal) from error
             found |= dict(zip(own, results, strict=True))
     most = max(memory, key=lambda each: each.peak, default=None)
     return [found[index] for index in range(len(requests))], bool(memory), most
@@ -235,20 +238,25 @@ def _check(request: Request) -> None:
     check_arguments(given.pop("algorithm"), given.pop("federation"), **given)
 
 
-def _refusal(request: Request, numbers: lifting.Numbers, mapping: ClientMapping) -> str:
-    """Which of the numbers cannot be an argument of a program."""
+def _refusal(request: Request, numbers: lifting.Numbers, mapping: ClientMapping) -> str | None:
+    """Which of the numbers cannot be an argument of a program; None where it is none without them either."""
     method, federation = afflict(request.algorithm, request.federation, request.fault, request.seed)
     with contextlib.ExitStack() as stack:
         schedule = Schedule((), method, federation.train.num_examples)
         run = start_run(method, federation, request.seed, mapping, None, schedule, stack)
-        found = []
-        for path, number in numbers.items():
-            with lifting.one_program({path: number}):
+
+        def decide(some: lifting.Numbers) -> bool:
+            with lifting.one_program(some):
                 program, own = lifting.lifted(method)
                 segment = functools.partial(run_segment, algorithm=program)
                 try:
                     jax.eval_shape(segment, run.keys, run.state, run.train, run.group, run.info, 0, own)
                 except DECIDES:
-                    found.append(path)
+                    return True
+            return False
+
+        if decide({}):
+            return None
+        found = [path for path, number in numbers.items() if decide({path: number})]
     named = " and ".join(found or numbers)
     return f"{named} decides the shapes, loops or branches of {method.name}'s program: {lifting.ELSEWHERE}"

@@ -37,7 +37,7 @@ from fedjax_cluster.simulation.history import (
     warn_of_growth,
     with_figures,
 )
-from fedjax_cluster.simulation.ledger import with_clustering_seconds
+from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, at_the_start, with_clustering_seconds
 from fedjax_cluster.simulation.own_methods import check_heeded, checked_start
 from fedjax_cluster.simulation.result import SimulationResult
 from fedjax_cluster.simulation.run_directory import READING, UNEVALUATED, RunDirectory, check_rounds
@@ -82,6 +82,7 @@ class Run:
     evaluated: bool = True  # no evaluation is due that has not been done
     warned: bool = False  # that it has diverged
     grown: bool = False  # and that its loss has grown, which may come before
+    timed: bool = False  # as `time_clustering` asks for
     compile_seconds: float = 0.0
     pause: float = CHECKPOINT_SECONDS
     saving: float = FIRST_SAVING  # seconds that the last checkpoint took
@@ -91,6 +92,11 @@ class Run:
     @property
     def done(self) -> int:
         return int(self.state.round)
+
+    @property
+    def initial_seconds(self) -> float:
+        """What a method that clusters in `init` measured there."""
+        return float(self.info.costs.clustering_seconds)
 
     def ended(self, rounds: int) -> bool:
         """Whether nothing of so many rounds is left to be done; the last is evaluated, wherever a run was stopped."""
@@ -136,6 +142,8 @@ class Run:
             self.take_snapshot(reached - 1)
             if self.stream is not None:
                 self.stream.forget_after_event()
+        if start == 0 and self.timed and self.algorithm.cluster is None and (seconds := self.initial_seconds):
+            rows[CLUSTERING_SECONDS] = at_the_start(seconds, reached)  # which a run that is taken up cannot measure
         self.history = append(self.history, rows)
         if LABELS in reports:
             assigned = np.asarray(reports[LABELS])[: reached - start, : len(self.federation.train.num_examples)]
@@ -183,7 +191,7 @@ class Run:
         """Adds the column `clustering_seconds`; should that fail, the run is saved first."""
         timed = self.history, self.algorithm, self.keys.local, self.state, self.mapping
         try:
-            self.history = with_clustering_seconds(*timed, float(self.info.costs.clustering_seconds))
+            self.history = with_clustering_seconds(*timed, self.initial_seconds)
         except BaseException:
             if not parallel.several():  # the others are at another step
                 self.save()

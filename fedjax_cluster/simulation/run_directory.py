@@ -33,6 +33,7 @@ from fedjax_cluster.files import (
     taken,
     write_json,
 )
+from fedjax_cluster.options import as_path
 from fedjax_cluster.provenance import own_version
 from fedjax_cluster.simulation.assignments import Kept, read_moves, write_moves
 from fedjax_cluster.simulation.checkpoints import Damaged, Saved, newest_history
@@ -65,7 +66,8 @@ class RunDirectory:
         self, path: str | pathlib.Path, identity: Mapping[str, Any], config: Mapping[str, Any] | None, num_clients: int
     ):
         # A run may change the working directory, and keeps its own.
-        self.named, self.path = pathlib.Path(path), pathlib.Path(path).absolute()
+        self.named = as_path("run_dir", path)
+        self.path = self.named.absolute()
         self._identity, self._config, self._num_clients = dict(identity), config, num_clients
         self._lock = contextlib.ExitStack()
         self.is_ours: Callable[[], bool] = lambda: True  # whether the directory is still the one that was taken
@@ -237,14 +239,17 @@ class RunDirectory:
           ValueError: one is missing or damaged.
         """
         folder, done = self.path / "events", int(saved.state.round)
-        names = [path.name for path in folder.glob("round*.npz")] if saved.events is None else list(saved.events)
-        events = [self._read_event(folder / name, (saved.events or {}).get(name)) for name in names]
-        self._events = dict(saved.events or {})
-        return tuple(sorted((event for event in events if event.round < done), key=lambda event: event.round))
+        known = saved.events
+        if known is None:  # of a version that kept no digests; the next checkpoint has them
+            known = {path.name: digest(path.read_bytes()) for path in folder.glob("round*.npz")}
+        events = {name: self._read_event(folder / name, expected) for name, expected in known.items()}
+        events = {name: event for name, event in events.items() if event.round < done}
+        self._events = {name: known[name] for name in events}
+        return tuple(sorted(events.values(), key=lambda event: event.round))
 
-    def _read_event(self, path: pathlib.Path, expected: str | None) -> Event:
+    def _read_event(self, path: pathlib.Path, expected: str) -> Event:
         try:
-            if expected not in (None, digest(path.read_bytes())):
+            if expected != digest(path.read_bytes()):
                 raise ValueError("it is not what was written")
             with np.load(path) as content:
                 return Event(int(path.stem.removeprefix("round")), dict(content))

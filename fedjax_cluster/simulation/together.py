@@ -26,7 +26,7 @@ from fedjax_cluster.simulation.history import last_report
 from fedjax_cluster.simulation.joint import heard
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.progress import Progress
-from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, RunKeys, one_round, report
+from fedjax_cluster.simulation.segment import LONGEST_SEGMENT, MOST_COMPARED, RunKeys, one_round, report
 from fedjax_cluster.types import (
     ClientData,
     ClientMapping,
@@ -52,6 +52,7 @@ def run_together(
     numbers: Numbers,
     number: Array,
     stop: Array,
+    due: Array | None = None,
     *,
     algorithm: ClusteredAlgorithm,
     shared: bool,
@@ -65,6 +66,7 @@ def run_together(
       initial: leaves [R, ...].
       numbers: path -> f32[R], what takes the place of the method's own numbers; see `lifting`.
       number, stop: i32[], rounds done, and the most to be done.
+      due: i32[], the rounds at which the next evaluation is, for `segment.report`.
       algorithm: the method.
       shared: whether the runs share their clients.
 
@@ -74,13 +76,13 @@ def run_together(
     start, axis = number, None if shared else 0
 
     def tell(info: RoundInfo, state: State, train: Population, group: Array | None) -> dict[str, Array]:
-        return report(info, state._replace(round=start), train, group)
+        return report(info, state._replace(round=start), train, group, due)
 
     def play(
         number: Array, keys: RunKeys, state: State, train: Population, group: Array | None, numbers: Numbers
     ) -> tuple[State, dict[str, Array]]:
         method = with_numbers(algorithm, numbers)
-        state, row = one_round(method, keys, state._replace(round=number), train, group)
+        state, row = one_round(method, keys, state._replace(round=number), train, group, due)
         return state._replace(round=()), row
 
     def unfinished(carry):
@@ -159,8 +161,13 @@ class Batch:
     def shared(self) -> bool:
         return all(run.train is self.runs[0].train for run in self.runs)
 
+    @property
+    def compared(self) -> bool:
+        """Whether so many clients are compared with their groups that they are only where an evaluation is due."""
+        return len(self.runs[0].state.clients.present) > MOST_COMPARED
+
     def arguments(self) -> tuple[Any, ...]:
-        """Those of `run_together` but the last, stacked; the states are on the host still."""
+        """Those of `run_together` up to `number`, stacked; the states are on the host still."""
         mapping, first = self.runs[0].train.mapping, self.runs[0]
         keys = _stacked([run.keys for run in self.runs])
         states = _stacked([run.state._replace(round=()) for run in self.runs])
@@ -225,7 +232,8 @@ def memory_needed(batch: Batch, programs: dict[Any, Any]) -> tuple[Memory, Any, 
             shapes = jax.tree.map(
                 lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), shapes, places
             )
-        given, options = (keys, shapes, *others, others[-1]), {"algorithm": batch.method, "shared": batch.shared}
+        given = keys, shapes, *others, others[-1], others[-1] if batch.compared else None
+        options = {"algorithm": batch.method, "shared": batch.shared}
         try:
             programs[kind] = run_together.lower(*given, **options).compile()
         except jax.errors.JaxRuntimeError as error:  # a TPU's compiler refuses what does not fit
@@ -255,6 +263,8 @@ def play_together(
       DoesNotFit: before anything is run.
     """
     started, runs = time.perf_counter(), batch.runs
+    for run in runs:
+        run.timed = time_clustering
     count, available = len(runs), USABLE * parallel.device_memory()
     if count > 1 and beside + batch.copied() > available:
         raise DoesNotFit
@@ -288,7 +298,7 @@ def play_together(
             if runs[0].evaluated:
                 begun, before = time.perf_counter(), done
                 due = min(batch.rounds, (done // batch.eval_every + 1) * batch.eval_every)
-                end = on_devices(done), on_devices(min(due, done + length))
+                end = on_devices(done), on_devices(min(due, done + length)), on_devices(due) if batch.compared else None
                 states, reports, reached = compiled(keys, states, train, group, initial, numbers, *end)
                 reports, done = jax.device_get(reports), int(reached)
                 elapsed = time.perf_counter() - begun

@@ -13,8 +13,9 @@ import pytest
 from fedjax_cluster import files, local, nn
 from fedjax_cluster.algorithms import cfl, cfl_gp
 from fedjax_cluster.simulation import run_directory
+from fedjax_cluster.simulation.checkpoints import Saved
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.simulation.run_directory import read_history
+from fedjax_cluster.simulation.run_directory import RunDirectory, read_config, read_history
 from tests.federations import blobs
 
 TRAINING = local.sgd(0.3, batch_size=5, steps=2)
@@ -168,3 +169,12 @@ def test_a_seal_under_a_damaged_name_is_no_missing_seal(name):
     content[name] = content.pop("seal")
     with pytest.raises(ValueError, match="another name"):
         files.unsealed(content)
+
+
+def test_events_of_a_version_that_kept_no_digests_are_sealed_by_the_next_checkpoint(tmp_path):
+    """They were read once, and left out of all later checkpoints."""
+    _, whole = run_of_two_checkpoints(tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run", read_config(tmp_path / "run")["identity"], None, 8)
+    old = Saved(whole.state, whole.history)
+    assert len(directory.read_events(old)) == len(whole.events) > 0
+    assert len(directory.read_events(old._replace(events=directory._events))) == len(whole.events)

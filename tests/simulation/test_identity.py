@@ -215,3 +215,18 @@ def test_processes_are_asked_for_all_that_tells_a_run_from_another():
             _Own(nn.linear(), local=own_sgd(0.1, batch_size=8, steps=1)), blobs(), 0, 1, None, (), **options
         )
     assert {"metrics", "random_numbers"} <= set(told) <= set(joint.COMPARED)
+
+
+def test_arrays_that_have_no_buffer_are_told_apart_too():
+    """bfloat16, which NumPy does not know by itself."""
+
+    def identity(value):
+        held = jnp.full(3, value, jnp.bfloat16)
+        model = nn.linear()
+        own = model._replace(apply=lambda v, x, **o: model.apply(v, x + held.sum().astype(jnp.float32), **o))
+        return known(fedavg(own, local=local.sgd(0.1, batch_size=8, steps=1)))
+
+    assert identity(1.0)["programs"] != identity(2.0)["programs"]
+    assert identity(1.0)["programs"] == identity(1.0)["programs"]
+    held = jnp.ones(2, jnp.bfloat16)
+    assert code_digest([lambda: held])

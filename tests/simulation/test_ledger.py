@@ -232,3 +232,21 @@ def test_a_resumed_run_times_again_and_takes_up_older_ones(tmp_path):
     assert again.summary["clusterings"] == 6
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert kept["clustering_seconds"] == pytest.approx(seconds.sum())
+
+
+def test_a_run_that_is_taken_up_knows_what_clustering_took_at_its_start(tmp_path):
+    """Interrupted before its end, at which methods that cluster in rounds are timed."""
+    method, stop = pacfl(nn.linear(), clusters=8, local=BATCHES, threshold=40.0), []
+
+    def interrupt(evaluation):
+        if not stop:
+            stop.append(evaluation.round)
+            raise KeyboardInterrupt
+
+    options = {"rounds": 4, "eval_every": 1, "run_dir": tmp_path / "run", "time_clustering": True}
+    options |= {"checkpoint_every": 0, "progress": False, "callbacks": [interrupt]}
+    with pytest.raises(KeyboardInterrupt):
+        simulate(method, blobs(), **options)
+    whole = simulate(method, blobs(), **options)
+    assert whole.history["clustering_seconds"][1:].tolist() == [0, 0, 0]
+    assert whole.summary["clustering_seconds"] == whole.history["clustering_seconds"][0] > 0

@@ -61,7 +61,7 @@ def test_tensorboard_gets_scalars(monkeypatch, evaluation):
 
     monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=SummaryWriter))
     loggers.tensorboard("folder")(evaluation)
-    assert calls == ["folder", ("accuracy", 0.5, 7), ("num_clusters", 2.0, 7), "flush"]
+    assert calls == [str(pathlib.Path("folder").absolute()), ("accuracy", 0.5, 7), ("num_clusters", 2.0, 7), "flush"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(monkeypatch, tmp_path):
@@ -130,3 +130,15 @@ def test_a_log_has_the_figures_of_the_callbacks_before_it(tmp_path):
     result = simulate(method, blobs(), rounds=2, eval_every=1, progress=False, callbacks=callbacks)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["mine"] for line in lines] == result.history["mine"].tolist() == [1.5, 3.0]
+
+
+def test_a_log_stays_where_it_was_begun(tmp_path, monkeypatch, evaluation):
+    """A run may change the working directory; "~" is one's home, as where data are read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    here, home = loggers.json_lines("logs/a"), loggers.json_lines("~/a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    here(evaluation), home(evaluation)
+    assert len((tmp_path / "logs" / "a").read_text().splitlines()) == 1
+    assert len((tmp_path / "home" / "a").read_text().splitlines()) == 1

@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_cluster as fc
 from fedjax_cluster import algorithms, lifting, local, nn, optimizers, parallel
-from fedjax_cluster.simulation import requests, together
+from fedjax_cluster.simulation import requests, run, segment, together
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.memory import Memory
 from fedjax_cluster.simulation.together import DoesNotFit
@@ -384,3 +384,30 @@ def test_runs_side_by_side_are_refused_what_a_run_is_refused():
     wanted = [requests.Request(method, blobs(4), rounds=2, seed=seed) for seed in (0, 1)]
     with pytest.raises(ValueError, match="krum with byzantine 3 needs 9 clients"):
         requests.carry_out(wanted, together=True, mapping=ONE, progress=False)
+
+
+@pytest.mark.parametrize("options", [None, {"learning_rate": (0.1, 0.3)}])
+def test_a_mistake_in_a_method_of_ones_own_is_not_put_down_to_a_number(options):
+    class mine(algorithms.fedavg, abstract=True):
+        def step(self, rng_key, state, cohort):
+            if state.round > 1:  # which is traced
+                return super().step(rng_key, state, cohort)
+            return super().step(rng_key, state, cohort)
+
+    method = mine(LINEAR, local=SGD)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        fc.simulate_many(method, blobs(), seeds=(0, 1), options=options, rounds=2, mapping=ONE)
+
+
+@pytest.mark.slow
+def test_many_clients_are_compared_where_simulate_compares_them(monkeypatch):
+    """Beyond so many clients only at evaluations and events, side by side as alone."""
+    for module in (segment, run, together):
+        monkeypatch.setattr(module, "MOST_COMPARED", 4)
+    method, options = METHODS["cfl_gp"], {"rounds": ROUNDS, "eval_every": 2}
+    found = fc.simulate_many(method, blobs(), seeds=(0, 1), together=True, mapping=ONE, progress=False, **options)
+    for seed, result in enumerate(found.results):
+        single = alone(method, blobs(), {}, seed, **options)
+        assert np.isnan(single.history["num_clusters"]).any()
+        for name in ("num_clusters", "adjusted_rand_index"):
+            np.testing.assert_allclose(result.history[name], single.history[name], rtol=1e-5, err_msg=name)

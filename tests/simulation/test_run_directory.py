@@ -389,3 +389,11 @@ def test_a_run_moves_to_another_number_of_devices(tmp_path, name):
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+def test_a_run_directory_may_be_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    simulate(method(), blobs(), rounds=1, run_dir="~/run")
+    assert (tmp_path / "run" / "config.json").is_file()
+    with pytest.raises(ValueError, match="whose home that is is not known"):
+        simulate(method(), blobs(), rounds=1, run_dir="~nobody-has-this-name/run")

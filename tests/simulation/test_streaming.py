@@ -359,3 +359,13 @@ def test_the_cheapest_wrong_way_is_not_taken(population, monkeypatch):
     lot = 3 * 6  # three cohorts of ⌈0.4 · 13⌉
     assert set(largest) <= {1, 4, lot}, "a client for its shape, chunks of clients, and lots of cohorts"
     assert largest.count(lot) == 3
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_other_counts_than_a_population_has_are_refused(population, part):
+    """Its rows are read as they are, and a run is told apart by the population alone."""
+    count = np.array(getattr(population, part).num_examples)
+    count[0] = 0
+    other = population._replace(**{part: getattr(population, part)._replace(num_examples=count)})
+    with pytest.raises(ValueError, match=f"`num_examples` of '{part}' is not that of the population on disk"):
+        simulate(method("fedavg"), other, rounds=1, progress=False)

@@ -13,8 +13,7 @@ import scipy  # whose parts are loaded when first used
 from fedjax_cluster.data import partition
 from fedjax_cluster.data.scenarios.registry import scenario
 from fedjax_cluster.data.scenarios.synthetic import check_drawn, sizes_of_drawn
-from fedjax_cluster.files import at_home
-from fedjax_cluster.options import shown
+from fedjax_cluster.options import as_path, shown
 from fedjax_cluster.types import DatasetInfo, Examples, Federation
 
 
@@ -184,7 +183,7 @@ def _some(draw: np.random.Generator, profile: Profile, count: int, size: int) ->
 def _of_files(
     files: Sequence[str], clients: int, seed: int, test_fraction: float, examples_per_client: int | None
 ) -> Federation:
-    paths = [at_home("files", one) for one in files]
+    paths = [as_path("files", one) for one in files]
     group = partition.assign_groups(clients, len(paths), "files")
     parts = [_read(path) for path in paths]
     shapes = {part.shape[1:] for part in parts}
