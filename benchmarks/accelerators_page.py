@@ -53,17 +53,19 @@ DEVICES = {
     "h100": (
         "one H100",
         "A model of each of a hundred thousand clients is 64 GB with this MLP, all pairs of them are 40 GB a matrix:\n"
-        "methods that keep these do not fit. Where a cell is empty they were not compiled. A GPU's compiler tells\n"
-        "less of loops: those over clusters and steps count once in the least times.",
+        "methods that keep more than one such do not fit. What takes more than 60 GB needs\n"
+        "`XLA_PYTHON_CLIENT_MEM_FRACTION=.95`, as JAX by itself takes three quarters of a GPU. Where a cell is empty\n"
+        "they were not compiled. A GPU's compiler tells less of loops: those over clusters and steps count once in\n"
+        "the least times.",
     ),
     "v5e:2x4": (
         "eight v5e",
         "They have 137 GB together, and a million clients' rows are 50 GB: methods that keep a model or an update of\n"
-        "each, or compare all pairs, do not fit. Where a cell is empty they were not compiled.",
+        "each beside other large ones, or compare all pairs, do not fit. Where a cell is empty they were not compiled.",
     ),
     "v5e:16x16": (
         "256 v5e",
-        "They have 4.1 TB together. A model of each of a million clients is 640 GB with this MLP, all pairs of them\n"
+        "They have 4.4 TB together. A model of each of a million clients is 640 GB with this MLP, all pairs of them\n"
         "are 4 TB a matrix: methods that compare all whom they hear, here everybody, take landmarks for so many.\n"
         "Where a cell is empty they were not compiled.",
     ),

@@ -142,7 +142,8 @@ def _has_its_gpus(environment: Mapping[str, str]) -> bool:
         return True
     # Tasks that are not bound to their GPUs see those of the others as well.
     seen = environment.get("CUDA_VISIBLE_DEVICES", environment.get("ROCR_VISIBLE_DEVICES", ""))
-    return environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == str(len(seen.split(",")) if seen else 0)
+    count = len(seen.split(",")) if seen else 0
+    return count == 1 or environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == str(count)
 
 
 def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:

@@ -237,6 +237,14 @@ def _over_clients(algorithm: ClusteredAlgorithm, shape: PopulationShape, least: 
     return jax.tree.map(lambda *leaves: _grown(leaves, sizes, clients), *outcomes)
 
 
+def _host() -> Any:
+    """A CPU device; where JAX_PLATFORMS leaves out the CPU, the first that there is."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
+
+
 def _outcome(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int) -> Any:
     """Shapes of what `init` gives for so many clients, all with the same rows, so that it finds one cluster."""
     rng = np.random.default_rng(0)
@@ -247,7 +255,7 @@ def _outcome(algorithm: ClusteredAlgorithm, shape: PopulationShape, clients: int
     y = np.arange(shape.rows * math.prod(shape.y_shape)).reshape(shape.rows, *shape.y_shape) % most
     x, y = (np.broadcast_to(of, (clients, *of.shape)) for of in (x.astype(shape.dtype), y.astype(shape.y_dtype)))
     start = algorithm.init if algorithm.template is None else algorithm.template
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.default_device(_host()):
         data = ClientData(jnp.asarray(x), jnp.asarray(y), jnp.full(clients, shape.rows, jnp.int32))
         population = Population(data, shape.info, ONE_DEVICE)
         state, info = start(run_keys(0).initialization, population)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ class DeviceKind(NamedTuple):
 
     memory: int  # bytes
     flops: float  # per second, of the format that a float32 product is computed in unless more is asked for
+    flops_of_halves: float  # of products of 16 bits
     bandwidth: float  # bytes per second to its memory
     link: float  # bytes per second to other devices
     clock: float  # cycles per second, where the compiler estimates cycles; 0 elsewhere
@@ -32,15 +34,20 @@ class DeviceKind(NamedTuple):
 
 # A TPU multiplies float32 in bfloat16 unless asked for more; an H100 in TF32. Clocks follow from the peak and the
 # number of matrix units (v5e: 4 of 128×128; v6e: 2 of 256×256 in one core, at two products a place and cycle).
+OF_A_SHEET = "data sheet, SXM5: TF32 without sparsity"
 KINDS = {
-    "v5e": DeviceKind(16 * GIB, 197e12, 819e9, 200e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),
-    "v6e": DeviceKind(32 * GIB, 918e12, 1640e9, 448e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
-    "v5p": DeviceKind(95 * GIB, 459e12, 2765e9, 600e9, 1.75e9, "cloud.google.com/tpu/docs/v5p"),
-    "h100": DeviceKind(80 * GIB, 494e12, 3352e9, 450e9, 0.0, "NVIDIA H100 data sheet, SXM5: TF32 without sparsity"),
-    "h200": DeviceKind(141 * 10**9, 494e12, 4800e9, 450e9, 0.0, "NVIDIA H200 data sheet, SXM5: TF32 without sparsity"),
+    "v5e": DeviceKind(16 * GIB, 197e12, 197e12, 819e9, 200e9, 1.5e9, "cloud.google.com/tpu/docs/v5e"),
+    "v6e": DeviceKind(32 * GIB, 918e12, 918e12, 1640e9, 448e9, 1.75e9, "cloud.google.com/tpu/docs/v6e"),
+    "v5p": DeviceKind(95 * GIB, 459e12, 459e12, 2765e9, 600e9, 1.75e9, "cloud.google.com/tpu/docs/v5p"),
+    "h100": DeviceKind(80 * GIB, 494e12, 989e12, 3352e9, 450e9, 0.0, f"NVIDIA H100 {OF_A_SHEET}"),
+    "h200": DeviceKind(141 * 10**9, 494e12, 989e12, 4800e9, 450e9, 0.0, f"NVIDIA H200 {OF_A_SHEET}"),
 }
 # What devices that are there call themselves; the first that is found in the name.
-OWN_NAMES = {r"\bH100 80GB HBM3$": "h100", r"\bH200$": "h200", "v5 lite": "v5e", "v6 lite": "v6e", "v5": "v5p"}
+OWN_NAMES = {
+    **{r"\bH100 80GB HBM3$": "h100", r"\bH200$": "h200"},
+    **{r"v5 ?lite|v5e": "v5e", r"v6 ?lite|v6e": "v6e", r"v5p?$": "v5p"},
+}
+LARGEST_TORUS = 256  # chips of v5e or v6e, whose shapes have two sides
 KNOWN = "v5e:2x4, v6e:2x4, v5p:2x2x1 and other shapes, h100, h200, local"
 PACKAGES = {"tpu": (("libtpu",), "tpu"), "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "cuda12")}
 # What libtpu would otherwise ask a machine of the cloud for; several processes may compile at once.
@@ -95,8 +102,14 @@ def target(name: str) -> Target:
         return _local()
     found = re.fullmatch(r"(v5e|v6e|v5p)(?::(\d+(?:x\d+)+))?|(h100|h200)", str(name).lower())
     if found is None:
-        raise ValueError(f"device is {name!r}; known: {KNOWN}")
+        raise ValueError(f"device is {name!r}; known: {KNOWN}; of GPUs one, of TPUs the sides of their torus")
     kind, shape = found[1] or found[3], found[2]
+    sides = [int(side) for side in shape.split("x")] if shape else []
+    if sides and kind != "v5p" and (len(sides) != 2 or math.prod(sides) > LARGEST_TORUS):
+        raise ValueError(
+            f"device is {name!r}, but {kind} make a torus of two sides and at most {LARGEST_TORUS} chips; give one "
+            f"such as {kind}:2x4"
+        )
     platform = "cuda" if found[3] else "tpu"
     packages, extra = PACKAGES[platform]
     if not any(importlib.util.find_spec(package) for package in packages):

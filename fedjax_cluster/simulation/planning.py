@@ -9,7 +9,6 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_cluster import parallel
@@ -28,6 +27,7 @@ from fedjax_cluster.simulation.abstract import (
     without_training,
     work_and_dealing,
 )
+from fedjax_cluster.simulation.advice import LONGEST_MESSAGE, advice, of_gpus
 from fedjax_cluster.simulation.devices import Target, target
 from fedjax_cluster.simulation.memory import USABLE, Memory, bytes_of, memory_of, size_text
 from fedjax_cluster.simulation.other_plans import Other, other_programs, tested_bytes
@@ -39,8 +39,6 @@ from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, 
 
 WHY = {"tpu": "matrix units are 128 wide, and it fits"}
 MOST_COMPILATIONS = 3
-LONGEST_MESSAGE = 200
-LARGE_MATRIX = 0.05  # of a device's memory; methods hold up to some fourteen of all pairs of clients
 
 
 class Plan(NamedTuple):
@@ -203,10 +201,10 @@ def plan(
         (),
     )
     if found.fits:
-        return found
+        return found._replace(advice=of_gpus(found.peak, aim))
     state: Any = arguments[1]
     everywhere = bytes_of(state._replace(clients=None), 1)
-    return found._replace(advice=_advice(algorithm, found, shape, everywhere, rounds.failure))
+    return found._replace(advice=advice(algorithm, found, shape, everywhere, rounds.failure))
 
 
 class _Rounds(NamedTuple):
@@ -353,15 +351,16 @@ def _fitting(chunk: int, memory: Memory, room: float) -> int:
 def _roofline(costs: ProgramCosts, aim: Target) -> float | None:
     if aim.kind is None:
         return None
-    least = costs.least
-    return max(least.flops / aim.kind.flops, least.bytes / aim.kind.bandwidth) + least.message_bytes / aim.kind.link
+    least, rate = costs.least, aim.kind.flops_of_halves if costs.halves else aim.kind.flops
+    return max(least.flops / rate, least.bytes / aim.kind.bandwidth) + least.message_bytes / aim.kind.link
 
 
 def _cost_lines(found: Plan) -> dict[str, str]:
     costs = found.costs
     assert costs is not None
+    written = f"{size_text(costs.bytes)} of results, written and read"
     lines = {
-        "work a round": f"{costs.flops / 1e9:,.3g} GFLOP and {size_text(costs.bytes)} written and read, on each device",
+        "work a round": f"{costs.flops / 1e9:,.3g} GFLOP and {written}, on each device",
         "messages a round": "; ".join(
             f"{number} × {kind}, {size_text(size)}" for kind, (number, size) in sorted(costs.messages.items())
         )
@@ -374,47 +373,3 @@ def _cost_lines(found: Plan) -> dict[str, str]:
     if costs.unknown:
         lines["counted once"] = f"{counted(costs.unknown, 'loop')} whose turns depend on the data"
     return lines
-
-
-def _without_pairs(algorithm: ClusteredAlgorithm, found: Plan) -> list[str]:
-    """How a method can do without numbers of all pairs of clients, or profiles of each, where these are large."""
-    of_cohort = getattr(algorithm, "cluster_cohort", None)
-    if (side := getattr(algorithm, "gram_side", None)) is not None and not side(found.clients):
-        profiles = getattr(algorithm, "profiles_of", None) == "everybody"
-        large = found.memory is None or found.memory.state > 0.5 * found.available
-        ways = 'landmarks=256 and profiles_of="landmarks", say: profiles of these alone; or a higher compression'
-        return [ways] if profiles and large else []
-    if of_cohort or 4.0 * found.clients**2 < LARGE_MATRIX * found.available:  # every device has all of them
-        return []
-    if getattr(algorithm, "landmarks", ()) is None:
-        return ["landmarks=256, say: numbers for each client and landmark in place of all pairs of clients"]
-    if of_cohort is False and not hasattr(algorithm, "landmarks"):
-        below = "" if getattr(algorithm, "participation", 1.0) < 1 else " and a participation below 1"
-        return [f"cluster_cohort=True{below}: a cohort is compared in place of all pairs of clients"]
-    return []
-
-
-def _advice(
-    algorithm: ClusteredAlgorithm, found: Plan, shape: PopulationShape, everywhere: int, failure: str
-) -> tuple[str, ...]:
-    """What to change where the run does not fit; `everywhere` bytes are on each device, however many there are."""
-    if found.too_large:
-        return tuple(f"{each.when}, {each.what}: {each.instead}" for each in found.too_large)
-    pairs = _without_pairs(algorithm, found)
-    lines = [*pairs]
-    if failure and found.memory is None:
-        lines.append(f"the compiler says: {failure[:LONGEST_MESSAGE]}")
-    memory = found.memory
-    held = shape.nbytes() / found.devices if memory is None else memory.population + memory.state
-    everywhere, room = (0, found.available) if memory is None else (everywhere, found.available - everywhere)
-    if held > found.available and room > 0.2 * found.available:
-        needed = math.ceil((held - everywhere) * found.devices / room / 0.8)
-        lines.append(f"more devices: {needed} would hold population and state")
-    if memory is not None and not pairs and memory.state > 0.5 * found.available:
-        lines.append("a smaller model, or a method without a model for each client")
-    if memory is not None and not pairs and memory.temporaries > 0.5 * found.available:
-        lines.append("a smaller cohort (participation), smaller mini-batches (batch_size), or chunk_size=1")
-    if memory is not None and memory.population > 0.5 * found.available:
-        dtype = np.dtype(shape.dtype).name
-        lines.append(f"fewer rows a client than {shape.rows}, or inputs of fewer bytes than {dtype}")
-    return tuple(lines) or ("more devices, or fewer clients",)

@@ -24,6 +24,7 @@ from fedjax_cluster.parallel.loop import BLOCKS, CLIENTS, IF_DUE, IF_NOT_DUE, IF
 BITS = re.compile(r"[a-z]+(\d+)")
 SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 ARRAY = re.compile(SHAPE.pattern + r"(?:\{[^}]*\})?")
+HALF = re.compile(r"bf16|f16|f8")
 CLOSE = re.compile(r"S\([1-9]")  # in a layout: memory beside the products' unit, and not the device's
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
 HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
@@ -83,6 +84,7 @@ class ProgramCosts(NamedTuple):
     largest_message: int  # bytes
     least: Least  # of a round in which nothing is done that not every round does
     unknown: int  # loops with products or messages whose turns are not known, counted once
+    halves: bool  # whether some product is of 16 bits
 
     def message_bytes(self) -> float:
         """Bytes of all messages."""
@@ -126,7 +128,7 @@ def program_costs(text: str) -> ProgramCosts:
         if line.kind in ("fusion", "reduce", "sort", "scatter", "reduce-window", "map", "select-and-scatter")
         for name in _called(line.text)
     }
-    unknown: set[str] = set()
+    unknown, halves = set[str](), set[str]()
     chains: dict[str, tuple[str, int]] = {}
 
     def bodies(line: _Line) -> list[str]:
@@ -140,6 +142,7 @@ def program_costs(text: str) -> ProgramCosts:
         shapes = {name: line.shape for name, line in lines.items()}
         for line in computations[name]:
             own = _flops(line, shapes)
+            halves.update(name for name in _operands(line, shapes) if own and HALF.match(shapes[name]))
             here = not inside and line.kind not in NOTHING and not line.kind.endswith("-done")
             mine = _written(line, lines, computations) if here else 0
             flops, written, least = flops + own, written + mine, least.plus(Least(own, 2 * mine))
@@ -193,7 +196,7 @@ def program_costs(text: str) -> ProgramCosts:
         found[kind, "bytes"] += size
         largest = max(largest, size)
     kinds = {kind: (int(found[kind, "number"]), float(found[kind, "bytes"])) for kind, _ in found}
-    return ProgramCosts(flops, 2 * written, cycles, kinds, largest, least, len(unknown))
+    return ProgramCosts(flops, 2 * written, cycles, kinds, largest, least, len(unknown), bool(halves))
 
 
 def _turns(loop: _Line, lines: Mapping[str, _Line], computations: Mapping[str, list[_Line]]) -> int | None:

@@ -21,6 +21,7 @@ from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, 
 # A segment's length follows the clock; this bounds the buffer of its reports.
 LONGEST_SEGMENT = 1024
 LABELS = "labels"  # i16[M] of a round's report, beside its scalars
+OWN = ("own", "models", "optimizer")  # what methods call that of their clients which never leaves them
 MOST_FOLLOWED = 2048  # clients whose clusters are reported each round: 4 MB a segment
 MOST_COMPARED = 2**16  # clients whose clusters are counted each round, and not only where it is evaluated
 
@@ -159,8 +160,12 @@ def report(
 
 
 def _with_numbers_everywhere(state: State, train: Population | parallel.CohortsAhead) -> State:
-    # Who is drawn, and what is reported, depends on numbers of all clients.
-    return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
+    # Who is drawn, and what is reported, depends on numbers of all clients, and on nothing of what is their own.
+    own = {name: getattr(state.clients, name) for name in OWN if hasattr(state.clients, name)}
+    if not own:
+        return state._replace(clients=parallel.to_each_device(state.clients, train.mapping))
+    sent = parallel.to_each_device(state.clients._replace(**dict.fromkeys(own, ())), train.mapping)
+    return state._replace(clients=sent._replace(**own))
 
 
 def work_of(algorithm: ClusteredAlgorithm, data: ClientData) -> Any:
