@@ -1,3 +1,6 @@
+import math
+from fractions import Fraction
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -103,6 +106,50 @@ def test_pairs_of_many_clients_do_not_overflow():
     one_off[0] = (one_off[0] + 1) % 3
     assert scores.adjusted_rand_index(groups, (groups + 1) % 3) == 1.0
     assert scores.adjusted_rand_index(groups, one_off) < 1.0
+
+
+def _exact_adjusted_rand(table):
+    """Its definition in fractions, of the numbers of clients in both clusters."""
+    both, in_a, in_b = (
+        sum(math.comb(n, 2) for n in sizes.ravel().tolist()) for sizes in (table, table.sum(1), table.sum(0))
+    )
+    expected = Fraction(in_a * in_b, math.comb(int(table.sum()), 2))
+    return float((both - expected) / (Fraction(in_a + in_b, 2) - expected))
+
+
+APART = {"0 and 1": [[0, 1], [1, -2]], "0 and 0, 1": [[1, 0], [1, -2]], "0, 1 and 1, 2, 3": [[1, 1], [2, -4]]}
+
+
+@pytest.mark.parametrize("apart", APART)
+@pytest.mark.parametrize("size", [40_000, 1_000_000])
+def test_a_few_clients_apart_from_very_many_are_scored(size, apart):
+    """{0} and {1} of a million scored .03, {0} and {0, 1} .674: differences of numbers near M²/2 in float32."""
+    table = np.array(APART[apart])
+    table[1, 1] += size
+    cell = np.repeat(np.arange(4), table.ravel())
+    expected = _exact_adjusted_rand(table)
+    if size < 100_000:
+        chex.assert_trees_all_close(expected, sklearn.metrics.adjusted_rand_score(cell // 2, cell % 2), atol=1e-12)
+    # Those of few labels are counted, those of others sorted.
+    for first in (0, 90):
+        found = scores.adjusted_rand_index(first + cell // 2, first + cell % 2)
+        chex.assert_trees_all_close(found, expected, atol=2e-7)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 5, 1000, 110_000]), min_size=9, max_size=9),
+    st.sampled_from([0, 90]),
+    st.randoms(),
+)
+def test_agreement_of_a_million_in_unequal_clusters(sizes, first, random):
+    table = np.array([1, *sizes[1:-1], 3]).reshape(3, 3)
+    place = np.random.default_rng(random.getrandbits(32)).permutation(1_000_000)[: table.sum()]
+    cell = np.full(1_000_000, -1)
+    cell[place] = np.repeat(np.arange(9), table.ravel())
+    a, b = (np.where(cell < 0, -1, first + label) for label in (cell // 3, cell % 3))
+    chex.assert_trees_all_close(scores.adjusted_rand_index(a, b), _exact_adjusted_rand(table), atol=3e-7)
 
 
 @pytest.mark.parametrize("name", SEPARATION)

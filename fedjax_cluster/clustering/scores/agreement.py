@@ -31,6 +31,7 @@ class _Contingency(NamedTuple):
     num_clients: Int[Array, ""]
     cells: Int[Array, " M"]  # sizes of C_k ∩ G_j; 0 beyond the last
     row: Int[Array, " M"]  # which C_k a cell belongs to
+    column: Int[Array, " M"]  # which G_j
     rows: Int[Array, " M"]  # sizes of C_k
     columns: Int[Array, " M"]  # sizes of G_j
     exact: bool  # whether the number of pairs fits into int32
@@ -39,9 +40,10 @@ class _Contingency(NamedTuple):
 def adjusted_rand_index(labels_a: Labels, labels_b: Labels, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Agreement of two clusterings on pairs of clients, 0 in expectation for random ones (Hubert and Arabie 1985).
 
-    .. math:: \mathrm{ARI} = \frac{S_{ab} - S_a S_b / T}{(S_a + S_b)/2 - S_a S_b / T}
+    .. math:: \mathrm{ARI} = \frac{2 (P D - Q R)}{(P + Q)(Q + D) + (P + R)(R + D)}
 
-    with the pairs together in both (S_ab), in a (S_a), in b (S_b), of all T = M(M-1)/2.
+    with the pairs together in both (P), in a alone (Q), in b alone (R), and apart in both (D). Each is counted by
+    itself, so that few clients apart from very many are scored to the last digits of float32.
 
     Args:
       labels_a: a clustering; -1 leaves a client out.
@@ -66,13 +68,11 @@ def _adjusted_rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array
 
 
 def _adjusted_rand_of(table: _Contingency) -> Array:
-    both, in_a, in_b = (
-        _pairs(size, table.exact).astype(jnp.float32) for size in (table.cells, table.rows, table.columns)
-    )
-    total = _all_pairs(table.num_clients)
-    expected = in_a * (in_b / jnp.maximum(total, 1.0))
-    spread = 0.5 * (in_a + in_b) - expected
-    score = (both - expected) / jnp.where(spread > 0.0, spread, 1.0)
+    # In shares of all pairs, of which no product overflows. P D and Q R are at most half of what is below them: where
+    # they cancel, the score is near 0, and off by a few roundings of 1.
+    both, in_a, in_b, neither = (part / jnp.maximum(_all_pairs(table.num_clients), 1.0) for part in _kinds(table))
+    spread = (both + in_a) * (in_a + neither) + (both + in_b) * (in_b + neither)
+    score = 2.0 * (both * neither - in_a * in_b) / jnp.where(spread > 0.0, spread, 1.0)
     return _unless_equal(score, table)
 
 
@@ -101,9 +101,8 @@ def rand_index(labels_a: Labels, labels_b: Labels, *, mask: Mask = None) -> Floa
 @jax.jit
 def _rand_index(labels_a: Array, labels_b: Array, mask: Array) -> Array:
     table = _contingency(labels_a, labels_b, mask)
-    both, in_a, in_b = (_pairs(size, table.exact) for size in (table.cells, table.rows, table.columns))
-    disagreements = ((in_a - both) + (in_b - both)).astype(jnp.float32)
-    score = 1.0 - disagreements / jnp.maximum(_all_pairs(table.num_clients), 1.0)
+    _, in_a, in_b, _ = _kinds(table)
+    score = 1.0 - (in_a + in_b) / jnp.maximum(_all_pairs(table.num_clients), 1.0)
     return _unless_equal(score, table)
 
 
@@ -180,8 +179,9 @@ def _counted(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
     cell = jnp.where(mask, labels_a * few + labels_b, few * few)
     cells = jnp.zeros(few * few, jnp.int32).at[cell].add(1, mode="drop")
     table = cells.reshape(few, few)
-    row = jnp.arange(few * few, dtype=jnp.int32) // few
-    return _Contingency(cells.sum(), cells, row, table.sum(1), table.sum(0), labels_a.shape[0] <= _EXACT_PAIRS_LIMIT)
+    row, column = jnp.divmod(jnp.arange(few * few, dtype=jnp.int32), few)
+    exact = labels_a.shape[0] <= _EXACT_PAIRS_LIMIT
+    return _Contingency(cells.sum(), cells, row, column, table.sum(1), table.sum(0), exact)
 
 
 def _contingency(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
@@ -190,24 +190,35 @@ def _contingency(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
     last = jnp.iinfo(jnp.int32).max
     keys = jnp.where(mask, labels_a, last), jnp.where(mask, labels_b, last)
     a, b, members = lax.sort((*keys, mask.astype(jnp.int32)), num_keys=2)
-    b_alone, b_members = lax.sort((keys[1], mask.astype(jnp.int32)), num_keys=1)
-    row, cell, column = run_index(a), run_index(a, b), run_index(b_alone)
+    b_alone, b_members, place = lax.sort((b, members, jnp.arange(length, dtype=jnp.int32)), num_keys=1)
+    row, cell, b_column = run_index(a), run_index(a, b), run_index(b_alone)
+    column = jnp.zeros(length, jnp.int32).at[place].set(b_column)
     return _Contingency(
         num_clients=members.sum(dtype=jnp.int32),
         cells=jax.ops.segment_sum(members, cell, length),
         row=jnp.zeros(length, jnp.int32).at[cell].set(row),
+        column=jnp.zeros(length, jnp.int32).at[cell].set(column),
         rows=jax.ops.segment_sum(members, row, length),
-        columns=jax.ops.segment_sum(b_members, column, length),
+        columns=jax.ops.segment_sum(b_members, b_column, length),
         exact=length <= _EXACT_PAIRS_LIMIT,
     )
 
 
-def _pairs(size: Array, exact: bool) -> Array:
-    """Σ n(n-1)/2, exact as long as it fits in int32."""
-    if not exact:
-        size = size.astype(jnp.float32)
-        return (0.5 * size * (size - 1.0)).sum()
-    return (size * (size - 1) // 2).sum()
+def _kinds(table: _Contingency) -> tuple[Array, Array, Array, Array]:
+    """Pairs together in both, in a alone, in b alone, apart in both: f32 sums of what is not negative.
+
+    As differences of pairs together in either they would lose the clients apart from M²/2 pairs.
+    """
+    cells, rows, columns = table.cells, table.rows[table.row], table.columns[table.column]
+    others = cells - 1, rows - cells, columns - cells, (table.num_clients - rows) - (columns - cells)
+
+    def pairs(others: Array) -> Array:
+        if table.exact:
+            return (cells * others).sum().astype(jnp.float32)
+        return (cells.astype(jnp.float32) * others.astype(jnp.float32)).sum()
+
+    both, in_a, in_b, neither = (0.5 * pairs(each) for each in others)
+    return both, in_a, in_b, neither
 
 
 def _all_pairs(num_clients: Array) -> Array:
