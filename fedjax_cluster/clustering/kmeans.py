@@ -92,7 +92,10 @@ def bounding_box_units(points: Array, mask: Array) -> tuple[Array, Array, Array]
     # on the order of the points.
     lowest = jnp.where(mask[:, None], points, jnp.inf).min(axis=0)
     highest = jnp.where(mask[:, None], points, -jnp.inf).max(axis=0)
-    origin = jnp.where(mask.any(), 0.5 * (lowest + highest), 0.0)
+    # Near the largest number the sum is infinite, also of halves: XLA adds before it halves.
+    both = lowest + highest
+    middle = jnp.where(jnp.isinf(both), lowest + 0.5 * (highest - lowest), 0.5 * both)
+    origin = jnp.where(mask.any(), middle, 0.0)
     centred = jnp.where(mask[:, None], points - origin[None, :], 0.0)
     extent = jnp.abs(centred).max(initial=0.0)
     scale = jnp.where(extent > 0.0, extent, 1.0)

@@ -162,6 +162,15 @@ def test_points_far_from_the_origin():
     chex.assert_trees_all_close(far.inertia, reference.inertia(points, far.labels), rtol=1e-3)
 
 
+@pytest.mark.parametrize("low", [2.0, -3.3])
+def test_points_near_the_largest_number(low):
+    """The middle of their box was half of an infinite sum, and all centres NaN."""
+    points = np.array([[low], [low + 0.1], [3.0], [3.1]], np.float32) * np.float32(1e38)
+    labels, centers, _ = fcc.kmeans(jax.random.key(0), points, 2)
+    assert _same_partition(labels, np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(np.sort(np.ravel(centers)) / 1e38, [low + 0.05, 3.05], rtol=1e-6)
+
+
 def test_close_clusters_and_a_far_one():
     """Three clusters 10⁻⁴ apart, one at distance 1: squares of 10⁻⁸ next to squares of 1."""
     group = np.arange(M) % K
