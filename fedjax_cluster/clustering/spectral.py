@@ -96,11 +96,11 @@ def embed_gram(gram: Float[ArrayLike, "M M"], rank: int, mask: Mask = None, meth
 
 @partial(jax.jit, static_argnames=("rank", "method"))
 def _embed_gram(gram: Array, mask: Array, rank: int, method: str) -> Embedding:
-    gram = jnp.where(mask[:, None] & mask[None, :], gram, 0.0)
+    gram, scale = _in_square_units(jnp.where(mask[:, None] & mask[None, :], gram, 0.0))
     eigenvalues, vectors = _leading_eigenpairs(gram, mask, rank, method)
     singular_values = root(jnp.maximum(eigenvalues, 0.0))
     features = _fix_signs(vectors) * singular_values[None, :]
-    return Embedding(jnp.where(mask[:, None], features, 0.0), singular_values)
+    return Embedding(jnp.where(mask[:, None], features, 0.0) * scale, singular_values * scale)
 
 
 def decomposed_cosines(
@@ -290,15 +290,17 @@ def _spectral_partitions(rng_key: Array, affinity: Array, mask: Array, max_k: in
 
 
 def _laplacian_vectors(affinity: Array, mask: Array, rank: int) -> tuple[Array, Array]:
-    """Leading eigenvectors [M, rank] of D^(-1/2) W D^(-1/2), and the diagonal [M] of D^(-1/2)."""
+    """Leading eigenvectors [M, rank] of D^(-1/2) W D^(-1/2), and D^(-1/2)'s diagonal [M]."""
     weights = jnp.where(mask[:, None] & mask[None, :] & ~jnp.eye(mask.shape[0], dtype=bool), affinity, 0.0)
+    weights, scale = _in_square_units(weights)
     degree = weights.sum(axis=1)
+    alone = degree <= 0.0
     # Of a client that is like nobody 1, as SciPy has it: with 0 its own eigenvector would be lost.
-    inverse_root = lax.rsqrt(jnp.where(degree > 0.0, degree, 1.0))
+    inverse_root = lax.rsqrt(jnp.where(alone, 1.0, degree))
     laplacian = weights * inverse_root[:, None] * inverse_root[None, :]
     # The spectrum lies in [-1, 1]; masked-out clients go below it, so that they never lead.
     laplacian -= 2.0 * jnp.diag((~mask).astype(weights.dtype))
-    return _leading_eigenpairs(laplacian, mask, rank, "auto")[1], inverse_root
+    return _leading_eigenpairs(laplacian, mask, rank, "auto")[1], inverse_root / jnp.where(alone, 1.0, scale)
 
 
 def _cluster_rows(rng_key: Array, vectors: Array, mask: Array, k: Array | int) -> Array:
@@ -344,7 +346,7 @@ def qr_partition(affinity: Float[ArrayLike, "M M"], k: int, mask: Mask = None) -
 def _qr_partition(affinity: Array, mask: Array, k: int) -> QrPartition:
     vectors, inverse_root = _laplacian_vectors(affinity, mask, k + 1)
     vectors = jnp.where(mask[:, None], vectors * inverse_root[:, None], 0.0)
-    leading = rest = vectors[:, :k]
+    leading = rest = vectors[:, :k] / unit(vectors[:, :k])  # whose squares neither overflow nor underflow
     pivots = []
     for _ in range(k):
         pivot = jnp.argmax(jnp.square(rest).sum(axis=1))
@@ -354,6 +356,12 @@ def _qr_partition(affinity: Array, mask: Array, k: int) -> QrPartition:
     left, _, right = jnp.linalg.svd(leading[jnp.stack(pivots)].T)
     labels = jnp.argmax(jnp.abs(matmul(leading, matmul(left, right))), axis=1).astype(jnp.int32)
     return QrPartition(jnp.where(mask, labels, -1), vectors[:, 1:])
+
+
+def _in_square_units(matrix: Array) -> tuple[Array, Array]:
+    """A matrix in units of the square of a power of two, so that no sum of entries overflows, and that power."""
+    scale = unit(root(jnp.abs(matrix).max(initial=0.0)))
+    return matrix / (scale * scale), scale
 
 
 def _leading_eigenpairs(matrix: Array, mask: Array, rank: int, method: str) -> tuple[Array, Array]:

@@ -173,6 +173,29 @@ def test_spectral_clustering_ignores_diagonal_and_scale():
     assert fcc.scores.adjusted_rand_index(labels, group) == 1.0
 
 
+@pytest.mark.parametrize("size", [2.0**-100, 2.0**126])
+def test_affinities_of_any_size_are_clustered_alike(size):
+    """Degrees of five clients at 1e38 are infinite, and squares of what stands for them 0: labels were arbitrary."""
+    group = np.arange(9) % 3
+    affinity = np.where(group[:, None] == group[None], 3.0, 0.25).astype(np.float32)
+    changed = affinity * np.float32(size)
+    plain, large = fcc.qr_partition(affinity, 3), fcc.qr_partition(changed, 3)
+    for labels in (fcc.spectral_clustering(jax.random.key(0), changed, 3), large.labels):
+        assert fcc.scores.adjusted_rand_index(labels, group) == 1.0
+    np.testing.assert_allclose(large.embedding[:, 2] * np.sqrt(size), plain.embedding[:, 2], atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["eigh", "subspace"])
+@pytest.mark.parametrize("size", [2.0**-100, 2.0**126])
+def test_a_gram_matrix_of_any_size_is_embedded_alike(size, method):
+    """Squares of singular values may be above the largest number, and products in their search were so from 1e19 on."""
+    profile = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32) + 2.0
+    gram = (profile @ profile.T) / 64
+    plain, large = (fcc.embed_gram(matrix, 3, method=method) for matrix in (gram, gram * np.float32(size)))
+    np.testing.assert_allclose(large.singular_values / np.sqrt(size), plain.singular_values, rtol=1e-5)
+    np.testing.assert_allclose(large.features / np.sqrt(size), plain.features, atol=1e-4)
+
+
 def test_spectral_clustering_of_masked_clients_equals_the_subset():
     affinity, group = _rings()
     mask = np.random.default_rng(0).random(60) < 0.8
