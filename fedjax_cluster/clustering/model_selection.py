@@ -111,12 +111,14 @@ def estimate_num_clusters(
     Args:
       rng_key: a JAX random key, for k-means and the reference points.
       values: n singular values in descending order, or features of M clients; in any unit.
-      max_clusters: the largest answer ("elbow" needs one more than it may answer); at most the clients that count.
+      max_clusters: the largest answer ("elbow" needs one more than it may answer); for features at most the clients
+        that count. n singular values have n - 1 gaps: n - 1 is their largest answer, however large this is.
       method: how features are read, see above.
       mask: clients that count, for features; None means all.
 
     Raises:
-      ValueError: wrong shapes, an unknown method, max_clusters out of range, non-finite or traced values.
+      ValueError: wrong shapes, an unknown method, fewer than two singular values, max_clusters below 1 or, for
+        features, above the clients that count, non-finite or traced values.
 
     >>> estimate_num_clusters(jax.random.key(0), jnp.array([9.0, 8.8, 8.5, 2.0, 1.8]), 4)
     3
