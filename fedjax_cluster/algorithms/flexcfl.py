@@ -38,6 +38,10 @@ class flexcfl(ClusteredOnce):
 
     NOTE: clients whose data change are sent to another cluster by the paper; the data of these clients do not.
 
+    NOTE: u_k are found from inner products in float32, and directions with a singular value below about 3·10⁻⁴ of the
+    largest are noise. Where updates of some clients are 3000 times longer than all others, or more, the others are
+    grouped at random by "edc"; "madc" compares cosines, whatever the lengths.
+
     NOTE: batch-norm statistics of a cluster start from those of w₀, and are not mixed.
 
     Returns:

@@ -113,6 +113,11 @@ def decomposed_cosines(
 
     with one update per row of Δ and A = ΔΔᵀ. The Euclidean distance of rows of E is the paper's data-driven measure.
 
+    As with `profile_embedding`, directions whose singular values are below about 3·10⁻⁴ of the largest are noise. Here
+    that shows in full, as each row is divided by its own length: among updates 300 times longer than others the cosines
+    of these are off by .01, at 1000 by .1, and from 3000 on they say nothing. Cosines of rows of length 1 have no such
+    limit, but other directions.
+
     Args:
       gram: A, as `block_gram` gives it.
       rank: how many directions, static; at most M.

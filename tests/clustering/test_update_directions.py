@@ -48,6 +48,19 @@ def test_an_update_of_zero_has_no_direction_and_length_does_not_count():
     np.testing.assert_array_equal(clustering.similarity_differences(np.eye(2, dtype=np.float32)), np.zeros((2, 2)))
 
 
+@pytest.mark.parametrize("longer", [1, 100, 300])
+def test_directions_of_updates_far_shorter_than_others(longer):
+    """As far as the docstring says: lengths are squared in the Gram matrix, and then divided by."""
+    rng = np.random.default_rng(0)
+    base, group = np.linalg.qr(rng.normal(size=(2000, 3)))[0].T, rng.permutation(np.repeat(np.arange(3), 4))
+    short = base[0] + base[group] + 0.1 * rng.normal(size=(12, 2000)) / np.sqrt(2000)
+    long = longer * rng.uniform(0.8, 1.2, (12, 1)) * base[0]
+    rows = np.where(group[:, None] == 0, long, short).astype(np.float32) / longer
+    found = np.asarray(clustering.decomposed_cosines(rows @ rows.T, 3))
+    expected = reference.directions(rows.astype(np.float64), 3)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=0.02)
+
+
 def test_similarities_must_be_symmetric_and_finite():
     for bad, why in (([[1.0, 0.5], [0.4, 1.0]], "symmetric"), ([[1.0, np.nan], [np.nan, 1.0]], "NaN")):
         with pytest.raises(ValueError, match=why):
