@@ -26,7 +26,8 @@ def pairwise_distances(
 
     .. math:: \|x - y\|_2, \qquad \|x - y\|_1, \qquad 1 - \frac{\langle x, y \rangle}{\|x\| \|y\|}
 
-    Differences are summed directly, so that near rows far from the origin lose no digits.
+    Differences are summed directly, so that near rows far from the origin lose no digits. Squares are of numbers in the
+    unit of the largest entry: what is less than 2⁻⁶³ of it, 1·10⁻¹⁹, counts as 0 in "euclidean".
 
     Args:
       points: one row per client.

@@ -42,6 +42,7 @@ def kmeans(
 
     Lloyd's iteration from greedy k-means++ seeds (Arthur and Vassilvitskii 2007); the restart with least inertia wins.
     An empty cluster takes the point farthest from its centre. Masked-out points do not change the result for others.
+    Points are rounded to 6·10⁻⁸ of the extent of all: beside one that much farther away, others count as the same.
 
     Args:
       rng_key: a JAX random key.

@@ -107,6 +107,15 @@ def test_distances_and_what_is_made_of_them_have_derivatives(of):
         assert np.isfinite(jax.grad(of)(rows.at[1].set(other))).all()
 
 
+@pytest.mark.parametrize("far", [1e6, 1e17])
+def test_a_row_far_away_costs_the_distances_of_others_no_digit(far):
+    """As far as the docstring says: their squares are in the unit of the largest."""
+    rows = np.array([[0.0], [1.0], [10.0], [11.0], [far]], np.float32)
+    for metric in ("euclidean", "manhattan"):
+        found = clustering.pairwise_distances(rows, metric=metric)
+        np.testing.assert_allclose(found, np.abs(rows - rows.T.astype(np.float64)), rtol=1e-6)
+
+
 def test_the_vectors_of_a_class_do_not_depend_on_the_units_of_another():
     """In units of all rows, the Gram matrix of a class that was far smaller was zero."""
     rng = np.random.default_rng(0)

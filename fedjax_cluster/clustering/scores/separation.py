@@ -1,6 +1,8 @@
 """Scores of a clustering by how far apart its clusters lie.
 
-Clients with label -1 are left out. Labels may be any non-negative integers.
+Clients with label -1 are left out. Labels may be any non-negative integers. Squares are of differences in the unit of
+the largest: what is less than 2⁻⁶³ of it, 1·10⁻¹⁹, counts as 0; so do the distances of all from each other where one
+client is that much farther away.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def silhouette(
     .. math:: s_i = \frac{b_i - a_i}{\max(a_i, b_i)}
 
     with a_i the mean distance to the others of client i's cluster and b_i the least mean distance to another cluster;
-    s_i = 0 for a client alone in its cluster.
+    s_i = 0 for a client alone in its cluster. Distances below 10⁻¹⁹ of the largest count as 0.
 
     Args:
       features: one row per client, in any unit.
@@ -75,6 +77,7 @@ def davies_bouldin(
     .. math:: \frac{1}{n} \sum_i \max_{j \ne i} \frac{S_i + S_j}{\| c_i - c_j \|}
 
     with S_i the mean distance of cluster i to its centroid c_i; below 1 clusters are well separated (FedGWC, App. E.2).
+    Distances below 10⁻¹⁹ of the largest count as 0.
 
     Args:
       features: one row per client, in any unit.
