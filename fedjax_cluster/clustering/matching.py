@@ -20,7 +20,8 @@ def match_labels(new: Labels, old: Labels, k: int, mask: Mask = None) -> Int[Arr
     .. math:: \hat\psi = \arg\max_\psi | \{ c : \psi(z_c) = k_c \} |
 
     over the permutations ψ of k labels (CFL-GP, Appendix B.2.2), an assignment problem. Among equal overlaps the one
-    that keeps most labels wins, so equal clusterings are never renamed.
+    that keeps most labels wins, so equal clusterings are never renamed. This is exact for fewer than 2²⁴ / (k + 1)
+    clients; among more, overlaps that differ by 10⁻⁷ of themselves may count as equal, and ties may be renamed.
 
     Args:
       new: in -1..k-1, the clustering to rename; -1 stays -1.

@@ -55,6 +55,14 @@ def test_many_clients_and_clusters_stay_exact():
     chex.assert_trees_all_equal(fcc.match_labels(names[old], old, 64), old)
 
 
+def test_ties_keep_their_names_up_to_the_clients_that_the_docstring_has():
+    clients = 2**24 // (K + 1) // 4
+    new, old = np.repeat([0, 1], 2 * clients), np.tile(np.repeat([0, 1], clients), 2)
+    chex.assert_trees_all_equal(fcc.match_labels(new, old, K), new)
+    # One client more is worth more than two names.
+    chex.assert_trees_all_equal(fcc.match_labels(np.append(new[1:], 1), np.append(old[1:], 0), K)[:9], np.ones(9))
+
+
 def test_runs_under_jit():
     new, old = jnp.array([1, 1, 0]), jnp.array([0, 0, 1])
     jitted = jax.jit(chex.assert_max_traces(lambda new, old: fcc.match_labels(new, old, 2), n=1))
