@@ -124,7 +124,7 @@ def _shape(config: RunConfig, given: object) -> PopulationShape:
     inputs, test_rows = tuple(values["input"]), values["test_rows"]
     if test_rows is None:
         test_rows = math.ceil(values["rows"] * config.test_fraction / (1 - config.test_fraction) - 1e-9)
-    of_rows = {"test_rows": test_rows}
+    of_rows = {"test_rows": test_rows, "groups": True}  # as the scenarios of `run` have them
     if not inputs:
         raise ValueError("input has no numbers; give the shape of one input, such as --input 28 28")
     if config.model == "lstm":  # tokens, each the label of the one before

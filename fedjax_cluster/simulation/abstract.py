@@ -6,7 +6,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_cluster.options import COUNT, at_least, changed, checked, shown
 from fedjax_cluster.parallel.ahead import CohortsAhead
 from fedjax_cluster.parallel.tiles import Tiled, tiles_of
 from fedjax_cluster.quiet import without_notices
+from fedjax_cluster.simulation.history import FEW_GROUPS, MANY, dtype_of_groups
 from fedjax_cluster.simulation.segment import MOST_COMPARED, run_keys, work_of
 from fedjax_cluster.types import (
     ONE_DEVICE,
@@ -54,7 +55,8 @@ class PopulationShape(NamedTuple):
       info: shape of an input, classes, task.
       dtype: of the inputs.
       y_shape, y_dtype: of one target.
-      groups: whether the clients' true groups are known.
+      groups: whether the clients' true groups are known; of more than 10 000 clients True stands for at most 64 of
+        them, for more give "int32".
       uneven: whether clients have different numbers of rows, so that several devices are dealt clients by their work.
       test_rows: of each client; None is a fifth of all rows.
     """
@@ -65,7 +67,7 @@ class PopulationShape(NamedTuple):
     dtype: Any = "uint8"
     y_shape: tuple[int, ...] = ()
     y_dtype: Any = "int32"
-    groups: bool = False
+    groups: bool | str = False
     uneven: bool = False
     test_rows: int | None = None
 
@@ -98,6 +100,7 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
         checked("y_shape", federation.y_shape, Sequence[int], COUNT)
         for name in ("clients", "rows"):
             checked(name, getattr(federation, name), int, COUNT)
+        checked("groups", federation.groups, bool | Literal["int8", "int32"])
         checked("test_rows", federation.test_rows, int | None, at_least(0))
         for name in ("dtype", "y_dtype"):
             if getattr(federation, name) is None:  # NumPy takes it for float64
@@ -115,7 +118,7 @@ def shape_of(federation: Federation | PopulationShape) -> PopulationShape:
         return federation
     x, y, count = federation.train
     uneven = bool(np.ptp(np.asarray(count)))
-    groups = federation.group is not None
+    groups = False if federation.group is None else str(dtype_of_groups(federation.group))
     clients, rows, *_ = x.shape
     return PopulationShape(clients, rows, federation.info, x.dtype, y.shape[2:], y.dtype, groups, uneven)
 
@@ -138,7 +141,8 @@ def abstract_arguments(
     state, info = without_notices()(_state_shapes)(algorithm, shape, clients)
     placed = _Placed(mapping)
     state = placed.everywhere(state)._replace(clients=placed.rows(state.clients))
-    group = jax.ShapeDtypeStruct((clients,), jnp.int32) if shape.groups else None
+    few = FEW_GROUPS if shape.clients > MANY else jnp.int32
+    group = jax.ShapeDtypeStruct((clients,), few if shape.groups is True else shape.groups) if shape.groups else None
     keys = jax.eval_shape(lambda: run_keys(0))
     train = abstract_population(shape, mapping, dealt)
     stop = jax.ShapeDtypeStruct((), jnp.int32)

@@ -13,7 +13,7 @@ from jax import Array
 
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
-from fedjax_cluster.clustering.scores.agreement import agreement
+from fedjax_cluster.clustering.scores.agreement import FEW_LABELS, MANY, agreement
 from fedjax_cluster.simulation.ledger import CLUSTERING_SECONDS, ledger
 from fedjax_cluster.simulation.private_runs import budget_of
 from fedjax_cluster.types import ClusteredAlgorithm, Costs, Federation, RoundInfo, State
@@ -34,6 +34,7 @@ REPORTED = (
     *("loss", "num_clients", "num_clusters", "num_changed", "num_rejected", "event", "adjusted_rand_index", "purity"),
     *(name for name in Costs._fields if name != CLUSTERING_SECONDS),  # that is no step's to tell
 )
+FEW_GROUPS = np.dtype(np.int8)
 TIMED = ("round", "seconds", CLUSTERING_SECONDS)  # columns that are no figures of a round
 # What a summary has beside the metrics, and the ledger's fields.
 SUMMARISED = (
@@ -59,15 +60,28 @@ def report_round(info: RoundInfo) -> dict[str, Array]:
     }
 
 
+def dtype_of_groups(group: Any) -> Any:
+    """In which groups are given to programs, None for none: of many clients in few, a type that tells programs so.
+
+    The sort that finds any number of them takes a TPU's compiler longer than all the rest of a round.
+    """
+    if group is None:
+        return None
+    group = np.asarray(group)
+    return FEW_GROUPS if len(group) > MANY and group.min() >= -1 and group.max() < FEW_LABELS else np.dtype(np.int32)
+
+
 def clusters_of_all(state: State, group: Array | None) -> dict[str, Array]:
-    """What all clients are gone through for; `group` i32[M] are true groups, −1 where unknown, or None."""
+    """What all clients are gone through for; `group` i[M] are true groups, −1 where unknown, or None."""
+    slots = state.clusters.active.shape[0]
     assigned = labels(state.clients.membership)
-    occupied = jnp.any(assigned[:, None] == jnp.arange(state.clusters.active.shape[0])[None], axis=0)
+    occupied = jnp.any(assigned[:, None] == jnp.arange(slots)[None], axis=0)
     number = jnp.sum((occupied & state.clusters.active).astype(jnp.float32))
     if group is None:
         return {"num_clusters": number, ARI: jnp.asarray(jnp.nan), PURITY: jnp.asarray(jnp.nan)}
     valid = state.clients.present & (assigned >= 0) & (group >= 0)
-    scores = agreement(assigned, group, valid)
+    few = group.dtype == FEW_GROUPS and slots <= FEW_LABELS
+    scores = agreement(assigned, group.astype(jnp.int32), valid, few=few)
     return {"num_clusters": number} | {
         name: jnp.where(jnp.any(valid), score, jnp.nan) for name, score in zip((ARI, PURITY), scores, strict=True)
     }

@@ -17,6 +17,7 @@ from fedjax_cluster.interruption import CHECKPOINT_SECONDS, Interrupt
 from fedjax_cluster.simulation.arguments import check_arguments
 from fedjax_cluster.simulation.churn import Schedule
 from fedjax_cluster.simulation.evaluation import Callback, chosen_clients, with_metrics
+from fedjax_cluster.simulation.history import dtype_of_groups
 from fedjax_cluster.simulation.loop import simulate
 from fedjax_cluster.simulation.memory import Memory, bytes_of
 from fedjax_cluster.simulation.result import SimulationResult
@@ -59,7 +60,7 @@ class Request(NamedTuple):
         """What runs of one program have in common, beside their method."""
         rows = jax.tree.map(lambda leaf: (np.shape(leaf), str(np.asarray(leaf).dtype)), self.federation[:2])
         of_rounds = self.rounds, self.eval_every, self.eval_clients, self.metrics
-        return str(rows), self.federation.group is None, self.federation.info, of_rounds, self.fault
+        return str(rows), str(dtype_of_groups(self.federation.group)), self.federation.info, of_rounds, self.fault
 
 
 def carry_out(

@@ -14,7 +14,7 @@ from fedjax_cluster import parallel
 from fedjax_cluster.algorithms.round import labels
 from fedjax_cluster.lifting import Numbers, with_numbers
 from fedjax_cluster.options import shown
-from fedjax_cluster.simulation.history import clusters_of_all, report_round
+from fedjax_cluster.simulation.history import clusters_of_all, dtype_of_groups, report_round
 from fedjax_cluster.simulation.own_methods import hint_of_tracing, is_ours
 from fedjax_cluster.types import ClientData, ClientMapping, ClusteredAlgorithm, Federation, Population, RoundInfo, State
 
@@ -185,7 +185,7 @@ def placed_clients(
     train = parallel.place_population(federation.train, federation.info, mapping, work)
     if federation.group is None:
         return train, None
-    padded = np.full(len(train.data.num_examples), -1, np.int32)
+    padded = np.full(len(train.data.num_examples), -1, dtype_of_groups(federation.group))
     padded[: len(federation.group)] = federation.group
     placed = parallel.replicate if len(padded) <= MOST_COMPARED else parallel.place_rows
     return train, placed(mapping, padded)

@@ -6,6 +6,7 @@ counted as runs of a sorted list, in O(M log M).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 # Above this many clients the number of pairs no longer fits into int32.
 _EXACT_PAIRS_LIMIT = 46_340
 # A million clients took 0.45 s to sort, in every round.
-_MANY, _FEW_LABELS = 10_000, 64
+MANY, FEW_LABELS = 10_000, 64
 
 
 class _Contingency(NamedTuple):
@@ -138,10 +139,14 @@ def _purity_of(table: _Contingency) -> Array:
     return jnp.maximum(majority, 0).sum().astype(jnp.float32) / table.num_clients.astype(jnp.float32)
 
 
-@jax.jit
-def agreement(labels: Array, groups: Array, mask: Array) -> tuple[Array, Array]:
-    """The adjusted Rand index and the purity, of one table of the clients that `mask` has."""
-    return _of_table(lambda table: (_adjusted_rand_of(table), _purity_of(table)), labels, groups, mask)
+@functools.partial(jax.jit, static_argnames="few")
+def agreement(labels: Array, groups: Array, mask: Array, few: bool = False) -> tuple[Array, Array]:
+    """The adjusted Rand index and the purity, of one table of the clients that `mask` has.
+
+    Args:
+      few: all labels are known to be below `FEW_LABELS`, so that no sort need be compiled.
+    """
+    return _of_table(lambda table: (_adjusted_rand_of(table), _purity_of(table)), labels, groups, mask, few)
 
 
 def run_index(*columns: Shaped[Array, " M"]) -> Int[Array, " M"]:
@@ -164,18 +169,22 @@ def _two_labels(
     return labels_a, labels_b, checks.labelled(checks.labelled(mask, labels_a), labels_b)
 
 
-def _of_table(score: Callable[[_Contingency], T], labels_a: Array, labels_b: Array, mask: Array) -> T:
+def _of_table(
+    score: Callable[[_Contingency], T], labels_a: Array, labels_b: Array, mask: Array, known_few: bool = False
+) -> T:
     """A score of the contingency table; that of many clients with few labels is counted, in O(M), not sorted."""
-    if labels_a.shape[0] <= _MANY:
+    if labels_a.shape[0] <= MANY:
         return score(_contingency(labels_a, labels_b, mask))
-    few = jnp.max(jnp.where(mask, jnp.maximum(labels_a, labels_b), 0)) < _FEW_LABELS
+    if known_few:
+        return score(_counted(labels_a, labels_b, mask))
+    few = jnp.max(jnp.where(mask, jnp.maximum(labels_a, labels_b), 0)) < FEW_LABELS
     arguments = labels_a, labels_b, mask
     return lax.cond(few, lambda *given: score(_counted(*given)), lambda *given: score(_contingency(*given)), *arguments)
 
 
 def _counted(labels_a: Array, labels_b: Array, mask: Array) -> _Contingency:
-    """The table of labels below `_FEW_LABELS`, a cell for each pair of them."""
-    few = _FEW_LABELS
+    """The table of labels below `FEW_LABELS`, a cell for each pair of them."""
+    few = FEW_LABELS
     cell = jnp.where(mask, labels_a * few + labels_b, few * few)
     cells = jnp.zeros(few * few, jnp.int32).at[cell].add(1, mode="drop")
     table = cells.reshape(few, few)
