@@ -65,8 +65,9 @@ def compile_part(name: str, folder: pathlib.Path, *, smoke: bool) -> None:
         accelerators.RECORD = folder / f"{file_of(name)}.json"
         accelerators.measure([method], [model], [20 if smoke else int(clients)])
     elif name == "published":
-        published.cifar("1", "50", "10", "0.1", "1000", "50")
-        published.femnist("1", "10", "20", "0.1", "3400")
+        clients, rows, cohort = ("20", "20", "4") if smoke else ("1000", "50", "50")
+        published.cifar("1", cohort, "10", "0.1", clients, rows)
+        published.femnist("1", "10", "20", "0.1", "20" if smoke else "3400")
     else:
         accelerator.PARTS[name](Compiling(smoke=smoke))
 

@@ -169,6 +169,7 @@ def _run(arguments: list[str]) -> None:
         if own["dry_run"]:
             if own["tune"]:
                 fc.experiments.tuning.check_tuning(config)
+                fc.experiments.tuning.refuse_another(config, run_dir)
             plan = fc.experiments.plans.plan(config, run_dir, tune=own["tune"])
             fc.experiments.plans.run_table(plan, run_dir, tune=own["tune"]).print()
             return
@@ -176,6 +177,7 @@ def _run(arguments: list[str]) -> None:
             _say_unfinished(config, run_dir)
         if own["tune"]:
             fc.experiments.several.refuse("--tune")
+            fc.experiments.tuning.refuse_another(config, run_dir)
         options = _of_the_machine(own)
         if own["tune"]:
             config = fc.experiments.tuning.tuned(config, directory=run_dir, mapping=options["mapping"])
@@ -260,6 +262,8 @@ def _over_seeds(configs: Mapping[str, Any], own: Mapping[str, Any], name: str, t
     checked("seeds", own["seeds"], int, fc.experiments.comparison.RUNS)
     first = next(iter(configs.values())).seed
     seeds = range(first, first + own["seeds"])
+    if seeds[-1] >= 2**32:
+        raise ValueError(f"seed is {first} and seeds is {own['seeds']}, but seeds have 32 bits; give a smaller seed")
     with fc.experiments.places.place(own["run_dir"], name, kept=not own["dry_run"]) as directory:
         fc.files.check_writable(directory)
         if not fc.experiments.comparison.is_comparison(directory):

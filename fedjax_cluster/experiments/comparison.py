@@ -253,7 +253,7 @@ def _opened(
         return
     (check_run_directory if before is None else check_writable)(directory)
     if before is not None:
-        _refuse_another(directory, before, asked)
+        refuse_another(directory, before, asked)
     elif not is_comparison(directory):
         try:
             refuse_filled(directory)
@@ -341,13 +341,14 @@ def _with_data(
     return comparison._replace(data=known)
 
 
-def _refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
+def refuse_another(directory: pathlib.Path, before: Comparison, now: Comparison) -> None:
     """A comparison may get more methods, cells, seeds and rounds."""
     kinds = [_kind(each) for each in (before, now)]
     if kinds[0] != kinds[1]:
-        raise ValueError(
-            f"the run directory {directory} belongs to {kinds[0]}, not to {kinds[1]}; choose another directory"
-        )
+        again = "choose another directory"
+        if sorted(kinds[0].split()) == sorted(kinds[1].split()):
+            again = f"give the flags in that order, or {again}"
+        raise ValueError(f"the run directory {directory} belongs to {kinds[0]}, not to {kinds[1]}; {again}")
     swept = [option for of in (before, now) for values in of.cells.values() for option in values]
     if swept and (different := other_settings(before.configs.values(), now.configs.values(), swept)):
         raise ValueError(

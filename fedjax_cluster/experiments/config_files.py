@@ -19,7 +19,7 @@ from fedjax_cluster.data.by_name import READING
 from fedjax_cluster.data.scenarios.registry import SCENARIOS, draws_examples
 from fedjax_cluster.experiments.config import KINDS, MODEL_AVERAGING_ONLY, RunConfig, known_name, needed_options
 from fedjax_cluster.experiments.on_disk import as_now
-from fedjax_cluster.experiments.robustness import with_infinity
+from fedjax_cluster.experiments.robustness import FAULT_FLAGS, RULE_FLAGS, with_infinity
 from fedjax_cluster.files import unsealed
 from fedjax_cluster.options import Bound, Options, as_json, as_path, checked, described_options, shown
 from fedjax_cluster.simulation.arguments import checked_churn
@@ -93,7 +93,7 @@ def run_config(path: str | os.PathLike, **changes: Any) -> RunConfig:
     Raises:
       ValueError: as `read` and `RunConfig` raise it.
     """
-    settings = overridden(read(path), changes)
+    settings = overridden(read(path, method=changes.get("method", RunConfig.method)), changes)
     try:
         return RunConfig(**settings)
     except ValueError as error:
@@ -104,8 +104,8 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     """Settings with changes: mappings of options are merged; what goes with the old ones alone is dropped.
 
     That is the options of another method, scenario or model, of local steps and epochs what is not given, and the
-    learning rate and momentum where they were the server's and the new ones are the clients', or the other way round; a
-    data set that another scenario does not read, and momentum for adam.
+    learning rate and momentum where they were the server's and the new ones are the clients', or the other way round;
+    options of another fault or aggregation; a data set that another scenario does not read, and momentum for adam.
 
     >>> overridden({"rounds": 9, "local_steps": 10}, {"local_epochs": 1})
     {'rounds': 9, 'local_epochs': 1}
@@ -126,6 +126,9 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         merged.pop("tuning", None)  # which was of another run
     if not {*ALTERNATIVES}.isdisjoint(changes) or changes.get("averaging") == "gradients":
         merged = {name: value for name, value in merged.items() if name not in (*ALTERNATIVES, "averaging")}
+    for name, its in (("fault", FAULT_FLAGS), ("aggregation", RULE_FLAGS)):
+        if name in changes and _spelled(changes[name]) != _spelled(settings.get(name)):
+            merged = {other: value for other, value in merged.items() if other not in its}
     for name in _meant_otherwise(settings, changes):
         merged.pop(name, None)
     for name, value in changes.items():
@@ -136,7 +139,7 @@ def overridden(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 def _meant_otherwise(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> set[str]:
     """Settings of a file that mean something else, or nothing, with the changes."""
     method = known_name("method", {**settings, **changes}.get("method", RunConfig.method), REGISTRY)
-    old, new = settings.get("averaging"), changes.get("averaging")
+    old, new = settings.get("averaging") or _usual_averaging(settings), changes.get("averaging")
     if new is None and any(changes.get(name) is not None for name in ALTERNATIVES):
         new = "models"
     left: set[str] = {"momentum"} if changes.get("optimizer") == "adam" else set()
@@ -146,6 +149,19 @@ def _meant_otherwise(settings: Mapping[str, Any], changes: Mapping[str, Any]) ->
     if "scenario" in changes and draws_examples(known_name("scenario", changes["scenario"], SCENARIOS)):
         left |= {"dataset", *READING}
     return left
+
+
+def _spelled(name: object) -> str:
+    return str(name).replace("-", "_").lower()
+
+
+def _usual_averaging(settings: Mapping[str, Any]) -> str | None:
+    """What is averaged where a file does not say it; None where it names no method either."""
+    if any(settings.get(name) is not None for name in ALTERNATIVES):
+        return "models"
+    if "method" not in settings:
+        return None
+    return REGISTRY[known_name("method", settings["method"], REGISTRY)].defaults.averaging
 
 
 def _differs(settings: Mapping[str, Any], name: str, value: Any) -> bool:
@@ -304,7 +320,7 @@ def _checked(content: Mapping[str, Any], several: bool, method: str | None) -> d
                 of = f"{kind} {kinds[kind].replace('_', '-')}"
                 listed = ", ".join(sorted(allowed)) or "none"
                 raise ValueError(f"{kind}_options.{option}: {of} has no such option; its options: {listed}")
-            if option in allowed:
+            if option in allowed and (kind != "method" or "method" in named):
                 value, (hint, bound) = found[f"{kind}_options"][option], _type_of(kind, kinds[kind], option)
                 found[f"{kind}_options"][option] = _each(several, f"{kind}_options.{option}", value, hint, bound)
     return found

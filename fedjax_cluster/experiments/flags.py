@@ -16,7 +16,14 @@ import tyro
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.experiments import several, sweeps
 from fedjax_cluster.experiments.config import KINDS, OF_METHOD, RunConfig, known_name, needed_options
-from fedjax_cluster.experiments.config_files import Several, options_for, overridden, read, without_several
+from fedjax_cluster.experiments.config_files import (
+    ALTERNATIVES,
+    Several,
+    options_for,
+    overridden,
+    read,
+    without_several,
+)
 from fedjax_cluster.experiments.flag_groups import (
     OWN,
     Field,
@@ -78,8 +85,9 @@ def parse_run(method: str | None, arguments: Sequence[str], prog: str) -> tuple[
       arguments: the flags. They come before what the file says.
       prog: the command, for its help.
     """
-    file = _file(arguments)
-    method = known_name("method", method or file.get("method", DEFAULT_METHOD), REGISTRY)
+    typed = None if method is None else known_name("method", method, REGISTRY)
+    file = _file(arguments, method=typed or DEFAULT_METHOD)
+    method = typed or known_name("method", file.get("method", DEFAULT_METHOD), REGISTRY)
     summary = (inspect.getdoc(REGISTRY[method]) or "").partition("\n")[0]
     groups = grouped([*_common_fields(method), *_command_fields(), TUNE, *several.FLAGS], method)
     groups[method] += _options(method)
@@ -113,7 +121,9 @@ def parse_sweep(
     order = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments]
     axes = {name: axes[name] for name in sorted(axes, key=order.index)}
     file, in_file = without_several(file, given)
-    axes |= {name: values for name, values in in_file.items() if given.get(name) is None}
+    named = any(name in axes or given.get(name) is not None for name in ALTERNATIVES)
+    replaced = ALTERNATIVES if named or given.get("averaging") == "gradients" else ()
+    axes |= {name: of for name, of in in_file.items() if given.get(name) is None and name not in replaced}
     seed = file.get("seed", 0) if given["seed"] is None else given["seed"]
     chosen = sweeps.combinations(axes, given["random"], seed)
     cells = sweeps.cells(chosen, lambda values: _config(method, [method], {**given, **values}, file))

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
+import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,14 +20,26 @@ from fedjax_cluster.experiments import comparison
 from fedjax_cluster.experiments.config import RunConfig, build_algorithm, settled
 from fedjax_cluster.experiments.held_out import SHARE, VALIDATION, held_out
 from fedjax_cluster.experiments.robustness import build_fault
+from fedjax_cluster.experiments.runs import as_begun, known_config
 from fedjax_cluster.experiments.shared_programs import shared_numbers, sharing
 from fedjax_cluster.faults import afflicted, faulty_clients, with_fault
-from fedjax_cluster.files import Taken, check_writable, digest, read_json, sealed, taken, write_json
+from fedjax_cluster.files import (
+    Taken,
+    check_run_directory,
+    check_writable,
+    digest,
+    plain,
+    read_json,
+    sealed,
+    taken,
+    write_json,
+)
 from fedjax_cluster.report.names import counted, method_name
 from fedjax_cluster.simulation.abstract import shape_of
+from fedjax_cluster.simulation.differences import setting_differences
 from fedjax_cluster.simulation.identity import fingerprint, identity_of
 from fedjax_cluster.simulation.loop import simulate
-from fedjax_cluster.simulation.run_directory import TUNING
+from fedjax_cluster.simulation.run_directory import CONFIG, TUNING, listed
 from fedjax_cluster.types import ClientMapping, ClusteredAlgorithm, Federation, Model
 
 LOG = logging.getLogger(__name__)
@@ -136,6 +149,31 @@ def _measures_accuracy(model: Model, federation: Federation) -> bool:
     return "accuracy" in jax.eval_shape(figures, jax.random.key(0), x, y)
 
 
+def refuse_another(config: RunConfig, directory: pathlib.Path) -> None:
+    """Raises a ValueError, before any rate is tried, where a directory holds a run that is another at any rate."""
+    if not os.path.isfile(directory / CONFIG):
+        check_run_directory(directory)
+        if listed(directory):
+            raise ValueError(f"the run directory {directory} is not empty and holds no run; choose another")
+        return
+    if (known := known_config(directory)) is None:
+        return  # damaged, or of no configuration, as the run itself says
+    named, same = f"the run directory {directory} belongs to another experiment", _tuned_alike(config, known)
+    found = {name: value for name, value in same.to_json().items() if getattr(config, name) is not None}
+    if different := setting_differences(plain(known.to_json()), found):
+        raise ValueError(f"{named}: {'; '.join(different)}; choose another directory")
+    if not known.tuning:
+        rate = f"its learning rate is {known.learning_rate:g}, as it was given"
+        raise ValueError(f"{named}: {rate}; choose another directory, or leave out --tune")
+
+
+def _tuned_alike(config: RunConfig, known: RunConfig | None) -> RunConfig:
+    """A configuration with the rate of one that is known, and evaluated as often."""
+    if known is None:
+        return config
+    return dataclasses.replace(as_begun(config, known), learning_rate=known.learning_rate, tuning=known.tuning)
+
+
 def check_tuning(config: RunConfig) -> None:
     """Raises a ValueError where no rate can be chosen for a run, which is a private one."""
     if config.privacy_clip is not None:
@@ -165,6 +203,9 @@ def each_tuned(
     usual, known = comparison.usual_number(configs, before), {}
     if path is not None:
         _read(path)  # what is damaged is no reason to keep a rate
+    if path is not None and before is not None:
+        alike = {label: _tuned_alike(config, before.configs.get(label)) for label, config in configs.items()}
+        comparison.refuse_another(path, before, comparison.Comparison(alike, (), {}, {}, usual))
     for label, config in configs.items():
         try:
             federation = comparison.shared_federation(config, known, usual)

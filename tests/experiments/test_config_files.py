@@ -265,3 +265,42 @@ def test_the_most_clusters_of_one_method_are_no_number_of_anothers(tmp_path):
     path.write_text("clusters: 3\nclients: 32\n")
     configs, _ = flags.parse_compare(["cfl", "ifca"], ["--config", str(path)], "compare")
     assert {config.clusters for config in configs.values()} == {3}
+
+
+def test_options_of_a_file_without_a_method_are_those_of_the_method_that_is_typed():
+    """Faults: FedGWC's beta of 2 was refused by CFL-GP's bound, of a run, of several methods and in Python."""
+    path = yaml("method_options: {beta: 2.0}")
+    assert parsed("--config run.yaml", "fedgwc").method_options == {"beta": 2.0}
+    assert config_files.run_config(path, method="fedgwc").method_options == {"beta": 2.0}
+    configs, _ = flags.parse_compare(["fedgwc", "fedavg"], ["--config", "run.yaml"], "compare")
+    assert configs["fedgwc"].method_options == {"beta": 2.0}
+    assert cli.main(["run", "--config", "run.yaml", "--dry-run"]) == 2  # CFL-GP's
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "kept"),
+    [
+        ({"method": "cfl_gp", "learning_rate": 0.3}, {"local_steps": 10}, False),  # averages gradients by itself
+        ({"method": "cfl_gp", "learning_rate": 0.3}, {"rounds": 10}, True),
+        ({"method": "fedavg", "local_steps": 5, "learning_rate": 0.1}, {"averaging": "gradients"}, False),
+        ({"method": "fedavg", "learning_rate": 0.1}, {"local_epochs": 2}, True),
+    ],
+)
+def test_the_servers_rate_is_not_the_clients_where_the_file_leaves_averaging_to_the_method(file, changes, kept):
+    assert ("learning_rate" in config_files.overridden(file, changes)) == kept
+
+
+def test_another_fault_or_rule_comes_without_the_options_of_the_one_before():
+    yaml("fault: sign-flip\nfault_scale: 5\naggregation: trimmed-mean\ntrim: 0.2")
+    config = parsed("--config run.yaml --fault drop-out --aggregation mean", "fedavg")
+    assert (config.fault, config.fault_scale, config.trim) == ("drop-out", None, None)
+    same = parsed("--config run.yaml --fault sign_flip", "fedavg")
+    assert (same.fault_scale, same.trim) == (5, 0.2)
+
+
+@pytest.mark.parametrize("words", ["--local-epochs 2", "--local-epochs 1 2", "--averaging gradients"])
+def test_a_flag_replaces_a_files_list_of_the_steps_that_are_no_more(words):
+    yaml("local_steps: [1, 10]\nlearning_rate: [0.1, 0.3]")
+    cells, _ = flags.parse_sweep("fedavg", ["--config", "run.yaml", *words.split()], "sweep")
+    assert len(cells) == (4 if words.endswith("1 2") else 2)
+    assert all(cell.config.local_steps is None for cell in cells.values())

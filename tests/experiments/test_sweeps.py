@@ -106,6 +106,9 @@ def test_killed_at_any_run_it_finishes_the_rest_only(pretend, undrawn, capsys):
         said = capsys.readouterr().err
         assert "belongs to a sweep of batch_size and clients, not to" in said
         assert said.count("\n") == 1
+    assert cli.main([*WORDS[:2], *WORDS[5:8], *WORDS[2:5], *WORDS[8:]]) == 2
+    said = capsys.readouterr().err
+    assert "belongs to a sweep of batch_size and clients, not to a sweep of clients and batch_size; give the" in said
 
 
 def test_a_combination_that_cannot_be_is_a_row_also_after_resuming(pretend, undrawn, capsys):

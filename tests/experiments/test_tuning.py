@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import re
 import types
 
 import numpy as np
@@ -355,3 +356,30 @@ def test_a_squared_error_is_tuned_by_its_loss():
     found = tuning.tuned(given, progress=False)
     assert found.tuning["figure"] == "loss on held-out training rows"
     assert all(value is not None for value in found.tuning["figures"].values())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("run fedavg", "run ifca --clusters 2 --tune", "method is fedavg there and ifca here"),
+        ("run fedavg", "run fedavg --tune", "its learning rate is 0.1, as it was given; choose another directory, or "),
+        ("compare fedavg ifca --clusters 2", "run fedavg --tune", "own is not empty and holds no run"),
+        ("compare fedavg --batch-size 8", "compare fedavg --batch-size 9 --tune", "for fedavg batch_size is 8 there"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_directory_of_another_experiment_is_refused_before_any_rate_is_tried(tried, capsys, first, second, said, dry):
+    """All rates were tried, and a tuning.json left there, first."""
+    more = ["--clients", "4", "--model", "linear", "--rounds", "2", "--run-dir", "own"]
+    assert cli.main([*first.split(), *more]) == 0
+    files_there = sorted(pathlib.Path("own").rglob("*"))
+    capsys.readouterr()
+    if dry and second.startswith("compare"):
+        return
+    assert cli.main([*second.split(), *more, *dry]) == 2
+    found = capsys.readouterr().err
+    assert found.count("\n") == 1
+    assert re.search(said, found)
+    assert "tuning is" not in found
+    assert not tried.rates
+    assert sorted(pathlib.Path("own").rglob("*")) == files_there
