@@ -13,7 +13,8 @@ import jax
 import pytest
 
 import fedjax_cluster as fc
-from benchmarks.accelerators import GATE_CHUNK, GATE_CLIENTS, GATES, SMALL, TOYS, build, gate
+from benchmarks.accelerators import GATE_CHUNK, GATE_CLIENTS, GATES, RECORD, SMALL, TOYS, build, gate
+from benchmarks.accelerators_page import AT_A_TIME, OF_ONE, ONE_CHIP
 from fedjax_cluster import parallel
 from fedjax_cluster.algorithms import REGISTRY
 from fedjax_cluster.simulation.abstract import abstract_arguments, without_training
@@ -22,8 +23,9 @@ from fedjax_cluster.simulation.segment import run_segment
 pytestmark = pytest.mark.optimized
 TABLE = json.loads(GATES.read_text()) if GATES.is_file() else {}
 HERE = importlib.metadata.version("libtpu") if importlib.util.find_spec("libtpu") else None
+OF_A_CHIP = ONE_CHIP, OF_ONE, AT_A_TIME
 MORE = 1.1  # of the table's temporaries
-DEVICES, CLUSTERS, SHORT = 8, 4, 8  # SHORT: numbers of a client's row that all devices have of all clients
+DEVICES, CLUSTERS, NUMBERS = 8, 4, 8  # NUMBERS: of each client, such as its cluster, which all devices have
 
 
 @pytest.mark.accelerators
@@ -46,11 +48,22 @@ def test_no_message_of_the_table_is_larger_than_the_models_or_a_share_of_the_coh
     """Fault: a table that is written anew, with an array of all clients or a matrix of models × directions in it."""
     params = jax.eval_shape(lambda: TOYS[model].init(jax.random.key(0), SMALL)).params
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    short = GATE_CLIENTS * sum(size for size in sizes if size <= SHORT)
     for name in sorted(REGISTRY):
         # Each client begins as a cluster of its own, whose models go with the share's updates.
         models = GATE_CLIENTS + GATE_CLIENTS // DEVICES if name == "stocfl" else max(CLUSTERS, GATE_CLIENTS // DEVICES)
-        assert TABLE[f"{name} {model}"]["largest_message"] <= 4 * (models * sum(sizes) + short), name
+        assert TABLE[f"{name} {model}"]["largest_message"] <= 4 * (models * sum(sizes) + NUMBERS * GATE_CLIENTS), name
+
+
+def test_nothing_grows_with_the_population_where_clients_are_trained_some_at_a_time():
+    """Fault: figures that are compiled anew, with a relayout or a copy of all clients' rows, 1.0 of them, in them."""
+    rows = json.loads(RECORD.read_text())
+    of_one = [row for row in rows if (row["device"], row["clients"], row.get("chunk_size")) == OF_A_CHIP]
+    parts = {
+        (row["method"], row["model"]): row["temporaries"] / (OF_ONE * 64 * 788) for row in of_one if row.get("fits")
+    }
+    assert {model for _, model in parts} == {"mlp", "cnn"}
+    assert len(parts) > 20
+    assert max(parts.values()) <= 0.2, parts
 
 
 @pytest.mark.accelerators
